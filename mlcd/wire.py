@@ -179,11 +179,22 @@ class QueryRequest(BaseModel):
     embeddings: list[list[float]] | None = None
 
 
+class WithoutItems(WireRequest):
+    """Items that a search moves its queries away from.
+
+    ids: those of stored items. weight: the share of their mean that is subtracted from each query.
+    """
+
+    ids: Annotated[list[str], Field(min_length=1, max_length=64)]
+    weight: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+
 class SearchOptions(WireRequest):
     """The options of a search.
 
     filter: see docs/explanation/collections.md. threshold: the least cosine of a match. exact:
-    compare with all items. metadata: false leaves the matches' metadata out.
+    compare with all items. metadata: false leaves the matches' metadata out. without: items that
+    the matches are to be less like.
     """
 
     top: Annotated[int, Field(ge=1)] = 10
@@ -191,6 +202,7 @@ class SearchOptions(WireRequest):
     threshold: Annotated[float, Field(ge=-1, le=1)] | None = None
     exact: bool = False
     metadata: bool = True
+    without: WithoutItems | None = None
 
 
 class SearchRequest(SearchOptions):
@@ -220,11 +232,13 @@ class Example(WireAnswer):
 
     collection: the one that holds it as an item; null for a member of the cluster behind the
     center. similarity: cosine with the center; null where training has moved the center since.
+    thumbnail: the version of its thumbnail; null where it has none.
     """
 
     collection: str | None
     id: str
     similarity: float | None
+    thumbnail: str | None = None
 
 
 class Label(WireAnswer):
@@ -274,22 +288,110 @@ class LabeledImages(Provenance):
 
 
 class DescribedCenter(Provenance):
-    """A center. size: the number of its members in the clustering."""
+    """A center.
+
+    size: the number of its members in the clustering. members, spread, novelty: as in a list, of
+    the collection that the request names.
+    """
 
     centers: str
     id: int
     size: int
     name: str | None
+    members: int | None = None
+    spread: float | None = None
+    novelty: float | None = None
     nearest: list[Label]
     examples: list[Example]
 
 
+class ListedCenter(WireAnswer):
+    """A center of a list.
+
+    size: the number of its members in the clustering. members: the collection's items whose nearest
+    center it is. spread: the mean of 1 - cosine of these to the center. novelty: the share of these
+    that are farther from it than 95 % of the images that the centers were measured on; null where
+    the centers ship too few of such. The three are null without a collection, the last two also
+    without members.
+    """
+
+    id: int
+    name: str | None
+    size: int
+    members: int | None
+    spread: float | None
+    novelty: float | None
+    examples: list[Example]
+
+
+class CenterList(Provenance):
+    """A page of centers.
+
+    centers: the page. digest: that of the center set. total: how many centers the filters leave on
+    all pages. next: the cursor of the next page, null on the last.
+    """
+
+    digest: str
+    collection: str | None
+    centers: list[ListedCenter]
+    next: str | None
+    total: int
+
+
+class Member(WireAnswer):
+    """An item whose nearest center is the one in question. similarity: cosine with the center."""
+
+    id: str
+    similarity: float
+    metadata: dict[str, Any]
+    thumbnail: str | None
+
+
+class MemberList(WireAnswer):
+    """A page of a center's members, the nearest first. next: the next page's cursor."""
+
+    collection: str
+    centers: str
+    id: int
+    total: int
+    members: list[Member]
+    next: str | None
+
+
+class CountedValue(WireAnswer):
+    """A value of a metadata field, and the number of items that have it."""
+
+    value: str | float | bool
+    items: int
+
+
+class CountedValues(WireAnswer):
+    """The values of a metadata field among a center's members, the most frequent first.
+
+    others: items that have none of these values but another one. missing: items without a value
+    that can be compared.
+    """
+
+    collection: str
+    centers: str
+    id: int
+    field: str
+    counts: list[CountedValue]
+    others: int
+    missing: int
+
+
 class ItemMatch(WireAnswer):
-    """A found item. similarity: the cosine. metadata: null where the request leaves them out."""
+    """A found item.
+
+    similarity: the cosine. metadata: null where the request leaves them out. thumbnail: the version
+    of its thumbnail, null where it has none.
+    """
 
     id: str
     similarity: float
     metadata: dict[str, Any] | None
+    thumbnail: str | None = None
 
 
 class MatchedImage(WireAnswer):
@@ -423,6 +525,20 @@ class DescribedIndex(WireAnswer):
     error: str | None
 
 
+class DescribedThumbnails(WireAnswer):
+    """The thumbnails of a collection.
+
+    items: those that have one. pictures: the different ones, which are kept once each. bytes: those
+    of all pictures. max_bytes: above this none is added. full: the last one was refused for that.
+    """
+
+    items: int
+    pictures: int
+    bytes: int
+    max_bytes: int
+    full: bool
+
+
 class DescribedCollection(WireAnswer):
     """A collection.
 
@@ -438,6 +554,7 @@ class DescribedCollection(WireAnswer):
     writable: bool
     fields: list[str]
     index: DescribedIndex
+    thumbnails: DescribedThumbnails | None = None
 
 
 class CollectionList(WireAnswer):
@@ -492,12 +609,14 @@ class AddRequest(BaseModel):
 class AddedItem(WireAnswer):
     """An added item.
 
-    outcome: unchanged where the embedding's bits and the metadata were the same.
+    outcome: unchanged where the embedding's bits and the metadata were the same. thumbnail: the
+    version of its thumbnail, null where it has none.
     """
 
     index: int
     id: str
     outcome: SkipValidation[Literal["created", "updated", "unchanged"]]
+    thumbnail: str | None = None
 
 
 class RefusedItem(WireAnswer):
@@ -513,9 +632,13 @@ class RefusedItem(WireAnswer):
 
 
 class AddedItems(Provenance):
-    """Outcomes of the items that were added and errors of the others, by index in the request."""
+    """Outcomes of the items that were added and errors of the others, by index in the request.
+
+    thumbnails: those of the collection; null where it has none.
+    """
 
     collection: str
+    thumbnails: DescribedThumbnails | None = None
     results: list[AddedItem]
     errors: list[RefusedItem]
 
@@ -529,12 +652,17 @@ class MetadataRequest(WireRequest):
 
 
 class DescribedItem(WireAnswer):
-    """A stored item. embedding: it has unit length; null where it was not asked for."""
+    """A stored item.
+
+    embedding: it has unit length; null where it was not asked for. thumbnail: the version of its
+    thumbnail, null where it has none.
+    """
 
     collection: str
     id: str
     metadata: dict[str, Any]
     embedding: list[float] | None
+    thumbnail: str | None = None
 
 
 class ChangedItem(WireAnswer):
@@ -543,6 +671,28 @@ class ChangedItem(WireAnswer):
     collection: str
     id: str
     outcome: SkipValidation[Literal["updated", "unchanged", "deleted"]]
+
+
+class DeleteRequest(WireRequest):
+    """A request to delete items."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ids": ["sea/1.png"]}]})
+
+    ids: Annotated[list[str], Field(min_length=1, max_length=10_000)]
+
+
+class DeletedItem(WireAnswer):
+    """The outcome of one deletion; missing: there was no such item."""
+
+    id: str
+    outcome: SkipValidation[Literal["deleted", "missing"]]
+
+
+class DeletedItems(WireAnswer):
+    """The outcomes of a deletion, in the order of the request."""
+
+    collection: str
+    results: list[DeletedItem]
 
 
 class DuplicatesRequest(WireRequest):
@@ -554,10 +704,16 @@ class DuplicatesRequest(WireRequest):
 
 
 class DuplicateGroup(WireAnswer):
-    """A group of two items or more. similarities: each item's cosine to its nearest in it."""
+    """A group of two items or more.
+
+    similarities: each item's cosine to its nearest in it. metadata, thumbnails: those of each item;
+    null where an item is gone or has no thumbnail.
+    """
 
     ids: list[str]
     similarities: list[float]
+    metadata: list[dict[str, Any] | None] = []
+    thumbnails: list[str | None] = []
 
 
 class FoundDuplicates(WireAnswer):
@@ -566,6 +722,70 @@ class FoundDuplicates(WireAnswer):
     collection: str
     similarity: float
     groups: list[DuplicateGroup]
+
+
+class LayoutLegendEntry(WireAnswer):
+    """A value of the layout's items.
+
+    index: its number in the array of values. value: the center's id, or the metadata's value. name:
+    the center's name. items: how many items have it.
+    """
+
+    index: int
+    value: str | float | bool | int
+    name: str | None
+    items: int
+
+
+class LayoutLegend(WireAnswer):
+    """The values behind the numbers, those of most items first; of more than 1,000 the first."""
+
+    by: str
+    values: list[LayoutLegendEntry]
+
+
+class LayoutItemsRequest(WireRequest):
+    """A request for items of the layout.
+
+    positions: their rows in the layout. polygon: corners [x, y]; items inside it are chosen. None
+    of both: all items. filter: as in a search. limit: how many items the answer names; files name
+    all. layout: the digest in X-Mlcd-Layout that positions are of; another one is refused.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"polygon": [[-1, -1], [0, -1], [0, 0]], "limit": 60}, {"positions": [0]}]
+        }
+    )
+
+    positions: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=10_000)] | None = None
+    polygon: (
+        Annotated[
+            list[Annotated[list[float], Field(min_length=2, max_length=2)]],
+            Field(min_length=3, max_length=500),
+        ]
+        | None
+    ) = None
+    filter: dict[str, Any] | None = None
+    limit: Annotated[int, Field(ge=0, le=10_000)] = 60
+    layout: str | None = None
+
+
+class LayoutItem(WireAnswer):
+    """An item of the layout. position: its row there."""
+
+    position: int
+    id: str
+    metadata: dict[str, Any]
+    thumbnail: str | None
+
+
+class LayoutItems(WireAnswer):
+    """Items of the layout, in its order. total: how many were chosen."""
+
+    collection: str
+    total: int
+    items: list[LayoutItem]
 
 
 class LoadRequest(WireRequest):

@@ -30,6 +30,7 @@ from service.host.threads import ThreadBudget, forbid_tokenizer_threads, limit_b
 from service.inference.admission import Admission, bounded_retry_s
 from service.inference.cache.memory import MemoryCache
 from service.inference.contract import Dispatcher, Engine
+from service.inference.decoding_threads import DecodingThreads
 from service.inference.encoded import Encoding
 from service.inference.engine.blocking import IN_FLIGHT, opened_encoder
 from service.inference.engine.opening import find_tokenizer
@@ -47,6 +48,7 @@ from service.inference.readiness import Readiness
 from service.inference.served import Opening, ServedEncoder, Tower
 from service.inference.switch import ModelSwitch
 from service.inference.text_tower import TextTower
+from service.inference.views import CollectionViews
 from service.jobs.queue import Queue
 from service.jobs.roots import Roots
 from service.jobs.service import JobService, open_job_service, open_jobs
@@ -69,8 +71,9 @@ class Resources:
     compute: threads for label look-up and search, which are too long for the event loop.
     parsing: the one thread that parses JSON; two parsers at once would delay the event loop twice
     as long. writing: threads for changes of collections; no search waits for the disk. comparing:
-    one thread for near-duplicates. opening: one thread for collections that arrive. keys: None
-    where no key is needed. jobs: None where no folders for jobs are named.
+    one thread for near-duplicates. rendering: threads that make thumbnails, shared fairly. views:
+    clusters and layouts. opening: one thread for collections that arrive. keys: None where no key
+    is needed. jobs: None where no folders for jobs are named.
     """
 
     settings: Settings
@@ -81,6 +84,8 @@ class Resources:
     parsing: ThreadPoolExecutor
     writing: ThreadPoolExecutor
     comparing: ThreadPoolExecutor
+    rendering: DecodingThreads
+    views: CollectionViews
     opening: ThreadPoolExecutor
     metrics: Metrics
     tracer: "RequestTracer | None"
@@ -198,6 +203,7 @@ async def open_resources(
         writing = _open_pool(stack, _WRITERS, "write")
         comparing = _open_pool(stack, 1, "compare")
         opening = _open_pool(stack, 1, "open")
+        rendering = DecodingThreads(_open_pool(stack, threads.decode, "render"))
         # A stack for the model alone: a switch closes it, and all other resources stay open.
         opened = await stack.enter_async_context(AsyncExitStack())
         engine = await opened.enter_async_context(_opened_engine(settings, folder, threads))
@@ -250,6 +256,8 @@ async def open_resources(
             parsing=parsing,
             writing=writing,
             comparing=comparing,
+            rendering=rendering,
+            views=CollectionViews(_open_pool(stack, 1, "views")),
             opening=opening,
             metrics=metrics,
             tracer=tracer,

@@ -13,10 +13,12 @@ from pydantic import BaseModel, BeforeValidator, Field, SecretStr, ValidationErr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from mlcd.collections.thumbnails import DEFAULT_MAX_BYTES
 from mlcd.encoders.encoder import EngineName
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid
 from mlcd.images.decode import ExifPolicy
+from mlcd.images.thumbnail import DEFAULT_SIDE
 from mlcd.images.transform import DecodeMode
 from service.hosts import ANY_HOST, canonical_entry
 
@@ -249,6 +251,18 @@ class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
     ones."""
 
 
+class Thumbnails(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """The thumbnails of items that are added by image, kept beside each collection."""
+
+    enabled: bool = True
+    """Make thumbnails. Those that exist are served in any case."""
+    side: Annotated[int, Field(ge=32, le=512)] = DEFAULT_SIDE
+    """Pixels of the longest side."""
+    max_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_BYTES
+    """Bytes of the thumbnails of one collection. Of items beyond that none are kept, and answers
+    say so; a thumbnail takes about 3 kB."""
+
+
 class Triton(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The Triton server of NVIDIA, which runs the model with MLCD_ENGINE=triton."""
 
@@ -332,6 +346,7 @@ class Settings(BaseSettings):
     cache: Cache = Cache()
     triton: Triton = Triton()
     jobs: Jobs = Jobs()
+    thumbnails: Thumbnails = Thumbnails()
 
     def encoder_options(self, num_threads: int) -> EncoderOptions:
         """Returns how a model is opened in a process of this machine, with so many threads.

@@ -1,6 +1,6 @@
 """The requests of writers, and what each does to the ledger and then to the state in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -8,9 +8,10 @@ import numpy as np
 
 from mlcd.collections.ledger import Ledger
 from mlcd.errors import MlcdError, NotFound
+from mlcd.images.thumbnail import Thumbnail
 from mlcd.types import Embeddings
 
-Outcome = Literal["created", "updated", "unchanged", "deleted"]
+Outcome = Literal["created", "updated", "unchanged", "deleted", "missing"]
 _SHOWN = 80
 
 
@@ -39,6 +40,11 @@ class Change:
 
 
 class WriteRequest(Protocol):
+    @property
+    def thumbnails(self) -> Mapping[str, Thumbnail]:
+        """Returns the new pictures of items, by id; the items exist once it is applied."""
+        ...
+
     def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:
         """Applies the request within a transaction.
 
@@ -49,9 +55,13 @@ class WriteRequest(Protocol):
 
 @dataclass(frozen=True)
 class Put:
-    """A request to add or replace items: (id, unit vector [D], metadata as JSON)."""
+    """A request to add or replace items: (id, unit vector [D], metadata as JSON).
+
+    thumbnails: their pictures, by id.
+    """
 
     items: Sequence[tuple[str, Embeddings, str]]
+    thumbnails: Mapping[str, Thumbnail] = field(default_factory=dict)
 
     def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:
         outcomes: list[Outcome] = []
@@ -84,6 +94,7 @@ class Describe:
 
     id: str
     metadata: str
+    thumbnails: Mapping[str, Thumbnail] = field(default_factory=dict, init=False)
 
     def apply(
         self,
@@ -101,20 +112,24 @@ class Describe:
 
 @dataclass(frozen=True)
 class Delete:
-    """A request to delete an item that exists."""
+    """A request to delete items; those that do not exist are `missing`."""
 
-    id: str
+    ids: Sequence[str]
+    thumbnails: Mapping[str, Thumbnail] = field(default_factory=dict, init=False)
 
     def apply(
         self,
         ledger: Ledger,
         dimension: int,  # noqa: ARG002
     ) -> tuple[list[Outcome], list[Effect]]:
-        found = ledger.find(self.id)
-        if found is None:
-            raise missing(self.id)
-        ledger.remove(found.row)
-        return ["deleted"], [Effect(self.id)]
+        outcomes: list[Outcome] = []
+        for item_id in self.ids:
+            found = ledger.find(item_id)
+            if found is not None:
+                ledger.remove(found.row)
+            outcomes.append("missing" if found is None else "deleted")
+        deleted = zip(self.ids, outcomes, strict=True)
+        return outcomes, [Effect(item_id) for item_id, outcome in deleted if outcome == "deleted"]
 
 
 def commit(ledger: Ledger, changes: Sequence[Change], dimension: int) -> None:

@@ -1,9 +1,10 @@
 """A durable collection: every acknowledged item survives, and searches never wait for writers.
 
-    items.sqlite    the ledger, source of truth
-    index/00000001  the newest generation of the index over it
-    lock            held by the one process that has the collection open
-                    (see `mlcd.collections.locks`)
+    items.sqlite       the ledger, source of truth
+    index/00000001     the newest generation of the index over it
+    thumbnails.sqlite  pictures of the items, where there are any
+    lock               held by the one process that has the collection open
+                       (see `mlcd.collections.locks`)
 
 Writers queue, and the first one writes for all that wait, in one transaction. The state that
 readers hold is replaced after it is on the disk and before any writer is answered. A background
@@ -11,6 +12,7 @@ thread makes a new generation of the index when much was added or deleted since 
 """
 
 import json
+import logging
 import os
 import threading
 from collections import deque
@@ -41,18 +43,22 @@ from mlcd.collections.changes import (
     commit,
     missing,
 )
+from mlcd.collections.clusters import Assigner, Clusters, Nearest
 from mlcd.collections.descriptors import Descriptors
 from mlcd.collections.filters import parse_filter
 from mlcd.collections.generation import open_newest, remove_before, write_generation
 from mlcd.collections.growth import Growth
 from mlcd.collections.item import Item, check_id, check_new_id, encode_metadata, unit_embedding
+from mlcd.collections.layout import Layout, Placer
 from mlcd.collections.ledger import Ledger
 from mlcd.collections.locks import LOCK, Lock, lock_collection
 from mlcd.collections.searcher import SearchAnswer, Searcher
+from mlcd.collections.thumbnails import DEFAULT_MAX_BYTES, THUMBNAILS, Stored, Thumbnails
 from mlcd.collections.upkeep import Upkeep
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
+from mlcd.images.thumbnail import Thumbnail
 from mlcd.indexes.tuning import LARGEST_TARGET
-from mlcd.types import Embeddings, Fingerprint, unit_rows
+from mlcd.types import Embeddings, Fingerprint, Neighbors, unit_rows
 
 LEDGER: Final = "items.sqlite"
 GENERATIONS: Final = "index"
@@ -62,6 +68,7 @@ _COMMITTED_CHANGES: Final = 256
 _COPIED_ROWS: Final = 8192
 # rounding of a squared norm in float32, whatever the dimension
 _UNIT_ROUNDING: Final = 1e-5
+_log = logging.getLogger("mlcd.collections")
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,7 @@ class Collection:
         growth: Growth,
         facts: Mapping[str, Any],
         *,
+        thumbnails: Thumbnails,
         lock: Lock,
         background: bool,
         writable: bool,
@@ -115,6 +123,9 @@ class Collection:
         self.source: dict[str, str] | None = facts.get("source")
         self._ledger, self._growth, self._lock, self._shared = ledger, growth, lock, shared
         self._searcher = growth.searcher()
+        self._thumbnails = thumbnails
+        self._assigner, self._placer = Assigner(path), Placer(path)
+        self._viewing = threading.Lock()
         self._waiting: deque[Change] = deque()
         self._writing, self._indexing = threading.Lock(), threading.Lock()
         self._closed, self._broken = False, False
@@ -131,12 +142,13 @@ class Collection:
         source: Mapping[str, str] | None = None,
         background: bool = True,
         shared: Descriptors | None = None,
+        max_thumbnail_bytes: int = DEFAULT_MAX_BYTES,
     ) -> Self:
         """Creates an empty collection at `path`, complete or not at all.
 
         recall: the recall that the index has to reach by the lower bound of its interval. source:
-        what the collection was made from. background, shared: see `open`. Raises Conflict where
-        something exists at `path`.
+        what the collection was made from. background, shared, max_thumbnail_bytes: see `open`.
+        Raises Conflict where something exists at `path`.
         """
         if not 0 < recall <= LARGEST_TARGET:
             raise ConfigInvalid(
@@ -161,7 +173,9 @@ class Collection:
             except (OSError, MlcdError) as error:
                 refuse_full_disk(error, path)
                 raise
-        return cls.open(path, background=background, shared=shared)
+        return cls.open(
+            path, background=background, shared=shared, max_thumbnail_bytes=max_thumbnail_bytes
+        )
 
     @classmethod
     @limited_open_files()
@@ -172,13 +186,14 @@ class Collection:
         background: bool = True,
         read_only: bool = False,
         shared: Descriptors | None = None,
+        max_thumbnail_bytes: int = DEFAULT_MAX_BYTES,
     ) -> Self:
         """Opens the collection at `path`, verifies its index and adds to it what it lacks.
 
         background: the index is made again when much has changed; otherwise only by `reindex`.
         read_only: for searches alone, by any number of processes at a time; this also holds where
         the folder cannot be written. shared: the descriptors of the store that opens it; without,
-        the collection keeps its own.
+        the collection keeps its own. max_thumbnail_bytes: above this, items get no thumbnails.
 
         Raises ArtifactInvalid where the ledger is damaged, Conflict where another process has it
         open, TooManyOpenFiles. A damaged index is no error: everything is scanned until it is made
@@ -189,6 +204,12 @@ class Collection:
         )
         lock = (shared.lock if shared else lock_collection)(path, writable=writable)
         ledger: Ledger | None = None
+        thumbnails = Thumbnails(
+            path / THUMBNAILS,
+            read_only=not writable,
+            max_bytes=max_thumbnail_bytes,
+            shared=shared,
+        )
         try:
             ledger = Ledger.open(path / LEDGER, read_only=not writable)
             facts = ledger.facts()
@@ -198,11 +219,13 @@ class Collection:
             )
             growth = Growth(generation, dimension)
             _replay(ledger, growth, generation.rows, dimension)
+            thumbnails.open(growth.rows())
             collection = cls(
                 path,
                 ledger,
                 growth,
                 facts,
+                thumbnails=thumbnails,
                 lock=lock,
                 background=background,
                 writable=writable,
@@ -212,6 +235,7 @@ class Collection:
         except BaseException:
             if ledger is not None:
                 ledger.rest()
+            thumbnails.close()
             lock.release()
             raise
         collection._was_used()
@@ -234,6 +258,7 @@ class Collection:
             self._upkeep.join()
         with self._writing:
             self._ledger.rest()
+            self._thumbnails.close()
             self._lock.release()
         if self._shared is not None:
             self._shared.forget(self)
@@ -276,6 +301,7 @@ class Collection:
         space.
         """
         encoded = []
+        thumbnails = {item.id: item.thumbnail for item in items if item.thumbnail is not None}
         seen: set[str] = set()
         for item in items:
             item_id = check_new_id(item.id)
@@ -286,7 +312,7 @@ class Collection:
             seen.add(item_id)
             vector = unit_embedding(item_id, item.embedding, self.dimension)
             encoded.append((item_id, vector, encode_metadata(item_id, item.metadata)))
-        return self._submit(Put(encoded))
+        return self._submit(Put(encoded, thumbnails))
 
     def update_metadata(self, item_id: str, metadata: Mapping[str, Any]) -> Outcome:
         """Replaces the item's metadata; durable when it returns. Raises NotFound, InvalidInput."""
@@ -296,13 +322,109 @@ class Collection:
         """Deletes an item; no search that begins later finds it, not even after a crash. Raises
         NotFound.
         """
-        self._submit(Delete(check_id(item_id)))
+        if self.delete_all([item_id]) == ["missing"]:
+            raise missing(item_id)
+
+    def delete_all(self, item_ids: Sequence[str]) -> list[Outcome]:
+        """Deletes items in one transaction and returns `deleted` or `missing` for each."""
+        return self._submit(Delete([check_id(item_id) for item_id in item_ids]))
+
+    @property
+    def state(self) -> Searcher:
+        """Returns the present state, which never changes; another one replaces it."""
+        return self._searcher
+
+    def clusters(self, digest: str, *, num_centers: int, nearest: Nearest) -> Clusters:
+        """Returns the members of each center among all items; only new ones are compared.
+
+        digest: that of the centers. nearest: see `Nearest`. What was computed is kept beside the
+        collection. Raises Conflict where the collection is closed meanwhile.
+        """
+
+        def go_on(vectors: Embeddings) -> Neighbors:
+            self._check_open()
+            return nearest(vectors)
+
+        with self._viewing:
+            found = self._assigner.clusters(
+                self._searcher, digest, num_centers=num_centers, nearest=go_on
+            )
+            if self.writable and self._assigner.is_worth_writing:
+                self._keep(self._assigner.write)
+        return found
+
+    def layout(self) -> Layout:
+        """Returns a point in the plane for each item; only new ones are placed."""
+        with self._viewing:
+            return self._placer.layout(self._searcher)
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Writes what can be computed again; where that fails, it is computed again."""
+        try:
+            with self._writing:  # a collection that is deleted is closed under this lock
+                self._check_open()
+                write()
+        except (OSError, Conflict) as error:
+            _log.warning("the clusters of %s could not be kept: %s", self.path.name, error)
+
+    def thumbnail(self, item_id: str) -> Thumbnail | None:
+        """Returns the item's thumbnail, or None where it has none. Raises NotFound."""
+        searcher, position = self._position(item_id)
+        return self._thumbnails.read(int(searcher.rows[position]))
+
+    def thumbnail_versions(self, item_ids: Sequence[str]) -> list[str | None]:
+        """Returns the version of each item's thumbnail, or None where it has none."""
+        searcher = self._searcher
+        positions = [searcher.find(item_id) for item_id in item_ids]
+        found = [position for position in positions if position is not None]
+        versions = iter(self._thumbnails.versions(searcher.rows[found].tolist()))
+        return [None if position is None else next(versions) for position in positions]
+
+    def add_thumbnails(self, thumbnails: Mapping[str, Thumbnail]) -> None:
+        """Gives items that exist a picture, in place of an earlier one."""
+        self.check_writable()
+        with self._writing:
+            self._check_open()
+            searcher = self._searcher
+            self._thumbnails.change(
+                gone=[],
+                added={
+                    int(searcher.rows[position]): picture
+                    for item_id, picture in thumbnails.items()
+                    if (position := searcher.find(item_id)) is not None
+                },
+            )
+
+    def without_thumbnail(self) -> list[str]:
+        """Returns the ids of the items that have no thumbnail."""
+        searcher = self._searcher
+        positions = np.flatnonzero(searcher.alive)
+        lacking = ~np.isin(searcher.rows[positions], self._thumbnails.rows())
+        return [searcher.ids[position] for position in positions[lacking].tolist()]
+
+    def described_thumbnails(self) -> Stored | None:
+        """Returns the size of the thumbnails, or None where there never were any."""
+        return self._thumbnails.describe()
+
+    @property
+    def takes_thumbnails(self) -> bool:
+        """Tells whether an item that is added now would keep a thumbnail."""
+        return self.writable and not self._thumbnails.is_full
 
     def get(self, item_id: str) -> Item:
         """Returns the item as it is kept, with an embedding of norm 1. Raises NotFound."""
         searcher, position = self._position(item_id)
         vector = searcher.vectors(np.array([position]))[0]
         return Item(item_id, vector, json.loads(searcher.metadata[position]))
+
+    def metadata_of(self, item_id: str) -> dict[str, Any] | None:
+        """Returns the item's metadata, or None where there is no such item."""
+        searcher = self._searcher
+        position = searcher.find(item_id)
+        if position is None:
+            return None
+        metadata: dict[str, Any] = json.loads(searcher.metadata[position])
+        return metadata
 
     def embedding_of(self, item_id: str) -> Embeddings:
         """Returns the item's embedding, [1, D] float32, of norm 1. Raises NotFound."""
@@ -477,8 +599,17 @@ class Collection:
         try:
             self._check_open()
             commit(self._ledger, changes, self.dimension)
+            gone: list[int] = []
+            pictures: dict[int, Thumbnail] = {}
             for change in changes:
-                self._growth.apply(change.effects)
+                gone += self._growth.apply(change.effects)
+                if change.error is None:
+                    shown = change.request.thumbnails.items()
+                    pictures |= {self._growth.row_of(item_id): one for item_id, one in shown}
+            self._thumbnails.change(
+                gone=gone,
+                added={row: pictures[row] for row in pictures.keys() - set(gone)},
+            )
             self._searcher = self._growth.searcher()
         except BaseException as error:
             # The disk may hold what memory does not: nothing may be written on top of that.

@@ -3,6 +3,7 @@
     {"field": "color", "eq": "red"}                  {"and": [FILTER, …]}
     {"field": "color", "in": ["red", "blue"]}        {"or": [FILTER, …]}
     {"field": "price", "ge": 3, "lt": 10}            {"not": FILTER}
+    {"id": {"in": ["sea/1.png", …]}}
 
 eq and in take strings, numbers and booleans; they match any entry of a list in the metadata. lt,
 le, gt and ge compare numbers with numbers and strings with strings (by code point: dates as ISO
@@ -25,6 +26,7 @@ MAX_DEPTH: Final = 8
 MAX_CONDITIONS: Final = 128
 # values of one `in`
 MAX_VALUES: Final = 1024
+MAX_IDS: Final = 10_000
 _RANGES: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "lt": operator.lt,
     "le": operator.le,
@@ -35,9 +37,26 @@ _OPERATORS: Final = ("eq", "in", *_RANGES)
 _EXAMPLE: Final = '{"field": "color", "eq": "red"}'
 
 
+class Known(Protocol):
+    """The items that a filter decides about.
+
+    num_positions: how many there are. columns: their metadata. position_of: the position of an id,
+    here or behind the last of them.
+    """
+
+    @property
+    def num_positions(self) -> int: ...
+
+    @property
+    def columns(self) -> Columns: ...
+
+    @property
+    def position_of(self) -> Mapping[str, int]: ...
+
+
 class Filter(Protocol):
-    def matches(self, columns: Columns, num: int) -> NDArray[np.bool_]:
-        """Returns a mask [num] of the first positions that fulfill the filter.
+    def matches(self, items: Known) -> NDArray[np.bool_]:
+        """Returns a mask of the positions that fulfill the filter.
 
         Raises InvalidInput for a field that no item has.
         """
@@ -52,14 +71,14 @@ class Condition:
     values: frozenset[tuple[type, Scalar]] | None
     bounds: tuple[tuple[str, Scalar], ...]
 
-    def matches(self, columns: Columns, num: int) -> NDArray[np.bool_]:
-        column = columns.find(self.field)
+    def matches(self, items: Known) -> NDArray[np.bool_]:
+        column = items.columns.find(self.field)
         if column is None:
             raise InvalidInput(
                 f"no item has the field {self.field!r} that the filter names",
-                remedy=f"fields are {', '.join(columns.names()[:20]) or 'none yet'}",
+                remedy=f"fields are {', '.join(items.columns.names()[:20]) or 'none yet'}",
             )
-        codes = column.codes(num)
+        codes = column.codes(items.num_positions)
         matches: NDArray[np.bool_] = self._decide(column)[codes]
         return matches
 
@@ -100,11 +119,25 @@ class Condition:
 
 
 @dataclass(frozen=True)
+class OneOf:
+    """A condition: the item has one of these ids; those of no item match nothing."""
+
+    ids: tuple[str, ...]
+
+    def matches(self, items: Known) -> NDArray[np.bool_]:
+        num = items.num_positions
+        mask = np.zeros(num, dtype=np.bool_)
+        found = (items.position_of.get(item_id, num) for item_id in self.ids)
+        mask[[position for position in found if position < num]] = True
+        return mask
+
+
+@dataclass(frozen=True)
 class Not:
     inner: Filter
 
-    def matches(self, columns: Columns, num: int) -> NDArray[np.bool_]:
-        return ~self.inner.matches(columns, num)
+    def matches(self, items: Known) -> NDArray[np.bool_]:
+        return ~self.inner.matches(items)
 
 
 @dataclass(frozen=True)
@@ -114,11 +147,11 @@ class Both:
     parts: tuple[Filter, ...]
     all: bool
 
-    def matches(self, columns: Columns, num: int) -> NDArray[np.bool_]:
+    def matches(self, items: Known) -> NDArray[np.bool_]:
         combine = np.logical_and if self.all else np.logical_or
-        result = self.parts[0].matches(columns, num)
+        result = self.parts[0].matches(items)
         for part in self.parts[1:]:
-            result = combine(result, part.matches(columns, num))
+            result = combine(result, part.matches(items))
         return result
 
 
@@ -141,13 +174,16 @@ class _Parser:
             )
         if not isinstance(given, Mapping) or not given:
             raise InvalidInput("a filter is a JSON object", remedy=f"for example {_EXAMPLE}")
-        for name in ("and", "or", "not"):
+        for name in ("and", "or", "not", "id"):
             if name in given:
                 if len(given) > 1:
                     raise InvalidInput(
                         f"the filter has something beside {name!r}",
                         remedy="combine them with 'and'",
                     )
+                if name == "id":
+                    self._count()
+                    return OneOf(_ids(given[name]))
                 return self._combination(name, given[name], depth)
         return self._condition(given)
 
@@ -160,13 +196,16 @@ class _Parser:
             )
         return Both(tuple(self.parse(part, depth + 1) for part in inner), name == "and")
 
-    def _condition(self, given: Mapping[str, Any]) -> Filter:
+    def _count(self) -> None:
         self._num_conditions += 1
         if self._num_conditions > MAX_CONDITIONS:
             raise InvalidInput(
                 "the filter has too many conditions",
                 remedy=f"at most {MAX_CONDITIONS} are possible",
             )
+
+    def _condition(self, given: Mapping[str, Any]) -> Filter:
+        self._count()
         name = given.get("field")
         if (
             not isinstance(name, str)
@@ -203,6 +242,19 @@ def _values(name: str, given: object) -> frozenset[tuple[type, Scalar]]:
             remedy="strings, numbers and booleans",
         )
     return frozenset((type(value), value) for value in map(_scalar, given))
+
+
+def _ids(given: object) -> tuple[str, ...]:
+    wanted = given.get("in") if isinstance(given, Mapping) and len(given) == 1 else None
+    if not _is_list(wanted) or not all(isinstance(item_id, str) for item_id in wanted):
+        raise InvalidInput(
+            "'id' of the filter is no list of ids", remedy='for example {"id": {"in": ["a.png"]}}'
+        )
+    if len(wanted) > MAX_IDS:
+        raise InvalidInput(
+            f"the filter names {len(wanted)} ids", remedy=f"at most {MAX_IDS} are possible"
+        )
+    return tuple(wanted)
 
 
 def _bound(name: str, given: object) -> Scalar:

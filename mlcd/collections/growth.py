@@ -68,7 +68,9 @@ class Growth:
         self._alive[position] = False
         self._num_alive -= 1
 
-    def apply(self, effects: Iterable[Effect]) -> None:
+    def apply(self, effects: Iterable[Effect]) -> list[int]:
+        """Applies the effects and returns the ledger's rows that no item has any more."""
+        gone = []
         for effect in effects:
             old = self._position_of.get(effect.id)
             vector = effect.vector
@@ -78,11 +80,18 @@ class Growth:
             if old is not None:
                 self._alive[old] = False
                 self._num_alive -= 1
+                if self._rows[old] != effect.row:
+                    gone.append(int(self._rows[old]))
             if effect.row is None:
                 self._position_of.pop(effect.id, None)
             else:
                 assert vector is not None
                 self.append(effect.id, effect.row, vector, effect.metadata)
+        return gone
+
+    def row_of(self, item_id: str) -> int:
+        """Returns the ledger's row of an item that exists."""
+        return int(self._rows[self._position_of[item_id]])
 
     def _vector(self, position: int) -> Embeddings:
         num = len(self._generation.rows)
@@ -92,6 +101,10 @@ class Growth:
             else self._delta[position - num].copy()
         )
         return vector
+
+    def rows(self) -> NDArray[np.int64]:
+        """Returns the ledger's rows of all items, ascending."""
+        return np.sort(self._rows[: self._num][self._alive[: self._num]])
 
     def searcher(self) -> Searcher:
         """Returns the state as it is now; `alive` is a copy, the rest is shared and only appended

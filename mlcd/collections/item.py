@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import InvalidInput
+from mlcd.images.thumbnail import Thumbnail
 from mlcd.types import Embeddings
 
 # A JSON object. Filters can use strings, finite numbers, booleans and lists of these; the rest is
@@ -42,12 +43,14 @@ _UNIT_ROUNDING: Final = 1e-6
 class Item:
     """An item to add.
 
-    embedding: [D], of any length but 0; its direction is kept. metadata: see `Metadata`.
+    embedding: [D], of any length but 0; its direction is kept. metadata: see `Metadata`. thumbnail:
+    the picture that shows it; None leaves the picture as it is, where the embedding is the same.
     """
 
     id: str
     embedding: NDArray[np.floating] = field(repr=False)
     metadata: Metadata = field(default_factory=dict)
+    thumbnail: Thumbnail | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

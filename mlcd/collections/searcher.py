@@ -70,6 +70,13 @@ class Searcher:
     def num_positions(self) -> int:
         return len(self.alive)
 
+    def find(self, item_id: str) -> int | None:
+        """Returns the position of an item, or None where this state has none."""
+        position = self.position_of.get(item_id)
+        if position is None or position >= self.num_positions or not self.alive[position]:
+            return None
+        return position
+
     def vectors(self, positions: NDArray[np.int64]) -> Embeddings:
         """Returns the vectors of the positions, [n, D] float32, in this order."""
         indexed = positions < self.num_indexed
@@ -92,7 +99,7 @@ class Searcher:
         """
         allowed, matching = self.alive, self.num_alive
         if condition is not None:
-            allowed = condition.matches(self.columns, self.num_positions) & self.alive
+            allowed = condition.matches(self) & self.alive
             matching = int(np.count_nonzero(allowed))
         top = min(top, matching)
         if top == 0 or not len(queries):
@@ -107,6 +114,12 @@ class Searcher:
             shifted = np.where(of_delta.ids >= 0, of_delta.ids + self.num_indexed, -1)
             found = merged(found, Neighbors(shifted, of_delta.scores), top)
         return SearchAnswer(self._matches(found, threshold), was_exact, matching)
+
+    def nearest_indexed(
+        self, queries: Embeddings, top: int, allowed: NDArray[np.bool_]
+    ) -> Neighbors:
+        """Returns the `top` nearest of the generation's positions that are allowed, [Q, top]."""
+        return self._search_indexed(queries, top, allowed, exact=False)[0]
 
     def _search_indexed(
         self, queries: Embeddings, top: int, allowed: NDArray[np.bool_] | None, *, exact: bool

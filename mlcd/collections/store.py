@@ -15,6 +15,7 @@ from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import DEFAULT_RECALL, LEDGER, Collection
 from mlcd.collections.descriptors import Descriptors
 from mlcd.collections.item import check_name, is_name
+from mlcd.collections.thumbnails import DEFAULT_MAX_BYTES
 from mlcd.errors import Conflict, MlcdError, NotFound, TooManyOpenFiles
 from mlcd.types import Fingerprint
 
@@ -45,9 +46,15 @@ class Collections:
     """
 
     def __init__(
-        self, folder: Path, descriptors: Descriptors, *, writable: bool, max_collections: int | None
+        self,
+        folder: Path,
+        descriptors: Descriptors,
+        *,
+        writable: bool,
+        max_collections: int | None,
+        max_thumbnail_bytes: int,
     ) -> None:
-        self.writable = writable
+        self.writable, self._max_thumbnail_bytes = writable, max_thumbnail_bytes
         self._folder, self._descriptors, self._most = folder, descriptors, max_collections
         self._opened: dict[str, Collection] = {}
         self._refused_until_s: dict[str, float] = {}
@@ -56,12 +63,18 @@ class Collections:
 
     @classmethod
     def open(
-        cls, folder: Path, *, read_only: bool = False, max_collections: int | None = None
+        cls,
+        folder: Path,
+        *,
+        read_only: bool = False,
+        max_collections: int | None = None,
+        max_thumbnail_bytes: int = DEFAULT_MAX_BYTES,
     ) -> Self:
         """Opens all collections in `folder`, verified and ready; a missing folder is made.
 
-        read_only: see `Collection.open`. max_collections: `create` makes no more; those that exist
-        are opened however many they are. Raises the error of the first that cannot be opened.
+        read_only, max_thumbnail_bytes: see `Collection.open`. max_collections: `create` makes no
+        more; those that exist are opened however many they are. Raises the error of the first that
+        cannot be opened.
         """
         writable = not read_only and _is_writable(folder)
         if writable:
@@ -71,7 +84,13 @@ class Collections:
                     shutil.rmtree(path, ignore_errors=True)
         with limited_open_files():
             descriptors = Descriptors.open(folder, writable=writable)
-        store = cls(folder, descriptors, writable=writable, max_collections=max_collections)
+        store = cls(
+            folder,
+            descriptors,
+            writable=writable,
+            max_collections=max_collections,
+            max_thumbnail_bytes=max_thumbnail_bytes,
+        )
         try:
             store.find_new()
         except BaseException:
@@ -191,6 +210,7 @@ class Collections:
                     dimension=dimension,
                     recall=recall,
                     shared=self._descriptors,
+                    max_thumbnail_bytes=self._max_thumbnail_bytes,
                 )
                 self._opened[name] = found
             elif found is None:  # another process put it there
@@ -235,7 +255,10 @@ class Collections:
 
     def _open(self, name: str) -> Collection:
         self._opened[name] = Collection.open(
-            self._folder / name, read_only=not self.writable, shared=self._descriptors
+            self._folder / name,
+            read_only=not self.writable,
+            shared=self._descriptors,
+            max_thumbnail_bytes=self._max_thumbnail_bytes,
         )
         return self._opened[name]
 

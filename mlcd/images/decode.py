@@ -14,7 +14,9 @@ Each kind of file becomes the same whatever the decoder:
                          always)
 """
 
+import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -24,7 +26,7 @@ from PIL.Image import Transpose
 
 from mlcd.errors import ImageRejected
 from mlcd.images.bounded import BoundedFile, check_scans
-from mlcd.images.jpeg import require_simplejpeg, shrunk
+from mlcd.images.jpeg import has_simplejpeg, require_simplejpeg, shrunk
 
 ExifPolicy = Literal["apply", "ignore"]
 
@@ -82,7 +84,7 @@ def decode(
 
     Raises ImageRejected with a stable reason; no text of the decoder's own gets out.
     """
-    return _decode(data, shortest=None, exif=exif, limits=limits).image
+    return _decode(data, exif=exif, limits=limits, shortest=None).image
 
 
 def decode_scaled(
@@ -95,7 +97,20 @@ def decode_scaled(
     not installed.
     """
     require_simplejpeg()
-    return _decode(data, shortest=shortest, exif=exif, limits=limits)
+    return _decode(data, exif=exif, limits=limits, shortest=lambda _: shortest)
+
+
+def decode_small(data: bytes, *, longest: int, limits: DecodeLimits = DEFAULT_LIMITS) -> Scaled:
+    """Decodes like `decode`, but may return a smaller JPEG of at least `longest` pixels on its
+    longest side, where the decoder for that is installed.
+    """
+
+    def shortest(size: tuple[int, int]) -> int:
+        return max(1, math.ceil(longest * min(size) / max(size)))
+
+    return _decode(
+        data, exif="apply", limits=limits, shortest=shortest if has_simplejpeg() else None
+    )
 
 
 def format_of(data: bytes) -> str:
@@ -123,13 +138,26 @@ def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:
         raise ImageRejected("undecodable", "the image is damaged or incomplete") from error
 
 
-def _decode(data: bytes, *, shortest: int | None, exif: ExifPolicy, limits: DecodeLimits) -> Scaled:
+def _decode(
+    data: bytes,
+    *,
+    exif: ExifPolicy,
+    limits: DecodeLimits,
+    shortest: Callable[[tuple[int, int]], int] | None,
+) -> Scaled:
+    """Decodes an image.
+
+    shortest: returns, for the size that a header states, the pixels that a smaller JPEG must keep
+    on its shortest side; None: every image is decoded whole.
+    """
     _check_length(data, limits)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's remarks on odd metadata; errors still raise
             with _open(data, limits) as image:
-                small = None if shortest is None else shrunk(data, image, shortest=shortest)
+                small = (
+                    None if shortest is None else shrunk(data, image, shortest=shortest(image.size))
+                )
                 if small is None:
                     image.load()
                 picture, extent = small or (image, image.size)

@@ -20,13 +20,20 @@ _WHOLE: Final = 8
 
 def require_simplejpeg() -> None:
     """Raises ConfigInvalid, naming the extra, where the decoder is not installed."""
-    try:
-        import simplejpeg  # noqa: F401
-    except ImportError as error:
+    if not has_simplejpeg():
         raise ConfigInvalid(
             "decode fast needs simplejpeg, which is not installed",
             remedy="pip install 'mlcd[serve]' or 'mlcd[train]', or use decode exact",
-        ) from error
+        )
+
+
+def has_simplejpeg() -> bool:
+    """Tells whether the decoder is installed."""
+    try:
+        import simplejpeg  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def shrunk(

@@ -42,9 +42,11 @@ from service.http.routes import (
     items,
     jobs,
     labels,
+    layout,
     models,
     search,
     texts,
+    thumbnails,
 )
 from service.resources import Resources
 
@@ -63,7 +65,9 @@ _ROUTES: Final = (
     labels,
     centers,
     collections,
+    thumbnails,
     items,
+    layout,
     search,
     jobs,
     page,

@@ -1,9 +1,10 @@
 """The way of a request's images to embeddings, within the request's deadline."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 from fastapi import Request
@@ -19,19 +20,31 @@ from service.keys.rates import RequestAccount
 from service.resources import Resources
 from service.telemetry.request import count_images, stage_s
 
+# Work on the images of a request, as they were fetched, and on their embeddings.
+After: TypeAlias = Callable[[Sequence[bytes | ImageRejected], Encoded], Awaitable[None]]
+
 
 async def encode(
-    request: Request, resources: Resources, images: Sequence[GivenImage], *, num_beside: int = 0
+    request: Request,
+    resources: Resources,
+    images: Sequence[GivenImage],
+    *,
+    num_beside: int = 0,
+    after: After | None = None,
 ) -> Encoded:
     """Encodes every image on its own, and fetches those at URLs.
 
     The images are counted for the client's key.
-    num_beside: how many other items of the request are counted with them.
+    num_beside: how many other items of the request are counted with them. after: is awaited while
+    the images are still there.
     """
     count_images(len(images))
     account = await _counted(request, resources, len(images) + num_beside)
     async with _at_hand(request, resources, resources.fetcher.screened(images)) as found:
-        return await _encode(request, resources, found, account)
+        encoded = await _encode(request, resources, found, account)
+        if after is not None:
+            await after(found, encoded)
+    return encoded
 
 
 async def encode_strictly(

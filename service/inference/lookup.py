@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlcd.artifacts.centers import Centers
 from mlcd.clustering.approximate import (
@@ -23,6 +25,8 @@ from mlcd.types import Embeddings, Neighbors, unit_rows
 
 LookupMode = Literal["exact", "approximate"]
 _AUDITED_TOP: Final = 8  # the default `top` of /v1/labels
+_ORDINARY: Final = 0.95
+_LEAST_ORDINARY: Final = 20
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,35 @@ class Lookup:
         except ConfigInvalid as error:
             remedy = "leave MLCD_APPROXIMATE out: labels are then exact"
             raise ConfigInvalid(error.message, remedy=remedy) from error
+
+    @cached_property
+    def folded_names(self) -> list[str]:
+        """Returns the name of each center for comparisons without case; empty where it has none."""
+        names = self.centers.names or [None] * len(self.centers.vectors)
+        return [(name or "").casefold() for name in names]
+
+    @cached_property
+    def ranks_of_names(self) -> NDArray[np.float64]:
+        """Returns the place of each center's name among all in order, NaN where it has none."""
+        names = self.folded_names
+        ranks = np.full(len(names), np.nan)
+        for rank, center in enumerate(sorted(range(len(names)), key=names.__getitem__)):
+            if names[center]:
+                ranks[center] = rank
+        return ranks
+
+    @cached_property
+    def ordinary_distance(self) -> float | None:
+        """Returns the 95 % quantile of 1 - cosine to the nearest center, of images like those that
+        were clustered.
+
+        They are the rows that ship with the centers; the result is None where those are too few.
+        """
+        shipped = self.centers.audit_rows
+        if shipped is None or len(shipped) < _LEAST_ORDINARY:
+            return None
+        rows = self.centers.align(unit_rows(shipped))
+        return float(np.quantile(1 - self.scan.nearest(rows, 1).scores[:, 0], _ORDINARY))
 
     @property
     def modes(self) -> list[LookupMode]:

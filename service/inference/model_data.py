@@ -128,6 +128,7 @@ def open_collections(settings: Settings) -> Collections | None:
     return Collections.open(
         Path(settings.state_dir) / "collections",
         read_only=settings.processes > 1,
+        max_thumbnail_bytes=settings.thumbnails.max_bytes,
         max_collections=settings.limits.max_collections,
     )
 

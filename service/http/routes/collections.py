@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
@@ -22,6 +23,7 @@ from mlcd.wire import (
     DeletedCollection,
     DescribedCollection,
     DescribedIndex,
+    DescribedThumbnails,
     IndexRecall,
 )
 from service.deadline import within_deadline
@@ -143,6 +145,7 @@ def _described(name: str, collection: Collection, resources: Resources) -> Descr
         if described.indexing_error is None
         else "it could not be made; the log says why",
     )
+    thumbnails = collection.described_thumbnails()
     return DescribedCollection(
         name=name,
         items=described.items,
@@ -152,6 +155,7 @@ def _described(name: str, collection: Collection, resources: Resources) -> Descr
         writable=described.writable,
         fields=described.fields,
         index=index,
+        thumbnails=None if thumbnails is None else DescribedThumbnails(**asdict(thumbnails)),
     )
 
 

@@ -1,6 +1,7 @@
 """The routes that add, read, update and delete the items of a collection."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -8,16 +9,22 @@ import numpy as np
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
+from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item, check_new_id, encode_metadata, unit_embedding
 from mlcd.errors import ImageRejected, InvalidInput
+from mlcd.images.thumbnail import Thumbnail
 from mlcd.types import Embeddings
 from mlcd.wire import (
     AddedItems,
     AddRequest,
     ChangedItem,
+    DeletedItem,
+    DeletedItems,
+    DeleteRequest,
     DescribedItem,
     MetadataRequest,
 )
+from service.deadline import within_deadline
 from service.errors import BadRequest
 from service.fetch.urls import GivenImage
 from service.http.access import Opened
@@ -31,6 +38,7 @@ from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
 from service.http.queries import given_fields
 from service.http.routes.collections import Name, change, opened_collection
+from service.http.thumbnails import thumbnails_of
 from service.inference.encoded import Encoded
 from service.resources import Resources
 
@@ -82,6 +90,15 @@ class _Batch:
     errors: dict[int, InvalidInput]
 
 
+@dataclass(frozen=True)
+class _Embedded:
+    """The embeddings and thumbnails of a batch, by index, and the encoding behind them."""
+
+    rows: dict[int, Embeddings]
+    thumbnails: dict[int, Thumbnail]
+    encoded: Encoded | None
+
+
 @router.post(
     "/v1/collections/{name}/items",
     dependencies=[needs("write")],
@@ -98,22 +115,27 @@ async def add_items(name: Name, request: Request, resources: Opened) -> Response
     collection = await opened_collection(name, request, resources)
     collection.check_writable()
     batch = await _read(request, resources)
-    embedded, encoded = await _embedded(request, resources, batch)
+    pictured = resources.settings.thumbnails.enabled and collection.takes_thumbnails
+    embedded = await _embedded(request, resources, batch, pictured=pictured)
     items = [
-        Item(given.id, embedded[index], given.metadata) for index, given in batch.items.items()
+        Item(given.id, embedded.rows[index], given.metadata, embedded.thumbnails.get(index))
+        for index, given in batch.items.items()
     ]
     outcomes = await change(request, resources, lambda: collection.add(items)) if items else []
+    versions = await _versions(request, resources, collection, [item.id for item in items])
+    kept = zip(batch.items, items, outcomes, versions, strict=True)
     return json_answer(
         {
             **provenance(resources),
             "collection": name,
+            "thumbnails": collection.described_thumbnails(),
             "results": [
-                {"index": index, "id": given.id, "outcome": outcome}
-                for (index, given), outcome in zip(batch.items.items(), outcomes, strict=True)
+                {"index": index, "id": item.id, "outcome": outcome, "thumbnail": version}
+                for index, item, outcome, version in kept
             ],
             "errors": [item_error(index, batch.errors[index]) for index in sorted(batch.errors)],
         },
-        headers(resources, encoded),
+        headers(resources, embedded.encoded),
     )
 
 
@@ -132,10 +154,18 @@ async def get_item(
     embedding: Annotated[bool, Query()] = False,
 ) -> Response:
     """Answers with an item's metadata and, with `embedding`, its unit embedding."""
-    item = (await opened_collection(name, request, resources)).get(id)
-    content = {"collection": name, "id": item.id, "metadata": item.metadata}
+    collection = await opened_collection(name, request, resources)
+    item = collection.get(id)
+    (version,) = await _versions(request, resources, collection, [id])
     return json_answer(
-        {**content, "embedding": item.embedding if embedding else None}, headers(resources)
+        {
+            "collection": name,
+            "id": item.id,
+            "metadata": item.metadata,
+            "embedding": item.embedding if embedding else None,
+            "thumbnail": version,
+        },
+        headers(resources),
     )
 
 
@@ -174,6 +204,26 @@ async def delete_item(
     collection = await opened_collection(name, request, resources)
     await change(request, resources, lambda: collection.delete(id))
     return ChangedItem(collection=name, id=id, outcome="deleted")
+
+
+@router.post(
+    "/v1/collections/{name}/delete",
+    dependencies=[needs("write")],
+    responses=_CHANGED,
+)
+async def delete_items(
+    name: Name, asked: DeleteRequest, request: Request, resources: Opened
+) -> DeletedItems:
+    """Deletes items, all in one transaction; those that do not exist are `missing`."""
+    collection = await opened_collection(name, request, resources)
+    outcomes = await change(request, resources, lambda: collection.delete_all(asked.ids))
+    return DeletedItems(
+        collection=name,
+        results=[
+            DeletedItem(id=item_id, outcome=outcome)
+            for item_id, outcome in zip(asked.ids, outcomes, strict=True)
+        ],
+    )
 
 
 async def _read(request: Request, resources: Resources) -> _Batch:
@@ -266,9 +316,12 @@ def _numbers(value: object) -> Embeddings:
 
 
 async def _embedded(
-    request: Request, resources: Resources, batch: _Batch
-) -> tuple[dict[int, Embeddings], Encoded | None]:
-    """Returns the embedding of each item; an item without a usable image moves to the errors."""
+    request: Request, resources: Resources, batch: _Batch, *, pictured: bool
+) -> _Embedded:
+    """Returns the embedding of each item; an item without a usable image moves to the errors.
+
+    pictured: items that are given by image get a thumbnail.
+    """
     embedded: dict[int, Embeddings] = {}
     images: dict[int, GivenImage] = {}
     for index, given in batch.items.items():
@@ -278,13 +331,38 @@ async def _embedded(
             images[index] = given.source
     if not images:
         await resources.rate_limiter.take(request.state.key, len(embedded))
-        return embedded, None
-    encoded = await encode(request, resources, list(images.values()), num_beside=len(embedded))
-    indexes = list(images)
+        return _Embedded(embedded, {}, None)
+    indexes, thumbnails = list(images), dict[int, Thumbnail]()
+
+    async def picture(found: Sequence[bytes | ImageRejected], encoded: Encoded) -> None:
+        usable = {
+            indexes[row]: image for row in encoded.rows if isinstance(image := found[row], bytes)
+        }
+        thumbnails.update(await thumbnails_of(request, resources, usable))
+
+    encoded = await encode(
+        request,
+        resources,
+        list(images.values()),
+        num_beside=len(embedded),
+        after=picture if pictured else None,
+    )
     embedded |= {
         indexes[row]: vector for row, vector in zip(encoded.rows, encoded.embeddings, strict=True)
     }
     for row, rejection in encoded.errors.items():
         batch.errors[indexes[row]] = rejection
         del batch.items[indexes[row]]
-    return embedded, encoded
+    return _Embedded(embedded, thumbnails, encoded)
+
+
+async def _versions(
+    request: Request, resources: Resources, collection: Collection, ids: list[str]
+) -> list[str | None]:
+    """Returns the version of each item's thumbnail, null where it has none."""
+    return await within_deadline(
+        asyncio.get_running_loop().run_in_executor(
+            resources.compute, collection.thumbnail_versions, ids
+        ),
+        request.state.deadline,
+    )

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Body, Query, Request, Response
 from mlcd.collections.collection import Collection
 from mlcd.collections.duplicates import duplicate_groups
 from mlcd.collections.item import FoundItem
+from mlcd.collections.relevance import moved_away
 from mlcd.collections.searcher import SearchAnswer
 from mlcd.errors import DeadlineExceeded, InvalidInput
 from mlcd.wire import (
@@ -73,7 +74,8 @@ async def search(
     """Finds the items most similar to each image, text, embedding or item (JSON `ids`).
 
     It finds `top` items (10) that fulfill `filter` and are at least as similar as `threshold`. The
-    options go into the query string or into a JSON body. `exact` compares with all items, whatever
+    options go into the query string or into a JSON body; `without` into a body only: it moves the
+    queries away from the mean of stored items. `exact` compares with all items, whatever
     the index; the answer says whether that was done, and how many items the filter leaves.
     `metadata=false` leaves the matches' metadata out (null): an answer of more than
     `max_answer_bytes` is refused before it is made.
@@ -104,9 +106,13 @@ async def search(
         queries = await _queries_of_items(request, content, resources, collection)
     else:
         queries = await queries_from_json(request, content, resources)
+    wanted = queries.embeddings
+    if options.without is not None:
+        unwanted = [collection.embedding_of(item_id) for item_id in options.without.ids]
+        wanted = moved_away(wanted, np.concatenate(unwanted), options.without.weight)
     searching = partial(
         collection.search,
-        queries.embeddings,
+        wanted,
         options.top,
         filter=options.filter,
         threshold=options.threshold,
@@ -127,7 +133,7 @@ async def search(
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
         },
         [
-            partial(_result, index, matches, metadata=options.metadata)
+            partial(_result, collection, index, matches, metadata=options.metadata)
             for index, matches in zip(queries.rows, found.matches, strict=True)
         ],
         headers(resources, queries.encoded),
@@ -156,13 +162,22 @@ def _check_size(found: SearchAnswer, *, metadata: bool, limits: Limits) -> int:
     return num_bytes
 
 
-def _result(index: int, matches: list[FoundItem], *, metadata: bool) -> dict[str, Any]:
-    return {"index": index, "matches": [_match(match, metadata=metadata) for match in matches]}
-
-
-def _match(match: FoundItem, *, metadata: bool) -> dict[str, Any]:
-    described = orjson.Fragment(match.metadata_json) if metadata else None
-    return {"id": match.id, "similarity": match.similarity, "metadata": described}
+def _result(
+    collection: Collection, index: int, matches: list[FoundItem], *, metadata: bool
+) -> dict[str, Any]:
+    versions = collection.thumbnail_versions([match.id for match in matches])
+    return {
+        "index": index,
+        "matches": [
+            {
+                "id": match.id,
+                "similarity": match.similarity,
+                "metadata": orjson.Fragment(match.metadata_json) if metadata else None,
+                "thumbnail": version,
+            }
+            for match, version in zip(matches, versions, strict=True)
+        ],
+    }
 
 
 def _parsed(text: str | None) -> object:
@@ -244,4 +259,13 @@ class _Bound:
 def _compare(collection: Collection, similarity: float, bound: _Bound) -> list[DuplicateGroup]:
     ids, read = collection.rows()
     groups = duplicate_groups(len(ids), read, similarity, meter=bound)
-    return [DuplicateGroup(**group.record(ids)) for group in groups]
+    return [_described(collection, group.record(ids)) for group in groups]
+
+
+def _described(collection: Collection, group: dict[str, Any]) -> DuplicateGroup:
+    """Adds what is known of the items now: one may be gone since it was compared."""
+    return DuplicateGroup(
+        **group,
+        metadata=[collection.metadata_of(item_id) for item_id in group["ids"]],
+        thumbnails=collection.thumbnail_versions(group["ids"]),
+    )

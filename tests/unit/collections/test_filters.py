@@ -2,6 +2,7 @@
 
 import json
 import operator
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -86,6 +87,13 @@ def holds(filter_, metadata):
     )
 
 
+@dataclass(frozen=True)
+class Known:
+    columns: Columns
+    num_positions: int
+    position_of: dict[str, int] = field(default_factory=dict)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(METADATA, max_size=12), FILTERS)
 def test_they_agree_with_plain_python(items, filter_):
@@ -93,10 +101,12 @@ def test_they_agree_with_plain_python(items, filter_):
     columns.append(0, dict.fromkeys("xyz", "known"))
     for position, metadata in enumerate(items, 1):
         columns.append(position, json.loads(encode_metadata("i", metadata)))
-    found = parse_filter(filter_).matches(columns, len(items) + 1)
+    found = parse_filter(filter_).matches(Known(columns, len(items) + 1))
     assert found.tolist()[1:] == [holds(filter_, metadata) for metadata in items]
     order = np.random.default_rng(0).permutation(len(items) + 1)
-    again = parse_filter(filter_).matches(columns.take(order, len(items) + 1), len(items) + 1)
+    again = parse_filter(filter_).matches(
+        Known(columns.take(order, len(items) + 1), len(items) + 1)
+    )
     assert again.tolist() == found[order].tolist()
 
 
@@ -128,6 +138,13 @@ def nested(depth):
         ({"and": []}, "no list of filters"),
         ({"or": "x"}, "no list of filters"),
         ({"not": [], "or": []}, "something beside"),
+        ({"id": {"in": ["a"]}, "field": "x"}, "something beside"),
+        ({"id": {"in": "a"}}, "no list of ids"),
+        ({"id": {"in": [1]}}, "no list of ids"),
+        ({"id": "a"}, "no list of ids"),
+        ({"id": {"in": [], "eq": "a"}}, "no list of ids"),
+        ({"id": {"in": ["a"] * 10_001}}, "names 10001 ids"),
+        ({"and": [{"id": {"in": ["a"]}}] * 129}, "too many conditions"),
         ({}, "JSON object"),
         ([], "JSON object"),
         ("color = red", "JSON object"),
@@ -139,11 +156,25 @@ def test_what_is_wrong_is_said(filter_, message):
         parse_filter(filter_)
 
 
+def test_ids_are_a_condition_like_others(filled):
+    def found(filter_):
+        answer = filled.search(filled.embedding_of("i1"), 400, filter=filter_)
+        return sorted(match.id for match in answer.matches[0])
+
+    wanted = {"id": {"in": ["i1", "i4", "i7", "nobody"]}}
+    assert found(wanted) == ["i1", "i4", "i7"]
+    assert found({"and": [wanted, {"field": "odd", "eq": True}]}) == ["i1", "i7"]
+    assert len(found({"not": wanted})) == 397
+    assert found({"id": {"in": []}}) == []
+    filled.delete("i4")
+    assert found(wanted) == ["i1", "i7"]
+
+
 def test_seven_levels_are_possible():
     columns = Columns()
     columns.append(0, {"x": 1})
-    assert parse_filter(nested(6)).matches(columns, 1).tolist() == [True]
-    assert parse_filter(nested(7)).matches(columns, 1).tolist() == [False]
+    assert parse_filter(nested(6)).matches(Known(columns, 1)).tolist() == [True]
+    assert parse_filter(nested(7)).matches(Known(columns, 1)).tolist() == [False]
 
 
 def test_a_field_that_no_item_has_is_named_with_those_there_are(filled, vectors):

@@ -1,0 +1,148 @@
+"""The clusters of a collection: the nearest center of every item, computed once and kept.
+
+    clusters/DIGEST.npz   center and similarity by row of the ledger; DIGEST: that of the centers
+
+Shapes: N items, K centers.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.collections.by_row import ByRow, read_by_row, write_by_row
+from mlcd.collections.searcher import Searcher
+from mlcd.types import Embeddings, Neighbors
+
+CLUSTERS: Final = "clusters"
+_ASSIGNED: Final = np.empty(0, np.dtype([("center", "<i4"), ("similarity", "<f4")]))
+_SHOWN_DIGITS: Final = 16
+
+# nearest(vectors [n, D]) returns the nearest center of each unit row, as [n, 1]
+Nearest: TypeAlias = Callable[[Embeddings], Neighbors]
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """The members of each center among the items of one state of a collection.
+
+    positions: int64 [N], by center, then by similarity descending, then by id. similarities:
+    float32 [N], in this order. starts: int64 [K + 1], where each center's members begin.
+    """
+
+    searcher: Searcher
+    positions: NDArray[np.int64]
+    similarities: NDArray[np.float32]
+    starts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, assigned: ByRow, searcher: Searcher, num_centers: int) -> "Clusters":
+        positions = np.flatnonzero(searcher.alive)
+        values = assigned.at(searcher.rows[positions])
+        order = np.lexsort((-values["similarity"], values["center"]))
+        positions, values = positions[order], values[order]
+        _sort_ties(positions, values, searcher.ids)
+        starts = np.searchsorted(values["center"], np.arange(num_centers + 1))
+        return cls(searcher, positions, values["similarity"].copy(), starts)
+
+    def members(self, center: int) -> slice:
+        """Returns which of the positions are the center's."""
+        return slice(int(self.starts[center]), int(self.starts[center + 1]))
+
+    def behind(self, center: int, similarity: float, item_id: str) -> int:
+        """Returns the number of the first member behind this one, which may be gone by now."""
+        part = self.members(center)
+        falling = -self.similarities[part]
+        wanted = -np.float32(similarity)
+        first: int = part.start + int(np.searchsorted(falling, wanted, "left"))
+        last: int = part.start + int(np.searchsorted(falling, wanted, "right"))
+        names = [self.searcher.ids[position] for position in self.positions[first:last].tolist()]
+        return first + bisect_right(names, item_id)
+
+    @cached_property
+    def num_members(self) -> NDArray[np.int64]:
+        """Returns the number of each center's members, [K]."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def spread(self) -> NDArray[np.float64]:
+        """Returns the mean of 1 - cosine of each center's members, [K]; NaN where it has none."""
+        return self._mean(1 - self.similarities.astype(np.float64))
+
+    def novelty(self, farthest: float) -> NDArray[np.float64]:
+        """Returns the share of each center's members with 1 - cosine above `farthest`, [K]; NaN
+        where it has none.
+        """
+        return self._mean((1 - self.similarities > farthest).astype(np.float64))
+
+    def centers(self) -> NDArray[np.int32]:
+        """Returns the center of each position of the searcher, -1 where it is dead."""
+        centers = np.full(self.searcher.num_positions, -1, dtype=np.int32)
+        numbers = np.arange(len(self.num_members), dtype=np.int32)
+        centers[self.positions] = np.repeat(numbers, self.num_members)
+        return centers
+
+    def _mean(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        sums = np.concatenate([[0.0], np.cumsum(values)])[self.starts]
+        with np.errstate(invalid="ignore"):
+            means: NDArray[np.float64] = np.diff(sums) / self.num_members
+        return means
+
+
+class Assigner:
+    """The keeper of a collection's assignment to the centers that it was asked for last; for one
+    thread at a time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / CLUSTERS
+        self._digest = ""
+        self._assigned = self._written = ByRow.nothing(_ASSIGNED)
+
+    def clusters(
+        self, searcher: Searcher, digest: str, *, num_centers: int, nearest: Nearest
+    ) -> Clusters:
+        """Returns the clusters of a state, and computes those of new items only."""
+        if digest != self._digest:
+            self._assigned = self._written = read_by_row(self._path(digest), _ASSIGNED)
+            self._digest = digest
+
+        def assign(vectors: Embeddings) -> NDArray[Any]:
+            found = nearest(vectors)
+            values = np.empty(len(vectors), dtype=_ASSIGNED.dtype)
+            values["center"], values["similarity"] = found.ids[:, 0], found.scores[:, 0]
+            return values
+
+        self._assigned = self._assigned.extended(searcher, assign)
+        return Clusters.of(self._assigned, searcher, num_centers)
+
+    @property
+    def is_worth_writing(self) -> bool:
+        """Tells whether more than a tenth of what is known is not in the file."""
+        return 10 * self._written.num_lacking(self._assigned.rows) > len(self._assigned.rows)
+
+    def write(self) -> None:
+        """Writes the assignment, and removes those to other centers."""
+        path = self._path(self._digest)
+        write_by_row(path, self._assigned)
+        self._written = self._assigned
+        for other in path.parent.glob("*.npz"):
+            if other != path:
+                other.unlink(missing_ok=True)
+
+    def _path(self, digest: str) -> Path:
+        return self._folder / f"{digest[:_SHOWN_DIGITS]}.npz"
+
+
+def _sort_ties(positions: NDArray[np.int64], values: NDArray[np.void], ids: list[str]) -> None:
+    """Sorts runs of equal center and similarity by id, in place; there are few of them."""
+    same = values[1:] == values[:-1]
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
+    for first, last in edges.reshape(-1, 2):
+        run = positions[first : last + 1]
+        run[:] = sorted(run.tolist(), key=ids.__getitem__)

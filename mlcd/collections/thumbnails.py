@@ -1,0 +1,337 @@
+"""The thumbnails of a collection's items, in an SQLite file beside the ledger.
+
+    pictures   digest, picture, and how many items show it: an equal picture is kept once
+    shown      row, digest: the picture of the item with this row of the ledger
+    totals     the number of items and of pictures, and the bytes of the pictures
+
+A thumbnail belongs to a row of the ledger and never to an id: a new vector of the same id has a new
+row, so no item can show the picture of an earlier one. The ledger alone decides which rows exist.
+It is written first; what a crash then leaves here of rows that are gone is removed when the
+collection is opened. The file can be deleted at any time while no process has the collection open.
+A power cut may lose the last pictures, and never half of a transaction.
+"""
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifacts.disk import lacks_open_files, too_many_files
+from mlcd.collections.descriptors import Descriptors
+from mlcd.errors import Unavailable
+from mlcd.images.thumbnail import Thumbnail
+
+THUMBNAILS: Final = "thumbnails.sqlite"
+DEFAULT_MAX_BYTES: Final = 2 * 2**30
+_APPLICATION: Final = 0x4D4C4354  # `MLCT`
+_SCHEMA: Final = 1
+_TABLES: Final = """
+CREATE TABLE pictures (digest BLOB PRIMARY KEY, picture BLOB NOT NULL, shown INTEGER NOT NULL);
+CREATE TABLE shown (row INTEGER PRIMARY KEY, digest BLOB NOT NULL);
+CREATE TABLE totals (items INTEGER NOT NULL, pictures INTEGER NOT NULL, bytes INTEGER NOT NULL);
+INSERT INTO totals VALUES (0, 0, 0);
+"""
+_PAGE_BYTES: Final = 16_384
+_CHECKPOINT_PAGES: Final = 1000
+_ROWS_A_QUERY: Final = 500
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_Result = TypeVar("_Result")
+_log = logging.getLogger("mlcd.collections")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The size of a store, as `mlcd.wire.DescribedThumbnails` shows it."""
+
+    items: int = 0
+    pictures: int = 0
+    bytes: int = 0
+    max_bytes: int = DEFAULT_MAX_BYTES
+    full: bool = False
+
+
+class Thumbnails:
+    """The store of one collection; every method may be called from many threads.
+
+    The file is made with the first picture. A store that is damaged, or that the disk refuses, is
+    reported in the log: items are added and found without it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        read_only: bool,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        shared: Descriptors | None = None,
+    ) -> None:
+        """max_bytes: above this no picture is added. shared: see `Collection.open`."""
+        self._path, self._read_only, self._shared = path, read_only, shared
+        self._connected: sqlite3.Connection | None = None
+        self._using = threading.Lock()
+        self._exists, self._damaged = path.is_file(), False
+        self._stored = Stored(max_bytes=max_bytes)
+
+    def open(self, rows: NDArray[np.int64]) -> None:
+        """Reads the size of the store, and removes the pictures of other rows than these.
+
+        rows: those of the ledger, ascending.
+        """
+        if not self._exists:
+            return
+        totals = self._use("opened", _totals)
+        if self._damaged and not self._read_only:
+            self._begin_anew()
+        if totals is None:
+            return
+        items, pictures, num_bytes = totals
+        self._stored = replace(self._stored, items=items, pictures=pictures, bytes=num_bytes)
+        known = self.rows()
+        self.change(gone=known[~np.isin(known, rows)].tolist(), added={})
+
+    def describe(self) -> Stored | None:
+        """Returns the size of the store, or None where nothing was ever added."""
+        return self._stored if self._exists or self._stored.full else None
+
+    @property
+    def is_full(self) -> bool:
+        """Tells whether a picture was refused since the last one was removed."""
+        return self._stored.full
+
+    def change(self, *, gone: Sequence[int], added: Mapping[int, Thumbnail]) -> None:
+        """Removes the pictures of some rows and adds others by row, all of them or none.
+
+        A picture above the bound is left out, and the store is full from then on.
+        """
+        if self._read_only or self._damaged or not (added or (gone and self._exists)):
+            return
+
+        def write(connection: sqlite3.Connection) -> None:
+            with _transaction(connection):
+                stored = _drop(connection, self._stored, gone)
+                for row, picture in added.items():
+                    stored = _put(connection, stored, row, picture)
+                _state(connection, stored)
+            self._stored = stored
+
+        self._use("changed", write)
+
+    def read(self, row: int) -> Thumbnail | None:
+        """Returns the picture of a row, or None where it has none that can be read."""
+        if not self._exists:
+            return None
+        found = self._use("read", partial(_picture, row=row))
+        if found is None:
+            return None
+        digest, data = found
+        picture = Thumbnail(data)
+        if bytes.fromhex(picture.version) == digest:
+            return picture
+        _log.warning("a picture in %s is damaged", self._path)
+        return None
+
+    def versions(self, rows: Sequence[int]) -> list[str | None]:
+        """Returns the version of each row's picture, or None where it has none."""
+        found = (self._use("read", partial(_versions, rows=rows)) if self._exists else None) or {}
+        return [found.get(row) for row in rows]
+
+    def rows(self) -> NDArray[np.int64]:
+        """Returns the rows that have a picture, ascending."""
+        found = (self._use("read", _rows) if self._exists else None) or []
+        return np.array(found, dtype=np.int64)
+
+    def rest(self) -> bool:
+        """Closes the connection until the next use, unless it is in use."""
+        if not self._using.acquire(blocking=False):
+            return False
+        try:
+            self._disconnect()
+        finally:
+            self._using.release()
+        return True
+
+    def close(self) -> None:
+        with self._using:
+            self._disconnect()
+        if self._shared is not None:
+            self._shared.forget(self)
+
+    def _begin_anew(self) -> None:
+        """Removes a damaged file; only pictures are lost, which can be made again."""
+        with self._using:
+            self._disconnect()
+            for suffix in ("", "-wal", "-shm"):
+                self._path.with_name(f"{self._path.name}{suffix}").unlink(missing_ok=True)
+            self._damaged = False
+        _log.warning("%s was damaged and is empty now: make the thumbnails again", self._path)
+
+    def _disconnect(self) -> None:
+        if self._connected is not None:
+            self._connected.close()
+            self._connected = None
+
+    def _use(self, used: str, work: Callable[[sqlite3.Connection], _Result]) -> _Result | None:
+        """Returns what `work` returns; where it fails, the log says so and the result is None."""
+        try:
+            with self._using:
+                if self._connected is None:
+                    self._connected = self._connect()
+                    self._exists = True
+                result = work(self._connected)
+        except (sqlite3.Error, Unavailable) as error:
+            _log.warning("%s cannot be %s: %s", self._path, used, error)
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+                self._exists, self._damaged = False, True
+            return None
+        if self._shared is not None:
+            self._shared.used(self)
+        return result
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            connection = sqlite3.connect(
+                f"{self._path.resolve().as_uri()}?{self._mode()}",
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+        except sqlite3.Error as error:
+            if lacks_open_files():
+                raise too_many_files() from error
+            raise
+        try:
+            if not self._read_only:
+                _prepare(connection)
+            _check(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _mode(self) -> str:
+        """Returns how SQLite opens the file; after a clean close no log is looked for."""
+        if not self._read_only:
+            return "mode=rwc"
+        log = self._path.with_name(f"{self._path.name}-wal")
+        return "mode=ro" if log.is_file() and log.stat().st_size else "immutable=1"
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    """Raises DatabaseError where the file is another program's."""
+    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+        raise sqlite3.DatabaseError("it is not a store of thumbnails")
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    """Sets the modes of a connection that writes, and makes the tables of a new file."""
+    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
+        connection.executescript(
+            f"BEGIN; {_TABLES} PRAGMA application_id = {_APPLICATION};"
+            f" PRAGMA user_version = {_SCHEMA}; COMMIT;"
+        )
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _drop(connection: sqlite3.Connection, stored: Stored, rows: Sequence[int]) -> Stored:
+    """Removes the pictures of the rows, where they have any, and returns the size afterward."""
+    for row in rows:
+        found = connection.execute("SELECT digest FROM shown WHERE row = ?", (row,)).fetchone()
+        if found is None:
+            continue
+        connection.execute("DELETE FROM shown WHERE row = ?", (row,))
+        connection.execute("UPDATE pictures SET shown = shown - 1 WHERE digest = ?", found)
+        unused = connection.execute(
+            "DELETE FROM pictures WHERE digest = ? AND shown <= 0 RETURNING length(picture)", found
+        ).fetchone()
+        stored = replace(stored, items=stored.items - 1)
+        if unused is not None:
+            stored = replace(
+                stored,
+                pictures=stored.pictures - 1,
+                bytes=stored.bytes - unused[0],
+                full=False,
+            )
+    return stored
+
+
+def _put(connection: sqlite3.Connection, stored: Stored, row: int, picture: Thumbnail) -> Stored:
+    """Gives the row this picture in place of an earlier one, and returns the size afterward."""
+    digest = bytes.fromhex(picture.version)
+    before = connection.execute("SELECT digest FROM shown WHERE row = ?", (row,)).fetchone()
+    if before is not None and before[0] == digest:
+        return stored
+    known = connection.execute("SELECT 1 FROM pictures WHERE digest = ?", (digest,)).fetchone()
+    if known is None and stored.bytes + len(picture.data) > stored.max_bytes:
+        return replace(stored, full=True)
+    stored = _drop(connection, stored, [row])
+    connection.execute("INSERT INTO shown VALUES (?, ?)", (row, digest))
+    connection.execute(
+        "INSERT INTO pictures VALUES (?, ?, 1)"
+        " ON CONFLICT (digest) DO UPDATE SET shown = shown + 1",
+        (digest, picture.data),
+    )
+    stored = replace(stored, items=stored.items + 1)
+    if known is None:
+        stored = replace(
+            stored, pictures=stored.pictures + 1, bytes=stored.bytes + len(picture.data)
+        )
+    return stored
+
+
+def _picture(connection: sqlite3.Connection, *, row: int) -> tuple[bytes, bytes] | None:
+    """Returns the digest and the picture of a row."""
+    found: tuple[bytes, bytes] | None = connection.execute(
+        "SELECT digest, picture FROM pictures WHERE digest ="
+        " (SELECT digest FROM shown WHERE row = ?)",
+        (row,),
+    ).fetchone()
+    return found
+
+
+def _versions(connection: sqlite3.Connection, *, rows: Sequence[int]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for start in range(0, len(rows), _ROWS_A_QUERY):
+        part = [*rows[start : start + _ROWS_A_QUERY]]
+        marks = ",".join("?" * len(part))
+        query = f"SELECT row, digest FROM shown WHERE row IN ({marks})"  # noqa: S608
+        found |= {row: digest.hex() for row, digest in connection.execute(query, part)}
+    return found
+
+
+def _rows(connection: sqlite3.Connection) -> list[int]:
+    return [row for (row,) in connection.execute("SELECT row FROM shown ORDER BY row")]
+
+
+def _totals(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    items, pictures, num_bytes = connection.execute("SELECT * FROM totals").fetchone()
+    return items, pictures, num_bytes
+
+
+def _state(connection: sqlite3.Connection, stored: Stored) -> None:
+    connection.execute(
+        "UPDATE totals SET items = ?, pictures = ?, bytes = ?",
+        (stored.items, stored.pictures, stored.bytes),
+    )

@@ -1,0 +1,27 @@
+"""The cursors of lists: what the last entry of a page was sorted by, opaque to clients."""
+
+from typing import Any
+
+import orjson
+import pybase64
+
+from mlcd.errors import InvalidInput
+
+
+def write_cursor(*values: str | float) -> str:
+    return pybase64.urlsafe_b64encode(orjson.dumps(values)).decode().rstrip("=")
+
+
+def read_cursor(cursor: str, *kinds: type[Any]) -> list[Any]:
+    """Returns the values of a cursor, each of its kind. Raises InvalidInput for another's."""
+    try:
+        values = orjson.loads(pybase64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (ValueError, orjson.JSONDecodeError) as error:
+        raise _invalid() from error
+    if not isinstance(values, list) or [type(value) for value in values] != [*kinds]:
+        raise _invalid()
+    return values
+
+
+def _invalid() -> InvalidInput:
+    return InvalidInput("the cursor is not of this list", remedy="begin again without one")

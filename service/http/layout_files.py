@@ -1,0 +1,83 @@
+"""Chosen items of a layout as files, written part by part."""
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from mlcd.collections.layout import Layout
+
+CSV: Final = "text/csv"
+PARQUET: Final = "application/vnd.apache.parquet"
+_ROWS: Final = 8192
+_SCHEMA: Final = pa.schema(
+    [
+        ("id", pa.string()),
+        ("position", pa.int64()),
+        ("x", pa.float32()),
+        ("y", pa.float32()),
+        ("metadata", pa.string()),
+    ]
+)
+
+
+def csv_parts(layout: Layout, chosen: NDArray[np.int64]) -> Iterator[bytes]:
+    """Yields a file of comma-separated values, UTF-8, with a line of names."""
+    yield (",".join(_SCHEMA.names) + "\r\n").encode()
+    for batch in _batches(layout, chosen):
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows(zip(*(column.to_pylist() for column in batch), strict=True))
+        yield text.getvalue().encode()
+
+
+def parquet_parts(layout: Layout, chosen: NDArray[np.int64]) -> Iterator[bytes]:
+    """Yields a parquet file, a row group at a time."""
+    written = _Written()
+    with pq.ParquetWriter(pa.PythonFile(written, mode="w"), _SCHEMA) as writer:
+        for batch in _batches(layout, chosen):
+            writer.write_batch(batch)
+            yield written.taken()
+    yield written.taken()
+
+
+class _Written(io.RawIOBase):
+    """A file whose content is taken away while it is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object, /) -> int:
+        part = bytes(data)  # type: ignore[call-overload]
+        self._parts.append(part)
+        return len(part)
+
+    def taken(self) -> bytes:
+        part = b"".join(self._parts)
+        self._parts.clear()
+        return part
+
+
+def _batches(layout: Layout, chosen: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    searcher = layout.searcher
+    for start in range(0, len(chosen), _ROWS):
+        rows = chosen[start : start + _ROWS]
+        positions = layout.positions[rows].tolist()
+        yield pa.record_batch(
+            [
+                pa.array([searcher.ids[position] for position in positions], pa.string()),
+                pa.array(rows),
+                pa.array(layout.points[rows, 0]),
+                pa.array(layout.points[rows, 1]),
+                pa.array([searcher.metadata[position] for position in positions], pa.string()),
+            ],
+            schema=_SCHEMA,
+        )

@@ -1,0 +1,83 @@
+"""The members of a center as answers show them: page by page, and by a metadata field."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import orjson
+
+from mlcd.collections.clusters import Clusters
+from mlcd.collections.collection import Collection
+from mlcd.collections.columns import Scalar
+from mlcd.errors import InvalidInput
+from mlcd.wire import CountedValue
+from service.http.cursors import read_cursor, write_cursor
+
+
+def listed_members(
+    collection: Collection, clusters: Clusters, center: int, *, limit: int, cursor: str | None
+) -> dict[str, Any]:
+    """Returns a page of members, the nearest first, the number of all, and the next cursor."""
+    part = clusters.members(center)
+    first = part.start
+    if cursor is not None:
+        similarity, item_id = read_cursor(cursor, float, str)
+        first = clusters.behind(center, similarity, item_id)
+    last = min(first + limit, part.stop)
+    searcher = clusters.searcher
+    positions = clusters.positions[first:last].tolist()
+    similarities = clusters.similarities[first:last].tolist()
+    ids = [searcher.ids[position] for position in positions]
+    versions = collection.thumbnail_versions(ids)
+    return {
+        "total": part.stop - part.start,
+        "members": [
+            {
+                "id": item_id,
+                "similarity": similarity,
+                "metadata": orjson.Fragment(searcher.metadata[position]),
+                "thumbnail": version,
+            }
+            for position, item_id, similarity, version in zip(
+                positions, ids, similarities, versions, strict=True
+            )
+        ],
+        "next": write_cursor(similarities[-1], ids[-1]) if last < part.stop else None,
+    }
+
+
+def counted_values(
+    clusters: Clusters, center: int, field: str, limit: int
+) -> tuple[list[CountedValue], int, int]:
+    """Returns the most frequent values of a field among a center's members, the number of members
+    that have none of these but others, and of those without a value.
+
+    Raises InvalidInput for a field that no item has.
+    """
+    searcher = clusters.searcher
+    column = searcher.columns.find(field)
+    if column is None:
+        raise InvalidInput(
+            f"no item has the field {field!r}",
+            remedy=f"fields are {', '.join(searcher.columns.names()[:20]) or 'none yet'}",
+        )
+    codes = column.codes(searcher.num_positions)[clusters.positions[clusters.members(center)]]
+    found, nums = np.unique(codes[codes >= 0], return_counts=True)
+    counted: Counter[tuple[type, Scalar]] = Counter()
+    for code, num in zip(found.tolist(), nums.tolist(), strict=True):
+        for value in {(type(part), part) for part in column.values[code]}:
+            counted[value] += num
+    order = sorted(counted.items(), key=lambda entry: (-entry[1], str(entry[0][1])))
+    shown = {value for value, _ in order[:limit]}
+    others = sum(
+        num
+        for code, num in zip(found.tolist(), nums.tolist(), strict=True)
+        if column.values[code] and not shown & {(type(part), part) for part in column.values[code]}
+    )
+    empty = sum(
+        num
+        for code, num in zip(found.tolist(), nums.tolist(), strict=True)
+        if not column.values[code]
+    )
+    counts = [CountedValue(value=value, items=num) for (_, value), num in order[:limit]]
+    return counts, others, int((codes < 0).sum()) + empty

@@ -1,0 +1,260 @@
+"""The routes of a collection's layout: its points, the values to color them by, and its items."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
+from typing import Annotated, Any, Final, TypeVar
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Query, Request
+from numpy.typing import NDArray
+from starlette.responses import Response, StreamingResponse
+
+from mlcd.collections.collection import Collection
+from mlcd.collections.filters import parse_filter
+from mlcd.collections.layout import Layout
+from mlcd.errors import Conflict, InvalidInput
+from mlcd.wire import LayoutItems, LayoutItemsRequest, LayoutLegend
+from service.deadline import within_deadline
+from service.http.access import Opened
+from service.http.answers import JSON, RAW, headers, json_answer, negotiated
+from service.http.auth import needs
+from service.http.json_route import JsonRoute
+from service.http.layout_files import CSV, PARQUET, csv_parts, parquet_parts
+from service.http.layout_values import LayoutValues, values_by_center, values_by_field
+from service.http.openapi import BINARY
+from service.http.routes.collections import Name, opened_collection
+from service.http.routes.labels import opened_lookup
+from service.resources import Resources
+
+router = APIRouter(tags=["collections"], route_class=JsonRoute)
+
+_Result = TypeVar("_Result")
+_PART_BYTES: Final = 2**18
+_METADATA: Final = "metadata."
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (404, 409, 422, 504)}
+_NUMBERS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {RAW: BINARY}},
+    304: {"description": "The layout is the one that If-None-Match names"},
+    **_ERRORS,
+}
+_FILES: Final = {
+    CSV: {"schema": {"type": "string"}},
+    PARQUET: BINARY,
+}
+_ITEMS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"model": LayoutItems, "content": _FILES},
+    406: {},
+    **_ERRORS,
+}
+First = Annotated[int | None, Query(ge=1, description="how many rows; all by default")]
+By = Annotated[str, Query(min_length=1, max_length=200, description="cluster, or metadata.FIELD")]
+
+
+@router.get(
+    "/v1/collections/{name}/layout",
+    dependencies=[needs("search")],
+    response_class=Response,
+    responses=_NUMBERS,
+)
+async def get_layout(
+    name: Name, request: Request, resources: Opened, first: First = None
+) -> Response:
+    """Answers with a point for each item: little-endian float32 [n, 2] in [-1, 1].
+
+    The rows are shuffled by a hash, so that the first ones are a fair sample. X-Mlcd-Layout names
+    the method and this very layout; the other routes of the layout have the same order while it is
+    the same.
+    """
+    _, layout = await _opened(name, request, resources)
+    return _numbers(request, resources, layout, layout.points, first)
+
+
+@router.get(
+    "/v1/collections/{name}/layout/values",
+    dependencies=[needs("search")],
+    response_class=Response,
+    responses=_NUMBERS,
+)
+async def get_values(
+    name: Name, by: By, request: Request, resources: Opened, first: First = None
+) -> Response:
+    """Answers with a number for each item, in the order of the layout: little-endian int32 [n].
+
+    By cluster it is the center's id; by a metadata field the index in the legend; -1 where it is
+    unknown.
+    """
+    collection, layout = await _opened(name, request, resources)
+    values = await _values(by, collection, layout, request, resources)
+    return _numbers(request, resources, layout, values.numbers.astype("<i4"), first)
+
+
+@router.get(
+    "/v1/collections/{name}/layout/legend",
+    dependencies=[needs("search")],
+    responses=_ERRORS,
+)
+async def get_legend(
+    name: Name, by: By, request: Request, response: Response, resources: Opened
+) -> LayoutLegend:
+    """Tells what the numbers of the values mean, those of most items first, at most 1,000."""
+    collection, layout = await _opened(name, request, resources)
+    values = await _values(by, collection, layout, request, resources)
+    response.headers.update(_stamp(resources, layout))
+    return LayoutLegend(by=by, values=values.legend)
+
+
+@router.post(
+    "/v1/collections/{name}/layout/items",
+    dependencies=[needs("search")],
+    response_class=Response,
+    responses=_ITEMS,
+)
+async def list_items(
+    name: Name, asked: LayoutItemsRequest, request: Request, resources: Opened
+) -> Response:
+    """Lists items by their rows in the layout, or those inside a polygon.
+
+    With an Accept header of text/csv or application/vnd.apache.parquet all chosen items come as a
+    file: id, position, x, y and metadata as JSON.
+    """
+    kind = negotiated(request, (JSON, CSV, PARQUET))
+    collection, layout = await _opened(name, request, resources)
+    if asked.layout not in (None, layout.digest):
+        raise Conflict("the layout has changed", remedy="read it again")
+    chosen = await _computed(request, resources, partial(_chosen, layout, asked))
+    if kind == JSON:
+        content = partial(_listed, collection, layout, chosen, asked.limit)
+        return json_answer(
+            {"collection": name, **await _computed(request, resources, content)},
+            _stamp(resources, layout),
+        )
+    parts = (csv_parts if kind == CSV else parquet_parts)(layout, chosen)
+    suffix = "csv" if kind == CSV else "parquet"
+    stamp = _stamp(resources, layout) | {
+        "Content-Disposition": f'attachment; filename="{name}.{suffix}"',
+        "X-Mlcd-Items": str(len(chosen)),
+    }
+    return StreamingResponse(_sent(parts, resources), headers=stamp, media_type=kind)
+
+
+async def _opened(name: str, request: Request, resources: Resources) -> tuple[Collection, Layout]:
+    collection = await opened_collection(name, request, resources)
+    return collection, await resources.views.layout(collection, deadline=request.state.deadline)
+
+
+async def _computed(request: Request, resources: Resources, work: Callable[[], _Result]) -> _Result:
+    return await within_deadline(
+        asyncio.get_running_loop().run_in_executor(resources.compute, work),
+        request.state.deadline,
+    )
+
+
+def _stamp(resources: Resources, layout: Layout) -> dict[str, str]:
+    return {**headers(resources), "X-Mlcd-Layout": f"{layout.method};{layout.digest}"}
+
+
+def _numbers(
+    request: Request,
+    resources: Resources,
+    layout: Layout,
+    rows: NDArray[Any],
+    first: int | None,
+) -> Response:
+    shown = rows[:first]
+    data = memoryview(np.ascontiguousarray(shown).ravel().view(np.uint8).data)
+    etag = f'"{_named(layout)}"'
+    stamp = {
+        **_stamp(resources, layout),
+        "X-Mlcd-Items": str(len(shown)),
+        "ETag": etag,
+        "Cache-Control": "private, no-cache",
+        "Vary": "Authorization, X-API-Key",
+    }
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=stamp)
+    stamp["Content-Length"] = str(len(data))
+    return StreamingResponse(_pieces(data), headers=stamp, media_type=RAW)
+
+
+def _named(layout: Layout) -> str:
+    """Returns the tag of an answer: that of the layout, and of the state that its metadata were
+    in.
+    """
+    searcher = layout.searcher
+    return f"{layout.digest}-{searcher.generation.number}-{searcher.num_positions}"
+
+
+async def _pieces(data: memoryview) -> AsyncIterator[memoryview]:
+    for start in range(0, len(data), _PART_BYTES):
+        yield data[start : start + _PART_BYTES]
+
+
+async def _sent(parts: Iterator[bytes], resources: Resources) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    while (part := await loop.run_in_executor(resources.compute, next, parts, None)) is not None:
+        yield part
+
+
+async def _values(
+    by: str,
+    collection: Collection,
+    layout: Layout,
+    request: Request,
+    resources: Resources,
+) -> LayoutValues:
+    if by == "cluster":
+        lookup = opened_lookup(resources)
+        clusters = await resources.views.clusters(
+            collection, lookup, deadline=request.state.deadline
+        )
+        work = partial(values_by_center, layout, clusters, lookup.centers)
+    elif by.startswith(_METADATA):
+        work = partial(values_by_field, layout, by.removeprefix(_METADATA))
+    else:
+        raise InvalidInput(
+            "items have no such value", remedy="give by=cluster or by=metadata.FIELD"
+        )
+    return await _computed(request, resources, work)
+
+
+def _chosen(layout: Layout, asked: LayoutItemsRequest) -> NDArray[np.int64]:
+    """Returns the rows of the layout that a request asks for."""
+    num = len(layout.positions)
+    if asked.positions is not None and asked.polygon is not None:
+        raise InvalidInput("give either `positions` or `polygon`")
+    if asked.positions is not None:
+        rows = np.array(asked.positions, dtype=np.int64)
+        if len(rows) and rows.max() >= num:
+            raise InvalidInput(f"the layout has {num} rows", remedy="read it again")
+    elif asked.polygon is not None:
+        rows = layout.inside(np.array(asked.polygon, dtype=np.float64))
+    else:
+        rows = np.arange(num)
+    if asked.filter is None:
+        return rows
+    matching = parse_filter(asked.filter).matches(layout.searcher)
+    return rows[matching[layout.positions[rows]]]
+
+
+def _listed(
+    collection: Collection, layout: Layout, chosen: NDArray[np.int64], limit: int
+) -> dict[str, Any]:
+    rows = chosen[:limit].tolist()
+    searcher = layout.searcher
+    positions = layout.positions[chosen[:limit]].tolist()
+    ids = [searcher.ids[position] for position in positions]
+    versions = collection.thumbnail_versions(ids)
+    return {
+        "total": len(chosen),
+        "items": [
+            {
+                "position": row,
+                "id": item_id,
+                "metadata": orjson.Fragment(searcher.metadata[position]),
+                "thumbnail": version,
+            }
+            for row, position, item_id, version in zip(rows, positions, ids, versions, strict=True)
+        ],
+    }

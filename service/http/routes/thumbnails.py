@@ -1,0 +1,93 @@
+"""The route of an item's thumbnail, a picture that this server has encoded itself."""
+
+import asyncio
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import Scope
+
+from mlcd.errors import NotFound
+from service.deadline import within_deadline
+from service.http.access import Opened
+from service.http.answers import headers
+from service.http.auth import needs
+from service.http.openapi import BINARY
+from service.http.routes.collections import Name, opened_collection
+
+WEBP: Final = "image/webp"
+_LAST: Final = b"/thumbnail"
+_FOREVER: Final = "private, max-age=31536000, immutable"
+_ASK_AGAIN: Final = "private, no-cache"
+_KEYS: Final = "Authorization, X-API-Key"
+_ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {WEBP: BINARY}},
+    304: {"description": "The picture is the one that If-None-Match names"},
+    **{status: {} for status in (404, 409, 422, 504)},
+}
+
+
+class _LiteralRoute(APIRoute):
+    """A route whose last step must stand in the path as it is.
+
+    In the decoded path, the item `a/thumbnail` looks like the thumbnail of the item `a`.
+    """
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        raw = scope.get("raw_path") or scope["path"].encode()
+        if not raw.partition(b"?")[0].endswith(_LAST):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+router = APIRouter(tags=["collections"], route_class=_LiteralRoute)
+
+
+@router.get(
+    "/v1/collections/{name}/items/{id:path}/thumbnail",
+    dependencies=[needs("search")],
+    response_class=Response,
+    responses=_ANSWERS,
+)
+async def get_thumbnail(
+    name: Name,
+    id: Annotated[  # noqa: A002 - as in the path
+        str,
+        Path(
+            description="percent-encoded; slashes may stay, other than one before `thumbnail`",
+            json_schema_extra={"minLength": 1},
+        ),
+    ],
+    request: Request,
+    resources: Opened,
+    v: Annotated[str | None, Query(description="the version, as items state it")] = None,
+) -> Response:
+    """Answers with an item's thumbnail: WebP, upright, without metadata.
+
+    With the item's version as `v`, browsers may keep it for ever; otherwise they ask again.
+    """
+    collection = await opened_collection(name, request, resources)
+    picture = await within_deadline(
+        asyncio.get_running_loop().run_in_executor(resources.compute, collection.thumbnail, id),
+        request.state.deadline,
+    )
+    if picture is None:
+        raise NotFound("the item has no thumbnail", remedy="add it again with its image")
+    etag = f'"{picture.version}"'
+    stamp = {
+        **headers(resources),
+        "ETag": etag,
+        "Cache-Control": _FOREVER if v == picture.version else _ASK_AGAIN,
+        "Vary": _KEYS,
+    }
+    if etag in _tags(request):
+        return Response(status_code=304, headers=stamp)
+    return Response(picture.data, 200, stamp, WEBP)
+
+
+def _tags(request: Request) -> list[str]:
+    """Returns the tags of If-None-Match, without the mark of weak ones."""
+    given = ",".join(request.headers.getlist("if-none-match"))
+    return [tag.strip().removeprefix("W/") for tag in given.split(",")]

@@ -1,0 +1,47 @@
+"""Thumbnails of the images of a request, made on decoding threads of their own."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from functools import partial
+
+from fastapi import Request
+
+from mlcd.errors import ImageRejected
+from mlcd.images.decode import DecodeLimits, num_pixels
+from mlcd.images.thumbnail import Thumbnail, thumbnail
+from service.deadline import within_deadline
+from service.resources import Resources
+from service.telemetry.request import timed
+
+_log = logging.getLogger("mlcd.service")
+
+
+async def thumbnails_of(
+    request: Request, resources: Resources, images: Mapping[int, bytes]
+) -> dict[int, Thumbnail]:
+    """Returns the thumbnails of images that were encoded; one that cannot be made is left out."""
+    limits = DecodeLimits(
+        max_bytes=resources.settings.limits.max_body_bytes,
+        max_pixels=resources.settings.limits.max_pixels,
+    )
+    side, key = resources.settings.thumbnails.side, request.state.key
+    owner = object() if key is None else key.id
+
+    async def make(image: bytes) -> Thumbnail | None:
+        try:
+            pixels = num_pixels(image, limits=limits)
+            return await resources.rendering.run(
+                owner, pixels, partial(thumbnail, image, side=side, limits=limits)
+            )
+        except ImageRejected as rejection:
+            _log.warning("an image has no thumbnail: %s", rejection.reason)
+            return None
+
+    with timed("thumbnails"):
+        made = await within_deadline(
+            asyncio.gather(*(make(image) for image in images.values())), request.state.deadline
+        )
+    return {
+        index: picture for index, picture in zip(images, made, strict=True) if picture is not None
+    }
