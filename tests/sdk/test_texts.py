@@ -20,7 +20,7 @@ def name(towers):
 
 @pytest.fixture
 def mixed(texts, pictures):
-    """What is sent, and the samples behind it."""
+    """Texts and images in one list as they are sent, and the samples behind them."""
     samples = [texts[0], pictures[0], texts[1], pictures[1], texts[2]]
     return [sample.text or sample.uri for sample in samples], samples
 
