@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,15 +29,22 @@ from rich.table import Table
 from mlcd.artifacts.disk import translated_os_errors
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import open_artifact
+from mlcd.encoders import open_text_encoder
 from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.export.starter.artifact import STARTER
+from mlcd.export.starter.packages import installed as starter_installed
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION
+from mlcd.pipelines.resolve import resolve_model
 
 _IMAGES_PER_CLUSTER: Final = 12
 _MAX_CLUSTERS: Final = 1000
 _MIN_DISTINCT: Final = 8
 _MANY_CLUSTERS: Final = 500
 _INTERRUPTED: Final = 130
+_NUM_WORDS: Final = 3
+_NUM_FOUND: Final = 3
+_WORDS: Final = ("people", "an animal", "a building")  # where no class is known
 
 
 @dataclass(frozen=True)
@@ -58,11 +65,13 @@ class Demo:
         started = time.monotonic()
         if self.images is None:
             write_digits(self.out / "images")
-        _run(["embed", self._images, self._at("features"), "--model", self.features or "hog"])
+        _run(["embed", self._images, self._at("features"), "--model", self._features])
         features = EmbeddingsArtifact.open(self.out / "features")
         for command in self.commands(features):
             _run(command)
         self._print_table(time.monotonic() - started)
+        if self._features == STARTER:
+            _print_search_by_words(features)
 
     def commands(self, features: EmbeddingsArtifact) -> list[list[str]]:
         """Returns the public commands that follow the first, in order."""
@@ -160,13 +169,19 @@ class Demo:
         return copy
 
     @property
+    def _features(self) -> str:
+        """The model whose features are clustered: for photographs the starter, where it is."""
+        stand_in = "hog" if self.images is None or not starter_installed() else STARTER
+        return self.features or stand_in
+
+    @property
     def _images(self) -> str:
         return self.images if self.images is not None else str(self.out / "images")
 
     def _print_table(self, seconds: float) -> None:
         shown = {
             "pixels": "raw pixels 16x16",
-            "features": f"features ({Path(self.features).stem if self.features else 'hog'})",
+            "features": f"features ({Path(self._features).stem})",
             "step_000000": "ViT, untrained",
         }
         records: dict[str, dict[str, float]] = {}
@@ -206,6 +221,21 @@ class Demo:
                 " compare with."
             )
         _say(f"everything is in {self.out} ({seconds:.0f} s)")
+
+
+def _print_search_by_words(features: EmbeddingsArtifact) -> None:
+    """Prints the images that the starter finds by a few words: names of classes where there are
+    any.
+    """
+    names = sorted({name for name in features.class_names if name is not None})
+    words = [name.replace("_", " ") for name in names[:: max(1, len(names) // _NUM_WORDS)]]
+    texts = [f"a photo of {each}" for each in words[:_NUM_WORDS] or _WORDS]
+    with closing(open_text_encoder(resolve_model(STARTER))) as encoder:
+        scores = encoder.encode(encoder.tokenizer(texts)) @ features.load().T
+    _say("\nby words, among the features of the starter:")
+    for text, row in zip(texts, scores, strict=True):
+        found = ", ".join(features.keys[int(at)] for at in np.argsort(-row)[:_NUM_FOUND])
+        _say(f"  {text}: {found}")
 
 
 def free_port(host: str, port: int) -> int:

@@ -124,7 +124,8 @@ def journey(tmp_path_factory, digits, tiny_recipe) -> Path:
     seconds.
     """
     out = tmp_path_factory.mktemp("journey") / "demo"
-    call_demo("--images", digits, "--recipe", tiny_recipe, "--out", out, "--no-serve")
+    options = ("--features", "hog", "--recipe", tiny_recipe, "--no-serve")
+    call_demo("--images", digits, "--out", out, *options)
     return out
 
 

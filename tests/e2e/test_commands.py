@@ -245,7 +245,10 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     refused("nonsense", contains="nonsense")
     # Its steps are processes, which write to its standard error themselves.
     refused(
-        "demo", "--images", tmp_path / "empty", "--out", out, contains="no images", run=run_mlcd
+        "demo",
+        *("--images", tmp_path / "empty", "--features", "hog", "--out", out),
+        contains="no images",
+        run=run_mlcd,
     )
     assert not out.exists()
     assert not out.with_name("out.partial").exists()

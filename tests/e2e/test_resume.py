@@ -34,7 +34,8 @@ def digests(out):
 
 
 def demo(digits, tiny_recipe, out):
-    return ["demo", "--images", digits, "--recipe", tiny_recipe, "--out", out, "--no-serve"]
+    options = ["--features", "hog", "--recipe", tiny_recipe, "--out", out, "--no-serve"]
+    return ["demo", "--images", digits, *options]
 
 
 def kill_session(process):

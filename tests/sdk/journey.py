@@ -19,7 +19,8 @@ TEXTS = ("a photo of a cat", "two dogs", "an old red one on the photo")
 def main(out: Path) -> None:
     digits, recipe = write_digits(out / "digits", 200), out / "tiny.yaml"
     recipe.write_text(TINY_RECIPE)
-    _run("demo", "--images", digits, "--recipe", recipe, "--out", out / "demo", "--no-serve")
+    options = ("--features", "hog", "--recipe", recipe, "--no-serve")
+    _run("demo", "--images", digits, "--out", out / "demo", *options)
     write_two_tower_checkpoint(out / "checkpoint")
     towers = out / "towers"
     _run("export", out / "checkpoint", towers)
