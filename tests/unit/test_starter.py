@@ -6,6 +6,7 @@ import os
 import pickle
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -16,6 +17,7 @@ from PIL import Image
 from torch.nn import functional
 
 from mlcd.artifacts.manifest import open_artifact
+from mlcd.demo import Demo, _print_search_by_words
 from mlcd.encoders import has_text, open_encoder, open_text_encoder
 from mlcd.encoders.openvino import core
 from mlcd.encoders.options import EncoderOptions
@@ -359,3 +361,37 @@ def test_starter_is_a_name_wherever_models_are_named(starter, tmp_path, monkeypa
     assert found[0] == found[1]
     assert Path(found[0]).name.startswith("starter-")
     assert made == [("starter", "starter")]
+
+
+@pytest.mark.parametrize(
+    ("images", "features", "there", "chosen"),
+    [
+        (None, None, True, "hog"),
+        ("photos", None, True, "starter"),
+        ("photos", None, False, "hog"),
+        ("photos", "mine.onnx", True, "mine.onnx"),
+    ],
+)
+def test_the_demo_takes_the_starter_for_photographs(monkeypatch, images, features, there, chosen):
+    monkeypatch.setattr("mlcd.demo.starter_installed", lambda: there)
+    assert Demo(Path("out"), images, features)._features == chosen
+
+
+@pytest.mark.parametrize("classes", [["flower", "chinese_temple"], [None, None]])
+def test_the_demo_finds_photographs_by_words(starter, monkeypatch, capfd, classes):
+    from sklearn.datasets import load_sample_images
+
+    with closing(open_encoder(str(starter))) as encoder:
+        pictures = [Image.fromarray(each) for each in load_sample_images().images]
+        rows = encoder.encode(np.stack([encoder.preprocess.apply(each) for each in pictures]))
+    features = SimpleNamespace(
+        class_names=classes, keys=["temple.jpg", "flower.jpg"], load=lambda: rows
+    )
+    monkeypatch.setattr("mlcd.demo.resolve_model", lambda _: str(starter))
+    _print_search_by_words(features)
+    shown = capfd.readouterr().out
+    if classes[0] is None:
+        assert "a photo of a building: temple.jpg, flower.jpg" in shown
+    else:
+        assert "a photo of chinese temple: temple.jpg, flower.jpg" in shown
+        assert "a photo of flower: flower.jpg, temple.jpg" in shown
