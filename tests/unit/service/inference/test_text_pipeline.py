@@ -1,0 +1,111 @@
+import asyncio
+import math
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mlcd.errors import DeadlineExceeded, Overloaded, TextRejected, Unavailable
+from service.inference.engine.fake import fake_tokenizer
+from service.inference.engine.process import Inference
+from service.inference.text_pipeline import TextPipeline, TextReader
+from tests.unit.service.engines import LocalEngine, new_admission, new_batcher, new_metrics, run
+
+TOKENIZER = fake_tokenizer("fake:text=true")
+
+
+class TextEngine(LocalEngine):
+    """Its rows are the first three ids of each text; a text of zeros has no direction."""
+
+    served = SimpleNamespace(dimension=3)
+
+    async def encode(self, items):
+        if not self.up:
+            raise Unavailable("down")
+        self.batches.append(len(items))
+        await asyncio.sleep(self.latency_s)
+        return Inference(np.stack([item[:3].astype(np.float32) for item in items]), 0.01)
+
+
+def ids_of(*texts):
+    return [row.tobytes() for row in TOKENIZER(list(texts))]
+
+
+def reader(max_chars=100):
+    return TextReader(
+        TOKENIZER, ThreadPoolExecutor(1), max_chars=max_chars, metrics=new_metrics().of_texts
+    )
+
+
+def new_pipeline(engine, batcher, metrics, *, max_texts=100):
+    places = new_admission(metrics, max_texts=max_texts).texts
+    return TextPipeline(engine, batcher, places, metrics=metrics.of_texts)
+
+
+def test_tokens_are_those_of_the_tokenizer_and_counted_without_padding():
+    async def scenario():
+        tokens = await reader().read(["red", "", "ab", 7])
+        assert tokens.ids[0] == ids_of("red")[0]
+        assert [error.reason for error in (tokens.ids[1], tokens.ids[3])] == [
+            "empty",
+            "not-a-string",
+        ]
+        assert tokens.num == 3
+        many = [f"text {number}" for number in range(300)]
+        assert (await reader().read(many)).ids == ids_of(*many)
+
+    run(scenario())
+
+
+def test_a_text_that_must_stay_whole_is_not_cut():
+    async def scenario():
+        cut = await reader().read(["x" * 40, "red"])
+        assert cut.num == 33
+        whole = await reader().read(["x" * 40, "red"], whole=True)
+        assert (whole.ids[0].reason, whole.num) == ("too-long", 1)
+        assert whole.ids[1] == cut.ids[1]
+        (long,) = (await reader(max_chars=10).read(["x" * 11])).ids
+        assert (long.reason, "10 characters" in str(long)) == ("too-long", True)
+
+    run(scenario())
+
+
+def test_texts_go_in_batches_and_come_back_in_order():
+    async def scenario():
+        engine, metrics = TextEngine(latency_s=0.001), new_metrics()
+        async with new_batcher(engine, metrics.of_texts, max_queued=1000) as batcher:
+            pipeline = new_pipeline(engine, batcher, metrics, max_texts=1000)
+            ids = ids_of(*(f"{number:03}" for number in range(300)))
+            rejected = TextRejected("empty", "the text is empty")
+            seen = {}
+            encoded = await pipeline.encode(
+                [*ids, rejected, np.zeros(32, np.int64).tobytes()],
+                deadline=math.inf,
+                each=seen.__setitem__,
+            )
+            assert encoded.rows == list(range(300))
+            reasons = {index: error.reason for index, error in encoded.errors.items()}
+            assert reasons == {300: "empty", 301: "no-embedding"}
+            expected = np.stack([np.frombuffer(one, np.int64)[:3] for one in ids])
+            assert np.array_equal(encoded.embeddings, expected)
+            assert len(seen) == 302
+            assert max(engine.batches) == 8
+
+    run(scenario())
+
+
+def test_refused_while_down_late_or_full():
+    async def scenario():
+        engine, metrics = TextEngine(), new_metrics()
+        async with new_batcher(engine, metrics.of_texts) as batcher:
+            pipeline = new_pipeline(engine, batcher, metrics, max_texts=4)
+            with pytest.raises(Overloaded, match="limit of texts"):
+                await pipeline.encode(ids_of("red") * 5, deadline=math.inf)
+            with pytest.raises(DeadlineExceeded):
+                await pipeline.encode(ids_of("red"), deadline=asyncio.get_running_loop().time() - 1)
+            engine.end()
+            with pytest.raises(Unavailable):
+                await pipeline.encode(ids_of("red"), deadline=math.inf)
+
+    run(scenario())
