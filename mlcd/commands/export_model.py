@@ -138,6 +138,7 @@ def export(
             version=version or 1,
             images=images,
             load_options=options,
+            text=not no_text,
             options=TritonOptions(backend or "cuda", precision or "fp32", max_batch or 64, threads),
             reporter=reporter,
         )

@@ -1,6 +1,5 @@
 """The text encoder of an engine in this process: OpenVINO or torch, behind one class."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +25,6 @@ class TextPart:
     folder: Path
     settings: TextSettings
     tokenizer: Tokenizer
-
-    @property
-    def calibration(self) -> Calibration:
-        return Calibration(math.exp(self.settings.logit_scale), self.settings.logit_bias)
 
 
 def open_text_part(artifact: Artifact) -> TextPart:
@@ -72,7 +67,7 @@ class LocalTextEncoder:
         raises Unavailable.
         """
         self.name, self.fingerprint, self.tokenizer = part.name, part.fingerprint, part.tokenizer
-        self.dimension, self.calibration = part.settings.dimension, part.calibration
+        self.dimension, self.calibration = part.settings.dimension, Calibration.of(part.settings)
         self.engine, self.precision = engine, precision
         self._batches = TokenBatches(part.settings, part.tokenizer)
         self._run, self._close = run, close

@@ -1,11 +1,13 @@
 """The interface between token ids and embeddings, beside that of images."""
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.models.text_part import TextSettings
 from mlcd.models.tokenizer import Tokenizer
 from mlcd.types import Embeddings, Fingerprint, TokenBatch
 
@@ -21,6 +23,10 @@ class Calibration:
 
     scale: float
     bias: float | None = None
+
+    @classmethod
+    def of(cls, settings: TextSettings) -> "Calibration":
+        return cls(math.exp(settings.logit_scale), settings.logit_bias)
 
     def probabilities(self, cosines: NDArray[np.floating]) -> NDArray[np.float32]:
         """Returns the probability of each text for each image: [N, C] to [N, C]."""

@@ -32,12 +32,26 @@ class TokenBatches:
         """Returns unit rows of the texts, in their order; `run` gets batches of at most
         MAX_BATCH.
         """
-        self.check(ids)
         rows = np.empty((len(ids), self._settings.dimension), np.float32)
-        lengths = self.lengths(ids)
-        for batch in batches(lengths):
-            rows[batch] = unit_or_zero(run(ids[batch, : lengths[batch].max()]))
+        for numbers, part in self.split(ids):
+            rows[numbers] = unit_or_zero(run(part))
         return rows
+
+    def split(
+        self, ids: TokenBatch, *, max_batch: int = MAX_BATCH, multiple: int = 1
+    ) -> list[tuple[NDArray[np.int64], TokenBatch]]:
+        """Returns the batches: the numbers of their rows, and their ids as far as the tower has to
+        see them.
+
+        multiple: lengths are rounded up to one of this, where the rows are that long. Raises
+        InvalidInput for what is no batch of token ids.
+        """
+        self.check(ids)
+        lengths = np.minimum(-(-self.lengths(ids) // multiple) * multiple, ids.shape[1])
+        return [
+            (numbers, ids[numbers, : lengths[numbers].max()])
+            for numbers in batches(lengths, max_batch)
+        ]
 
     def check(self, ids: TokenBatch) -> None:
         """Raises InvalidInput for what is no batch of token ids."""
@@ -58,8 +72,8 @@ class TokenBatches:
         return np.asarray(np.clip(lengths + self._kept, 1, num), np.int64)
 
 
-def batches(lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Returns the numbers of the rows in each batch, at most MAX_BATCH.
+def batches(lengths: NDArray[np.int64], max_batch: int = MAX_BATCH) -> list[NDArray[np.int64]]:
+    """Returns the numbers of the rows in each batch, at most `max_batch`.
 
     Among the ways to cut the rows sorted by length, it is the one of the fewest tokens, padding
     included, where a call counts as some tokens.
@@ -71,7 +85,7 @@ def batches(lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     for stop, longest in enumerate(in_order, 1):
         costs = [
             (best[start] + (stop - start) * longest + _CALL_TOKENS, start)
-            for start in range(max(0, stop - MAX_BATCH), stop)
+            for start in range(max(0, stop - max_batch), stop)
         ]
         cost, start = min(costs)
         best.append(cost)

@@ -8,16 +8,22 @@ left this machine.
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.grpc.aio import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from mlcd.encoders.circuit import Circuit
+from mlcd.encoders.text_encoder import Calibration
+from mlcd.encoders.token_batches import TokenBatches
 from mlcd.encoders.unit_rows import check_batch, unit_or_zero
 from mlcd.errors import (
     ArtifactInvalid,
@@ -28,10 +34,15 @@ from mlcd.errors import (
     Unavailable,
 )
 from mlcd.images.transform import PreprocessSpec
-from mlcd.types import Embeddings, Fingerprint, ImageBatch, model_name
+from mlcd.models.text_part import TEXT_SUFFIX, TOKENIZER, TextSettings
+from mlcd.models.tokenizer import Tokenizer
+from mlcd.types import Embeddings, Fingerprint, ImageBatch, TokenBatch, model_name
 
-_INPUT: Final = "image_u8"
 _OUTPUT: Final = "embedding"
+_REMEDY: Final = "export it with `mlcd export --format triton`"
+# Triton batches requests of one shape: texts are padded to a multiple of this length, so that those
+# of several callers meet
+_LENGTHS: Final = 8
 # seconds; Triton answers in about a millisecond, from a thread that no inference blocks, so a
 # longer wait means that it hangs
 _READY_TIMEOUT_S: Final = 1.0
@@ -63,13 +74,19 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class _Served:
-    """The facts about one version from the model's configuration."""
+    """The facts about one version from the model's configuration.
 
-    fingerprint: Fingerprint
-    preprocess: PreprocessSpec
+    stated: what `mlcd export` wrote of this version, by name.
+    """
+
+    stated: Mapping[str, str]
+    dims: list[int]
     dimension: int
     max_batch: int
-    precision: str
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return self.stated["fingerprint"]
 
 
 @dataclass(frozen=True)
@@ -119,16 +136,63 @@ async def open_triton(
     counts as hanging. Raises Unavailable where Triton, the model or the version is not there,
     ArtifactInvalid for a model that `mlcd export --format triton` did not make.
     """
+
+    def make(connection: "_Connection", served: _Served) -> TritonEncoder:
+        return TritonEncoder(
+            connection, served, _read_preprocess(name, served), probe_timeout_s=probe_timeout_s
+        )
+
+    return await _open(url, name, version, _IMAGES, make, timeout_s)
+
+
+async def open_triton_text(
+    url: str,
+    name: str,
+    folder: Path,
+    *,
+    version: int | None = None,
+    timeout_s: float = 10.0,
+    probe_timeout_s: float = 2.0,
+) -> "TritonTextEncoder":
+    """Opens the text tower of the model `name`, which Triton serves as `name`-text.
+
+    folder: holds the version's tokenizer.json and config.json. Raises ArtifactInvalid where its
+    tokenizer is another than the one that Triton states, and what `open_triton` raises.
+    """
+    settings, tokenizer = TextSettings.read(folder), Tokenizer.open(folder)
+    digest = sha256((folder / TOKENIZER).read_bytes()).hexdigest()
+
+    def make(connection: "_Connection", served: _Served) -> TritonTextEncoder:
+        if served.stated["tokenizer"] != digest:
+            raise ArtifactInvalid(
+                f"{folder / TOKENIZER} is not the tokenizer of Triton's model {connection.name}",
+                remedy="give the folder of the version that is loaded",
+            )
+        if served.dims != [-1] or served.dimension != settings.dimension:
+            raise _not_ours(connection.name)
+        return TritonTextEncoder(
+            connection, served, name, settings, tokenizer, probe_timeout_s=probe_timeout_s
+        )
+
+    return await _open(url, name + TEXT_SUFFIX, version, _TEXTS, make, timeout_s)
+
+
+async def _open(
+    url: str,
+    name: str,
+    version: int | None,
+    given: "_Given",
+    make: Callable[["_Connection", _Served], "_Opened"],
+    timeout_s: float,
+) -> "_Opened":
     _check_address(url)
     model_name(name)
     client = InferenceServerClient(url, channel_args=CHANNEL)
     try:
         async with asyncio.timeout(timeout_s):
             found = version if version is not None else await _latest(client, url, name, timeout_s)
-            served = await _served(client, url, name, found, timeout_s)
-            encoder = TritonEncoder(
-                client, url, name, found, served, probe_timeout_s=probe_timeout_s
-            )
+            connection = _Connection(client, url, name, found, given)
+            encoder = make(connection, await connection.served(timeout_s))
             await _until_it_embeds(encoder, timeout_s)
     except TimeoutError as error:
         await client.close()
@@ -142,35 +206,81 @@ async def open_triton(
     return encoder
 
 
-class TritonEncoder:
-    """The encoder that `open_triton` opens, an asynchronous form of the `Encoder` protocol for
-    tasks of one event loop.
+@dataclass(frozen=True)
+class _Given:
+    """The input of a tower: its name, its type, and what each version states of it."""
+
+    name: str
+    kind: str
+    stated: str
+
+
+_IMAGES: Final = _Given("image_u8", "UINT8", "preprocess")
+_TEXTS: Final = _Given("ids", "INT64", "tokenizer")
+
+
+@dataclass(frozen=True)
+class _Connection:
+    """One version of a model in a Triton, and the connection to it."""
+
+    client: InferenceServerClient
+    url: str
+    name: str
+    version: int
+    given: _Given
+
+    async def answer(self, request: Coroutine[Any, Any, _Answer]) -> _Answer:
+        return await _translated(request, self.url, self.name, self.version)
+
+    async def served(self, timeout_s: float) -> _Served:
+        """Reads the model's configuration; raises ArtifactInvalid for one that is not ours."""
+        request = self.client.get_model_config(
+            self.name, str(self.version), client_timeout=timeout_s
+        )
+        config = (await self.answer(request)).config
+        found = {key: parameter.string_value for key, parameter in config.parameters.items()}
+        keys = {name: f"{name}.{self.version}" for name in ("fingerprint", self.given.stated)}
+        keys["precision"] = "precision"
+        if missing := set(keys.values()) - found.keys():
+            raise ArtifactInvalid(
+                f"Triton's model {self.name} does not state its {min(missing)}", remedy=_REMEDY
+            )
+        inputs = {tensor.name: list(tensor.dims) for tensor in config.input}
+        outputs = {tensor.name: list(tensor.dims) for tensor in config.output}
+        fits = list(inputs) == [self.given.name] and list(outputs) == [_OUTPUT]
+        if not fits or config.max_batch_size < 1 or len(outputs[_OUTPUT]) != 1:
+            raise _not_ours(self.name)
+        return _Served(
+            {name: found[key] for name, key in keys.items()},
+            inputs[self.given.name],
+            outputs[_OUTPUT][0],
+            config.max_batch_size,
+        )
+
+
+class _TritonTower(ABC):
+    """The common part of the encoders of images and of texts: requests, and the watch over the
+    model's health.
     """
 
     engine = "triton"
 
-    def __init__(
-        self,
-        client: InferenceServerClient,
-        url: str,
-        name: str,
-        version: int,
-        served: _Served,
-        *,
-        probe_timeout_s: float,
-    ) -> None:
-        self.name, self.version, self.url = name, version, url
-        self.fingerprint, self.preprocess = served.fingerprint, served.preprocess
-        self.dimension, self.precision = served.dimension, served.precision
-        self.max_batch = served.max_batch
+    def __init__(self, connection: _Connection, served: _Served, *, probe_timeout_s: float) -> None:
+        self.version, self.url = connection.version, connection.url
+        self.fingerprint, self.precision = served.fingerprint, served.stated["precision"]
+        self.dimension, self.max_batch = served.dimension, served.max_batch
         # the event loop's time at which an inference of this version was last seen to end, whoever
         # requested it
         self.last_success = -np.inf
         # seconds of the slowest recent request of ours, or batch of any client
         self.slowest_s = 0.0
-        self._client, self._probe_timeout_s = client, probe_timeout_s
+        self._connection, self._probe_timeout_s = connection, probe_timeout_s
         self._work = _Work()
         self._circuit = Circuit(self._check)
+
+    @abstractmethod
+    def _smallest(self) -> NDArray[Any]:
+        """Returns the batch of one item that shows whether the model runs."""
 
     @property
     def up(self) -> bool:
@@ -194,24 +304,12 @@ class TritonEncoder:
     def watch(self) -> None:
         self._circuit.start()
 
-    async def encode(
-        self, images: ImageBatch, *, timeout_s: float, traceparent: str | None = None
-    ) -> Embeddings:
-        """Encodes uint8 [N, 3, crop, crop] to float32 [N, dimension] of unit rows, in requests of
-        at most `max_batch` images.
-
-        timeout_s: until the caller's deadline; finite. traceparent: W3C's trace context, passed on.
-        A row without a direction comes back as zeros. Raises InvalidInput where the batch has
-        another shape, Overloaded where Triton's queue is full, DeadlineExceeded when the time has
-        passed, and Unavailable where Triton or the model is not there: at once, when that is known.
-        """
-        check_batch(images, self.preprocess.crop)
-        parts = [
-            images[start : start + self.max_batch]
-            for start in range(0, len(images), self.max_batch)
-        ]
+    async def _encode_parts(
+        self, parts: Sequence[NDArray[Any]], timeout_s: float, traceparent: str | None
+    ) -> list[Embeddings]:
+        """Encodes batches of at most `max_batch` items at one time; `timeout_s` is for all."""
         if len(parts) == 1:
-            return await self._encode_part(parts[0], timeout_s, traceparent)
+            return [await self._encode_part(parts[0], timeout_s, traceparent)]
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
@@ -225,25 +323,23 @@ class TritonEncoder:
             if ours is None or others is not None:
                 raise
             raise _first(ours) from None
-        return np.concatenate(
-            [np.empty((0, self.dimension), np.float32), *(task.result() for task in tasks)]
-        )
+        return [task.result() for task in tasks]
 
     async def close(self) -> None:
         """Ends the connection; a second call does nothing. At a shutdown it comes first, because
         Triton waits for its clients.
         """
         await self._circuit.close("the encoder is closed")
-        await self._client.close()
+        await self._connection.client.close()
 
     async def _encode_part(
-        self, images: ImageBatch, timeout_s: float, traceparent: str | None
+        self, batch: NDArray[Any], timeout_s: float, traceparent: str | None
     ) -> Embeddings:
         if timeout_s <= 0:
             raise DeadlineExceeded("the time for a request has passed")
         try:
             self._circuit.require()
-            return await self._circuit.call(self._infer(images, timeout_s, traceparent))
+            return await self._circuit.call(self._infer(batch, timeout_s, traceparent))
         except Overloaded:
             raise
         except Unavailable:
@@ -251,17 +347,17 @@ class TritonEncoder:
             raise
 
     async def probe(self, timeout_s: float) -> None:
-        """Embeds an empty image; raises what `encode` raises."""
-        side = self.preprocess.crop
-        await self._infer(np.zeros((1, 3, side, side), np.uint8), timeout_s, None)
+        """Embeds the smallest batch; raises what `encode` raises."""
+        await self._infer(self._smallest(), timeout_s, None)
 
     async def _infer(
-        self, images: ImageBatch, timeout_s: float, traceparent: str | None
+        self, batch: NDArray[Any], timeout_s: float, traceparent: str | None
     ) -> Embeddings:
-        given = InferInput(_INPUT, list(images.shape), "UINT8")
-        given.set_data_from_numpy(np.ascontiguousarray(images))
-        request = self._client.infer(
-            self.name,
+        connection = self._connection
+        given = InferInput(connection.given.name, list(batch.shape), connection.given.kind)
+        given.set_data_from_numpy(np.ascontiguousarray(batch))
+        request = connection.client.infer(
+            connection.name,
             [given],
             model_version=str(self.version),
             outputs=[InferRequestedOutput(_OUTPUT)],
@@ -271,10 +367,10 @@ class TritonEncoder:
         )
         clock = asyncio.get_running_loop().time
         started = clock()
-        rows = (await _translated(request, self.url, self.name, self.version)).as_numpy(_OUTPUT)
-        if rows is None or rows.dtype != np.float32 or rows.shape != (len(images), self.dimension):
+        rows = (await connection.answer(request)).as_numpy(_OUTPUT)
+        if rows is None or rows.dtype != np.float32 or rows.shape != (len(batch), self.dimension):
             raise Unavailable(
-                f"Triton's model {self.name} gave other than its configuration says",
+                f"Triton's model {connection.name} gave other than its configuration says",
                 remedy="reload it",
             )
         self._succeeded(clock() - started)
@@ -288,11 +384,12 @@ class TritonEncoder:
         """Raises where the version cannot serve: not loaded, not the one that was opened, or no
         inference ends.
         """
-        request = self._client.is_model_ready(
-            self.name, str(self.version), client_timeout=_READY_TIMEOUT_S
+        connection = self._connection
+        request = connection.client.is_model_ready(
+            connection.name, str(self.version), client_timeout=_READY_TIMEOUT_S
         )
-        if not await _translated(request, self.url, self.name, self.version):
-            raise _not_loaded(self.name, self.version)
+        if not await connection.answer(request):
+            raise _not_loaded(connection.name, self.version)
         if not self.up:
             await self._refuse_another()
         await self._look()
@@ -328,11 +425,12 @@ class TritonEncoder:
 
         Where they may not be read, only our own inferences show it.
         """
-        request = self._client.get_inference_statistics(
-            self.name, str(self.version), client_timeout=_READY_TIMEOUT_S
+        connection = self._connection
+        request = connection.client.get_inference_statistics(
+            connection.name, str(self.version), client_timeout=_READY_TIMEOUT_S
         )
         try:
-            found = _Work.of(await _translated(request, self.url, self.name, self.version))
+            found = _Work.of(await connection.answer(request))
         except DeadlineExceeded:
             raise  # the server hangs
         except MlcdError:
@@ -345,16 +443,99 @@ class TritonEncoder:
         """Raises where the server came back with another model, whose vectors must not answer for
         ours.
         """
-        served = await _served(self._client, self.url, self.name, self.version, _READY_TIMEOUT_S)
+        served = await self._connection.served(_READY_TIMEOUT_S)
         if served.fingerprint != self.fingerprint:
             raise Unavailable(
-                f"Triton's model {self.name} version {self.version} is another than the one that"
-                " was opened",
+                f"Triton's model {self._connection.name} version {self.version} is another than the"
+                " one that was opened",
                 remedy="open it again",
             )
 
 
-async def _until_it_embeds(encoder: TritonEncoder, timeout_s: float) -> None:
+class TritonEncoder(_TritonTower):
+    """The encoder that `open_triton` opens, an asynchronous form of the `Encoder` protocol for
+    tasks of one event loop.
+    """
+
+    def __init__(
+        self,
+        connection: _Connection,
+        served: _Served,
+        preprocess: PreprocessSpec,
+        *,
+        probe_timeout_s: float,
+    ) -> None:
+        super().__init__(connection, served, probe_timeout_s=probe_timeout_s)
+        self.name, self.preprocess = connection.name, preprocess
+
+    async def encode(
+        self, images: ImageBatch, *, timeout_s: float, traceparent: str | None = None
+    ) -> Embeddings:
+        """Encodes uint8 [N, 3, crop, crop] to float32 [N, dimension] of unit rows, in requests of
+        at most `max_batch` images.
+
+        timeout_s: until the caller's deadline; finite. traceparent: W3C's trace context, passed on.
+        A row without a direction comes back as zeros. Raises InvalidInput where the batch has
+        another shape, Overloaded where Triton's queue is full, DeadlineExceeded when the time has
+        passed, and Unavailable where Triton or the model is not there: at once, when that is known.
+        """
+        check_batch(images, self.preprocess.crop)
+        parts = [
+            images[start : start + self.max_batch]
+            for start in range(0, len(images), self.max_batch)
+        ]
+        rows = await self._encode_parts(parts, timeout_s, traceparent)
+        return np.concatenate([np.empty((0, self.dimension), np.float32), *rows])
+
+    def _smallest(self) -> NDArray[Any]:
+        side = self.preprocess.crop
+        return np.zeros((1, 3, side, side), np.uint8)
+
+
+class TritonTextEncoder(_TritonTower):
+    """The encoder that `open_triton_text` opens, an asynchronous form of the `TextEncoder`
+    protocol for tasks of one event loop.
+    """
+
+    def __init__(
+        self,
+        connection: _Connection,
+        served: _Served,
+        name: str,
+        settings: TextSettings,
+        tokenizer: Tokenizer,
+        *,
+        probe_timeout_s: float,
+    ) -> None:
+        """name: that of the whole model."""
+        super().__init__(connection, served, probe_timeout_s=probe_timeout_s)
+        self.name, self.tokenizer = name, tokenizer
+        self.calibration = Calibration.of(settings)
+        self._batches = TokenBatches(settings, tokenizer)
+
+    async def encode(
+        self, ids: TokenBatch, *, timeout_s: float, traceparent: str | None = None
+    ) -> Embeddings:
+        """Encodes int64 [N, T] to float32 [N, dimension] of unit rows, rows of like length in one
+        request.
+
+        timeout_s, traceparent and errors are those of `TritonEncoder.encode`.
+        """
+        parts = self._batches.split(ids, max_batch=self.max_batch, multiple=_LENGTHS)
+        rows = np.empty((len(ids), self.dimension), np.float32)
+        encoded = await self._encode_parts([part for _, part in parts], timeout_s, traceparent)
+        for (numbers, _), found in zip(parts, encoded, strict=True):
+            rows[numbers] = found
+        return rows
+
+    def _smallest(self) -> NDArray[Any]:
+        return self._batches.split(self.tokenizer(["a"]), max_batch=1, multiple=_LENGTHS)[0][1]
+
+
+_Opened = TypeVar("_Opened", TritonEncoder, TritonTextEncoder)
+
+
+async def _until_it_embeds(encoder: _TritonTower, timeout_s: float) -> None:
     """Probes until the model embeds, and repeats where the server is too busy."""
     while True:
         try:
@@ -372,37 +553,21 @@ async def _latest(client: InferenceServerClient, url: str, name: str, timeout_s:
     return max(int(version) for version in metadata.versions)
 
 
-async def _served(
-    client: InferenceServerClient, url: str, name: str, version: int, timeout_s: float
-) -> _Served:
-    request = client.get_model_config(name, str(version), client_timeout=timeout_s)
-    config = (await _translated(request, url, name, version)).config
-    remedy = "export it with `mlcd export --format triton`"
-    stated = {key: parameter.string_value for key, parameter in config.parameters.items()}
-    missing = {"precision", f"fingerprint.{version}", f"preprocess.{version}"} - stated.keys()
-    if missing:
-        raise ArtifactInvalid(
-            f"Triton's model {name} does not state its {min(missing)}", remedy=remedy
-        )
+def _read_preprocess(name: str, served: _Served) -> PreprocessSpec:
     try:
-        preprocess = PreprocessSpec.from_dict(json.loads(stated[f"preprocess.{version}"]))
+        preprocess = PreprocessSpec.from_dict(json.loads(served.stated["preprocess"]))
     except ValueError as error:
         raise ArtifactInvalid(
-            f"Triton's model {name} states no readable preprocessing", remedy=remedy
+            f"Triton's model {name} states no readable preprocessing", remedy=_REMEDY
         ) from error
-    inputs = {tensor.name: list(tensor.dims) for tensor in config.input}
-    outputs = {tensor.name: list(tensor.dims) for tensor in config.output}
-    fits = inputs == {_INPUT: [3, preprocess.crop, preprocess.crop]} and list(outputs) == [_OUTPUT]
-    if not fits or config.max_batch_size < 1 or len(outputs[_OUTPUT]) != 1:
-        raise ArtifactInvalid(
-            f"Triton's model {name} does not take and give what mlcd exports", remedy=remedy
-        )
-    return _Served(
-        fingerprint=stated[f"fingerprint.{version}"],
-        preprocess=preprocess,
-        dimension=outputs[_OUTPUT][0],
-        max_batch=config.max_batch_size,
-        precision=stated["precision"],
+    if served.dims != [3, preprocess.crop, preprocess.crop]:
+        raise _not_ours(name)
+    return preprocess
+
+
+def _not_ours(name: str) -> ArtifactInvalid:
+    return ArtifactInvalid(
+        f"Triton's model {name} does not take and give what mlcd exports", remedy=_REMEDY
     )
 
 

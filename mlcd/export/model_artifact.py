@@ -32,7 +32,7 @@ from mlcd.models.checkpoints import write_state
 from mlcd.models.configs import write_hf_config, write_hf_preprocessing
 from mlcd.models.runs import find_checkpoint, holds_checkpoints, trained_images
 from mlcd.models.servable import CONFIG, WEIGHTS, Servable
-from mlcd.models.text_part import digest_of_both
+from mlcd.models.text_part import FOLDER, digest_of_both, text_digest
 from mlcd.models.weight_files import digest_of_weights
 from mlcd.models.zoo import LoadOptions, load
 from mlcd.progress import Reporter
@@ -138,9 +138,10 @@ def export_model(
             draft.adopt("centers", weights.centers)
         digest, facts = model.weights_digest(), dict[str, Any]()
         if weights.text is not None:
-            text_digest, facts = write_text(weights.text, draft, name)
+            (part := draft.path / FOLDER).mkdir(exist_ok=True)
+            facts = write_text(weights.text, part, name)
             meter.advance(1, text_cosine=facts["text_parity_min_cosine"])
-            digest = digest_of_both(digest, text_digest)
+            digest = digest_of_both(digest, text_digest(part))
         return draft.publish(
             fingerprint=model.preprocess.fingerprint(digest),
             summary={

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, MlcdError
 from mlcd.export.graph import write_graph
@@ -25,7 +24,6 @@ from mlcd.models.text_part import (
     SETTINGS,
     TOKENIZER,
     WEIGHTS,
-    text_digest,
 )
 from mlcd.models.two_tower_checkpoints import HfFamily
 from mlcd.models.two_tower_files import (
@@ -85,26 +83,21 @@ def _load(spec: str) -> ServableText:
         raise
 
 
-def write_text(origin: TextOrigin, draft: Draft, name: str) -> tuple[str, dict[str, Any]]:
-    """Writes the folder `text/` of a draft; returns its digest and its facts for the manifest.
+def write_text(origin: TextOrigin, folder: Path, name: str) -> dict[str, Any]:
+    """Writes a text part into an existing folder; returns its facts for the manifest.
 
     Raises ArtifactInvalid where the graph disagrees with the tower on captions.
     """
-    folder = draft.path / FOLDER
     if origin.load is None:
         assert origin.part is not None
         for file in _FILES:
             if (origin.part / file).is_file():
-                with draft.write(f"{FOLDER}/{file}") as path:
-                    shutil.copyfile(origin.part / file, path)
-        return text_digest(folder), dict(origin.facts or {})
+                shutil.copyfile(origin.part / file, folder / file)
+        return dict(origin.facts or {})
     model = origin.load()
-    folder.mkdir(exist_ok=True)
     model.write(folder)
-    with draft.write(f"{FOLDER}/{GRAPH}") as path:
-        write_text_onnx(model, path)
-    parity = check_text_parity(model, folder / GRAPH, name)
-    return text_digest(folder), text_facts(parity)
+    write_text_onnx(model, folder / GRAPH)
+    return text_facts(check_text_parity(model, folder / GRAPH, name))
 
 
 def write_hf_both(images: Servable, origin: TextOrigin, folder: Path) -> None:

@@ -8,32 +8,28 @@ appears by one rename, and config.pbtxt, replaced by another rename, mentions it
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
 from mlcd.artifacts.disk import translated_os_errors, write_synced
 from mlcd.artifacts.draft import Draft, find_published, lock_directory
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
 from mlcd.errors import Conflict
-from mlcd.export.graph import EXTERNAL
-from mlcd.export.model_artifact import (
-    ONNX,
-    chosen_options,
-    find_weights,
-    load_weights,
-    write_onnx,
-)
-from mlcd.export.parity import Parity, check_parity
-from mlcd.export.triton_config import TritonOptions, Version, write_config
-from mlcd.images.transform import PreprocessSpec
-from mlcd.models.servable import PREPROCESS, Servable
+from mlcd.export.model_artifact import Weights, chosen_options, find_weights, load_weights
+from mlcd.export.text_part import text_of_artifact, write_text
+from mlcd.export.triton_config import TritonOptions, write_config
+from mlcd.export.triton_towers import Tower, image_tower, stated_by, text_tower
+from mlcd.models.servable import Servable
+from mlcd.models.text_part import FOLDER, TEXT_SUFFIX, digest_of_both, text_digest
 from mlcd.models.zoo import LoadOptions
 from mlcd.progress import Reporter
-from mlcd.types import model_name
+from mlcd.types import Fingerprint, model_name
 
 CONFIG_FILE: Final = "config.pbtxt"
 DEFAULT_NAME: Final = "mlcd-vit"
@@ -50,46 +46,131 @@ def export_triton(
     images: str | None = None,
     load_options: LoadOptions | None = None,
     options: TritonOptions | None = None,
+    text: bool = True,
     reporter: Reporter,
 ) -> Artifact:
-    """Writes OUT/NAME/`version` and OUT/NAME/config.pbtxt; the artifact is the version.
+    """Writes OUT/NAME/`version` and OUT/NAME/config.pbtxt; the artifact is the version. A text
+    tower becomes the model NAME-text beside it.
 
     spec: that of `export_model`. name: None takes a model artifact's own. images: those on which
-    parity is measured. Raises ArtifactInvalid, and publishes nothing, below a cosine of 0.9999, in
-    half precision 0.999; Conflict where the repository holds a later version, or one of other sizes
-    or another backend.
+    parity is measured. text: False leaves out the text tower. Raises ArtifactInvalid, and publishes
+    nothing, below a cosine of 0.9999, in half precision 0.999; Conflict where the repository holds
+    a later version, or one of other sizes or another backend.
     """
     options, load_options = options or TritonOptions(), load_options or LoadOptions()
     graph = _exported(spec) if load_options == LoadOptions() else None
     name = model_name(name or (graph.config["name"] if graph else DEFAULT_NAME))
-    folder = out / name
-    version_folder = folder / str(version)
-    weights = find_weights(spec, version_folder, load_options)
-    stated = {field: value for field, value in asdict(options).items() if value is not None}
-    config = {"name": name, "version": version, **stated, **chosen_options(load_options)}
-    request = Request(
-        "triton", config, (weights.parent,), graph.fingerprint if graph else weights.fingerprint
-    )
-    _refuse_foreign(out, folder)
-    with _alone(folder):
-        if (done := find_published(version_folder, request)) is None:
-            earlier = _earlier(folder, version, options)
-            model = load_weights(weights, spec)
-            versions = _versions(earlier, version, model)
-            with Draft(version_folder, request) as draft, reporter.stage("export", None) as meter:
-                _write_graph(draft, graph, model)
-                meter.advance(1)
-                parity = check_parity(
-                    model,
-                    draft.path / ONNX,
-                    images or weights.images,
-                    name,
-                    precision=options.precision,
-                )
-                meter.advance(1, cosine=parity.min_cosine)
-                done = _publish(draft, model, options, versions, parity)
-        _show(folder)
-    return done
+    weights = find_weights(spec, out / name / str(version), load_options, text=text)
+    config = {"version": version, **_stated(options), **chosen_options(load_options)}
+    if weights.text is not None:
+        config["text"] = True
+    repository = _Repository(out, config, weights, _known_fingerprint(weights, graph), options)
+    with TemporaryDirectory() as temporary:
+        model = _Model(weights, spec, graph, Path(temporary))
+        if weights.text is not None:
+            text_name = name + TEXT_SUFFIX
+            repository.export(
+                text_name,
+                lambda: text_tower(
+                    model.text_part, model.fingerprint, name=name, precision=options.precision
+                ),
+                reporter,
+            )
+        return repository.export(
+            name,
+            lambda: image_tower(
+                model.images,
+                model.fingerprint,
+                graph=graph,
+                images=images or weights.images,
+                name=name,
+                precision=options.precision,
+            ),
+            reporter,
+        )
+
+
+def _stated(options: TritonOptions) -> dict[str, Any]:
+    return {field: value for field, value in asdict(options).items() if value is not None}
+
+
+def _known_fingerprint(weights: Weights, graph: Artifact | None) -> Fingerprint | None:
+    """Returns the fingerprint of what is exported, where it is known before the weights are
+    read.
+    """
+    if graph is None:
+        return weights.fingerprint
+    # that of an artifact covers its texts
+    is_whole = weights.text is not None or text_of_artifact(graph) is None
+    return graph.fingerprint if is_whole else None
+
+
+class _Model:
+    """The weights of an export, read at their first use.
+
+    temporary: an existing folder, for a text part that no artifact holds.
+    """
+
+    def __init__(
+        self, weights: Weights, spec: str, graph: Artifact | None, temporary: Path
+    ) -> None:
+        self._weights, self._spec, self._graph = weights, spec, graph
+        self._temporary = temporary
+
+    @cached_property
+    def images(self) -> Servable:
+        return load_weights(self._weights, self._spec)
+
+    @cached_property
+    def text_part(self) -> Path:
+        """Returns the folder of the text part, of a model that has one."""
+        assert self._weights.text is not None
+        if self._graph is not None:
+            return self._graph.path / FOLDER
+        write_text(self._weights.text, self._temporary, DEFAULT_NAME)
+        return self._temporary
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        digest = self.images.weights_digest()
+        if self._weights.text is not None:
+            digest = digest_of_both(digest, text_digest(self.text_part))
+        return self.images.preprocess.fingerprint(digest)
+
+
+@dataclass(frozen=True)
+class _Repository:
+    """A Triton repository at `out`, and the request for a version of its models."""
+
+    out: Path
+    config: Mapping[str, Any]
+    weights: Weights
+    fingerprint: Fingerprint | None
+    options: TritonOptions
+
+    def export(self, name: str, tower: Callable[[], Tower], reporter: Reporter) -> Artifact:
+        """Writes the version of one tower, or finds it there."""
+        folder, number = self.out / name, self.config["version"]
+        request = Request(
+            "triton", {"name": name, **self.config}, (self.weights.parent,), self.fingerprint
+        )
+        _refuse_foreign(self.out, folder)
+        with _alone(folder):
+            if (done := find_published(folder / str(number), request)) is None:
+                earlier = _earlier(folder, number, self.options)
+                made = tower()
+                versions = _versions(earlier, number, made)
+                with (
+                    Draft(folder / str(number), request) as draft,
+                    reporter.stage("export", None) as meter,
+                ):
+                    made.write(draft.path)
+                    meter.advance(1)
+                    facts = made.check(draft.path)
+                    meter.advance(1, cosine=facts.get("parity_min_cosine"))
+                    done = _publish(draft, made, self.options, versions, facts)
+            _show(folder)
+        return done
 
 
 def versions_of(folder: Path) -> dict[int, Artifact]:
@@ -160,34 +241,19 @@ def _earlier(folder: Path, version: int, options: TritonOptions) -> dict[int, Ar
     return earlier
 
 
-def _write_graph(draft: Draft, graph: Artifact | None, model: Servable) -> None:
-    if graph is None:
-        with draft.write(ONNX) as path:
-            write_onnx(model, path)
-        return
-    for file in (ONNX, EXTERNAL):
-        if file in graph.files:
-            with draft.write(file) as path:
-                shutil.copyfile(graph.file(file), path)
-
-
-def _versions(earlier: dict[int, Artifact], number: int, model: Servable) -> dict[int, Version]:
+def _versions(
+    earlier: dict[int, Artifact], number: int, tower: Tower
+) -> dict[int, Mapping[str, str]]:
     """Returns each version's entry in config.pbtxt; all have one size, because it is
     stated once.
     """
-    versions = {number: Version(model.fingerprint(), model.preprocess)}
-    sizes = (model.trunk.config.output_dim, model.preprocess.crop)
+    versions = {number: tower.stated}
     for other, artifact in earlier.items():
-        assert artifact.fingerprint is not None
-        versions[other] = Version(
-            artifact.fingerprint, PreprocessSpec.read(artifact.file(PREPROCESS))
-        )
-        found = (artifact.summary["dimension"], versions[other].preprocess.crop)
-        if found != sizes:
+        versions[other], sizes = stated_by(artifact)
+        if sizes != tower.sizes:
             raise Conflict(
-                f"{artifact.path} gives {found[0]} numbers of {found[1]} x {found[1]} pixels, this"
-                f" model {sizes[0]} of"
-                f" {sizes[1]} x {sizes[1]}: versions of one model are of one size",
+                f"{artifact.path} gives {sizes}, this model {tower.sizes}: versions of one model"
+                " are of one size",
                 remedy="give another --name",
             )
     return versions
@@ -195,31 +261,26 @@ def _versions(earlier: dict[int, Artifact], number: int, model: Servable) -> dic
 
 def _publish(
     draft: Draft,
-    model: Servable,
+    tower: Tower,
     options: TritonOptions,
-    versions: dict[int, Version],
-    parity: Parity,
+    versions: Mapping[int, Mapping[str, str]],
+    facts: Mapping[str, Any],
 ) -> Artifact:
-    dimension = model.trunk.config.output_dim
     text = write_config(
         draft.out.parent.name,
         options,
-        dimension=dimension,
+        given=tower.given,
+        dimension=tower.dimension,
         versions=versions,
         num_threads=options.num_threads or available_cores(),
     )
-    for file, content in {CONFIG_FILE: text, PREPROCESS: model.preprocess.to_json()}.items():
-        with draft.write(file) as path:
-            path.write_text(content)
+    with draft.write(CONFIG_FILE) as path:
+        path.write_text(text)
     if options.backend == "python":
         with draft.write(_SCRIPT) as path:
             shutil.copyfile(_SCRIPT_SOURCE, path)
     return draft.publish(
-        fingerprint=model.fingerprint(),
-        summary={
-            **parity.summary(),
-            "dimension": dimension,
-        },
+        fingerprint=tower.fingerprint, summary={**facts, "dimension": tower.dimension}
     )
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from mlcd.errors import ConfigInvalid
-from mlcd.images.transform import PreprocessSpec
-from mlcd.types import Fingerprint
 
 # the runtime of the graph: ONNX Runtime's provider of that name, or OpenVINO in Triton's python
 # backend
@@ -66,45 +64,63 @@ class TritonOptions:
 
 
 @dataclass(frozen=True)
-class Version:
-    """One version of the model, as config.pbtxt describes it to the gateway."""
+class GraphInput:
+    """The input of a graph. dims: without the batch, -1 where an axis is free, up to `longest`.
 
-    fingerprint: Fingerprint
-    preprocess: PreprocessSpec
+    warmup: what fills the input before the first request.
+    """
+
+    name: str
+    kind: Literal["TYPE_UINT8", "TYPE_INT64"]
+    dims: tuple[int, ...]
+    warmup: Literal["random_data", "zero_data"]
+    longest: int = 1
+
+    def shape(self, free: int) -> list[int]:
+        """Returns the shape with this length of a free axis."""
+        return [free if size < 0 else size for size in self.dims]
+
+
+def image_input(size: int) -> GraphInput:
+    return GraphInput("image_u8", "TYPE_UINT8", (3, size, size), "random_data")
+
+
+def text_input(context_length: int) -> GraphInput:
+    # random numbers are no ids
+    return GraphInput("ids", "TYPE_INT64", (-1,), "zero_data", context_length)
 
 
 def write_config(
     name: str,
     options: TritonOptions,
     *,
+    given: GraphInput,
     dimension: int,
-    versions: Mapping[int, Version],
+    versions: Mapping[int, Mapping[str, str]],
     num_threads: int,
 ) -> str:
     """Returns the config.pbtxt for all `versions`; the options are those of the newest.
-    num_threads: on a CPU.
+
+    versions: what each states to the gateway, by name. num_threads: on a CPU.
     """
-    size = versions[max(versions)].preprocess.crop
+    dims = ", ".join(map(str, given.dims))
     kind = "KIND_GPU" if options.backend in _ON_GPU else "KIND_CPU"
     numbers = ", ".join(map(str, sorted(versions)))
     blocks = [
         f"name: {_quoted(name)}",
         f"backend: {_quoted('python' if options.backend == 'python' else 'onnxruntime')}",
         f"max_batch_size: {options.max_batch}",
-        f'input [ {{ name: "image_u8" data_type: TYPE_UINT8 dims: [ 3, {size}, {size} ] }} ]',
+        f'input [ {{ name: "{given.name}" data_type: {given.kind} dims: [ {dims} ] }} ]',
         f'output [ {{ name: "embedding" data_type: TYPE_FP32 dims: [ {dimension} ] }} ]',
         f"instance_group [ {{ count: 1 kind: {kind} }} ]",
         _batching(),
-        _warmup(options.max_batch, size),
+        _warmup(options.max_batch, given),
         f"version_policy {{ specific {{ versions: [ {numbers} ] }} }}",
-        *_execution(options, size, num_threads),
+        *_execution(options, given, num_threads),
         _parameter("precision", options.precision),
     ]
-    for number, version in sorted(versions.items()):
-        blocks.append(_parameter(f"fingerprint.{number}", version.fingerprint))
-        blocks.append(
-            _parameter(f"preprocess.{number}", json.dumps(json.loads(version.preprocess.to_json())))
-        )
+    for number, stated in sorted(versions.items()):
+        blocks += [_parameter(f"{name}.{number}", value) for name, value in stated.items()]
     return "\n".join(blocks) + "\n"
 
 
@@ -120,19 +136,20 @@ def _batching() -> str:
 }}"""
 
 
-def _warmup(max_batch: int, size: int) -> str:
+def _warmup(max_batch: int, given: GraphInput) -> str:
+    dims = ", ".join(map(str, given.shape(given.longest)))
     batches = ",\n".join(
-        f"""  {{ name: "batch_{batch}" batch_size: {batch} inputs {{ key: "image_u8" value {{
-      data_type: TYPE_UINT8 dims: [ 3, {size}, {size} ] random_data: true }} }} }}"""
+        f"""  {{ name: "batch_{batch}" batch_size: {batch} inputs {{ key: "{given.name}" value {{
+      data_type: {given.kind} dims: [ {dims} ] {given.warmup}: true }} }} }}"""
         for batch in sorted({1, max_batch})
     )
     return f"model_warmup [\n{batches}\n]"
 
 
-def _execution(options: TritonOptions, size: int, num_threads: int) -> list[str]:
+def _execution(options: TritonOptions, given: GraphInput, num_threads: int) -> list[str]:
     """Returns the lines of the chosen backend."""
     if options.backend == "tensorrt":
-        return [_tensorrt(options, size)]
+        return [_tensorrt(options, given)]
     if options.backend == "cpu":
         return [_parameter("intra_op_thread_count", str(num_threads))]
     if options.backend == "openvino":
@@ -148,11 +165,16 @@ def _execution(options: TritonOptions, size: int, num_threads: int) -> list[str]
     return [_parameter("arena_extend_strategy", "1")]
 
 
-def _tensorrt(options: TritonOptions, size: int) -> str:
-    """Returns one profile over all batch sizes; without it a new size would build another engine,
-    which takes minutes.
+def _tensorrt(options: TritonOptions, given: GraphInput) -> str:
+    """Returns one profile over all sizes; without it a new size would build another engine, which
+    takes minutes.
     """
-    shapes = {"min": 1, "opt": max(1, options.max_batch // 2), "max": options.max_batch}
+    half = max(1, options.max_batch // 2)
+    shapes = {
+        "min": [1, *given.shape(1)],
+        "opt": [half, *given.shape(max(1, given.longest // 2))],
+        "max": [options.max_batch, *given.shape(given.longest)],
+    }
     settings = {
         "precision_mode": options.precision.upper(),
         # squares of activations overflow float16
@@ -160,8 +182,8 @@ def _tensorrt(options: TritonOptions, size: int) -> str:
         "trt_engine_cache_enable": "true",
         "trt_engine_cache_path": _ENGINE_CACHE,
         **{
-            f"trt_profile_{end}_shapes": f"image_u8:{batch}x3x{size}x{size}"
-            for end, batch in shapes.items()
+            f"trt_profile_{end}_shapes": f"{given.name}:{'x'.join(map(str, shape))}"
+            for end, shape in shapes.items()
         },
     }
     lines = "\n".join(

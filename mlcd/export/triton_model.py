@@ -16,14 +16,16 @@ import triton_python_backend_utils as triton
 
 
 class TritonPythonModel:
-    """The model uint8 [N, 3, S, S] to float32 [N, D] of unit rows, computed by OpenVINO
-    on the CPU.
+    """The model of one input, images or token ids, to float32 [N, D] of unit rows, computed by
+    OpenVINO on the CPU.
     """
 
     def initialize(self, args: dict[str, str]) -> None:
-        parameters = json.loads(args["model_config"])["parameters"]
+        config = json.loads(args["model_config"])
+        self._input = config["input"][0]["name"]
+        parameters = config["parameters"]
         hints = {"fp32": ov.Type.f32, "bf16": ov.Type.bf16}
-        config = {
+        settings = {
             "INFERENCE_PRECISION_HINT": hints[parameters["precision"]["string_value"]],
             "INFERENCE_NUM_THREADS": int(parameters["num_threads"]["string_value"]),
             "PERFORMANCE_HINT": "LATENCY",  # one stream on all threads: Triton makes the batches
@@ -31,31 +33,31 @@ class TritonPythonModel:
         graph = Path(args["model_repository"]) / args["model_version"] / "model.onnx"
         # The core must outlive the model that it compiled.
         self._core = ov.Core()
-        self._request = self._core.compile_model(graph, "CPU", config).create_infer_request()
+        self._request = self._core.compile_model(graph, "CPU", settings).create_infer_request()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Runs one inference for all requests of Triton's batch, except those whose callers have
         gone.
         """
         wanted = [not request.is_cancelled() for request in requests]
-        images = [_images(request) for request, want in zip(requests, wanted, strict=True) if want]
-        rows = iter(self._embed(images))
+        given = [
+            triton.get_input_tensor_by_name(request, self._input).as_numpy()
+            for request, want in zip(requests, wanted, strict=True)
+            if want
+        ]
+        rows = iter(self._embed(given))
         return [next(rows) if want else _failure("the request was cancelled") for want in wanted]
 
-    def _embed(self, images: list[Any]) -> list[Any]:
-        if not images:
+    def _embed(self, given: list[Any]) -> list[Any]:
+        if not given:
             return []
         try:
             # The result is the request's own memory, which the next inference overwrites.
-            rows = self._request.infer([np.concatenate(images)], share_inputs=True)[0].copy()
+            rows = self._request.infer([np.concatenate(given)], share_inputs=True)[0].copy()
         except RuntimeError:
-            return [_failure("the inference failed") for _ in images]
-        parts = np.split(rows, np.cumsum([len(part) for part in images])[:-1])
+            return [_failure("the inference failed") for _ in given]
+        parts = np.split(rows, np.cumsum([len(part) for part in given])[:-1])
         return [triton.InferenceResponse([triton.Tensor("embedding", part)]) for part in parts]
-
-
-def _images(request: Any) -> Any:
-    return triton.get_input_tensor_by_name(request, "image_u8").as_numpy()
 
 
 def _failure(message: str) -> Any:

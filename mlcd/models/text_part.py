@@ -25,6 +25,8 @@ GRAPH_DATA: Final = "model.onnx.data"
 SETTINGS: Final = "config.json"
 TOKENIZER: Final = "tokenizer.json"
 WEIGHTS: Final = "model.safetensors"
+# of the model of texts that stands in Triton beside that of images
+TEXT_SUFFIX: Final = "-text"
 
 
 class TextSettings(BaseModel):

@@ -200,13 +200,14 @@ def weights(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory, weights) -> Path:
+def repository(tmp_path_factory, weights, two_tower_model) -> Path:
     """tiny: as exported. slow, broken: with a model.py that sleeps or fails. bare: without what
-    mlcd writes.
+    mlcd writes. pair, pair-text: both towers of a model.
     """
     require_triton()
     out = tmp_path_factory.mktemp("triton") / "repository"
     export(weights, out, "tiny")
+    export(two_tower_model, out, "pair")
     for name, code in (("slow", SLOW), ("broken", BROKEN), ("bare", "")):
         _copy(out, "tiny", name, code)
     config = out / "slow" / "config.pbtxt"

@@ -16,7 +16,7 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.encoders.openvino import OpenVinoEncoder, computes_bf16, read_onnx
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict
 from mlcd.export import model_artifact as export
-from mlcd.export import triton
+from mlcd.export import triton, triton_towers
 from mlcd.export.triton import export_triton
 from mlcd.export.triton_config import PRECISIONS, TritonOptions
 from mlcd.images.transform import PreprocessSpec
@@ -254,8 +254,10 @@ def test_directories_of_others_are_left_alone(weights, journey, tmp_path):
 def test_a_graph_that_disagrees_is_not_published(
     weights, later, tmp_path, monkeypatch, options, limit
 ):
-    original = triton.write_onnx
-    monkeypatch.setattr(triton, "write_onnx", lambda _, path: original(zoo.load(str(later)), path))
+    original = triton_towers.write_onnx
+    monkeypatch.setattr(
+        triton_towers, "write_onnx", lambda _, path: original(zoo.load(str(later)), path)
+    )
     with pytest.raises(ArtifactInvalid, match=f"differs from the trained one.*below {limit}"):
         write(weights, tmp_path / "out", options=options)
     assert not (tmp_path / "out" / "m" / "1").exists()
