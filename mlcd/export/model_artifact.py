@@ -175,17 +175,18 @@ def export_hf(
         return done
     model = load_weights(weights, spec)
     with Draft(out, request) as draft, reporter.stage("export", None):
+        digest = model.weights_digest()
         if weights.text is None:
             _write_hf_images(model, draft)
         else:
-            write_hf_both(model, weights.text, draft.path)
+            digest = digest_of_both(digest, write_hf_both(model, weights.text, draft.path))
         again = Servable(load(str(draft.path)).trunk, model.preprocess)
         if again.fingerprint() != model.fingerprint():
             raise ArtifactInvalid(
                 "the exported files do not read back as the model",
                 remedy="nothing was exported; report this",
             )
-        return draft.publish(fingerprint=model.fingerprint())
+        return draft.publish(fingerprint=model.preprocess.fingerprint(digest))
 
 
 def _write_hf_images(model: Servable, draft: Draft) -> None:

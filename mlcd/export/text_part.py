@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from mlcd.models.text_part import (
     SETTINGS,
     TOKENIZER,
     WEIGHTS,
+    text_digest,
 )
 from mlcd.models.two_tower_checkpoints import HfFamily
 from mlcd.models.two_tower_files import (
@@ -100,8 +102,9 @@ def write_text(origin: TextOrigin, folder: Path, name: str) -> dict[str, Any]:
     return text_facts(check_text_parity(model, folder / GRAPH, name))
 
 
-def write_hf_both(images: Servable, origin: TextOrigin, folder: Path) -> None:
-    """Writes what CLIPModel or SiglipModel and their processors load, and reads the texts back.
+def write_hf_both(images: Servable, origin: TextOrigin, folder: Path) -> str:
+    """Writes what CLIPModel or SiglipModel and their processors load, reads the texts back, and
+    returns the digest of the text part.
 
     Raises ConfigInvalid where transformers has no class for the towers, ArtifactInvalid where the
     text tower does not read back as it was.
@@ -131,6 +134,9 @@ def write_hf_both(images: Servable, origin: TextOrigin, folder: Path) -> None:
             "the exported texts do not read back as the model's",
             remedy="nothing was exported; report this",
         )
+    with TemporaryDirectory() as part:
+        text.write(Path(part))
+        return text_digest(Path(part))
 
 
 def text_facts(parity: Parity) -> dict[str, Any]:

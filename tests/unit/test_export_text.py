@@ -300,7 +300,9 @@ def test_a_tokenizer_of_more_tokens_than_the_tower_is_refused(clip, tmp_path):
 def test_transformers_loads_both_towers_again(exported, tmp_path):
     folder, theirs = exported
     for source in ("theirs", "model"):
-        out = export_hf(str(folder / source), tmp_path / source, name="m", reporter=SILENT).path
+        made = export_hf(str(folder / source), tmp_path / source, name="m", reporter=SILENT)
+        assert made.fingerprint == open_artifact(folder / "model").fingerprint
+        out = made.path
         again = transformers.AutoModel.from_pretrained(out).eval()
         ids = read_two_towers(str(out)).tokenizer(TEXTS)
         assert their_rows(again, ids) == pytest.approx(their_rows(theirs, ids), abs=1e-6)
