@@ -36,7 +36,8 @@ from encode import GEMM_BATCH, GEMMS, GIGA, PAUSE_S, available, gemm
 
 from mlcd.cores import available_cores, cpu_features
 
-CAPTIONS = Path(__file__).resolve().parents[2] / "shared/data/coco_multi_captions/labels.jsonl"
+ROOT = Path(__file__).resolve().parents[1]
+CAPTIONS = ROOT.parent / "shared/data/coco_multi_captions/labels.jsonl"
 CONTEXT, WIDTH, DEPTH, MLP, DIMENSION, VOCABULARY = 77, 512, 12, 2048, 512, 49408
 ENGINES = (
     "openvino-fp32",
@@ -192,6 +193,7 @@ class Worker:
         # what peers print on standard error is not part of the answer
         self._process = subprocess.Popen(
             command,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},  # noqa: TID251 - a child's
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if "transformers" in form else None,
