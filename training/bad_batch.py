@@ -1,7 +1,8 @@
 """The batches whose loss or gradient was not finite, kept in a run's `bad_batches/`.
 
 step_000007-rank0/  one process's part of the batch
-  batch.safetensors   for each micro-batch i: images.i uint8, labels.i, positions.i
+  batch.safetensors   for each micro-batch i: images.i uint8, labels.i, positions.i, and weights.i
+                      if the labels have weights
   batch.json          step, keys, loss and gradient norms
 step_000007-state/  a checkpoint of the state before that step
 """
@@ -39,6 +40,7 @@ class BadPart:
     images: Tensor
     labels: Tensor
     positions: NDArray[np.int64]
+    weights: Tensor | None
 
 
 def bad_batch_path(run: Path, step: int, rank: int) -> Path:
@@ -69,6 +71,8 @@ def keep_bad_batch(path: Path, batch: StepBatches, meters: Meters) -> None:
             f"labels.{index}": part.labels,
             f"positions.{index}": torch.from_numpy(part.positions),
         }
+        if part.weights is not None:
+            tensors[f"weights.{index}"] = part.weights
     norms = {
         "loss": meters.loss,
         "grad_norm": meters.grad_norm,
@@ -120,4 +124,5 @@ def _joined(stored: Sequence[dict[str, Tensor]], index: int) -> BadPart:
         torch.cat([tensors[f"{kind}.{index}"] for tensors in stored])
         for kind in ("images", "labels", "positions")
     )
-    return BadPart(images, labels, positions.numpy())
+    weights = [tensors[f"weights.{index}"] for tensors in stored if f"weights.{index}" in tensors]
+    return BadPart(images, labels, positions.numpy(), torch.cat(weights) if weights else None)

@@ -226,7 +226,7 @@ class LossConfig(_Section):
 
     kind: LossKind = "mlcd"
     """mlcd: Eq. 5. mlc: Eq. 4. cd: Eq. 3, one label. per_column: the authors' later form, one
-    softmax for each label.
+    softmax for each label. bce: a logistic loss for each pair of an image and a class.
     """
     labels_per_image: Annotated[int, Field(ge=1)] = 8
     """l, the number of nearest centers taken as positives. CD takes one."""
@@ -240,6 +240,8 @@ class LossConfig(_Section):
     mlc, 16 for the others; from there along a straight line of the logarithms to the authors' 64 at
     a million.
     """
+    learn_scale: bool = False
+    """The scale is learned, and loss.scale is where it starts."""
     negative_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
     """r, the share of classes drawn as negatives. None: 1 up to 10,000 centers k, then 10,000 / k,
     and never less than the published 0.1, so that more centers never mean fewer negatives.
@@ -253,9 +255,16 @@ class LossConfig(_Section):
     """straight_through: the margin's own slope is left out, as in the authors' code. exact: the
     slope is included.
     """
-    bias: float = 0.0
-    """b of Eq. 5, read as ZLPR with threshold -b. Only for mlcd; the other losses do not depend on
-    it.
+    bias: float | None = None
+    """b, added to every logit; mlcd is then ZLPR with threshold -b. Only for mlcd and bce; the
+    other losses do not depend on it. None: 0 for mlcd; -log(r k / l) for bce and where it is
+    learned, with which as much is expected of the negatives as of the positives.
+    """
+    learn_bias: bool = False
+    """The bias is learned, and loss.bias is where it starts."""
+    label_weights: Literal["scores"] | None = None
+    """scores: each label counts as its stored similarity, relative to the mean of the image's
+    labels. None: all labels count alike.
     """
     policy: NegativePolicy = "independent"
     """How negatives are drawn. per_column always draws as partialfc does, for each label
@@ -271,8 +280,13 @@ class LossConfig(_Section):
 
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
-        if self.bias != 0.0 and self.kind != "mlcd":
-            raise ValueError(f"loss.bias has no effect on {self.kind}")
+        if self.kind not in ("mlcd", "bce"):
+            if self.bias:
+                raise ValueError(f"loss.bias has no effect on {self.kind}")
+            if self.learn_bias:
+                raise ValueError(f"loss.learn_bias has no effect on {self.kind}")
+        if self.label_weights is not None and self.num_labels == 1:
+            raise ValueError("loss.label_weights has no effect on a single label")
         if self.correct_ratio and self.filter_threshold is not None:
             raise ValueError(
                 "loss.correct_ratio would add back what loss.filter_threshold leaves out: take one "
@@ -301,12 +315,20 @@ class LossConfig(_Section):
     def head(self, num_classes: int, seed: int) -> HeadConfig:
         """Returns the head's configuration; some defaults depend on the number of classes."""
         fields = self.model_dump(
-            exclude={"labels_per_image", "drawn_from", "scale", "negative_ratio"}
+            exclude={
+                "labels_per_image",
+                "drawn_from",
+                "scale",
+                "negative_ratio",
+                "bias",
+                "label_weights",
+            }
         )
         return HeadConfig(
             **fields,
             scale=self.resolved_scale(num_classes),
             negative_ratio=self.resolved_ratio(num_classes),
+            bias=self.resolved_bias(num_classes),
             seed=seed,
         )
 
@@ -320,6 +342,13 @@ class LossConfig(_Section):
         few = 8.0 if num_classes >= _SOME_CLASSES and self.kind in ("mlcd", "mlc") else 16.0
         way = math.log(num_classes / _MANY_CLASSES) / math.log(_PUBLISHED_CLASSES / _MANY_CLASSES)
         return float(few * (_PUBLISHED_SCALE / few) ** min(1.0, max(0.0, way)))
+
+    def resolved_bias(self, num_classes: int) -> float:
+        if self.bias is not None:
+            return self.bias
+        if not self.learn_bias and self.kind != "bce":
+            return 0.0
+        return -math.log(self.resolved_ratio(num_classes) * num_classes / self.num_labels)
 
     def resolved_ratio(self, num_classes: int) -> float:
         return self.negative_ratio or max(_PUBLISHED_RATIO, min(1.0, _MANY_CLASSES / num_classes))

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mlcd.artifacts.centers import Centers
-from mlcd.models.servable import Servable
+from mlcd.images.transform import PreprocessSpec
+from mlcd.models.servable import PREPROCESS, Servable
 from training.bad_batch import FOLDER, bad_state_path, read_bad_batch
 from training.checkpoint.checkpoint_store import load_checkpoint
 from training.optim.clip import clip_global_norm
@@ -19,6 +20,7 @@ from training.parallel.processes import open_processes
 from training.run import initial_state, read_run_config, run_directory
 from training.state import TrainState
 from training.step import backward
+from training.tower import initial_model
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ def replay(run: Path, batch: Path) -> Replay:
     state_path = bad_state_path(directory, step)
     num_classes = len(Centers.open(state_path / "centers").sizes)
     with open_processes(config.device, config.num_threads) as processes:
-        model = Servable.read(state_path / "weights")
+        # Weights that are not finite are no model; they are read with the state.
+        preprocess = PreprocessSpec.read(state_path / "weights" / PREPROCESS)
+        model = Servable(initial_model(config).trunk, preprocess)
         state = initial_state(config, num_classes, processes, model)
         load_checkpoint(state, state_path)
         counts = [len(part.labels) for part in parts]
@@ -81,8 +85,9 @@ def replay(run: Path, batch: Path) -> Replay:
         first_gradient = next(
             (name for name, each in _backwards(state) if not _is_finite(each.grad)), None
         )
-        trunk = list(state.model.trunk.parameters())
-        norms = clip_global_norm(trunk, [state.centers.weight], float("inf"), processes.world)
+        norms = clip_global_norm(
+            state.replicated(), [state.centers.weight], float("inf"), processes.world
+        )
     return Replay(
         step=step,
         loss=loss.item(),

@@ -29,7 +29,12 @@ from training.evaluation.while_training import check_evaluation
 from training.flops import step_flops
 from training.loop import Journal, StepLog, train
 from training.optim.average import WeightAverage
-from training.optim.groups import adamw_settings, center_optimizer, parameter_groups
+from training.optim.groups import (
+    adamw_settings,
+    center_optimizer,
+    parameter_groups,
+    scalar_groups,
+)
 from training.parallel.backbone import Backbone
 from training.parallel.partial_fc import PartialFC
 from training.parallel.processes import Processes, open_processes
@@ -216,7 +221,7 @@ def initial_state(
     head.to(processes.device)
     if config.compute.precision == "fp64":
         head.double()
-    groups = parameter_groups(model.trunk, config.optim)
+    groups = parameter_groups(model.trunk, config.optim) + scalar_groups(head, config.optim)
     optimizer = torch.optim.AdamW(groups, **adamw_settings(config.optim))
     decay = config.optim.ema
     return TrainState(

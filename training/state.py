@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from mlcd.models.servable import Servable
 from training.optim.average import WeightAverage
@@ -32,6 +33,12 @@ class TrainState:
     @property
     def model(self) -> Servable:
         return self.backbone.model
+
+    def replicated(self) -> list[nn.Parameter]:
+        """Returns the parameters that are not spread over processes as centers are: those of the
+        tower, and a learned scale and bias.
+        """
+        return [*self.model.trunk.parameters(), *self.centers.scalars.values()]
 
     def servable(self) -> Servable:
         """Returns the whole model that is evaluated and exported; every process calls it."""

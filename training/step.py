@@ -27,6 +27,8 @@ class MicroBatch(Protocol):
     def labels(self) -> Tensor: ...
     @property
     def positions(self) -> NDArray[np.int64]: ...
+    @property
+    def weights(self) -> Tensor | None: ...
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,9 @@ def train_step(
         nothing = torch.tensor(math.nan)
         return Meters(nothing, {}, nothing, nothing, lr)
     loss, head = backward(state, batches, shares, config)
-    backbone, centers = list(state.model.trunk.parameters()), list(state.centers.parameters())
     max_norm = config.optim.clip_norm or float("inf")
-    norms = clip_global_norm(backbone, centers, max_norm, state.centers.world)
+    centers = [state.centers.weight]
+    norms = clip_global_norm(state.replicated(), centers, max_norm, state.centers.world)
     meters = Meters(loss, head, *norms, lr)
     finite = torch.isfinite(loss) & torch.isfinite(norms[0]) & torch.isfinite(norms[1])
     # This is the only value that the host reads. It is a maximum, so that all processes decide
@@ -135,7 +137,14 @@ def backward(
         scales = branch_scales(config.model, batches[index].positions, config.seed)
         with nullcontext() if index == last else state.backbone.accumulating():
             embeddings = state.backbone.embed(pixels, None if scales is None else scales.to(pixels))
-            output = state.centers(embeddings, labels[index], state.step, step_labels=step_labels)
+            weights = batches[index].weights
+            output = state.centers(
+                embeddings,
+                labels[index],
+                state.step,
+                weights=None if weights is None else weights.to(device, non_blocking=True),
+                step_labels=step_labels,
+            )
             (share * output.loss).backward()
         loss += share * output.loss.detach()
         parts.append((share, output.meters))

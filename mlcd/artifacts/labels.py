@@ -87,6 +87,12 @@ class LabelTable:
         return int(self.artifact.config["num_centers"])
 
     @property
+    def classes(self) -> str | None:
+        """Returns the identity of what the ids stand for: the digest of centers, or of names."""
+        parents = (each.digest for each in self.artifact.parents if each.role == "centers")
+        return next(parents, self.artifact.config.get("names_digest"))
+
+    @property
     def names(self) -> list[str | None] | None:
         """Returns the names of the centers; None where they have none."""
         if NAMES not in self.artifact.files:
@@ -146,6 +152,11 @@ class LabelTable:
                 _padded(table["ids"], -1, np.int32),
                 np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES),
             )
+
+    def labeled_scores(self) -> Iterator[NDArray[np.float32]]:
+        """Yields the scores of the same labels, part by part: float32 [m, L], padded with 0."""
+        for part in self._parts:
+            yield _padded(self._labeled(part, "scores")["scores"], 0.0, np.float32)
 
     def first_labels(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
         """Yields the id and the score of the nearest center of the same samples, part by part, [m]

@@ -20,7 +20,12 @@ from mlcd.progress import Reporter
 @click.command()
 @click.argument("source", metavar="EMBEDDINGS|IMAGES")
 @click.argument("out", type=LOCAL_PATH)
-@click.option("--centers", type=LocalPath(), required=True)
+@click.option("--centers", type=LocalPath())
+@click.option(
+    "--classes",
+    is_flag=True,
+    help="In place of --centers: one label each, the class of its folder.",
+)
 @click.option("--top", type=click.IntRange(1), default=8, show_default=True)
 @click.option(
     "--threshold", type=float, help="Keep only centers at least this similar, of the --top nearest."
@@ -54,7 +59,8 @@ from mlcd.progress import Reporter
 def label(
     source: str,
     out: Path,
-    centers: str,
+    centers: str | None,
+    classes: bool,
     top: int,
     threshold: float | None,
     mode: Literal["exact", "approximate"],
@@ -74,10 +80,21 @@ def label(
     from mlcd.images.quiet import silence_decoders
     from mlcd.pipelines.label import LabelOptions
     from mlcd.pipelines.label import label as run
+    from mlcd.pipelines.label_classes import label_classes
     from mlcd.pipelines.label_more import label_more
     from mlcd.pipelines.resolve import resolve_model
 
     silence_decoders()
+    if classes == (centers is not None):
+        raise click.UsageError("give --centers CENTERS, or --classes for labels by folder")
+    if centers is None:
+        if model is not None or append or threshold is not None:
+            raise click.UsageError("--classes looks at no pixel and takes no other option")
+        artifact = label_classes(source, out, reporter)
+        facts = artifact.summary
+        line = f"labels of {facts['images']} images in {facts['centers']} classes"
+        finish(reporter, artifact, line)
+        return
     if model is None and encoder != EncoderOptions():
         raise click.UsageError(
             "--precision, --engine, --exif and --decode are for a --model, which only images need"

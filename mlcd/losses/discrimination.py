@@ -80,12 +80,14 @@ def mlc_from_log_sums(lse_positive: Tensor, lse_negative: Tensor) -> Tensor:
     """Computes Eq. 4 from the log-sums: [B], [B] to [B]; 0 where a sample has no positive or no
     negative.
     """
-    return _softplus(lse_negative + lse_positive)
+    return softplus(lse_negative + lse_positive)
 
 
-def mlcd_from_log_sums(lse_positive: Tensor, lse_negative: Tensor, *, bias: float = 0.0) -> Tensor:
+def mlcd_from_log_sums(
+    lse_positive: Tensor, lse_negative: Tensor, *, bias: float | Tensor = 0.0
+) -> Tensor:
     """Computes Eq. 5 from the log-sums: [B], [B] to [B]; the half of an absent side is 0."""
-    return _softplus(lse_negative + bias) + _softplus(lse_positive - bias)
+    return softplus(lse_negative + bias) + softplus(lse_positive - bias)
 
 
 def log_sums(positive_logits: Tensor, negative_logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,7 +98,8 @@ def log_sums(positive_logits: Tensor, negative_logits: Tensor) -> tuple[Tensor, 
         return _logsumexp((-positive).masked_fill(absent, -torch.inf)), _logsumexp(negative)
 
 
-def _softplus(x: Tensor) -> Tensor:
+def softplus(x: Tensor) -> Tensor:
+    """Returns log(1 + exp(x)), exact to float64's last digits."""
     # torch switches to the identity at 20, where the error is still 2e-9; at 40 it is 4e-18.
     return functional.softplus(x, threshold=40.0)
 

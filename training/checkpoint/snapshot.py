@@ -26,6 +26,7 @@ from training.state import TrainState
 _TRUNK: Final = "trunk."
 _AVERAGE: Final = "average."
 _MOMENTS: Final = "moments."
+_SCALARS: Final = "head."
 _CENTERS: Final = "centers."
 _WEIGHT: Final = "centers.weight"
 _COUNTERS: Final = ("skipped_steps", "skipped_samples")
@@ -124,13 +125,21 @@ def read_unit_centers(directory: Path) -> NDArray[np.float32]:
 
 
 def _backbone_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in state.model.trunk.named_parameters():
-        yield _TRUNK + name, parameter
+    for prefix, name, parameter in _replicated(state):
+        yield prefix + name, parameter
         for kind, moment in state.optimizer.state.get(parameter, {}).items():
             yield f"{_MOMENTS}{name}.{kind}", moment
     if state.average is not None:
         for name, weight in state.average.weights.items():
             yield _AVERAGE + name, weight
+
+
+def _replicated(state: TrainState) -> Iterator[tuple[str, str, Tensor]]:
+    """Yields the tower's parameters and a learned scale and bias, with prefix and name."""
+    for name, parameter in state.model.trunk.named_parameters():
+        yield _TRUNK, name, parameter
+    for name, parameter in state.centers.scalars.items():
+        yield _SCALARS, name, parameter
 
 
 def _parameter_name(stored: str) -> str:
@@ -150,8 +159,8 @@ def _center_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def _put(state: TrainState, tensors: Mapping[str, Tensor], step: int) -> None:
-    for name, parameter in state.model.trunk.named_parameters():
-        _local(parameter).copy_(tensors[_TRUNK + name])
+    for prefix, name, parameter in _replicated(state):
+        _local(parameter).copy_(tensors[prefix + name])
         _restore_moments(state.optimizer, parameter, _under(tensors, f"{_MOMENTS}{name}."))
     if state.average is not None:
         for name, average in state.average.weights.items():
@@ -179,7 +188,7 @@ def _restore_moments(
     if moments:
         # AdamW keeps its step counter on the CPU.
         optimizer.state[parameter] = {
-            kind: _placed_like(moment, parameter) if moment.dim() else moment
+            kind: moment if kind == "step" else _placed_like(moment, parameter)
             for kind, moment in moments.items()
         }
 

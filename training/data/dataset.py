@@ -30,7 +30,7 @@ class Part:
     """The n samples of one data set, in columns because there may be many millions.
 
     labels: int32 [n, L], best first, -1 for none. sha256: uint8 [n, 32], of the images that were
-    labeled.
+    labeled. scores: float16 [n, L], of the labels, if the loss weighs by them.
     """
 
     source: Source
@@ -38,6 +38,7 @@ class Part:
     labels: NDArray[np.int32]
     sha256: NDArray[np.uint8]
     weight: float
+    scores: NDArray[np.float16] | None = None
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -67,8 +68,8 @@ class Dataset:
 
     @property
     def classes(self) -> str | None:
-        """Returns the digest of the centers that the labels name; None if they do not tell."""
-        return next(iter(_centers(self.label_tables[0])[1]), None) if self.label_tables else None
+        """Returns the identity of what the labels name; None if they do not tell."""
+        return self.label_tables[0].classes if self.label_tables else None
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -88,10 +89,7 @@ def open_dataset(config: RunConfig) -> Dataset:
     tables = tuple(LabelTable.open(Path(source.labels)) for source in sources)
     _refuse_other_centers(tables)
     block_shares([source.weight for source in sources])
-    joined = [
-        _join(source, table, num_labels=config.loss.num_stored, hold_out=config.data.hold_out)
-        for source, table in zip(sources, tables, strict=True)
-    ]
+    joined = [_join(source, table, config) for source, table in zip(sources, tables, strict=True)]
     return Dataset(
         parts=tuple(part for part, _, _ in joined),
         num_unlabeled=sum(unlabeled for _, unlabeled, _ in joined),
@@ -102,10 +100,9 @@ def open_dataset(config: RunConfig) -> Dataset:
     )
 
 
-def _join(
-    mixed: MixedSource, table: LabelTable, *, num_labels: int, hold_out: float
-) -> tuple[Part, int, int]:
+def _join(mixed: MixedSource, table: LabelTable, config: RunConfig) -> tuple[Part, int, int]:
     """Returns the part, its number of images without labels, and of labels without an image."""
+    num_labels, hold_out = config.loss.num_stored, config.data.hold_out
     source = open_source(mixed.images)
     source.check_not_empty()
     entries = source.entries
@@ -130,7 +127,10 @@ def _join(
         _log.warning(
             "%d images labeled in %s are not in %s", num_missing, mixed.labels, mixed.images
         )
-    part = Part(source, entries.select(rows), labels, sha256, mixed.weight)
+    scores = None
+    if config.loss.label_weights is not None:
+        scores = _scores_at(index_of_row[row_of_label], table, labels.shape)
+    part = Part(source, entries.select(rows), labels, sha256, mixed.weight, scores)
     return part, int((~labeled & ~kept_out).sum()), num_missing
 
 
@@ -156,6 +156,21 @@ def _labels_at(
     return labels, sha256
 
 
+def _scores_at(
+    indices: NDArray[np.int64], table: LabelTable, shape: tuple[int, ...]
+) -> NDArray[np.float16]:
+    """Returns the scores of the labels that `_labels_at` returns, float16 [num, num_labels]."""
+    scores = np.zeros(shape, dtype=np.float16)
+    start = 0
+    for part in table.labeled_scores():
+        into = indices[start : start + len(part)]
+        start += len(part)
+        used = into >= 0
+        width = min(shape[1], part.shape[1])
+        scores[into[used], :width] = part[used, :width]
+    return scores
+
+
 def _refuse_unknown(ids: NDArray[np.int32], start: int, table: LabelTable) -> None:
     """Raises InvalidInput for a label without a center; ids: the labeled rows from `start` on."""
     unknown = (ids < -1) | (ids >= table.num_centers)
@@ -171,14 +186,8 @@ def _refuse_unknown(ids: NDArray[np.int32], start: int, table: LabelTable) -> No
 
 def _refuse_other_centers(tables: Sequence[LabelTable]) -> None:
     for one, other in pairwise(tables):
-        if _centers(one) != _centers(other):
+        if (one.num_centers, one.classes) != (other.num_centers, other.classes):
             raise ConfigInvalid(
                 f"{one.artifact.path} and {other.artifact.path} hold labels of different centers",
                 remedy="label all data sets of data.mix with the same centers",
             )
-
-
-def _centers(table: LabelTable) -> tuple[int, list[str]]:
-    return table.num_centers, [
-        parent.digest for parent in table.artifact.parents if parent.role == "centers"
-    ]

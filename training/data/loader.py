@@ -23,7 +23,7 @@ from training.data.augment import Augmentation
 from training.data.crops import Crops, PictureCrops
 from training.data.dataset import Dataset
 from training.data.decoders import Decoders, ProcessDecoders, ThreadDecoders, block_stop_signals
-from training.data.drawing import draw_labels
+from training.data.drawing import drawn_columns, label_weights
 from training.data.order import locate, own_part, part_counts, part_indices, step_positions
 from training.data.pictures import DecodedPictures, HeldPictures, Sample, picture_side
 
@@ -42,7 +42,8 @@ class Batch:
 
     images: uint8 [b, 3, S, S], one crop of each sample, as the model's input. labels: int64 [b, L],
     -1 for none. positions: int64 [b], in the endless stream of samples. num_skipped: samples that
-    could not be decoded; they are not among the b.
+    could not be decoded; they are not among the b. weights: float32 [b, L], how much each label
+    counts; None for all alike.
     """
 
     images: Tensor
@@ -50,6 +51,7 @@ class Batch:
     positions: NDArray[np.int64]
     keys: tuple[SampleKey, ...]
     num_skipped: int
+    weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -223,15 +225,35 @@ class Loader:
             [self._dataset.parts[sample.part].labels[sample.row] for sample in samples],
             dtype=np.int32,
         )
-        stored = stored.reshape(-1, self._config.loss.num_stored)
-        labels = draw_labels(stored, positions, self._config.loss.num_labels, self._config.seed)
+        loss = self._config.loss
+        stored = stored.reshape(-1, loss.num_stored)
+        columns = drawn_columns(stored, positions, loss.num_labels, self._config.seed)
+        labels = stored if columns is None else np.take_along_axis(stored, columns, axis=1)
         return Batch(
             images=torch.cat([chunk.pixels for chunk in chunks]),
             labels=torch.from_numpy(labels.astype(np.int64)),
             positions=positions,
             keys=tuple(sample.entry.key for sample in samples),
             num_skipped=len(rejected),
+            weights=self._weights(samples, labels, columns),
         )
+
+    def _weights(
+        self,
+        samples: Sequence[Sample],
+        labels: NDArray[np.int32],
+        columns: NDArray[np.int64] | None,
+    ) -> Tensor | None:
+        if self._config.loss.label_weights is None:
+            return None
+        scores = np.zeros((len(samples), self._config.loss.num_stored), dtype=np.float16)
+        for place, sample in enumerate(samples):
+            stored = self._dataset.parts[sample.part].scores
+            assert stored is not None
+            scores[place] = stored[sample.row]
+        if columns is not None:
+            scores = np.take_along_axis(scores, columns, axis=1)
+        return torch.from_numpy(label_weights(scores, labels))
 
     def _refuse_changed(self, plan: "_Plan", changed: Sequence[int]) -> None:
         if changed:

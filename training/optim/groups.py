@@ -41,6 +41,13 @@ def parameter_groups(trunk: VisionTower, config: OptimConfig) -> list[dict[str, 
     ]
 
 
+def scalar_groups(centers: PartialFC, config: OptimConfig) -> list[dict[str, Any]]:
+    """Returns the group of a learned scale and bias, if there are any, at the centers' rate."""
+    scalars = list(centers.scalars.values())
+    rate = config.center_lr or config.lr
+    return [{"params": scalars, "weight_decay": 0.0, "peak_lr": rate}] if scalars else []
+
+
 def adamw_settings(config: OptimConfig) -> dict[str, Any]:
     return {"lr": config.lr, "betas": config.betas, "eps": config.eps}
 
@@ -51,7 +58,7 @@ def center_optimizer(centers: PartialFC, config: OptimConfig) -> torch.optim.Opt
     Only the centers' direction matters, so decay would merely change their angular learning rate.
     """
     center_lr = config.center_lr or config.lr
-    group = {"params": list(centers.parameters()), "weight_decay": 0.0, "peak_lr": center_lr}
+    group = {"params": [centers.weight], "weight_decay": 0.0, "peak_lr": center_lr}
     settings = adamw_settings(config) | {"lr": center_lr}
     if centers.config.center_update == "sparse":
         return RowAdamW([group], **settings)

@@ -12,7 +12,7 @@ of this process.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import torch
@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 
 from mlcd.artifacts.centers import Centers
 from mlcd.errors import ConfigInvalid
-from mlcd.losses.discrimination import mlc_from_log_sums, mlcd_from_log_sums
+from mlcd.losses.discrimination import mlc_from_log_sums, mlcd_from_log_sums, softplus
 from mlcd.losses.margins import MarginGrad, MarginKind, with_margin
 from mlcd.losses.negatives import NegativePolicy, draw_negatives, own_positions
 from mlcd.losses.positives import distinct_labels
@@ -29,7 +29,7 @@ from mlcd.randomness import Stream, hash_counters
 from mlcd.world import World
 from training.parallel.shards import Shard
 
-LossKind = Literal["mlcd", "mlc", "cd", "per_column"]
+LossKind = Literal["mlcd", "mlc", "cd", "per_column", "bce"]
 CenterUpdate = Literal["sparse", "dense"]
 
 _INIT_DEVIATION: Final = 0.01  # the initialization of insightface and of the authors
@@ -46,7 +46,9 @@ class HeadConfig:
     margin_kind: MarginKind = "arcface"
     margin: float = 0.3
     margin_grad: MarginGrad = "straight_through"
+    learn_scale: bool = False
     bias: float = 0.0
+    learn_bias: bool = False
     negative_ratio: float = 0.1
     policy: NegativePolicy = "independent"
     correct_ratio: bool = False
@@ -71,9 +73,9 @@ class PartialFC(nn.Module):
     """The centers of this process's shard, [K, D], and the loss of the global batch against all
     centers.
 
-    The gradient of `weight` is complete on its owner (keep it out of DDP). The gradient of the
-    embeddings is scaled so that DDP's average over processes is the gradient of the global mean
-    loss.
+    The gradient of `weight` is complete on its owner (keep it out of DDP), and that of the scale
+    and of the bias, where they are learned, on every process. The gradient of the embeddings is
+    scaled so that DDP's average over processes is the gradient of the global mean loss.
     """
 
     def __init__(
@@ -84,6 +86,15 @@ class PartialFC(nn.Module):
         self.world = world or World()
         self.shard = Shard.of(self.world.rank, self.world.size, num_classes)
         self.weight = nn.Parameter(torch.empty(len(self.shard), dimension))
+        # The logarithm, so that no update makes the scale negative.
+        self.log_scale = _learned(math.log(config.scale)) if config.learn_scale else None
+        self.bias = _learned(config.bias) if config.learn_bias else None
+
+    @property
+    def scalars(self) -> dict[str, nn.Parameter]:
+        """Returns the learned scale and bias by name, the same on every process."""
+        named = {"log_scale": self.log_scale, "bias": self.bias}
+        return {name: each for name, each in named.items() if each is not None}
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
@@ -128,12 +139,19 @@ class PartialFC(nn.Module):
         return normalize(self.weight.detach().float(), dim=1)
 
     def forward(
-        self, embeddings: Tensor, labels: Tensor, step: int, *, step_labels: Tensor | None = None
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        step: int,
+        *,
+        weights: Tensor | None = None,
+        step_labels: Tensor | None = None,
     ) -> HeadOutput:
         """Computes the loss of the global batch from this process's samples.
 
-        embeddings: [B_local, D] of any length. labels: int64 [B_local, L], -1 for none.
-        step_labels: int64 [n, L], of all samples of the step if these are a part of it, because
+        embeddings: [B_local, D] of any length. labels: int64 [B_local, L], -1 for none. weights:
+        [B_local, L], at least 0, how much each label counts; None for 1 each. step_labels: int64
+        [n, L], of all samples of the step if these are a part of it, because
         negatives that depend on labels are drawn for the whole step. Raises InvalidInput, which
         names a sample whose label is no class.
         """
@@ -149,10 +167,15 @@ class PartialFC(nn.Module):
                 if step_labels is None
                 else distinct_labels(step_labels[:, :columns], self.shard.num_classes)
             )
+            weights_BL = None
+            if weights is not None:
+                weights_BL = self.world.gather_rows(weights[:, :columns].to(wide.dtype))
             if self.config.kind == "per_column":
-                return self._per_column(z_BD, labels_BL, whole, step)
+                return self._per_column(z_BD, labels_BL, weights_BL, whole, step)
             drawn = self._draw(whole, step, self.config.policy)
-            sums = self._log_sums(z_BD, labels_BL, drawn)
+            if self.config.kind == "bce":
+                return self._binary(z_BD, labels_BL, weights_BL, drawn, whole)
+            sums = self._log_sums(z_BD, labels_BL, weights_BL, drawn)
             return self._finish(sums, labels_BL, whole)
 
     def _draw(
@@ -169,12 +192,61 @@ class PartialFC(nn.Module):
             device=labels_BL.device,
         )
 
-    def _log_sums(self, z_BD: Tensor, labels_BL: Tensor, drawn: Tensor) -> "_Sums":
-        owned = drawn[(drawn >= self.shard.start) & (drawn < self.shard.stop)]
-        lse_positive, lse_negative, facts = _log_sums(
-            z_BD, self.weight, labels_BL, owned, self.shard, self.config, self.world
+    def _owned(self, drawn: Tensor) -> Tensor:
+        return drawn[(drawn >= self.shard.start) & (drawn < self.shard.stop)]
+
+    def _scale_and_bias(self) -> tuple[float | Tensor, float | Tensor]:
+        scale = self.config.scale if self.log_scale is None else self.log_scale.exp()
+        return scale, self.config.bias if self.bias is None else self.bias
+
+    def _log_sums(
+        self, z_BD: Tensor, labels_BL: Tensor, weights_BL: Tensor | None, drawn: Tensor
+    ) -> "_Sums":
+        scale, _ = self._scale_and_bias()
+        job = _Job(self.shard, replace(self.config, scale=_value(scale)), self.world)
+        lse_positive, lse_negative, facts, slopes = _log_sums(
+            z_BD, self.weight, labels_BL, weights_BL, self._owned(drawn), job
         )
+        if torch.is_tensor(scale):
+            # Zero in value, with the slope as its gradient.
+            change = scale - scale.detach()
+            lse_positive = lse_positive + change * slopes[0]
+            lse_negative = lse_negative + change * slopes[1]
         return _Sums(lse_positive, lse_negative, facts, self.shard.num_classes)
+
+    def _binary(
+        self,
+        z_BD: Tensor,
+        labels_BL: Tensor,
+        weights_BL: Tensor | None,
+        drawn: Tensor,
+        step_labels: Tensor,
+    ) -> HeadOutput:
+        """Computes a logistic loss for each pair of a sample and a class: binary cross-entropy."""
+        scale, bias = self._scale_and_bias()
+        config = replace(self.config, scale=_value(scale), bias=_value(bias))
+        job = _Job(self.shard, config, self.world)
+        positive, negative, facts, slopes = _pair_sums(
+            z_BD, self.weight, labels_BL, weights_BL, self._owned(drawn), job
+        )
+        for learned, (of_positive, of_negative) in zip(
+            (scale, bias), slopes.unflatten(0, (2, 2)), strict=True
+        ):
+            if torch.is_tensor(learned):
+                change = learned - learned.detach()
+                positive = positive + change * of_positive
+                negative = negative + change * of_negative
+        if config.correct_ratio:
+            all_negatives = self.shard.num_classes - (labels_BL >= 0).sum(dim=1)
+            negative = negative * (all_negatives / facts[:, 2].clamp_min(1))
+        meters = _cosine_meters(facts, labels_BL, step_labels)
+        return HeadOutput((positive + negative).mean(), meters | self._scalar_meters())
+
+    def _scalar_meters(self) -> dict[str, Tensor]:
+        meters = {name: each.detach().clone() for name, each in self.scalars.items()}
+        if "log_scale" in meters:
+            meters["scale"] = meters.pop("log_scale").exp()
+        return meters
 
     def _finish(self, sums: "_Sums", labels_BL: Tensor, step_labels: Tensor) -> HeadOutput:
         config = self.config
@@ -182,33 +254,44 @@ class PartialFC(nn.Module):
             sums.corrected_negative(labels_BL) if config.correct_ratio else sums.lse_negative
         )
         if config.kind == "mlcd":
-            losses = mlcd_from_log_sums(sums.lse_positive, lse_negative, bias=config.bias)
+            _, bias = self._scale_and_bias()
+            losses = mlcd_from_log_sums(sums.lse_positive, lse_negative, bias=bias)
         else:
             losses = mlc_from_log_sums(sums.lse_positive, lse_negative)
-        return HeadOutput(losses.mean(), sums.meters(labels_BL, step_labels))
+        meters = sums.meters(labels_BL, step_labels) | self._scalar_meters()
+        return HeadOutput(losses.mean(), meters)
 
     def _per_column(
-        self, z_BD: Tensor, labels_BL: Tensor, step_labels: Tensor, step: int
+        self,
+        z_BD: Tensor,
+        labels_BL: Tensor,
+        weights_BL: Tensor | None,
+        step_labels: Tensor,
+        step: int,
     ) -> HeadOutput:
         """Computes the authors' later loss: one softmax per label column.
 
-        A sample's other labels are negatives.
+        A sample's other labels are negatives. Weights are those of the columns in the mean.
         """
         present = labels_BL >= 0
+        if weights_BL is not None:
+            present = present * weights_BL
         total = z_BD.new_zeros(z_BD.shape[0])
         meters: list[dict[str, Tensor]] = []
         for column in range(labels_BL.shape[1]):
             labels = labels_BL[:, column : column + 1]
             of_step = step_labels[:, column : column + 1]
-            sums = self._log_sums(z_BD, labels, self._draw(of_step, step, "partialfc", column))
+            drawn = self._draw(of_step, step, "partialfc", column)
+            sums = self._log_sums(z_BD, labels, None, drawn)
             total = (
                 total + mlc_from_log_sums(sums.lse_positive, sums.lse_negative) * present[:, column]
             )
             meters.append(sums.meters(labels, of_step))
         # A sample without labels has no softmax, and adds nothing.
-        losses = total / present.sum(dim=1).clamp_min(1)
+        count = present.sum(dim=1)
+        losses = total / torch.where(count > 0, count, torch.ones_like(count))
         mean = {name: torch.stack([each[name] for each in meters]).nanmean() for name in meters[0]}
-        return HeadOutput(losses.mean(), mean)
+        return HeadOutput(losses.mean(), mean | self._scalar_meters())
 
 
 @dataclass(frozen=True)
@@ -231,24 +314,48 @@ class _Sums:
         return self.lse_negative + torch.log(all_negatives / self.facts[:, 2].clamp_min(1))
 
     def meters(self, labels_BL: Tensor, step_labels: Tensor) -> dict[str, Tensor]:
-        positives, positive_cosines, negatives, negative_cosines = self.facts.sum(dim=0)
         lse_positive, lse_negative = self.lse_positive.detach(), self.lse_negative.detach()
-        return {
-            "positive_cosine": positive_cosines / positives,
-            "negative_cosine": negative_cosines / negatives,
+        return _cosine_meters(self.facts, labels_BL, step_labels) | {
             "lse_positive": lse_positive[lse_positive > -torch.inf].mean(),
             "lse_negative": lse_negative[lse_negative > -torch.inf].mean(),
             "sigma_positive": torch.sigmoid(lse_positive).mean(),
             "sigma_negative": torch.sigmoid(lse_negative).mean(),
-            "unique_positives": torch.tensor(float(len(step_labels[step_labels >= 0].unique()))),
-            "effective_negatives": negatives / len(labels_BL),
         }
 
 
-class _LogSums(torch.autograd.Function):
-    """Computes (LSEp [B], LSEn [B], facts [B, 4]) over the classes of all processes.
+def _cosine_meters(facts: Tensor, labels_BL: Tensor, step_labels: Tensor) -> dict[str, Tensor]:
+    positives, positive_cosines, negatives, negative_cosines = facts.sum(dim=0)
+    return {
+        "positive_cosine": positive_cosines / positives,
+        "negative_cosine": negative_cosines / negatives,
+        "unique_positives": torch.tensor(float(len(step_labels[step_labels >= 0].unique()))),
+        "effective_negatives": negatives / len(labels_BL),
+    }
 
-    They are differentiable in z and weight.
+
+def _learned(start: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(start))
+
+
+def _value(number: float | Tensor) -> float:
+    """Returns the value alone; a tensor takes a number's place in products."""
+    return number.detach() if torch.is_tensor(number) else number  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The classes of this process and the loss over them, at the present scale and bias."""
+
+    shard: Shard
+    config: HeadConfig
+    world: World
+
+
+class _LogSums(torch.autograd.Function):
+    """Computes (LSEp [B], LSEn [B], facts [B, 4], slopes [2, B]) over the classes of all processes.
+
+    LSEp is log sum_i w_i exp(-s_i). The log-sums are differentiable in z and weight; slopes are
+    their derivatives by the scale, 0 if it is not learned.
     """
 
     @staticmethod
@@ -257,19 +364,25 @@ class _LogSums(torch.autograd.Function):
         z_BD: Tensor,
         weight_KD: Tensor,
         labels_BL: Tensor,
+        weights_BL: Tensor | None,
         drawn_S: Tensor,
-        shard: Shard,
-        config: HeadConfig,
-        world: World,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        job: "_Job",
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        shard, config, world = job.shard, job.config, job.world
         local_BL = labels_BL - shard.start
         owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
         cosine_BL = _positive_cosines(z_BD, weight_KD, local_BL, owned_BL)
-        logit_BL, slope_BL = _positive_logits(cosine_BL, config)
-        positive_max, positive_sum = _max_and_sum((-logit_BL).masked_fill(~owned_BL, -torch.inf))
+        lowered_BL, slope_BL = _lowered_cosines(cosine_BL, config)
+        logit_BL = config.scale * lowered_BL
+        if weights_BL is not None:
+            # w exp(-s) = exp(-(s - log w)); a label without weight is at infinity.
+            logit_BL = logit_BL - weights_BL.log()
+        positive_max, positive_sum, positive_tilt = _max_sum_and_tilt(
+            (-logit_BL).masked_fill(~owned_BL, -torch.inf), -lowered_BL
+        )
         own_rows, own_slots = own_positions(drawn_S, labels_BL)
         negative_max = z_BD.new_full((z_BD.shape[0],), -torch.inf)
-        negative_sum, count_B, total_B = (torch.zeros_like(negative_max) for _ in range(3))
+        negative_sum, negative_tilt, count_B, total_B = z_BD.new_zeros((4, z_BD.shape[0]))
         chunk = max(1, CHUNK_ENTRIES // max(1, z_BD.shape[0]))
         bounds = _hit_bounds(own_slots, len(drawn_S), chunk)
         for start in range(0, len(drawn_S), chunk):
@@ -281,11 +394,18 @@ class _LogSums(torch.autograd.Function):
             )
             total_B += cosine_BC.masked_fill(absent_BC, 0.0).sum(dim=1)
             count_B += cosine_BC.shape[1] - absent_BC.sum(dim=1)
-            logit_BC = cosine_BC.mul_(config.scale).masked_fill_(absent_BC, -torch.inf)
+            logits = (
+                cosine_BC * config.scale if config.learn_scale else cosine_BC.mul_(config.scale)
+            )
+            logit_BC = logits.masked_fill_(absent_BC, -torch.inf)
             new_max = torch.maximum(negative_max, logit_BC.amax(dim=1))
             safe_max = _zero_if_empty(new_max)
-            negative_sum = negative_sum * torch.exp(_minus(negative_max, safe_max))
-            negative_sum += logit_BC.sub_(safe_max[:, None]).exp_().sum(dim=1)
+            rescale = torch.exp(_minus(negative_max, safe_max))
+            share_BC = logit_BC.sub_(safe_max[:, None]).exp_()
+            negative_sum = negative_sum * rescale
+            negative_sum += share_BC.sum(dim=1)
+            if config.learn_scale:
+                negative_tilt = negative_tilt * rescale + (share_BC * cosine_BC).sum(dim=1)
             negative_max = new_max
         # There are two all-reduces: the maxima, then the sums rescaled to them with the meters'
         # facts.
@@ -300,9 +420,15 @@ class _LogSums(torch.autograd.Function):
                 total_B,
             ]
         )
-        sums = world.sum(torch.cat([torch.stack([positive_sum, negative_sum]) * rescale, facts]))
+        rows = [torch.stack([positive_sum, negative_sum]) * rescale, facts]
+        if config.learn_scale:
+            rows.append(torch.stack([positive_tilt, negative_tilt]) * rescale)
+        sums = world.sum(torch.cat(rows))
         lse_positive, lse_negative = (_zero_if_empty(reduced_max) + sums[:2].log()).unbind(0)
-        facts_B4 = sums[2:].T.contiguous()
+        facts_B4 = sums[2:6].T.contiguous()
+        slopes = torch.zeros_like(sums[:2])
+        if config.learn_scale:
+            slopes = torch.where(sums[:2] > 0, sums[6:] / sums[:2], slopes)
         ctx.save_for_backward(
             z_BD,
             weight_KD,
@@ -315,48 +441,137 @@ class _LogSums(torch.autograd.Function):
             own_rows,
             own_slots,
         )
-        ctx.shard, ctx.config, ctx.world, ctx.chunk, ctx.bounds = (
-            shard,
-            config,
-            world,
-            chunk,
-            bounds,
-        )
-        ctx.mark_non_differentiable(facts_B4)
-        return lse_positive, lse_negative, facts_B4
+        ctx.job, ctx.chunk, ctx.bounds = job, chunk, bounds
+        ctx.mark_non_differentiable(facts_B4, slopes)
+        return lse_positive, lse_negative, facts_B4, slopes
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        # Backward may be called under an autocast of the caller's.
-        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
-            d_embeddings, d_weight = _gradients(ctx, gradients[0], gradients[1])
-        return d_embeddings, d_weight, None, None, None, None, None
+        *_, logit_BL, slope_BL, lse_positive, lse_negative, _, _ = ctx.saved_tensors
+        d_positive, d_negative, scale = gradients[0], gradients[1], ctx.job.config.scale
+        # dLSEn/ds_j = softmax(s)_j and ds_j/dcos = scale (method.md 2.8).
+        factor_B1 = (d_negative * scale)[:, None]
+        shift_B1 = _zero_if_empty(lse_negative)[:, None]
+
+        def negative_share(cosine_BC: Tensor, absent_BC: Tensor) -> Tensor:
+            share_BC = cosine_BC.mul_(scale).sub_(shift_B1).exp_()
+            return share_BC.masked_fill_(absent_BC, 0.0).mul_(factor_B1)
+
+        # dLSEp/ds_i = -softmax(-s)_i, times the slope of the margin.
+        weight_BL = torch.exp(-logit_BL - _zero_if_empty(lse_positive)[:, None]) * slope_BL
+        share_BL = -d_positive[:, None] * weight_BL
+        return (*_gradients(ctx, share_BL, negative_share), None, None, None, None)
 
 
-def _gradients(ctx: Any, d_positive: Tensor, d_negative: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of z and weight, from those of the two log-sums."""
-    (
-        z_BD,
-        weight_KD,
-        labels_BL,
-        drawn_S,
-        logit_BL,
-        slope_BL,
-        lse_positive,
-        lse_negative,
-        own_rows,
-        own_slots,
-    ) = ctx.saved_tensors
-    shard, config = ctx.shard, ctx.config
+class _PairSums(torch.autograd.Function):
+    """Computes (sum_i w_i softplus(-s_i) [B], sum_j softplus(s_j) [B], facts [B, 4], slopes [4, B])
+    over the classes of all processes.
+
+    The sums are differentiable in z and weight; slopes are their derivatives, of the positives and
+    of the negatives, first by the scale, then by the bias.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z_BD: Tensor,
+        weight_KD: Tensor,
+        labels_BL: Tensor,
+        weights_BL: Tensor | None,
+        drawn_S: Tensor,
+        job: "_Job",
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        shard, config, world = job.shard, job.config, job.world
+        local_BL = labels_BL - shard.start
+        owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
+        cosine_BL = _positive_cosines(z_BD, weight_KD, local_BL, owned_BL)
+        lowered_BL, slope_BL = _lowered_cosines(cosine_BL, config)
+        logit_BL = config.scale * lowered_BL + config.bias
+        counted_BL = owned_BL.to(z_BD.dtype) if weights_BL is None else weights_BL * owned_BL
+        sigma_BL = counted_BL * torch.sigmoid(-logit_BL)
+        own_rows, own_slots = own_positions(drawn_S, labels_BL)
+        chunk = max(1, CHUNK_ENTRIES // max(1, z_BD.shape[0]))
+        bounds = _hit_bounds(own_slots, len(drawn_S), chunk)
+        # The sum, its two derivatives, the number of negatives and the sum of their cosines.
+        negative = z_BD.new_zeros((5, z_BD.shape[0]))
+        for start in range(0, len(drawn_S), chunk):
+            center_CD = normalize(
+                weight_KD[drawn_S[start : start + chunk] - shard.start].to(z_BD.dtype), dim=1
+            )
+            hits = slice(*bounds[start // chunk : start // chunk + 2])
+            cosine_BC, absent_BC = _negative_cosines(
+                z_BD, center_CD, own_rows[hits], own_slots[hits] - start, config
+            )
+            cosine_BC.masked_fill_(absent_BC, 0.0)
+            logit_BC = (config.scale * cosine_BC + config.bias).masked_fill_(absent_BC, -torch.inf)
+            sigma_BC = torch.sigmoid(logit_BC)
+            negative += torch.stack(
+                [
+                    softplus(logit_BC).sum(dim=1),
+                    (sigma_BC * cosine_BC).sum(dim=1),
+                    sigma_BC.sum(dim=1),
+                    (~absent_BC).sum(dim=1).to(z_BD.dtype),
+                    cosine_BC.sum(dim=1),
+                ]
+            )
+        positive = torch.stack(
+            [
+                (counted_BL * softplus(-logit_BL)).sum(dim=1),
+                -(sigma_BL * lowered_BL).sum(dim=1),
+                -sigma_BL.sum(dim=1),
+                owned_BL.sum(dim=1).to(z_BD.dtype),
+                (cosine_BL * owned_BL).sum(dim=1),
+            ]
+        )
+        sums = world.sum(torch.stack([positive, negative]))
+        facts_B4 = sums[:, 3:].flatten(0, 1).T.contiguous()
+        slopes = sums[:, 1:3].transpose(0, 1).flatten(0, 1).contiguous()
+        ctx.save_for_backward(
+            z_BD, weight_KD, labels_BL, drawn_S, sigma_BL, slope_BL, own_rows, own_slots
+        )
+        ctx.job, ctx.chunk, ctx.bounds = job, chunk, bounds
+        ctx.mark_non_differentiable(facts_B4, slopes)
+        return sums[0, 0].clone(), sums[1, 0].clone(), facts_B4, slopes
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        *_, sigma_BL, slope_BL, _, _ = ctx.saved_tensors
+        config = ctx.job.config
+        factor_B1 = (gradients[1] * config.scale)[:, None]
+
+        def negative_share(cosine_BC: Tensor, absent_BC: Tensor) -> Tensor:
+            share_BC = cosine_BC.mul_(config.scale).add_(config.bias).sigmoid_()
+            return share_BC.masked_fill_(absent_BC, 0.0).mul_(factor_B1)
+
+        share_BL = -gradients[0][:, None] * sigma_BL * slope_BL
+        return (*_gradients(ctx, share_BL, negative_share), None, None, None, None)
+
+
+def _gradients(
+    ctx: Any, share_BL: Tensor, negative_share: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Returns the gradients of z and weight, under no autocast of the caller's.
+
+    share_BL: the derivatives of the loss by the cosines of the positives. negative_share: returns
+    those by the cosines of a chunk of negatives, which it may overwrite; 0 where one is absent.
+    """
+    with torch.autocast(share_BL.device.type, enabled=False):
+        return _of_rows(ctx, share_BL, negative_share)
+
+
+def _of_rows(
+    ctx: Any, share_BL: Tensor, negative_share: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    z_BD, weight_KD, labels_BL, drawn_S = ctx.saved_tensors[:4]
+    own_rows, own_slots = ctx.saved_tensors[-2:]
+    shard, config = ctx.job.shard, ctx.job.config
     local_BL = labels_BL - shard.start
     owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
+    share_BL = torch.where(owned_BL, share_BL, torch.zeros_like(share_BL))
     # `center_AD` has one row for each class that this step touches here, drawn or positive.
     active_A = torch.cat([drawn_S - shard.start, local_BL[owned_BL]]).unique()
     center_AD = torch.zeros((len(active_A), z_BD.shape[1]), dtype=z_BD.dtype, device=z_BD.device)
     dz_BD = torch.zeros_like(z_BD)
-    # dLSEn/ds_j = softmax(s)_j and ds_j/dcos = scale (method.md 2.8).
-    factor_B1 = (d_negative * config.scale)[:, None]
-    shift_B1 = _zero_if_empty(lse_negative)[:, None]
     for start in range(0, len(drawn_S), ctx.chunk):
         local_C = drawn_S[start : start + ctx.chunk] - shard.start
         center_CD = normalize(weight_KD[local_C].to(z_BD.dtype), dim=1)
@@ -364,19 +579,10 @@ def _gradients(ctx: Any, d_positive: Tensor, d_negative: Tensor) -> tuple[Tensor
         cosine_BC, absent_BC = _negative_cosines(
             z_BD, center_CD, own_rows[hits], own_slots[hits] - start, config
         )
-        share_BC = (
-            cosine_BC.mul_(config.scale)
-            .sub_(shift_B1)
-            .exp_()
-            .masked_fill_(absent_BC, 0.0)
-            .mul_(factor_B1)
-        )
+        share_BC = negative_share(cosine_BC, absent_BC)
         dz_BD.addmm_(share_BC, center_CD)
         slots = torch.searchsorted(active_A, local_C)
         center_AD[slots] += share_BC.T @ z_BD
-    # dLSEp/ds_i = -softmax(-s)_i, times the slope of the margin.
-    weight_BL = torch.exp(-logit_BL - _zero_if_empty(lse_positive)[:, None]) * slope_BL
-    share_BL = torch.where(owned_BL, -d_positive[:, None] * weight_BL, torch.zeros_like(weight_BL))
     for column in range(labels_BL.shape[1]):
         rows = owned_BL[:, column].nonzero()[:, 0]
         if len(rows) == 0:
@@ -395,10 +601,11 @@ def _gradients(ctx: Any, d_positive: Tensor, d_negative: Tensor) -> tuple[Tensor
         d_weight = torch.zeros_like(weight_KD).index_copy_(0, active_A, center_AD)
     # This process computed the part of dL/dz that its classes give, for all samples. The gather's
     # backward adds the parts up. DDP then divides by the number of processes, which is undone here.
-    return dz_BD * ctx.world.size, d_weight
+    return dz_BD * ctx.job.world.size, d_weight
 
 
-_log_sums: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LogSums.apply
+_log_sums: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _LogSums.apply
+_pair_sums: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _PairSums.apply
 
 
 def _positive_cosines(
@@ -413,15 +620,15 @@ def _positive_cosines(
     return cosine_BL
 
 
-def _positive_logits(cosine_BL: Tensor, config: HeadConfig) -> tuple[Tensor, Tensor]:
-    """Returns logits with margin, and their derivative by the cosine."""
+def _lowered_cosines(cosine_BL: Tensor, config: HeadConfig) -> tuple[Tensor, Tensor]:
+    """Returns cosines with margin, and the derivative of their logits by the cosine."""
     with torch.enable_grad():
         leaf = cosine_BL.detach().requires_grad_()
-        logits = config.scale * with_margin(
+        lowered = with_margin(
             leaf, kind=config.margin_kind, margin=config.margin, grad=config.margin_grad
         )
-        (slope,) = torch.autograd.grad(logits.sum(), leaf)
-    return logits.detach(), slope
+        (slope,) = torch.autograd.grad((config.scale * lowered).sum(), leaf)
+    return lowered.detach(), slope
 
 
 def _negative_cosines(
@@ -463,10 +670,13 @@ def _through_normalization(
         gradient_AD[piece] = (gradient - unit * (unit * gradient).sum(dim=1, keepdim=True)) / norm
 
 
-def _max_and_sum(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (max, sum exp(x - max)) over dim 1, and (-inf, 0) for a row of -inf only."""
+def _max_sum_and_tilt(logits: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns (max, sum exp(x - max), sum exp(x - max) slope) over dim 1; (-inf, 0, 0) for a row of
+    -inf only.
+    """
     largest = logits.amax(dim=1)
-    return largest, torch.exp(logits - _zero_if_empty(largest)[:, None]).sum(dim=1)
+    shares = torch.exp(logits - _zero_if_empty(largest)[:, None])
+    return largest, shares.sum(dim=1), (shares * slopes).sum(dim=1)
 
 
 def _zero_if_empty(maxima: Tensor) -> Tensor:

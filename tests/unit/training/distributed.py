@@ -50,7 +50,7 @@ def backbone():
     return module
 
 
-def head_step(world, config, num_classes, x, labels, *, step=4, accumulate=1):
+def head_step(world, config, num_classes, x, labels, *, step=4, accumulate=1, weights=None):
     """Loss, backbone gradient as DDP would average it, and the rows of the center gradient of this
     process.
     """
@@ -64,7 +64,8 @@ def head_step(world, config, num_classes, x, labels, *, step=4, accumulate=1):
     total = 0.0
     for part in range(accumulate):
         rows = slice(part * len(x) // accumulate, (part + 1) * len(x) // accumulate)
-        output = head(trunk(x[rows]), labels[rows], step)
+        counted = None if weights is None else weights[rows]
+        output = head(trunk(x[rows]), labels[rows], step, weights=counted)
         (output.loss / accumulate).backward()
         total += output.loss.item() / accumulate
     gradient = head.weight.grad
@@ -76,6 +77,7 @@ def head_step(world, config, num_classes, x, labels, *, step=4, accumulate=1):
         "trunk": world.sum(trunk_gradient) / world.size,
         "centers": gradient if gradient is not None else torch.zeros_like(head.weight),
         "shard": (head.shard.start, head.shard.stop),
+        "scalars": torch.tensor([each.grad for each in head.scalars.values()]),
         "meters": {name: meter.item() for name, meter in output.meters.items()},
     }
 
@@ -184,6 +186,37 @@ def run_columns(rank, size, folder):
         for ratio, config in column_cases()
     }
     torch.save(results, f"{folder}/columns-{size}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+def forms(world=None, own=slice(None)):
+    """Learned scale and bias, weights and binary cross-entropy, of 12 samples of 11 classes."""
+    x, labels = batch(11, 4)
+    weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(8)) * 2
+    world = world or World()
+    results = {}
+    for kind in ("mlcd", "mlc", "cd", "per_column", "bce"):
+        config = HeadConfig(
+            kind=kind, scale=6.0, learn_scale=True, learn_bias=kind in ("mlcd", "bce"),
+            negative_ratio=0.4, margin_grad="exact", seed=5,
+        )  # fmt: skip
+        for counted in (None, weights):
+            results[f"{kind}-{counted is not None}"] = head_step(
+                world,
+                config,
+                11,
+                x[own],
+                labels[own],
+                weights=None if counted is None else counted[own],
+            )
+    return results
+
+
+def run_forms(rank, size, folder):
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous-forms-{size}", rank=rank, world_size=size
+    )
+    torch.save(forms(World.current(), split(12, size)[rank]), f"{folder}/forms-{size}-{rank}.pt")
     dist.destroy_process_group()
 
 

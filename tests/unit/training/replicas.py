@@ -49,6 +49,7 @@ class Part(NamedTuple):
     images: torch.Tensor
     labels: torch.Tensor
     positions: NDArray[np.int64]
+    weights: None = None
 
 
 def new_state(world, precision="fp64"):

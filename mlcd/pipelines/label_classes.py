@@ -1,0 +1,120 @@
+"""Images to labels that are no clusters: their folders' classes, or any ids that a caller names.
+
+The artifact is the one that `mlcd label` makes, without centers: training takes either.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.labels import NAMES, part_name, write_part
+from mlcd.artifacts.manifest import Artifact, Request
+from mlcd.errors import ImageRejected, InvalidInput
+from mlcd.images.entries import Entry
+from mlcd.images.source import Source
+from mlcd.images.sources import open_source
+from mlcd.parts.encoded import (
+    check_source,
+    images_parent,
+    merge_errors,
+    no_usable_image,
+    write_errors,
+)
+from mlcd.progress import Reporter
+from mlcd.types import Neighbors
+
+PART_ENTRIES: Final = 4096
+# An entry's ids, best first, with their scores; none where it has no label.
+LabelsOf = Callable[[Entry], Sequence[tuple[int, float]]]
+
+
+def label_classes(images: str, out: Path, reporter: Reporter) -> Artifact:
+    """Labels each image with the class that its folder, or its shard, names.
+
+    Raises InvalidInput where fewer than two classes are named.
+    """
+    source = open_source(images)
+    names = sorted({name for name in source.entries.class_names() if name is not None})
+    if len(names) < 2:
+        raise InvalidInput(
+            f"{images} names {len(names)} classes, and there is nothing to tell apart",
+            remedy="put the images of each class into a folder of its own",
+        )
+    number = {name: index for index, name in enumerate(names)}
+
+    def class_of(entry: Entry) -> list[tuple[int, float]]:
+        return [] if entry.class_name is None else [(number[entry.class_name], 1.0)]
+
+    facts = {"of": "classes"}
+    return label_by(source, class_of, names, out, top=1, facts=facts, reporter=reporter)
+
+
+def label_by(
+    source: Source,
+    labels_of: LabelsOf,
+    names: Sequence[str],
+    out: Path,
+    *,
+    top: int,
+    facts: dict[str, Any],
+    reporter: Reporter,
+) -> Artifact:
+    """Labels each image with what `labels_of` returns for it, at most `top` ids of `names`.
+
+    Rows may differ in length, such as the tokens of captions. facts: what the ids rest on, for the
+    manifest, which identifies the labels. A rerun after a crash makes the missing parts.
+    """
+    check_source(source, out)
+    config = {"num_centers": len(names), "top": top, "names_digest": _digest(names), **facts}
+    request = Request("labels", config, (images_parent(source, out),))
+    if (done := find_published(out, request)) is not None:
+        return done
+    parts = range(-(-len(source.entries) // PART_ENTRIES))
+    with Draft(out, request) as draft, reporter.stage("label", len(source.entries)) as meter:
+        num_rows = 0
+        for part in parts:
+            entries = source.entries[part * PART_ENTRIES : (part + 1) * PART_ENTRIES]
+            num_rows += _make(draft, part, source, list(entries), labels_of, top)
+            meter.advance(len(entries))
+        errors = merge_errors(draft, parts, source.problems)
+        if num_rows == 0:
+            raise no_usable_image(source, errors)
+        draft.write_json(NAMES, list(names))
+        summary = {"images": num_rows, "centers": len(names), "errors": len(errors)}
+        return draft.publish(summary=summary)
+
+
+def _make(
+    draft: Draft,
+    part: int,
+    source: Source,
+    entries: list[Entry],
+    labels_of: LabelsOf,
+    top: int,
+) -> int:
+    """Writes one part, and returns its number of readable images."""
+    rows: list[tuple[Entry, bytes]] = []
+    rejected: list[dict[str, str]] = []
+    for entry in entries:
+        try:
+            rows.append((entry, hashlib.sha256(source.read(entry)).digest()))
+        except ImageRejected as error:
+            rejected.append({"key": entry.key, "reason": error.reason, "detail": error.message})
+    ids = np.full((len(rows), top), -1, dtype=np.int32)
+    scores = np.zeros((len(rows), top), dtype=np.float32)
+    for row, (entry, _) in enumerate(rows):
+        for column, (index, score) in enumerate(labels_of(entry)[:top]):
+            ids[row, column], scores[row, column] = index, score
+    if not draft.has(part_name(part)):
+        keys, digests = [entry.key for entry, _ in rows], [digest for _, digest in rows]
+        write_part(draft, part, keys, digests, Neighbors(ids, scores))
+        write_errors(draft, part, rejected)
+    return len(rows)
+
+
+def _digest(names: Sequence[str]) -> str:
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()

@@ -1,0 +1,153 @@
+"""Learned scale and bias, weights of labels and binary cross-entropy, against loops over pairs."""
+
+import pytest
+import torch
+import torch.multiprocessing
+from torch.nn import functional
+
+from mlcd.losses.negatives import draw_negatives
+from tests.unit.training import distributed
+from training.parallel.partial_fc import HeadConfig, PartialFC
+
+KINDS = ("mlcd", "mlc", "cd", "bce")
+CLASSES, STEP = 23, 3
+
+
+def written_out(z, weight, labels, weights, drawn, config, log_scale, bias):
+    """Each loss in float64 from its formula alone; autograd gives the gradients."""
+    z, weight = functional.normalize(z, dim=1), functional.normalize(weight, dim=1)
+    scale, losses = log_scale.exp(), []
+    for row in range(len(z)):
+        own = {}
+        for label, counted in zip(labels[row].tolist(), weights[row].tolist(), strict=True):
+            if label >= 0:
+                own.setdefault(label, counted)
+            if config.kind == "cd":
+                break
+        cosines = {k: z[row] @ weight[k] for k in {*own, *drawn.tolist()}}
+        positives = [
+            (scale * torch.cos(torch.arccos(cosines[k]) + config.margin) + bias, own[k])
+            for k in sorted(own)
+        ]
+        negatives = [scale * cosines[k] + bias for k in drawn.tolist() if k not in own]
+        p = sum((w * torch.exp(-s) for s, w in positives), z[row].sum() * 0)
+        n = sum((torch.exp(s) for s in negatives), z[row].sum() * 0)
+        if config.kind == "bce":
+            loss = sum((w * torch.log1p(torch.exp(-s)) for s, w in positives), z[row].sum() * 0)
+            away = sum((torch.log1p(torch.exp(s)) for s in negatives), z[row].sum() * 0)
+            if config.correct_ratio:
+                away = away * (CLASSES - len(own)) / max(1, len(negatives))
+            loss = loss + away
+        elif config.kind == "mlcd":
+            if config.correct_ratio:
+                n = n * (CLASSES - len(own)) / max(1, len(negatives))
+            loss = torch.log1p(n) + torch.log1p(p)
+        else:
+            loss = torch.log1p(n * p)
+        losses.append(loss)
+    return torch.stack(losses).mean()
+
+
+def problem(kind, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn((9, 8), generator=generator, dtype=torch.float64)
+    labels = torch.randint(-1, CLASSES, (9, 4), generator=generator)
+    labels[0], labels[1] = -1, torch.tensor([5, 5, 5, -1])
+    weights = torch.rand((9, 4), generator=generator, dtype=torch.float64) * 2
+    weights[2, 0], weights[3] = 0.0, 0.0
+    return z, labels, weights
+
+
+@pytest.mark.parametrize(
+    ("kind", "corrected"), [*((kind, False) for kind in KINDS), ("mlcd", True), ("bce", True)]
+)
+@pytest.mark.parametrize("ratio", [1.0, 0.3])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_it_is_the_written_out_loss_in_value_and_every_gradient(kind, ratio, weighted, corrected):
+    config = HeadConfig(
+        kind=kind, scale=7.0, bias=-1.5 if kind in ("mlcd", "bce") else 0.0, learn_scale=True,
+        learn_bias=kind in ("mlcd", "bce"), negative_ratio=ratio, margin_grad="exact",
+        correct_ratio=corrected,
+    )  # fmt: skip
+    head = PartialFC(CLASSES, 8, config).double()
+    head.initialize(1)
+    z, labels, weights = problem(kind)
+    if not weighted:
+        weights = torch.ones_like(weights)
+    leaf = z.clone().requires_grad_()
+    loss = head(leaf, labels, STEP, weights=weights if weighted else None).loss
+    loss.backward()
+    z_ref, w_ref = (each.detach().clone().requires_grad_() for each in (z, head.weight))
+    log_scale = head.log_scale.detach().clone().requires_grad_()
+    bias = torch.tensor(config.bias, dtype=torch.float64, requires_grad=True)
+    drawn = draw_negatives(CLASSES, ratio, seed=0, step=STEP)
+    expected = written_out(z_ref, w_ref, labels, weights, drawn, config, log_scale, bias)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+    assert torch.allclose(leaf.grad, z_ref.grad, atol=1e-12)
+    scale = w_ref.grad.abs().max().item()
+    assert torch.allclose(head.weight.grad.to_dense(), w_ref.grad, atol=1e-12 * scale)
+    assert head.log_scale.grad.item() == pytest.approx(log_scale.grad.item(), abs=1e-12)
+    if head.bias is not None:
+        assert head.bias.grad.item() == pytest.approx(bias.grad.item(), abs=1e-12)
+
+
+def test_equal_weights_are_no_weights_for_every_kind():
+    for kind in (*KINDS, "per_column"):
+        head = PartialFC(CLASSES, 8, HeadConfig(kind=kind, scale=7.0, negative_ratio=0.4)).double()
+        head.initialize(1)
+        z, labels, _ = problem(kind)
+        plain, weighted = (
+            head(z, labels, STEP, weights=weights).loss.item()
+            for weights in (None, torch.ones(labels.shape))
+        )
+        assert weighted == pytest.approx(plain, abs=1e-14), kind
+
+
+def test_the_weights_of_columns_are_those_of_their_mean():
+    config = HeadConfig(kind="per_column", scale=7.0, negative_ratio=1.0)
+    head = PartialFC(CLASSES, 8, config).double()
+    head.initialize(1)
+    z = torch.randn((1, 8), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    first, second = (head(z, torch.tensor([[label]]), 0).loss.item() for label in (4, 9))
+    both = head(z, torch.tensor([[4, 9]]), 0, weights=torch.tensor([[3.0, 1.0]])).loss.item()
+    assert both == pytest.approx((3 * first + second) / 4, abs=1e-12)
+
+
+def test_chunks_change_nothing(monkeypatch):
+    import training.parallel.partial_fc as module
+
+    z, labels, weights = problem("bce")
+
+    def run(kind):
+        config = HeadConfig(kind=kind, scale=7.0, negative_ratio=1.0, learn_scale=True)
+        head = PartialFC(CLASSES, 8, config).double()
+        head.initialize(1)
+        leaf = z.clone().requires_grad_()
+        loss = head(leaf, labels, 0, weights=weights).loss
+        loss.backward()
+        gradients = [leaf.grad, head.weight.grad.to_dense(), head.log_scale.grad, loss.detach()]
+        return torch.cat([each.flatten() for each in gradients])
+
+    whole = [run(kind) for kind in ("mlcd", "bce")]
+    monkeypatch.setattr(module, "CHUNK_ENTRIES", 9 * 3)
+    for kind, expected in zip(("mlcd", "bce"), whole, strict=True):
+        assert torch.allclose(run(kind), expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_number_of_processes_gives_the_loss_and_gradients_of_one(size, tmp_path):
+    torch.multiprocessing.spawn(distributed.run_forms, (size, str(tmp_path)), nprocs=size)
+    results = [
+        torch.load(tmp_path / f"forms-{size}-{rank}.pt", weights_only=False) for rank in range(size)
+    ]
+    for name, expected in distributed.forms().items():
+        for got in (result[name] for result in results):
+            start, stop = got["shard"]
+            assert got["loss"] == pytest.approx(expected["loss"], abs=1e-12), name
+            assert torch.allclose(got["trunk"], expected["trunk"], rtol=1e-12, atol=1e-12), name
+            assert torch.allclose(
+                got["centers"], expected["centers"][start:stop], rtol=1e-12, atol=1e-12
+            ), name
+            assert torch.equal(got["scalars"], results[0][name]["scalars"]), name
+            assert torch.allclose(got["scalars"], expected["scalars"], rtol=1e-12, atol=1e-12), name
