@@ -101,10 +101,10 @@ def _open_text(artifact: Artifact, options: EncoderOptions) -> "TextEncoder":
     if _engine_of(artifact, options, f"{TEXT}/{WEIGHTS}") == "torch":
         from mlcd.encoders import torch
 
-        return torch.open_text(part, precision=options.precision, num_threads=options.num_threads)
+        return torch.open_text(part, options)
     from mlcd.encoders import openvino
 
-    return openvino.open_text(part, precision=options.precision, num_threads=options.num_threads)
+    return openvino.open_text(part, options)
 
 
 def _engine_of(
@@ -170,7 +170,7 @@ def _open(spec: str, options: EncoderOptions) -> Encoder:
             )
         from mlcd.encoders.openvino import open_external
 
-        return open_external(path, precision=options.precision, num_threads=options.num_threads)
+        return open_external(path, options)
     raise _no_model(spec)
 
 
@@ -202,14 +202,10 @@ def _open_model_artifact(path: Path, options: EncoderOptions) -> Encoder:
     if _engine_of(read_manifest(path), options, WEIGHTS) == "torch":
         from mlcd.encoders import torch
 
-        return torch.open_model_artifact(
-            path, precision=options.precision, num_threads=options.num_threads
-        )
+        return torch.open_model_artifact(path, options)
     from mlcd.encoders import openvino
 
-    return openvino.open_model_artifact(
-        path, precision=options.precision, num_threads=options.num_threads
-    )
+    return openvino.open_model_artifact(path, options)
 
 
 def _warm_up(encoder: Encoder) -> None:

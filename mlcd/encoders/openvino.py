@@ -20,6 +20,7 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.cores import available_cores
 from mlcd.encoders.encoder import Precision
 from mlcd.encoders.local_text import LocalTextEncoder, TextPart
+from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.encoders.unit_rows import encode_in_parts
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound, Unavailable
 from mlcd.images.decode import ExifPolicy
@@ -155,9 +156,7 @@ def read_onnx(path: Path) -> ov.Model:
         ) from error
 
 
-def open_model_artifact(
-    path: Path, *, precision: Precision = "fp32", num_threads: int = 0
-) -> OpenVinoEncoder:
+def open_model_artifact(path: Path, options: EncoderOptions = DEFAULTS) -> OpenVinoEncoder:
     """Opens a model written by `mlcd export`: `model.onnx` takes uint8 pixels and gives
     unit rows.
     """
@@ -169,24 +168,21 @@ def open_model_artifact(
         name=model_name(artifact.config.get("name")),
         fingerprint=artifact.fingerprint,
         preprocess=PreprocessSpec.read(artifact.file("preprocess.json")),
-        precision=precision,
-        num_threads=num_threads,
+        precision=options.precision,
+        num_threads=options.num_threads,
     )
 
 
-def open_text(
-    part: TextPart, *, precision: Precision = "fp32", num_threads: int = 0
-) -> LocalTextEncoder:
+def open_text(part: TextPart, options: EncoderOptions = DEFAULTS) -> LocalTextEncoder:
     """Opens the graph of a model artifact's text part."""
-    compiled = _Compiled(read_onnx(part.folder / GRAPH), precision, num_threads)
+    graph = read_onnx(part.folder / GRAPH)
+    compiled = _Compiled(graph, options.precision, options.num_threads)
     return LocalTextEncoder(
-        part, compiled.run, compiled.close, engine="openvino", precision=precision
+        part, compiled.run, compiled.close, engine="openvino", precision=options.precision
     )
 
 
-def open_external(
-    path: Path, *, precision: Precision = "fp32", num_threads: int = 0
-) -> OpenVinoEncoder:
+def open_external(path: Path, options: EncoderOptions = DEFAULTS) -> OpenVinoEncoder:
     """Opens any ONNX image encoder; the JSON of the same name beside it states its preprocessing.
 
     The fingerprint is the SHA-256 of both files. Raises ConfigInvalid naming what the JSON lacks.
@@ -209,8 +205,8 @@ def open_external(
         name=model_name(card.name or path.stem),
         fingerprint=fingerprint,
         preprocess=preprocess,
-        precision=precision,
-        num_threads=num_threads,
+        precision=options.precision,
+        num_threads=options.num_threads,
     )
 
 

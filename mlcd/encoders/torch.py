@@ -22,6 +22,7 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.cores import available_cores, cpu_features
 from mlcd.encoders.encoder import Precision
 from mlcd.encoders.local_text import LocalTextEncoder, TextPart
+from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.encoders.unit_rows import MAX_BATCH, encode_in_parts
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Unavailable
 from mlcd.images.transform import PreprocessSpec
@@ -87,9 +88,7 @@ class TorchEncoder:
             self._engine = None
 
 
-def open_model_artifact(
-    path: Path, *, precision: Precision = "fp32", num_threads: int = 0
-) -> TorchEncoder:
+def open_model_artifact(path: Path, options: EncoderOptions = DEFAULTS) -> TorchEncoder:
     """Opens a model written by `mlcd export`: its weights, config and preprocessing, without the
     ONNX graph.
     """
@@ -102,24 +101,23 @@ def open_model_artifact(
         name=model_name(artifact.config.get("name")),
         fingerprint=artifact.fingerprint,
         preprocess=model.preprocess,
-        precision=precision,
-        num_threads=num_threads,
+        precision=options.precision,
+        num_threads=options.num_threads,
     )
 
 
 def open_text(
-    part: TextPart,
-    *,
-    precision: Precision = "fp32",
-    num_threads: int = 0,
-    device: str | None = None,
+    part: TextPart, options: EncoderOptions = DEFAULTS, *, device: str | None = None
 ) -> LocalTextEncoder:
     """Opens the weights of a model artifact's text part, without its graph.
 
-    num_threads, device: those of `TorchEncoder`.
+    device: that of `TorchEncoder`.
     """
-    tower = _TextTower(ServableText.read(part.folder), precision, num_threads, device)
-    return LocalTextEncoder(part, tower.run, tower.close, engine="torch", precision=precision)
+    model = ServableText.read(part.folder)
+    tower = _TextTower(model, options.precision, options.num_threads, device)
+    return LocalTextEncoder(
+        part, tower.run, tower.close, engine="torch", precision=options.precision
+    )
 
 
 class _TextTower:

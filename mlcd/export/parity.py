@@ -22,6 +22,7 @@ from torch.func import functional_call
 from mlcd.encoders.encoder import Precision
 from mlcd.encoders.local_text import TextPart
 from mlcd.encoders.openvino import OpenVinoEncoder, computes_bf16, open_text, read_onnx
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ArtifactInvalid, ImageRejected, InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.models.rope import RotaryPositions
@@ -96,7 +97,7 @@ def check_text_parity(
 
     def served(precision: Precision) -> NDArray[np.float32]:
         part = TextPart(name, "", path.parent, model.settings, model.tokenizer)
-        encoder = open_text(part, precision=precision)
+        encoder = open_text(part, EncoderOptions(precision=precision))
         try:
             return np.concatenate([encoder.encode(ids[:1]), encoder.encode(ids[1:])])
         finally:
