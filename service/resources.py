@@ -35,7 +35,7 @@ from service.inference.encoded import Encoding
 from service.inference.engine.blocking import IN_FLIGHT, opened_encoder
 from service.inference.engine.opening import find_tokenizer
 from service.inference.engine.supervised import SupervisedEngine
-from service.inference.engine.triton import TritonEngine, open_triton_engine
+from service.inference.engine.triton import TritonEngine, open_triton_engine, open_triton_texts
 from service.inference.lookup import Lookup
 from service.inference.model import OpenedTexts, ServedModel, SharedResources, open_model
 from service.inference.model_data import (
@@ -232,7 +232,7 @@ async def open_resources(
         if collections is not None:
             metrics.collections(collections.all)
         data = open_model_data(settings, folder, collections, encoder.fingerprint, strict=True)
-        texts = await _open_texts(opened, settings, folder, threads)
+        texts = await _open_texts(opened, settings, folder, threads, engine)
         if texts is not None:
             texts.engine.observe(metrics.of_texts)
         model = await opened.enter_async_context(open_model(engine, texts, shared, data))
@@ -326,11 +326,17 @@ def _opened_engine(
 
 
 async def _open_texts(
-    stack: AsyncExitStack, settings: Settings, model: str, threads: ThreadBudget
+    stack: AsyncExitStack,
+    settings: Settings,
+    model: str,
+    threads: ThreadBudget,
+    images: SupervisedEngine | TritonEngine,
 ) -> OpenedTexts | None:
-    """Opens the tower of texts in a process of its own; None where the model has none."""
-    if settings.engine == "triton":
-        return None
+    """Opens the tower of texts in a process of its own, or in Triton; None where there is none."""
+    if isinstance(images, TritonEngine):
+        if settings.triton.text is None:
+            return None
+        return OpenedTexts(*await stack.enter_async_context(open_triton_texts(settings, images)))
     tokenizer = await asyncio.to_thread(find_tokenizer, model)
     if tokenizer is None:
         return None

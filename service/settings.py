@@ -270,6 +270,9 @@ class Triton(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     """HOST:PORT of Triton's gRPC."""
     version: Annotated[int, Field(ge=1)] | None = None
     """Version of the model. Unset: the latest one that is loaded at start."""
+    text: str | None = None
+    """Folder with tokenizer.json and config.json of the model's texts: the version's folder of
+    NAME-text in Triton's repository, or a copy. Unset: the server takes no texts."""
     timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Seconds for one inference with its wait in Triton's queue. A request's own deadline may be
     sooner."""
@@ -373,6 +376,8 @@ class Settings(BaseSettings):
     def _triton_is_somewhere(self) -> Self:
         if (self.engine == "triton") != (self.triton.url is not None):
             raise ValueError("engine triton and MLCD_TRITON__URL go together only")
+        if self.triton.text is not None and self.engine != "triton":
+            raise ValueError("MLCD_TRITON__TEXT needs engine triton")
         return self
 
 

@@ -13,7 +13,7 @@ from mlcd.types import Fingerprint
 from service.settings import Log
 
 if TYPE_CHECKING:  # an extra
-    from mlcd.encoders.triton import TritonEncoder
+    from mlcd.encoders.triton import TritonEncoder, TritonTextEncoder
 
 Tower = Literal["images", "texts"]
 
@@ -144,7 +144,12 @@ class ServedTextEncoder(ServedTower):
 
     @classmethod
     def of(
-        cls, encoder: TextEncoder, *, max_batch: int, shortest_s: float, longest_s: float
+        cls,
+        encoder: "TextEncoder | TritonTextEncoder",
+        *,
+        max_batch: int,
+        shortest_s: float,
+        longest_s: float,
     ) -> "ServedTextEncoder":
         return cls(
             name=encoder.name,

@@ -7,31 +7,36 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import ConfigInvalid
+from mlcd.models.tokenizer import Tokenizer
 from service.inference.contract import Row
-from service.inference.served import ServedEncoder
+from service.inference.served import ServedEncoder, ServedTextEncoder, ServedTower
 from service.settings import Settings
 from service.telemetry.request import current_request
 from service.telemetry.text_metrics import TowerMetrics
 from service.timings import TRITON_BACK_S, TRITON_LOAD_S
 
 if TYPE_CHECKING:  # an extra
-    from mlcd.encoders.triton import TritonEncoder
+    from mlcd.encoders.triton import TritonEncoder, TritonTextEncoder
 
 
 class TritonEngine:
-    """An `Engine` (see `service.inference.contract`); its encoder watches Triton's health."""
+    """An `Engine` (see `service.inference.contract`) of images or of texts.
+
+    Its encoder watches Triton's health.
+    """
 
     failing = False
     overdue = False
     back_in_s = TRITON_BACK_S
 
-    def __init__(self, encoder: "TritonEncoder", served: ServedEncoder) -> None:
+    def __init__(self, encoder: "TritonEncoder | TritonTextEncoder", served: ServedTower) -> None:
         self.encoder, self.served = encoder, served
 
     @property
@@ -75,26 +80,26 @@ class TritonEngine:
 
 
 class Direct:
-    """A `Dispatcher` (see `service.inference.contract`) that sends every image as one request."""
+    """A `Dispatcher` (see `service.inference.contract`) that sends every item as one request."""
 
     def __init__(self, engine: TritonEngine, *, timeout_s: float, metrics: TowerMetrics) -> None:
-        """Takes the engine. timeout_s: the time limit of an image without a deadline."""
+        """Takes the engine. timeout_s: the time limit of an item without a deadline."""
         self._encoder, self._timeout_s, self._metrics = engine.encoder, timeout_s, metrics
 
     def announced(self) -> AbstractContextManager[None]:
-        """Does nothing: Triton does not wait for announced images."""
+        """Does nothing: Triton does not wait for announced items."""
         return nullcontext()
 
     async def encode(
-        self, pixels: NDArray[np.uint8], *, deadline: float = np.inf, request: object | None = None
+        self, item: NDArray[Any], *, deadline: float = np.inf, request: object | None = None
     ) -> Row:
-        """Encodes one prepared image; the time in Triton's queue is a part of inference_s."""
+        """Encodes one item; the time in Triton's queue is a part of inference_s."""
         del request  # Triton takes turns by arrival
         left_s = min(self._timeout_s, deadline - asyncio.get_running_loop().time())
         record = current_request()
         trace = None if record is None else record.trace_headers.get("traceparent")
         started = time.perf_counter()
-        rows = await self._encoder.encode(pixels[None], timeout_s=left_s, traceparent=trace)
+        rows = await self._encoder.encode(item[None], timeout_s=left_s, traceparent=trace)
         seconds = time.perf_counter() - started
         self._metrics.inferred(seconds)
         return Row(rows[0], 0.0, seconds, started)
@@ -134,5 +139,38 @@ async def open_triton_engine(
             encoder, max_batch=encoder.max_batch, shortest_s=took_s, longest_s=took_s
         )
         yield TritonEngine(encoder, served)
+    finally:
+        await encoder.close()
+
+
+@asynccontextmanager
+async def open_triton_texts(
+    settings: Settings, images: TritonEngine
+) -> AsyncIterator[tuple[TritonEngine, Tokenizer]]:
+    """Opens the tower of texts of the same version, with the tokenizer at MLCD_TRITON__TEXT.
+
+    Raises ConfigInvalid where it is that of another model, and what
+    `mlcd.encoders.triton.open_triton_text` raises.
+    """
+    from mlcd.encoders.triton import open_triton_text
+
+    assert settings.triton.text is not None
+    encoder = await open_triton_text(
+        images.encoder.url,
+        settings.model,
+        Path(settings.triton.text),
+        version=images.encoder.version,
+    )
+    try:
+        if encoder.fingerprint != images.encoder.fingerprint:
+            raise ConfigInvalid(
+                f"Triton's model of texts belongs to another model than {settings.model}",
+                remedy="export both towers together",
+            )
+        took_s = encoder.slowest_s
+        served = ServedTextEncoder.of(
+            encoder, max_batch=encoder.max_batch, shortest_s=took_s, longest_s=took_s
+        )
+        yield TritonEngine(encoder, served), encoder.tokenizer
     finally:
         await encoder.close()
