@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from mlcd.encoders import open_encoder
 from mlcd.encoders.encoder import Encoder
@@ -56,9 +56,8 @@ def _opened_triton(settings: Settings) -> Iterator["TritonBatches"]:
         opened = asyncio.run_coroutine_threadsafe(engine.__aenter__(), loop).result()
         try:
             busy_s = _BUSY_SHARE * settings.jobs.stall_s
-            yield TritonBatches(
-                opened.encoder, loop, timeout_s=settings.triton.timeout_s, busy_s=busy_s
-            )
+            encoder = cast("TritonEncoder", opened.encoder)  # that of images
+            yield TritonBatches(encoder, loop, timeout_s=settings.triton.timeout_s, busy_s=busy_s)
         finally:
             asyncio.run_coroutine_threadsafe(engine.__aexit__(None, None, None), loop).result()
     finally:
