@@ -39,6 +39,16 @@ _LAST_WORD_S = 2.0
     help="With --resume: study a batch of RUN/bad_batches; trains nothing.",
 )
 @click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    help="Train so often; each round but the first on clusters of what the round before learned.",
+)
+@click.option(
+    "--clusters",
+    type=click.IntRange(2),
+    help="With --rounds: number of clusters.  [default: that of data.labels]",
+)
+@click.option(
     "--plan",
     "only_plan",
     is_flag=True,
@@ -74,6 +84,8 @@ def train(
     overrides: tuple[str, ...],
     resume: str | None,
     replay: str | None,
+    rounds: int | None,
+    clusters: int | None,
     only_plan: bool,
     processes: int | None,
     classes: int | None,
@@ -88,6 +100,9 @@ def train(
     data.images=DIR data.labels=LABELS out=RUN. Several processes, on one machine or many, train
     together by `torchrun --nproc-per-node N -m mlcd train …`. An interrupted run can be resumed
     with any number of processes.
+
+    With --rounds N, `out` holds the rounds: each has features, centers, labels and a run. The same
+    command goes on after an interruption.
 
     Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint first; after the latter two the exit status is 0.
     """
@@ -106,14 +121,20 @@ def train(
             from training.replay import replay as run_replay
             from training.run import run_training
 
-            overrides = _overrides(recipe, overrides, resume, replay)
+            overrides = _overrides(recipe, overrides, resume, replay, (rounds, clusters))
             if not is_first():
                 reporter = Reporter("silent")
             if resume is not None and replay is not None:
                 found = run_replay(Path(resume), Path(replay))
                 reporter.result(found.facts(), str(found))
                 return
-            run = run_training(_config(recipe, overrides, resume), reporter)
+            config = _config(recipe, overrides, resume)
+            if rounds is None:
+                run = run_training(config, reporter)
+            else:
+                from training.rounds import run_rounds
+
+                *_, run = run_rounds(config, rounds, clusters, reporter)
     except Preempted as stop:
         where = (
             "outside of the steps" if stop.step is None else f"at step {stop.step}, which is saved"
@@ -142,13 +163,22 @@ def train(
 
 
 def _overrides(
-    recipe: str | None, overrides: tuple[str, ...], resume: str | None, replay: str | None
+    recipe: str | None,
+    overrides: tuple[str, ...],
+    resume: str | None,
+    replay: str | None,
+    rounds: tuple[int | None, int | None],
 ) -> tuple[str, ...]:
     """Returns the overrides; with --resume there is no recipe, so every argument is an override."""
     if resume is not None and recipe is not None:
         overrides = (recipe, *overrides)
     elif resume is None and recipe is None:
         raise click.UsageError("give a RECIPE, or --resume RUN")
+    number, clusters = rounds
+    if number is not None and resume is not None:
+        raise click.UsageError("--rounds goes on by itself: give the recipe again, not --resume")
+    if clusters is not None and number is None:
+        raise click.UsageError("--clusters belongs to --rounds")
     if replay is not None and (resume is None or overrides):
         raise click.UsageError("--replay goes with --resume RUN, and nothing is changed")
     return overrides

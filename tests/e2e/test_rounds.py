@@ -1,0 +1,63 @@
+"""`mlcd train --rounds`: train, embed, cluster, label, train on."""
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.manifest import open_artifact
+from tests.conftest import call_mlcd, start_mlcd
+
+MADE = ("features", "centers", "labels", "run")
+
+
+def command(journey, digits, tiny_recipe, out, *more):
+    return [
+        "train", tiny_recipe, f"data.images={digits}", f"data.labels={journey / 'labels'}",
+        f"out={out}", "telemetry.peak_tflops=1", "log_every=1", "checkpoint.every_steps=4",
+        "--rounds", 2, "--clusters", 12, *more,
+    ]  # fmt: skip
+
+
+def digest_of(path):
+    return json.loads((path / "manifest.json").read_text())["digest"]
+
+
+def test_rounds_killed_anywhere_end_with_the_same_bytes(journey, digits, tiny_recipe, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    done = call_mlcd(*command(journey, digits, tiny_recipe, whole))
+    assert done.returncode == 0, done.stderr
+    for number in (1, 2):
+        metrics = parts / f"round-{number}" / "run.partial" / "metrics.jsonl"
+        process = start_mlcd(*command(journey, digits, tiny_recipe, parts), start_new_session=True)
+        deadline = time.monotonic() + 200
+        while not (metrics.is_file() and metrics.read_text().count("\n") >= 6):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+    assert call_mlcd(*command(journey, digits, tiny_recipe, parts)).returncode == 0
+    for name in MADE:
+        assert digest_of(whole / "round-2" / name) == digest_of(parts / "round-2" / name), name
+    # The second head starts from the new centers, and the second tower from the first.
+    second = open_artifact(whole / "round-2" / "run")
+    assert {parent.role for parent in second.parents} == {"labels", "images", "centers", "start"}
+    first_step = whole / "round-2" / "run" / "checkpoints" / "step_000000"
+    clustered = Centers.open(whole / "round-2" / "centers")
+    assert np.abs(Centers.open(first_step / "centers").vectors - clustered.vectors).max() < 1e-6
+    assert clustered.fingerprint == open_artifact(first_step).fingerprint
+    assert call_mlcd("verify", whole).returncode == 0
+
+
+def test_rounds_are_not_resumed_as_a_run_is(journey, digits, tiny_recipe, tmp_path):
+    for arguments, message in (
+        (["train", "--resume", tmp_path / "run", "--rounds", "2"], "give the recipe again"),
+        ([*command(journey, digits, tiny_recipe, tmp_path / "x")[:-4], "--clusters", 3],
+         "belongs to --rounds"),
+    ):  # fmt: skip
+        refused = call_mlcd(*arguments)
+        assert (refused.returncode, message in refused.stderr) == (2, True)
