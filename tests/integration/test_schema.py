@@ -43,6 +43,12 @@ def test_the_document_is_true(explored):
     explore(explored, 5, "--phases", "examples,coverage,fuzzing", timeout_s=280)
 
 
+def test_the_document_is_true_of_a_model_that_takes_texts():
+    paths = ("--include-path-regex", "texts|classify|embeddings|/v2/embed|labels")
+    with serving("fake:text=true,latency_ms=0", engine="fake") as running:
+        explore(running.url, 5, "--phases", "examples,coverage,fuzzing", *paths, timeout_s=280)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_document_is_true_at_length(explored):

@@ -70,13 +70,16 @@ async def classify(request: Request, resources: Opened) -> Response:
     tower = opened_texts(resources, param="names")
     if media_type(request) == "application/json":
         content = given_fields(await read_json(request, resources))
-        options = _options(content, resources)
-        if "texts" in content:
-            raise BadRequest("texts are not classified", remedy="give `images` or `embeddings`")
+        options = _options(content)
+        (given,) = content.values() if len(content) == 1 else (None,)
+        if not isinstance(given, list) or "texts" in content:
+            raise BadRequest("give one list, `images` or `embeddings`")
+        _check_limits(options, resources)
         asking = queries_from_json(request, content, resources)
     else:
         files, fields = await read_form(request, resources.settings.limits)
-        options = _options(_parsed(fields), resources)
+        options = _options(_parsed(fields))
+        _check_limits(options, resources)
         asking = _queries(request, files, resources)
     rows, queries = await both(_rows_of(request, options, tower, resources), asking)
     loop = asyncio.get_running_loop()
@@ -102,17 +105,19 @@ async def classify(request: Request, resources: Opened) -> Response:
     )
 
 
-def _options(content: dict[str, Any], resources: Resources) -> ClassifyOptions:
+def _options(content: dict[str, Any]) -> ClassifyOptions:
     """Takes the options out of `content`, and checks them."""
-    limits = resources.settings.limits
     given = {name: content.pop(name) for name in _OPTIONS if name in content}
-    options = validated(ClassifyOptions, given)
+    return validated(ClassifyOptions, given)
+
+
+def _check_limits(options: ClassifyOptions, resources: Resources) -> None:
+    limits = resources.settings.limits
     check_top(options.top, resources)
     check_num_texts(len(options.names), limits)
     num = len(options.names) * len(_templates(options))
     if num > limits.max_prompts:
         raise TooLarge(f"{num} prompts, more than {limits.max_prompts}", limit="max_prompts")
-    return options
 
 
 def _parsed(fields: dict[str, str]) -> dict[str, Any]:
