@@ -125,7 +125,13 @@ class Demo:
             ["export", self._at("run"), self._at("model"), "--images", self._images],
             ["export", self._at("model"), self._at("triton"), "--format", "triton"],
             ["embed", self._images, self._at("embeddings"), "--model", self._at("model")],
-            ["index", self._at("embeddings"), str(self.out / "collections" / "demo")],
+            [
+                "index",
+                self._at("embeddings"),
+                str(self.out / "collections" / "demo"),
+                "--thumbnails",
+                self._images,
+            ],
             ["verify", str(self.out), "--quiet"],
         ]
 

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import click
 
+from mlcd.collections.layout import Method
+from mlcd.collections.thumbnails import DEFAULT_MAX_BYTES
 from mlcd.commands.common_options import FINISHED, LOCAL_PATH, reporter_option
+from mlcd.images.thumbnail import DEFAULT_SIDE
 from mlcd.progress import Reporter
 
 
@@ -29,6 +32,30 @@ from mlcd.progress import Reporter
 @click.option(
     "--append", is_flag=True, help="Add to the collection at OUT what the embeddings have gained."
 )
+@click.option(
+    "--thumbnails",
+    metavar="IMAGES",
+    help="Make the thumbnails that items lack, from the images that were embedded.",
+)
+@click.option(
+    "--thumbnail-side",
+    type=click.IntRange(32, 512),
+    default=DEFAULT_SIDE,
+    show_default=True,
+    help="Pixels of a thumbnail's longest side.",
+)
+@click.option(
+    "--thumbnail-bytes",
+    type=click.IntRange(min=0),
+    default=DEFAULT_MAX_BYTES,
+    show_default=True,
+    help="Bytes of all thumbnails; the command refuses more.",
+)
+@click.option(
+    "--layout",
+    type=click.Choice(["pca", "tsne"]),
+    help="The map of the collection: tsne computes one (extra mlcd[layout]), pca removes it.",
+)
 @reporter_option
 def index(
     source: Path,
@@ -37,33 +64,61 @@ def index(
     export_: bool,
     duplicates: float | None,
     append: bool,
+    thumbnails: str | None,
+    thumbnail_side: int,
+    thumbnail_bytes: int,
+    layout: Method | None,
     reporter: Reporter,
 ) -> None:
     """Build the collection of SOURCE at OUT (STATE/collections/NAME for the service).
 
-    SOURCE: embeddings or an exported parquet file; with --duplicates embeddings or a collection.
-    Interrupted, the same command goes on.
+    SOURCE: embeddings or an exported parquet file; with --duplicates embeddings or a collection;
+    with --thumbnails or --layout also the collection OUT itself. Interrupted, the same command goes
+    on.
     """
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
+    from mlcd.images.sources import open_source
     from mlcd.pipelines import index as pipeline
+    from mlcd.pipelines.layout import make_layout
+    from mlcd.pipelines.thumbnails import make_thumbnails
 
     if export_ and duplicates is not None:
         raise click.UsageError("--export and --duplicates exclude each other")
     if (recall is not None or append) and (export_ or duplicates is not None):
         raise click.UsageError("--recall and --append are for building a collection")
+    if (thumbnails or layout) and (export_ or duplicates is not None):
+        raise click.UsageError("--thumbnails and --layout are for a collection")
     if export_:
         num_items = pipeline.export_parquet(source, out, reporter)
         reporter.result({FINISHED: str(out), "items": num_items}, f"{num_items} items: {out}")
-    elif duplicates is not None:
+        return
+    if duplicates is not None:
         groups, items = pipeline.duplicates(source, out, reporter, similarity=duplicates)
         facts = {FINISHED: str(out), "groups": groups, "items": items}
         reporter.result(facts, f"{groups} groups of {items} items: {out}")
+        return
+    if source == out and (thumbnails or layout):
+        described = pipeline.describe(out)
+    elif source.suffix == ".parquet":
+        described = pipeline.import_parquet(source, out, reporter, recall=recall)
     else:
-        if source.suffix == ".parquet":
-            described = pipeline.import_parquet(source, out, reporter, recall=recall)
-        else:
-            described = pipeline.index(
-                EmbeddingsArtifact.open(source), out, reporter, recall=recall, append=append
-            )
-        line = f"collection of {described.items} items, {described.kind} index"
-        reporter.result({FINISHED: str(out), **asdict(described)}, f"{line}: {out}")
+        described = pipeline.index(
+            EmbeddingsArtifact.open(source), out, reporter, recall=recall, append=append
+        )
+    line = f"collection of {described.items} items, {described.kind} index"
+    facts = {FINISHED: str(out), **asdict(described)}
+    if thumbnails is not None:
+        made = make_thumbnails(
+            out,
+            open_source(thumbnails),
+            reporter,
+            side=thumbnail_side,
+            max_bytes=thumbnail_bytes,
+        )
+        facts["thumbnails"] = asdict(made)
+        line += f", {made.stored.items if made.stored else 0} thumbnails"
+    if layout is not None:
+        make_layout(out, layout, reporter)
+        facts["layout"] = layout
+        line += f", {layout} layout"
+    reporter.result(facts, f"{line}: {out}")

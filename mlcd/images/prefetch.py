@@ -4,9 +4,10 @@ lock.
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,10 @@ from numpy.typing import NDArray
 from mlcd.errors import ImageRejected
 from mlcd.images.entries import Entry
 from mlcd.images.source import Source
+from mlcd.images.thumbnail import Thumbnail, thumbnail
 from mlcd.images.transform import PreprocessSpec
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,32 @@ def prepare_all(
         except ImageRejected as rejection:
             return Prepared(entry, sha256, None, rejection)
 
+    return _in_order(prepare, entries, num_threads=num_threads, ahead=ahead)
+
+
+def thumbnails_all(
+    source: Source, entries: Iterable[Entry], *, side: int, num_threads: int, ahead: int = 64
+) -> Iterator[tuple[Entry, Thumbnail | None]]:
+    """Yields every entry in order with its thumbnail, or None where its image cannot be used."""
+
+    def make(entry: Entry) -> tuple[Entry, Thumbnail | None]:
+        try:
+            return entry, thumbnail(source.read(entry), side=side)
+        except ImageRejected:
+            return entry, None
+
+    return _in_order(make, entries, num_threads=num_threads, ahead=ahead)
+
+
+def _in_order(
+    work: Callable[[Entry], _Result], entries: Iterable[Entry], *, num_threads: int, ahead: int
+) -> Iterator[_Result]:
+    """Yields the result of each entry in order; at most `ahead` of them wait in memory."""
     with ThreadPoolExecutor(num_threads, thread_name_prefix="decode") as pool:
-        waiting: deque[Future[Prepared]] = deque()
+        waiting: deque[Future[_Result]] = deque()
         try:
             for entry in entries:
-                waiting.append(pool.submit(prepare, entry))
+                waiting.append(pool.submit(work, entry))
                 if len(waiting) >= ahead:
                     yield waiting.popleft().result()
             while waiting:

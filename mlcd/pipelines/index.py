@@ -103,6 +103,12 @@ def export_parquet(path: Path, out: Path, reporter: Reporter) -> int:
         return write_parquet(collection, out, meter=meter)
 
 
+def describe(path: Path) -> Description:
+    """Returns the facts about the collection at `path`."""
+    with Collection.open(path, background=False, read_only=True) as collection:
+        return collection.describe()
+
+
 def duplicates(
     source: Path, out: Path, reporter: Reporter, *, similarity: float
 ) -> tuple[int, int]:

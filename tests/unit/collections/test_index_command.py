@@ -17,6 +17,7 @@ from mlcd.cli import main
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
 from mlcd.errors import ArtifactInvalid
+from mlcd.images.thumbnail import thumbnail
 from mlcd.pipelines.verify import verify
 from mlcd.types import unit_rows
 from tests.conftest import run_mlcd
@@ -156,3 +157,64 @@ def test_what_cannot_be_is_said_in_one_line(refused, embeddings, tmp_path):
     shutil.copytree(collection, tmp_path / "kept")
     (tmp_path / "f.parquet").write_bytes((tmp_path / "f.parquet").read_bytes()[:-100])
     refused("not a readable parquet", tmp_path / "f.parquet", out)
+
+
+@pytest.fixture
+def pictured(digits, tmp_path):
+    """Embeddings of 200 images, of which one cannot be used any more."""
+    images = tmp_path / "images"
+    shutil.copytree(digits, images)
+    made = run_mlcd("embed", images, tmp_path / "e", "--model", "pixels")
+    assert made.returncode == 0, made.stderr
+    keys = EmbeddingsArtifact.open(tmp_path / "e").keys
+    (images / keys[3]).write_bytes(b"no image any more")
+    (images / keys[4]).unlink()
+    return tmp_path, keys
+
+
+def test_thumbnails_are_made_of_the_images_that_were_embedded(pictured):
+    folder, keys = pictured
+    path = folder / "c"
+    command = ("index", folder / "e", path, "--thumbnails", folder / "images", "--json")
+    refused = run_mlcd(*command, "--thumbnail-bytes", "3000")
+    assert refused.returncode != 0
+    assert "3000 are allowed" in refused.stderr
+    with Collection.open(path, read_only=True) as collection:
+        some = len(keys) - len(collection.without_thumbnail())
+        assert 0 < some < len(keys)
+    made = run_mlcd(*command)
+    assert made.returncode == 0, made.stderr
+    facts = json.loads(made.stdout.splitlines()[-1])
+    assert (facts["thumbnails"]["unusable"], facts["thumbnails"]["missing"]) == (1, 1)
+    assert facts["thumbnails"]["stored"]["items"] == len(keys) - 2
+    with Collection.open(path, read_only=True) as collection:
+        assert sorted(collection.without_thumbnail()) == sorted(keys[3:5])
+        data = (folder / "images" / keys[9]).read_bytes()
+        assert collection.thumbnail(keys[9]) == thumbnail(data)
+    again = run_mlcd("index", path, path, "--thumbnails", folder / "images", "--json")
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_layout_by_t_sne_is_the_same_again_and_pca_removes_it(pictured):
+    pytest.importorskip("openTSNE")
+    folder, _ = pictured
+    layouts = []
+    for name in ("c1", "c2"):
+        made = run_mlcd("index", folder / "e", folder / name, "--layout", "tsne")
+        assert made.returncode == 0, made.stderr
+        with Collection.open(folder / name, read_only=True) as collection:
+            layouts.append(collection.layout())
+    assert [layout.method for layout in layouts] == ["tsne", "tsne"]
+    assert np.array_equal(layouts[0].points, layouts[1].points)
+    assert np.abs(layouts[0].points).max() == pytest.approx(1)
+    removed = run_mlcd("index", folder / "c1", folder / "c1", "--layout", "pca")
+    assert removed.returncode == 0, removed.stderr
+    with Collection.open(folder / "c1", read_only=True) as collection:
+        assert collection.layout().method == "pca"
+
+
+def test_what_thumbnails_and_layouts_do_not_go_with(embeddings, tmp_path):
+    for given in (("--export",), ("--duplicates", "0.9")):
+        wrong = run_mlcd("index", embeddings, tmp_path / "c", "--layout", "pca", *given)
+        assert wrong.returncode == 2
+        assert "for a collection" in wrong.stderr
