@@ -310,9 +310,8 @@ class ListedCenter(WireAnswer):
 
     size: the number of its members in the clustering. members: the collection's items whose nearest
     center it is. spread: the mean of 1 - cosine of these to the center. novelty: the share of these
-    that are farther from it than 95 % of the images that the centers were measured on; null where
-    the centers ship too few of such. The three are null without a collection, the last two also
-    without members.
+    that are farther from it than 95 % of the images that the list names in `novelty_from`. The three
+    are null without a collection, the last two also without members.
     """
 
     id: int
@@ -328,10 +327,13 @@ class CenterList(Provenance):
     """A page of centers.
 
     centers: the page. digest: that of the center set. total: how many centers the filters leave on
-    all pages. next: the cursor of the next page, null on the last.
+    all pages. next: the cursor of the next page, null on the last. novelty_from: the images whose
+    distances from their centers are the ordinary ones: rows that ship with the centers, or the
+    collection's items where there are none; null where both are too few.
     """
 
     digest: str
+    novelty_from: SkipValidation[Literal["centers", "collection"]] | None
     collection: str | None
     centers: list[ListedCenter]
     next: str | None

@@ -19,11 +19,22 @@ from mlcd.client.refusals import (
     RefusedOverload,
     RefusedUnavailable,
 )
-from mlcd.client.results import Added, Center, Classified, Embedded, Found, Item, Labeled, Origin
+from mlcd.client.results import (
+    Added,
+    Center,
+    Classified,
+    Embedded,
+    Found,
+    Item,
+    Labeled,
+    Layout,
+    Origin,
+)
 from mlcd.client.synchronous import Client
 from mlcd.wire import (
     Audit,
     CenterSet,
+    DeletedItem,
     DescribedTexts,
     Example,
     FailedShard,
@@ -32,6 +43,9 @@ from mlcd.wire import (
     JobFailure,
     JobProgress,
     Label,
+    LayoutItems,
+    ListedCenter,
+    Member,
 )
 from mlcd.wire import DescribedCollection as Collection
 from mlcd.wire import ItemMatch as Match
@@ -47,6 +61,7 @@ __all__ = [
     "Classified",
     "Client",
     "Collection",
+    "DeletedItem",
     "DescribedTexts",
     "Embedded",
     "Example",
@@ -61,7 +76,11 @@ __all__ = [
     "Jobs",
     "Label",
     "Labeled",
+    "Layout",
+    "LayoutItems",
+    "ListedCenter",
     "Match",
+    "Member",
     "Origin",
     "Problem",
     "Refused",

@@ -30,12 +30,22 @@ from mlcd.client.results import (
     Found,
     Item,
     Labeled,
+    Layout,
     Origin,
     Row,
 )
 from mlcd.client.texts import Texts, check_texts
 from mlcd.errors import Rejection
-from mlcd.wire import DescribedCollection, Info, Label, LabelMode
+from mlcd.wire import (
+    DeletedItem,
+    DescribedCollection,
+    Info,
+    Label,
+    LabelMode,
+    LayoutItems,
+    ListedCenter,
+    Member,
+)
 
 ImageSeries = Iterable[ImageInput] | AsyncIterable[ImageInput]
 TextSeries = Iterable[str] | AsyncIterable[str]
@@ -198,6 +208,44 @@ class AsyncClient(BaseClient):
 
     async def center(self, center: int) -> Center:
         return await self._server.center(center)
+
+    async def delete_items(self, collection: str, keys: Sequence[str]) -> list[DeletedItem]:
+        return await self._server.delete_items(collection, keys)
+
+    async def thumbnail(self, collection: str, key: str) -> bytes:
+        return await self._server.thumbnail(collection, key)
+
+    async def layout(self, collection: str, *, first: int | None = None) -> Layout:
+        return await self._server.layout(collection, first=first)
+
+    async def layout_items(
+        self,
+        collection: str,
+        *,
+        positions: Sequence[int] | None = None,
+        polygon: Sequence[Sequence[float]] | None = None,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - as in the contract
+        limit: int = 60,
+    ) -> LayoutItems:
+        return await self._server.layout_items(
+            collection, positions=positions, polygon=polygon, condition=filter, limit=limit
+        )
+
+    async def centers(
+        self,
+        collection: str | None = None,
+        *,
+        num: int = 60,
+        sort: str | None = None,
+        name: str | None = None,
+        examples: int = 4,
+    ) -> list[ListedCenter]:
+        return await self._server.centers(
+            num=num, collection=collection, sort=sort, name=name, examples=examples
+        )
+
+    async def members(self, center: int, collection: str, *, num: int = 60) -> list[Member]:
+        return await self._server.members(center, collection=collection, num=num)
 
     async def info(self) -> Info:
         return await self._server.info()

@@ -8,13 +8,16 @@ import httpx
 import numpy as np
 
 from mlcd.client.refusals import not_our_api
-from mlcd.client.results import Answer, Center, Item, Origin, Row
+from mlcd.client.results import Answer, Center, Item, Layout, Origin, Row
 from mlcd.errors import ImageReason, ImageRejected, Rejection, TextReason, TextRejected
 from mlcd.wire import (
     AddedItems,
     Audit,
+    CenterList,
     ClassifiedImages,
     CollectionList,
+    DeletedItem,
+    DeletedItems,
     DescribedCenter,
     DescribedCollection,
     DescribedItem,
@@ -32,6 +35,10 @@ from mlcd.wire import (
     JobList,
     Label,
     LabeledImages,
+    LayoutItems,
+    ListedCenter,
+    Member,
+    MemberList,
     RefusedItem,
 )
 
@@ -150,6 +157,38 @@ def read_center(response: httpx.Response) -> Center:
     return Center(
         center.id, center.size, center.name, center.nearest, center.examples, _origin(response)
     )
+
+
+@_translated()
+def read_centers(response: httpx.Response) -> tuple[list[ListedCenter], str | None]:
+    """Reads one page, and the cursor of the next one."""
+    page = CenterList.model_validate_json(response.content)
+    return page.centers, page.next
+
+
+@_translated()
+def read_members(response: httpx.Response) -> tuple[list[Member], str | None]:
+    """Reads one page, and the cursor of the next one."""
+    page = MemberList.model_validate_json(response.content)
+    return page.members, page.next
+
+
+@_translated()
+def read_deleted(response: httpx.Response) -> list[DeletedItem]:
+    return DeletedItems.model_validate_json(response.content).results
+
+
+@_translated()
+def read_layout(response: httpx.Response) -> Layout:
+    """Reads an octet-stream of points."""
+    method, digest = response.headers["x-mlcd-layout"].split(";")
+    points = np.frombuffer(response.content, _FLOAT).reshape(-1, 2).astype(np.float32)
+    return Layout(points, method, digest)
+
+
+@_translated()
+def read_layout_items(response: httpx.Response) -> LayoutItems:
+    return LayoutItems.model_validate_json(response.content)
 
 
 @_translated()

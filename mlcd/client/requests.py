@@ -13,9 +13,11 @@ from mlcd.client.connection import Connection, encoded
 from mlcd.client.reading import (
     read_added,
     read_center,
+    read_centers,
     read_classified,
     read_collection,
     read_collections,
+    read_deleted,
     read_embedded,
     read_embedded_texts,
     read_found,
@@ -23,18 +25,34 @@ from mlcd.client.reading import (
     read_info,
     read_item,
     read_labeled,
+    read_layout,
+    read_layout_items,
+    read_members,
     read_rows,
 )
 from mlcd.client.refusals import RefusedInput, not_our_api
-from mlcd.client.results import Answer, Center, Item, Row
+from mlcd.client.results import Answer, Center, Item, Layout, Row
 from mlcd.client.texts import Texts
 from mlcd.errors import Rejection
-from mlcd.wire import DescribedCollection, FittingName, Info, ItemMatch, Label, LabelMode
+from mlcd.wire import (
+    DeletedItem,
+    DescribedCollection,
+    FittingName,
+    Info,
+    ItemMatch,
+    Label,
+    LabelMode,
+    LayoutItems,
+    ListedCenter,
+    Member,
+)
 
 _Value = TypeVar("_Value")
 _Sent = TypeVar("_Sent", bytes, str)
 _RAW: Final = "application/octet-stream"
 _TOO_LARGE: Final = 413
+# entries of one page, as many as a server takes
+_PAGE: Final = 500
 
 
 class _Read(Protocol[_Value]):
@@ -96,6 +114,59 @@ class Server:
 
     async def center(self, center: int) -> Center:
         return read_center(await self._connection.ask("GET", f"/v1/centers/{center:d}"))
+
+    async def centers(
+        self, *, num: int, collection: str | None, sort: str | None, name: str | None, examples: int
+    ) -> list[ListedCenter]:
+        """Returns the first `num` centers, read page by page."""
+        given = {"collection": collection, "sort": sort, "name": name, "examples": examples}
+
+        async def page(cursor: str | None, limit: int) -> tuple[list[ListedCenter], str | None]:
+            params = _stated({**given, "limit": limit, "cursor": cursor})
+            return read_centers(await self._connection.ask("GET", "/v1/centers", params=params))
+
+        return await _first(num, page)
+
+    async def members(self, center: int, *, collection: str, num: int) -> list[Member]:
+        """Returns the first `num` members of a center, read page by page."""
+
+        async def page(cursor: str | None, limit: int) -> tuple[list[Member], str | None]:
+            params = _stated({"collection": collection, "limit": limit, "cursor": cursor})
+            path = f"/v1/centers/{center:d}/members"
+            return read_members(await self._connection.ask("GET", path, params=params))
+
+        return await _first(num, page)
+
+    async def thumbnail(self, collection: str, key: str) -> bytes:
+        path = f"{_path(collection, key)}/thumbnail"
+        return (await self._connection.ask("GET", path, accept="image/webp")).content
+
+    async def layout(self, collection: str, *, first: int | None) -> Layout:
+        path = f"{_path(collection)}/layout"
+        return read_layout(
+            await self._connection.ask("GET", path, params=_stated({"first": first}), accept=_RAW)
+        )
+
+    async def layout_items(
+        self,
+        collection: str,
+        *,
+        positions: Sequence[int] | None,
+        polygon: Sequence[Sequence[float]] | None,
+        condition: Mapping[str, Any] | None,
+        limit: int,
+    ) -> LayoutItems:
+        given = {
+            "positions": None if positions is None else [*positions],
+            "polygon": None if polygon is None else [[*corner] for corner in polygon],
+            "filter": condition,
+        }
+        path = f"{_path(collection)}/layout/items"
+        return read_layout_items(await self._post(path, json={**_stated(given), "limit": limit}))
+
+    async def delete_items(self, collection: str, keys: Sequence[str]) -> list[DeletedItem]:
+        path = f"{_path(collection)}/delete"
+        return read_deleted(await self._post(path, json={"ids": [*keys]}))
 
     async def embed(self, images: Images) -> Answer[Row]:
         """Returns the rows as float32 where every image can be used; otherwise reads JSON, which
@@ -257,6 +328,20 @@ class Server:
             if refused.problem.status == _TOO_LARGE:
                 self._info = None  # a restarted server may have other limits
             raise
+
+
+async def _first(
+    num: int, page: Callable[[str | None, int], Awaitable[tuple[list[_Value], str | None]]]
+) -> list[_Value]:
+    """Returns the first `num` entries of a list that is read page by page."""
+    found: list[_Value] = []
+    cursor: str | None = None
+    while len(found) < num:
+        entries, cursor = await page(cursor, min(num - len(found), _PAGE))
+        found += entries
+        if cursor is None:
+            break
+    return found
 
 
 def _path(collection: str, key: str | None = None) -> str:

@@ -196,3 +196,16 @@ def _errors(items: Sequence[_Value | Rejection]) -> dict[int, Rejection]:
 
 def _lists(items: Sequence[list[_Value] | Rejection]) -> list[list[_Value]]:
     return [[] if isinstance(item, Rejection) else item for item in items]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A collection's items in the plane.
+
+    points: float32 [N, 2], in [-1, 1], in an order that makes the first ones a fair sample. method:
+    how they were made. digest: what names this very layout.
+    """
+
+    points: NDArray[np.float32]
+    method: str
+    digest: str

@@ -26,12 +26,22 @@ from mlcd.client.results import (
     Found,
     Item,
     Labeled,
+    Layout,
     Origin,
     Row,
 )
 from mlcd.client.texts import Texts, check_texts
 from mlcd.errors import Rejection
-from mlcd.wire import DescribedCollection, Info, Label, LabelMode
+from mlcd.wire import (
+    DeletedItem,
+    DescribedCollection,
+    Info,
+    Label,
+    LabelMode,
+    LayoutItems,
+    ListedCenter,
+    Member,
+)
 
 _Batch = TypeVar("_Batch")
 _Value = TypeVar("_Value")
@@ -259,6 +269,58 @@ class Client(BaseClient):
     def center(self, center: int) -> Center:
         """Returns one center with its examples and its nearest others."""
         return self._loop.run(self._server.center(center))
+
+    def delete_items(self, collection: str, keys: Sequence[str]) -> list[DeletedItem]:
+        """Deletes items; those that do not exist are `missing`."""
+        return self._loop.run(self._server.delete_items(collection, keys))
+
+    def thumbnail(self, collection: str, key: str) -> bytes:
+        """Returns the thumbnail of an item as WebP. Raises RefusedNotFound."""
+        return self._loop.run(self._server.thumbnail(collection, key))
+
+    def layout(self, collection: str, *, first: int | None = None) -> Layout:
+        """Returns a point in the plane for each item, or for the first ones."""
+        return self._loop.run(self._server.layout(collection, first=first))
+
+    def layout_items(
+        self,
+        collection: str,
+        *,
+        positions: Sequence[int] | None = None,
+        polygon: Sequence[Sequence[float]] | None = None,
+        filter: Mapping[str, Any] | None = None,  # noqa: A002 - as in the contract
+        limit: int = 60,
+    ) -> LayoutItems:
+        """Returns the number of items, and the first `limit` of them: those in these rows of the
+        layout, inside a polygon, or all.
+        """
+        return self._loop.run(
+            self._server.layout_items(
+                collection, positions=positions, polygon=polygon, condition=filter, limit=limit
+            )
+        )
+
+    def centers(
+        self,
+        collection: str | None = None,
+        *,
+        num: int = 60,
+        sort: str | None = None,
+        name: str | None = None,
+        examples: int = 4,
+    ) -> list[ListedCenter]:
+        """Returns the first `num` centers, those with most members in the collection first, unless
+        `sort` names another order.
+        """
+        return self._loop.run(
+            self._server.centers(
+                num=num, collection=collection, sort=sort, name=name, examples=examples
+            )
+        )
+
+    def members(self, center: int, collection: str, *, num: int = 60) -> list[Member]:
+        """Returns the first `num` items whose nearest center this is, the nearest first."""
+        return self._loop.run(self._server.members(center, collection=collection, num=num))
 
     def info(self) -> Info:
         """Returns the served model and its limits."""

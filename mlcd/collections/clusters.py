@@ -22,6 +22,9 @@ from mlcd.types import Embeddings, Neighbors
 CLUSTERS: Final = "clusters"
 _ASSIGNED: Final = np.empty(0, np.dtype([("center", "<i4"), ("similarity", "<f4")]))
 _SHOWN_DIGITS: Final = 16
+# the share of images that are not called novel, and how few are enough to tell
+ORDINARY: Final = 0.95
+LEAST_ORDINARY: Final = 20
 
 # nearest(vectors [n, D]) returns the nearest center of each unit row, as [n, 1]
 Nearest: TypeAlias = Callable[[Embeddings], Neighbors]
@@ -79,6 +82,13 @@ class Clusters:
         where it has none.
         """
         return self._mean((1 - self.similarities > farthest).astype(np.float64))
+
+    @cached_property
+    def ordinary_distance(self) -> float | None:
+        """Returns the 95 % quantile of 1 - cosine of all items to their centers; None for a few."""
+        if len(self.similarities) < LEAST_ORDINARY:
+            return None
+        return float(np.quantile(1 - self.similarities, ORDINARY))
 
     def centers(self) -> NDArray[np.int32]:
         """Returns the center of each position of the searcher, -1 where it is dead."""

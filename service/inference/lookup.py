@@ -18,6 +18,7 @@ from mlcd.clustering.approximate import (
     fewest_probes,
 )
 from mlcd.clustering.nearest import CenterScan
+from mlcd.collections.clusters import LEAST_ORDINARY, ORDINARY
 from mlcd.collections.collection import Collection
 from mlcd.errors import ConfigInvalid
 from mlcd.randomness import hash_counters
@@ -25,8 +26,6 @@ from mlcd.types import Embeddings, Neighbors, unit_rows
 
 LookupMode = Literal["exact", "approximate"]
 _AUDITED_TOP: Final = 8  # the default `top` of /v1/labels
-_ORDINARY: Final = 0.95
-_LEAST_ORDINARY: Final = 20
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,10 @@ class Lookup:
         They are the rows that ship with the centers; the result is None where those are too few.
         """
         shipped = self.centers.audit_rows
-        if shipped is None or len(shipped) < _LEAST_ORDINARY:
+        if shipped is None or len(shipped) < LEAST_ORDINARY:
             return None
         rows = self.centers.align(unit_rows(shipped))
-        return float(np.quantile(1 - self.scan.nearest(rows, 1).scores[:, 0], _ORDINARY))
+        return float(np.quantile(1 - self.scan.nearest(rows, 1).scores[:, 0], ORDINARY))
 
     @property
     def modes(self) -> list[LookupMode]:

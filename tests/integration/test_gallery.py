@@ -1,5 +1,6 @@
 """The questions of a page of clusters and of a map: centers with members, and a layout."""
 
+import asyncio
 import csv
 import io
 from urllib.parse import quote
@@ -7,6 +8,8 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+
+from mlcd.client import AsyncClient, Client, RefusedNotFound
 
 DEMO = {"collection": "demo"}
 
@@ -51,6 +54,16 @@ def test_every_item_is_a_member_of_the_center_that_is_its_label(client, centers,
     shown = [example["id"] for example in center["examples"]]
     assert shown == [member["id"] for member in members[: len(shown)]]
     whole = client.get(f"/v1/centers/{center['id']}", params=DEMO).json()
+    assert centers["novelty_from"] == "collection"
+    novel = sum(
+        center["novelty"] * center["members"] for center in centers["centers"] if center["members"]
+    )
+    assert novel / described["items"] == pytest.approx(0.05, abs=0.01)
+    picture = client.get(
+        f"/v1/collections/demo/items/{quote(first['id'], safe='')}/thumbnail",
+        params={"v": first["thumbnail"]},
+    )
+    assert picture.headers["cache-control"].endswith("immutable")
     for field in ("members", "spread", "novelty", "size", "name"):
         assert whole[field] == center[field]
 
@@ -274,3 +287,43 @@ def row(client):
     (item,) = client.post("/v1/collections/demo/layout/items", json={"limit": 1}).json()["items"]
     path = f"/v1/collections/demo/items/{quote(item['id'], safe='')}"
     return client.get(path, params={"embedding": True}).json()["embedding"]
+
+
+def test_the_client_asks_for_the_same(server, client, centers):
+    with Client(server) as ours:
+        listed = ours.centers("demo", num=5, examples=2)
+        assert [center.id for center in listed] == [c["id"] for c in centers["centers"][:5]]
+        assert len(ours.centers("demo", num=1000)) == centers["total"]
+        center = listed[0]
+        members = ours.members(center.id, "demo", num=1000)
+        assert len(members) == center.members
+        assert [m.id for m in members[:2]] == [example.id for example in center.examples]
+        assert ours.thumbnail("demo", members[0].id)[:4] == b"RIFF"
+        layout = ours.layout("demo")
+        assert layout.points.shape == (client.get("/v1/collections/demo").json()["items"], 2)
+        assert ours.layout("demo", first=3).points.tolist() == layout.points[:3].tolist()
+        some = ours.layout_items("demo", positions=[2, 0])
+        assert [item.position for item in some.items] == [2, 0]
+        inside = ours.layout_items("demo", polygon=[(-2, -2), (2, -2), (0, 4)], limit=1)
+        assert (inside.total > 1, len(inside.items)) == (True, 1)
+        (gone,) = ours.delete_items("demo", ["nobody"])
+        assert (gone.id, gone.outcome) == ("nobody", "missing")
+        with pytest.raises(RefusedNotFound):
+            ours.thumbnail("demo", "nobody")
+
+
+def test_the_asynchronous_client_too(server, centers):
+    async def ask():
+        async with AsyncClient(server) as ours:
+            (center,) = await ours.centers("demo", num=1)
+            members = await ours.members(center.id, "demo", num=2)
+            picture = await ours.thumbnail("demo", members[0].id)
+            layout = await ours.layout("demo", first=2)
+            items = await ours.layout_items("demo", positions=[0])
+            gone = await ours.delete_items("demo", ["nobody"])
+            return center, picture, layout, items, gone
+
+    center, picture, layout, items, gone = asyncio.run(ask())
+    assert center.id == centers["centers"][0]["id"]
+    assert (picture[:4], len(layout.points), items.total) == (b"RIFF", 2, 1)
+    assert gone[0].outcome == "missing"

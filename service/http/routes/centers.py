@@ -264,6 +264,7 @@ def _listed(
     return CenterList(
         **provenance(resources),
         digest=centers.digest,
+        novelty_from=_novelty_from(lookup, clustered),
         collection=None if clustered is None else clustered.name,
         centers=[
             ListedCenter(
@@ -288,13 +289,25 @@ def _values(lookup: Lookup, clustered: _Clustered | None) -> dict[str, NDArray[A
     values: dict[str, NDArray[Any]] = {"size": lookup.centers.sizes, "id": np.arange(num)}
     if clustered is None:
         return {**values, "spread": unknown, "novelty": unknown}
-    clusters, farthest = clustered.clusters, lookup.ordinary_distance
+    clusters = clustered.clusters
+    farthest = lookup.ordinary_distance or clusters.ordinary_distance
     return {
         **values,
         "members": clusters.num_members,
         "spread": clusters.spread,
         "novelty": unknown if farthest is None else clusters.novelty(farthest),
     }
+
+
+def _novelty_from(
+    lookup: Lookup, clustered: _Clustered | None
+) -> Literal["centers", "collection"] | None:
+    """Returns the images whose distances are the ordinary ones."""
+    if clustered is None:
+        return None
+    if lookup.ordinary_distance is not None:
+        return "centers"
+    return None if clustered.clusters.ordinary_distance is None else "collection"
 
 
 def _ordered(
