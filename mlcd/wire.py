@@ -310,8 +310,8 @@ class ListedCenter(WireAnswer):
 
     size: the number of its members in the clustering. members: the collection's items whose nearest
     center it is. spread: the mean of 1 - cosine of these to the center. novelty: the share of these
-    that are farther from it than 95 % of the images that the list names in `novelty_from`. The three
-    are null without a collection, the last two also without members.
+    that are farther from it than 95 % of the images that the list names in `novelty_from`. The
+    three are null without a collection, the last two also without members.
     """
 
     id: int
