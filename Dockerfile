@@ -7,7 +7,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
 COPY deploy/locks/build.txt ./
 RUN python -m venv tools && tools/bin/pip install --require-hashes --only-binary :all: --no-deps -r build.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY mlcd mlcd
 COPY service service
 COPY training training

@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 SDK := .venv-sdk
 FUZZ := .venv-fuzz
 TRITON := .venv-triton
+PAGE := service/http/explorer
 LOCK := .venv-lock
 TRITON_REPOSITORY ?= triton
 FUZZ_SECONDS ?= 60
@@ -25,7 +26,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup redis bundled-triton demo test test-plain-cpu test-slow test-sdk test-triton triton test-docker compose-up lock fuzz lint types fmt bench docs clean
+.PHONY: help setup redis bundled-triton page-tools demo explorer test test-plain-cpu test-slow test-sdk test-triton triton test-docker compose-up lock fuzz lint types fmt bench docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,7 +53,10 @@ redis: # redis-server, where it is missing and can be installed
 demo: setup ## raw images to a live service; DEMO_ARGS=--no-serve stops after the result table
 	@$(BIN)/mlcd demo $(DEMO_ARGS)
 
-test: setup redis bundled-triton ## all tests that need no GPU, no Docker and no patience
+explorer: setup ## build the page of the service from its sources, where they have changed; needs Node 20.19 or newer
+	@$(BIN)/python hatch_build.py
+
+test: setup redis bundled-triton page-tools ## all tests that need no GPU, no Docker and no patience
 	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow" $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-plain-cpu: setup ## those that ask what the CPU computes, as on one with AVX2 and without bfloat16
@@ -91,6 +95,13 @@ compose-up: $(MODEL_DIR)/model/manifest.json ## docker compose up with the demo'
 			index /srv/mlcd/embeddings /var/lib/mlcd/collections/demo || exit 1; \
 		$(COMPOSE) up --detach --build
 	@echo "http://127.0.0.1:$${PORT:-8000}/ when it is ready; $(COMPOSE) down stops it"
+
+page-tools: # what builds the page and looks at it, where npm is at hand
+	@$(MAKE) --silent $(PAGE)/node_modules/.package-lock.json \
+		|| echo "npm cannot install: tests that build the page or run axe-core are skipped" >&2
+
+$(PAGE)/node_modules/.package-lock.json: $(PAGE)/package-lock.json
+	@cd $(PAGE) && npm ci --silent --no-audit --no-fund
 
 demo/model/manifest.json: | setup
 	@$(BIN)/mlcd demo --no-serve

@@ -42,6 +42,7 @@ EXEMPT: Final = frozenset(
         "/v2/health/ready",
         # These are the same in every installation: documents, and a page that asks for a key.
         "/",
+        "/assets/{name}",
         "/docs",
         "/openapi.json",
         "/swagger/swagger-ui-bundle.js",

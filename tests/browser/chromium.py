@@ -2,6 +2,7 @@
 and nothing else.
 """
 
+import base64
 import contextlib
 import json
 import os
@@ -27,12 +28,14 @@ def browsing(program: str, folder: Path, *, names: Mapping[str, str] | None = No
     command = [
         program,
         "--headless=new",
-        "--disable-gpu",
+        "--use-angle=swiftshader",  # WebGL2 without a GPU
+        "--enable-unsafe-swiftshader",
         "--disable-dev-shm-usage",
         "--no-first-run",
         f"--host-resolver-rules={', '.join([*known, *_ONLY_HERE])}",
         "--remote-debugging-port=0",
         f"--user-data-dir={folder}",
+        "--lang=en",
         *(["--no-sandbox"] if os.getuid() == 0 else []),
         "about:blank",
     ]
@@ -107,11 +110,86 @@ class Page:
             time.sleep(0.05)
         return found
 
+    def shows(self, text: str, *, within: str = "main"):
+        """Waits until a part of the page shows a text."""
+        place = f"document.querySelector({json.dumps(within)})"
+        return self.until(f"{place}?.innerText.includes({json.dumps(text)})")
+
+    def count(self, selector: str) -> int:
+        return self.value(f"document.querySelectorAll({json.dumps(selector)}).length")
+
+    def click(self, selector: str, text: str | None = None) -> None:
+        """Clicks, with a mouse, on the first such element, or on the first that has the text or
+        the label.
+        """
+        found = (
+            f"[...document.querySelectorAll({json.dumps(selector)})].find(e => "
+            f"{json.dumps(text)} === null || e.innerText.includes({json.dumps(text)})"
+            f" || e.getAttribute('aria-label') === {json.dumps(text)})"
+        )
+        self.until(f"{found} && !{found}.disabled")
+        left, top, width, height = self.value(
+            f"(e => {{ e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect();"
+            f" return [b.x, b.y, b.width, b.height]; }})({found})"
+        )
+        at = (left + width / 2, top + height / 2)
+        self.mouse("mouseMoved", at)
+        self.mouse("mousePressed", at)
+        self.mouse("mouseReleased", at)
+
+    def mouse(self, kind: str, at: tuple[float, float], **more) -> None:
+        pressed = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
+        self.ask("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], **(pressed | more))
+
+    def drag(self, *places: tuple[float, float]) -> None:
+        self.mouse("mousePressed", places[0])
+        for place in places[1:]:
+            self.mouse("mouseMoved", place, button="left", buttons=1)
+        self.mouse("mouseReleased", places[-1])
+
+    def press(self, key: str, code: int = 0, text: str = "") -> None:
+        for kind in ("keyDown", "keyUp"):
+            self.ask(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                windowsVirtualKeyCode=code,
+                **({"text": text} if text and kind == "keyDown" else {}),
+            )
+
+    def type(self, selector: str, text: str) -> None:
+        """Types into an empty field."""
+        self.until(f"document.querySelector({json.dumps(selector)})")
+        self.value(f"document.querySelector({json.dumps(selector)}).focus()")
+        self.ask("Input.insertText", text=text)
+
     def choose(self, selector: str, file: Path) -> None:
-        """A file, for an input of the page."""
+        """Chooses a file, for an input of the page."""
+        self.until(f"document.querySelector({json.dumps(selector)})")
         root = self.ask("DOM.getDocument")["root"]["nodeId"]
         node = self.ask("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.ask("DOM.setFileInputFiles", nodeId=node, files=[str(file)])
+
+    def resize(self, width: int, height: int, *, scale: float = 1) -> None:
+        self.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=scale,
+            mobile=False,
+        )
+
+    def shade(self, scheme: str) -> None:
+        """Prefers light or dark, as the system's setting would."""
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        self.ask("Emulation.setEmulatedMedia", features=[feature])
+
+    def downloads_into(self, folder: Path) -> None:
+        self.ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+
+    def screenshot(self, path: Path, quality: int = 82) -> None:
+        taken = self.ask("Page.captureScreenshot", format="webp", quality=quality)
+        path.write_bytes(base64.b64decode(taken["data"]))
 
     def _heard(self, method: str, said) -> None:
         if method == "Page.loadEventFired":

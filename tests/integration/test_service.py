@@ -323,7 +323,6 @@ def test_metrics_count_by_route_and_not_by_path(client):
 def test_the_page_and_the_api_document_are_there(client):
     page = client.get("/")
     assert "mlcd explorer" in page.text
-    assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "/v1/labels" in client.get("/openapi.json").json()["paths"]
     docs = client.get("/docs").text
     # Offline by default: no script or style from another host.
@@ -335,6 +334,34 @@ def test_the_page_and_the_api_document_are_there(client):
     assert "cdn" not in docs
     assert client.get("/swagger/swagger-ui-bundle.js").status_code == 200
     assert client.get("/health/live").json() == {"status": "live"}
+
+
+def test_files_of_the_page_are_kept_by_browsers_and_allow_nothing_from_elsewhere(client):
+    page = client.get("/")
+    assert page.headers["cache-control"] == "no-cache"
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assets = re.findall(r'(?:src|href)="\./(assets/[^"]+)"', page.text)
+    kinds = {"svg": "image/svg+xml", "js": "text/javascript", "css": "text/css"}
+    assert {name.rpartition(".")[2] for name in assets} == {*kinds}
+    for name in ["", *assets]:
+        answer = client.get(f"/{name}")
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["content-encoding"] == "gzip"
+        plain = client.get(f"/{name}", headers={"Accept-Encoding": "identity"})
+        assert "content-encoding" not in plain.headers
+        assert plain.content == answer.content
+        assert plain.headers["etag"] != answer.headers["etag"]
+        known = client.get(f"/{name}", headers={"If-None-Match": answer.headers["etag"]})
+        assert (known.status_code, known.content) == (304, b"")
+    for name in assets:
+        answer = client.get(f"/{name}")
+        assert answer.headers["content-type"].startswith(kinds[name.rpartition(".")[2]])
+        assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+    for name in ("assets/SOURCE.sha256", "assets/..%2Findex.html", "assets/", "static/index.html"):
+        assert client.get(f"/{name}").status_code == 404
 
 
 def test_a_large_photograph_is_answered(client, photo):

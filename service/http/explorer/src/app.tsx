@@ -1,0 +1,248 @@
+// The frame around every view: where one is, which collection, whether the server is there.
+
+import type { ComponentChildren, JSX, TargetedSubmitEvent } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+
+import { ask, key, locked } from "./api";
+import { connection } from "./connection";
+import { Empty, Failure, Field, Loading } from "./parts";
+import { pictureIn, searchBy } from "./pictures";
+import { changed, go, href, route, useRoute } from "./route";
+import { useSession, type Session } from "./session";
+import { useStore } from "./store";
+import { count } from "./text";
+import { Cluster } from "./views/cluster";
+import { Clusters } from "./views/clusters";
+import { Duplicates } from "./views/duplicates";
+import { JobView } from "./views/job";
+import { Jobs } from "./views/jobs";
+import { MapView } from "./views/map";
+import { Search } from "./views/search";
+
+export interface View {
+  session: Session;
+}
+
+const VIEWS: Record<string, { title: string; show: (given: View & { part?: string }) => JSX.Element }> = {
+  clusters: { title: "Clusters", show: (given) => (given.part ? <Cluster id={given.part} {...given} /> : <Clusters {...given} />) },
+  search: { title: "Search", show: (given) => <Search {...given} /> },
+  map: { title: "Map", show: (given) => <MapView {...given} /> },
+  duplicates: { title: "Duplicates", show: (given) => <Duplicates {...given} /> },
+  jobs: { title: "Jobs", show: (given) => (given.part ? <JobView id={given.part} /> : <Jobs />) },
+};
+
+export function App() {
+  const { path } = useRoute();
+  const session = useSession();
+  const [name = "clusters", part] = path;
+  const view = VIEWS[name];
+  useFocus(path.join("/"));
+  useGivenPictures(session.value);
+  return (
+    <>
+      <a class="skip" href="#main" onClick={skip}>
+        Skip to the content
+      </a>
+      <header class="top">
+        <a class="brand" href={href(["clusters"], kept())}>
+          <Mark />
+          mlcd
+        </a>
+        <nav aria-label="Views">
+          {Object.entries(VIEWS).map(([known, { title }]) => (
+            <a key={known} href={href([known], kept())} aria-current={known === name ? "page" : undefined}>
+              {title}
+            </a>
+          ))}
+        </nav>
+        <div class="place">
+          {session.value && <Chooser session={session.value} />}
+          <KeyEntry />
+        </div>
+      </header>
+      <ServerGone />
+      <main id="main">
+        {view === undefined ? (
+          <Empty title="There is no such page">
+            <p>
+              <a href={href(["clusters"])}>See the clusters</a>
+            </p>
+          </Empty>
+        ) : session.value ? (
+          <view.show session={session.value} part={part} key={`${name}/${part ?? ""}`} />
+        ) : session.error ? (
+          <Failure error={session.error} again={session.again} />
+        ) : (
+          <Loading />
+        )}
+      </main>
+    </>
+  );
+}
+
+/** Links to other views keep the collection. */
+function kept() {
+  return { collection: route().params.get("collection") };
+}
+
+function skip(event: Event): void {
+  event.preventDefault(); // the part behind # is the page's own
+  document.getElementById("main")!.querySelector<HTMLElement>("h1")?.focus();
+}
+
+/** A new view begins at its heading, for eyes and for readers of screens. */
+function useFocus(path: string): void {
+  const before = useRef(path);
+  useEffect(() => {
+    if (before.current === path) return;
+    before.current = path;
+    scrollTo(0, 0);
+    requestAnimationFrame(() =>
+      document.querySelector<HTMLElement>("main h1")?.focus({ preventScroll: true }),
+    );
+  }, [path]);
+}
+
+/** A picture that is dropped or pasted anywhere is searched for. */
+function useGivenPictures(session: Session | null): void {
+  const collection = session?.collection?.name;
+  useEffect(() => {
+    if (!session) return;
+    const gone = new AbortController();
+    const take = (event: Event, data: DataTransfer | null) => {
+      const picture = pictureIn(data);
+      if (!picture) return;
+      event.preventDefault();
+      go(href(["search"], { collection })); // where its progress is seen
+      void searchBy(picture, picture.name, collection);
+    };
+    const over = (event: DragEvent) => {
+      event.preventDefault();
+      document.body.classList.add("dropping");
+    };
+    const left = () => document.body.classList.remove("dropping");
+    const { signal } = gone;
+    addEventListener("dragover", over, { signal });
+    addEventListener("dragleave", (event) => event.relatedTarget ?? left(), { signal });
+    addEventListener("drop", (event) => (event.preventDefault(), left(), take(event, event.dataTransfer)), { signal });
+    addEventListener("paste", (event) => take(event, event.clipboardData), { signal });
+    return () => gone.abort();
+  }, [session !== null, collection]);
+}
+
+function Mark() {
+  return (
+    <svg viewBox="0 0 16 16" width="18" height="18" aria-hidden="true">
+      <circle cx="5" cy="5" r="2.6" />
+      <circle cx="12" cy="6" r="1.8" />
+      <circle cx="5.5" cy="12" r="1.8" />
+      <circle cx="12" cy="12" r="2.6" />
+    </svg>
+  );
+}
+
+function Chooser({ session }: View) {
+  const { collections, collection, info } = session;
+  if (!collections.length) return <span class="soft">{info.model}: no collections</span>;
+  return (
+    <Field label="Collection">
+      {(id) => (
+        <select
+          id={id}
+          value={collection?.name ?? ""}
+          onChange={(event) => go(changedCollection(event.currentTarget.value))}
+        >
+          {!collection && <option value="">choose</option>}
+          {collections.map(({ name, items }) => (
+            <option key={name} value={name}>
+              {name} ({count(items)})
+            </option>
+          ))}
+        </select>
+      )}
+    </Field>
+  );
+}
+
+/** Of another collection the same view, without what was chosen in this one. */
+function changedCollection(collection: string): string {
+  const { path } = route();
+  return path[0] === "jobs" ? changed({ collection }) : href(path, { collection });
+}
+
+function KeyEntry() {
+  const known = useStore(key);
+  const needed = useStore(locked);
+  const [wrong, setWrong] = useState("");
+  if (!needed && !known) return null;
+  if (!needed)
+    return (
+      <button type="button" class="quiet" onClick={() => (key.set(""), connection.refresh())}>
+        Forget the key
+      </button>
+    );
+  const enter = async (event: TargetedSubmitEvent<HTMLFormElement>) => {
+    event.preventDefault();
+    const given = String(new FormData(event.currentTarget).get("key")).trim();
+    try {
+      key.set(given);
+      await ask("v1/info");
+      locked.set(false);
+      setWrong("");
+      connection.refresh();
+    } catch (error) {
+      key.set("");
+      setWrong((error as Error).message);
+    }
+  };
+  return (
+    <form class="key" onSubmit={enter}>
+      <Field label="API key">
+        {(id) => (
+          <input
+            id={id}
+            name="key"
+            type="password"
+            autocomplete="off"
+            required
+            aria-invalid={wrong !== ""}
+            aria-describedby="key-wrong"
+          />
+        )}
+      </Field>
+      <button>Enter</button>
+      <span id="key-wrong" class="wrong" role="alert">
+        {wrong}
+      </span>
+    </form>
+  );
+}
+
+function ServerGone() {
+  const gone = useStore(connection.gone);
+  const [, tick] = useState(0);
+  useEffect(() => {
+    if (!gone) return;
+    const timer = setInterval(() => tick((ticks) => ticks + 1), 500);
+    return () => clearInterval(timer);
+  }, [gone]);
+  if (!gone) return null;
+  const seconds = Math.max(0, Math.ceil((gone.next - Date.now()) / 1000));
+  return (
+    <Banner>
+      <strong>The server does not answer.</strong>{" "}
+      <span aria-hidden="true">{seconds ? `The page asks again in ${seconds} s.` : "The page asks again…"}</span>
+      <button type="button" onClick={connection.tryNow}>
+        Ask now
+      </button>
+    </Banner>
+  );
+}
+
+function Banner({ children }: { children: ComponentChildren }) {
+  return (
+    <div class="banner" role="status">
+      {children}
+    </div>
+  );
+}

@@ -1,0 +1,164 @@
+// Small parts that several views share.
+
+import type { ComponentChildren } from "preact";
+import { useEffect, useId, useRef } from "preact/hooks";
+
+import { Refused, Unreachable } from "./api";
+import type { Loaded, Paged } from "./loaded";
+import { href } from "./route";
+import { Thumbnail } from "./thumbnails";
+import { fileName, similarity } from "./text";
+import type { Item } from "./wire";
+
+/** The heading of a view; it takes the focus when the view opens, so that it is read out. */
+export function Heading({ children }: { children: ComponentChildren }) {
+  const place = useRef<HTMLHeadingElement>(null);
+  useEffect(() => {
+    document.title = `${place.current!.textContent} · mlcd`;
+  });
+  return (
+    <h1 ref={place} tabIndex={-1}>
+      {children}
+    </h1>
+  );
+}
+
+/** A view without content says what the next step is. */
+export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
+  return (
+    <div class="empty">
+      <h2>{title}</h2>
+      {children}
+    </div>
+  );
+}
+
+export function Failure({ error, again }: { error: Error; again?: () => void }) {
+  // The banner above says that the server is gone, and the key's dialog that one is needed.
+  const title = error instanceof Unreachable ? "The server does not answer" : "That did not work";
+  const next =
+    error instanceof Unreachable ? "This view loads by itself when the server is back." : error.message;
+  return (
+    <div class="failure" role="alert">
+      <h2>{title}</h2>
+      <p>{error instanceof Refused && error.status === 401 ? "Enter an API key to go on." : next}</p>
+      {again && (
+        <button type="button" onClick={again}>
+          Try again
+        </button>
+      )}
+    </div>
+  );
+}
+
+/** The value once it is there; before that, a quiet sign that it is coming. */
+export function Once<T>(given: {
+  loaded: Loaded<T>;
+  children: (value: T) => ComponentChildren;
+}) {
+  const { value, error, loading, again } = given.loaded;
+  if (error) return <Failure error={error} again={again} />;
+  if (value === null) return loading ? <Loading /> : null;
+  return <div class={loading ? "stale" : ""}>{given.children(value)}</div>;
+}
+
+export function Loading() {
+  return (
+    <p class="loading" role="status">
+      Loading…
+    </p>
+  );
+}
+
+/** The end of a list: loads the next page when it comes into sight, or when asked. */
+export function More({ paged }: { paged: Pick<Paged<unknown>, "more" | "loading" | "error" | "again"> }) {
+  const place = useRef<HTMLButtonElement>(null);
+  const { more, loading, error, again } = paged;
+  useEffect(() => {
+    if (!more || loading || error) return;
+    const watcher = new IntersectionObserver(
+      (entries) => entries.some((entry) => entry.isIntersecting) && more(),
+      { rootMargin: "200px" },
+    );
+    watcher.observe(place.current!);
+    return () => watcher.disconnect();
+  }, [more, loading, error]);
+  if (error) return <Failure error={error} again={again} />;
+  if (!more) return null;
+  return (
+    <p class="more">
+      <button type="button" ref={place} onClick={more} disabled={loading}>
+        {loading ? "Loading…" : "Show more"}
+      </button>
+    </p>
+  );
+}
+
+interface Tiles {
+  collection: string;
+  items: Item[];
+  label: string;
+  /** Where a picture leads: to what is like it, unless another place is given. */
+  link?: (item: Item) => string;
+  /** What else is shown below a picture. */
+  actions?: (item: Item) => ComponentChildren;
+}
+
+export function Tiles({ collection, items, label, actions, link }: Tiles) {
+  const like = (item: Item) => href(["search"], { collection, like: item.id });
+  return (
+    <ul class="tiles" aria-label={label}>
+      {items.map((item) => (
+        <li key={item.id} class="tile">
+          <a href={(link ?? like)(item)} title={item.id}>
+            <Thumbnail collection={collection} item={item} alt="" />
+            <span class="tile-name">
+              <bdi>{fileName(item.id)}</bdi>
+              {item.similarity !== null && item.similarity !== undefined && (
+                <span class="number">
+                  <span class="unseen">similarity </span>
+                  {similarity(item.similarity)}
+                </span>
+              )}
+            </span>
+          </a>
+          {actions && <span class="actions">{actions(item)}</span>}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+export function Field(given: { label: string; children: (id: string) => ComponentChildren }) {
+  const id = useId();
+  return (
+    <span class="field">
+      <label for={id}>{given.label}</label>
+      {given.children(id)}
+    </span>
+  );
+}
+
+/** Asks once, in a dialog of the browser's own kind, with focus and Escape as everywhere. */
+export function Dialog(given: {
+  title: string;
+  onClose(): void;
+  children: ComponentChildren;
+}) {
+  const place = useRef<HTMLDialogElement>(null);
+  const title = useId();
+  useEffect(() => {
+    place.current!.showModal();
+  }, []);
+  return (
+    <dialog ref={place} aria-labelledby={title} onClose={given.onClose}>
+      <h2 id={title}>{given.title}</h2>
+      {given.children}
+    </dialog>
+  );
+}
+
+/** A share of the widest value, as a bar behind it. */
+export function Bar({ share }: { share: number }) {
+  return <span class="bar" aria-hidden="true" style={{ width: `${Math.max(1, 100 * share)}%` }} />;
+}

@@ -1,0 +1,230 @@
+// One cluster: its members by distance, the clusters nearest to it, what its members have in common.
+
+import { askJson, query } from "../api";
+import type { View } from "../app";
+import { useLoaded, usePages } from "../loaded";
+import { Bar, Empty, Failure, Field, Heading, More, Once, Tiles } from "../parts";
+import { changed, go, href, useRoute } from "../route";
+import type { Session } from "../session";
+import { clusterName, count, counted, percent, shown, similarity } from "../text";
+import { Mosaic } from "../thumbnails";
+import type { DescribedCenter, Label, MemberPage, Values } from "../wire";
+
+export function Cluster({ id, session }: View & { id: string }) {
+  const collection = session.collection?.name;
+  const path = `v1/centers/${encodeURIComponent(id)}`;
+  const center = useLoaded(
+    (signal) => askJson<DescribedCenter>(`${path}${query({ collection })}`, { signal }),
+    [path, collection],
+  );
+  return (
+    <>
+      <p class="trail">
+        <a href={href(["clusters"], { collection: session.collection?.name })}>Clusters</a>
+      </p>
+      <Once loaded={center}>
+        {(described) => (
+          <div class="bar-of-tools">
+            <Heading>
+              <bdi>{clusterName(described)}</bdi>
+            </Heading>
+            <Facts center={described} />
+            {collection && (
+              <div class="tools">
+                <a class="button" href={href(["map"], { collection, by: "cluster", only: described.id })}>
+                  Show on the map
+                </a>
+              </div>
+            )}
+          </div>
+        )}
+      </Once>
+      <div class="with-side">
+        <aside class="side">
+          {session.collection && <Spread path={path} session={session} />}
+          {center.value && center.value.nearest.length > 0 && (
+            <section aria-labelledby="nearest">
+              <h2 id="nearest">Nearest clusters</h2>
+              <LabelStrip labels={center.value.nearest} collection={collection} />
+            </section>
+          )}
+        </aside>
+        {session.collection ? (
+          !center.error && <Members path={path} collection={session.collection.name} />
+        ) : (
+          <Empty title="No collection to look into">
+            <p>
+              Make one with <code>mlcd index EMBEDDINGS STATE/collections/NAME --thumbnails IMAGES</code>.
+            </p>
+          </Empty>
+        )}
+      </div>
+    </>
+  );
+}
+
+function Facts({ center }: { center: DescribedCenter }) {
+  return (
+    <dl class="facts">
+      <div>
+        <dt>Number</dt>
+        <dd>{center.id}</dd>
+      </div>
+      <div>
+        <dt>In training</dt>
+        <dd>{count(center.size)}</dd>
+      </div>
+      {typeof center.members === "number" && (
+        <div>
+          <dt>In the collection</dt>
+          <dd>{count(center.members)}</dd>
+        </div>
+      )}
+      {typeof center.spread === "number" && (
+        <div title="Mean distance (1 − cosine) of the members to the center">
+          <dt>Spread</dt>
+          <dd>{center.spread.toFixed(3)}</dd>
+        </div>
+      )}
+      {typeof center.novelty === "number" && (
+        <div title="Share of members farther from the center than its training members were">
+          <dt>Novel</dt>
+          <dd>{percent(center.novelty)}</dd>
+        </div>
+      )}
+    </dl>
+  );
+}
+
+/** Clusters in a row, with their mosaics. */
+export function LabelStrip({ labels, collection }: { labels: Label[]; collection: string | undefined }) {
+  return (
+    <ul class="strip">
+      {labels.map((label) => (
+        <li key={label.id} class="card">
+          <a href={href(["clusters", label.id], { collection })}>
+            {collection && <MosaicOf id={label.id} collection={collection} />}
+            <h3>
+              <bdi>{clusterName(label)}</bdi>
+            </h3>
+            <p class="facts">
+              <span>
+                <span class="unseen">similarity </span>
+                {similarity(label.similarity)}
+              </span>
+            </p>
+          </a>
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+function MosaicOf({ id, collection }: { id: number; collection: string }) {
+  const { value } = useLoaded(
+    (signal) => askJson<MemberPage>(`v1/centers/${id}/members${query({ collection, limit: 6 })}`, { signal }),
+    [id, collection],
+  );
+  return <Mosaic collection={collection} items={value?.members ?? []} />;
+}
+
+function Spread({ path, session }: { path: string; session: Session }) {
+  const { name, fields } = session.collection!;
+  const chosen = useRoute().params.get("field");
+  const field = chosen && fields.includes(chosen) ? chosen : fields[0];
+  const values = useLoaded(
+    field === undefined
+      ? null
+      : (signal) => askJson<Values>(`${path}/values${query({ collection: name, field, limit: 8 })}`, { signal }),
+    [path, name, field],
+    { keep: true },
+  );
+  if (field === undefined) return null;
+  return (
+    <section aria-labelledby="values" class="values">
+      <div class="bar-of-tools">
+        <h2 id="values">What the members are</h2>
+        <Field label="Field">
+          {(id) => (
+            <select id={id} value={field} onChange={(event) => go(changed({ field: event.currentTarget.value }), { replace: true })}>
+              {fields.map((known) => (
+                <option key={known}>{known}</option>
+              ))}
+            </select>
+          )}
+        </Field>
+      </div>
+      <Once loaded={values}>
+        {({ counts, others, missing }) => {
+          const most = Math.max(1, ...counts.map(({ items }) => items));
+          return (
+            <table>
+              <caption class="unseen">Members by {field}</caption>
+              <thead class="unseen">
+                <tr>
+                  <th scope="col">Value</th>
+                  <th scope="col">Members</th>
+                </tr>
+              </thead>
+              <tbody>
+                {counts.map(({ value, items }) => (
+                  <tr key={shown(value)}>
+                    <th scope="row">
+                      <bdi>{shown(value)}</bdi>
+                    </th>
+                    <td>
+                      <Bar share={items / most} />
+                      {count(items)}
+                    </td>
+                  </tr>
+                ))}
+                {others > 0 && (
+                  <tr>
+                    <th scope="row">other values</th>
+                    <td>{count(others)}</td>
+                  </tr>
+                )}
+                {missing > 0 && (
+                  <tr>
+                    <th scope="row">none</th>
+                    <td>{count(missing)}</td>
+                  </tr>
+                )}
+              </tbody>
+            </table>
+          );
+        }}
+      </Once>
+    </section>
+  );
+}
+
+function Members({ path, collection }: { path: string; collection: string }) {
+  const paged = usePages(
+    async (cursor, signal) => {
+      const asked = query({ collection, limit: 60, cursor });
+      const page = await askJson<MemberPage>(`${path}/members${asked}`, { signal });
+      return { rows: page.members, next: page.next, total: page.total };
+    },
+    [path, collection],
+  );
+  return (
+    <section aria-labelledby="members">
+      <div class="bar-of-tools">
+        <h2 id="members">Members, nearest first</h2>
+        <p class="soft" role="status">
+          {paged.total !== null && counted(paged.total, "picture")}
+        </p>
+      </div>
+      {paged.error && !paged.rows.length ? (
+        <Failure error={paged.error} again={paged.again} />
+      ) : (
+        <>
+          {paged.total === 0 && <Empty title="No item of this collection is nearest to this cluster" />}
+          <Tiles collection={collection} items={paged.rows} label="Members" />
+          <More paged={paged} />
+        </>
+      )}
+    </section>
+  );
+}

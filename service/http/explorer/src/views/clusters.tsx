@@ -1,0 +1,161 @@
+// The wall: every cluster with the pictures nearest to its center.
+
+import { askJson, query } from "../api";
+import type { View } from "../app";
+import { usePages } from "../loaded";
+import { Empty, Failure, Field, Heading, Loading, More } from "../parts";
+import { changed, go, href, useRoute } from "../route";
+import { clusterName, count, counted, percent } from "../text";
+import { Mosaic } from "../thumbnails";
+import type { Center, CenterPage } from "../wire";
+
+const PAGE = 60;
+const SORTS = {
+  size: "Size",
+  name: "Name",
+  spread: "Spread",
+  novelty: "Novelty",
+  id: "Number",
+};
+
+export function Clusters({ session }: View) {
+  const { params } = useRoute();
+  const { collection, info } = session;
+  const sort = params.get("sort") ?? "size";
+  const name = params.get("name") ?? "";
+  const smallest = params.get("min_size") ?? "";
+  const rising = params.get("rising") ?? (sort === "name" || sort === "id" ? "yes" : "no");
+  const asked = {
+    collection: collection?.name,
+    sort,
+    descending: rising === "no",
+    name: name || null,
+    min_size: smallest || null,
+    examples: 6,
+    limit: PAGE,
+  };
+  const paged = usePages(
+    info.centers &&
+      (async (cursor, signal) => {
+        const page = await askJson<CenterPage>(`v1/centers${query({ ...asked, cursor })}`, { signal });
+        return { rows: page.centers, next: page.next, total: page.total };
+      }),
+    [asked],
+  );
+  if (!info.centers)
+    return (
+      <>
+        <Heading>Clusters</Heading>
+        <Empty title="This server has no clusters">
+          <p>
+            Make them with <code>mlcd cluster EMBEDDINGS CENTERS</code>, then start the server with{" "}
+            <code>mlcd serve --centers CENTERS</code>.
+          </p>
+          {collection && <p>Until then: <a href={href(["map"], { collection: collection.name })}>see the map</a>.</p>}
+        </Empty>
+      </>
+    );
+  return (
+    <>
+      <div class="bar-of-tools">
+        <Heading>Clusters</Heading>
+        <p class="soft" role="status">
+          {paged.total !== null && counted(paged.total, "cluster")}
+          {collection && ` · ${counted(collection.items, "picture")}`}
+        </p>
+        <div class="tools">
+          <Field label="Name">
+            {(id) => (
+              <input
+                id={id}
+                type="search"
+                size={14}
+                value={name}
+                onInput={(event) => go(changed({ name: event.currentTarget.value }), { replace: true })}
+              />
+            )}
+          </Field>
+          <Field label="At least">
+            {(id) => (
+              <input
+                id={id}
+                type="number"
+                min={0}
+                class="short"
+                value={smallest}
+                onInput={(event) => go(changed({ min_size: event.currentTarget.value }), { replace: true })}
+              />
+            )}
+          </Field>
+          <Field label="Sort by">
+            {(id) => (
+              <select
+                id={id}
+                value={sort}
+                onChange={(event) => go(changed({ sort: event.currentTarget.value, rising: null }))}
+              >
+                {Object.entries(SORTS).map(([value, title]) => (
+                  <option key={value} value={value}>
+                    {title}
+                  </option>
+                ))}
+              </select>
+            )}
+          </Field>
+          <button
+            type="button"
+            aria-label={rising === "yes" ? "Ascending: turn around" : "Descending: turn around"}
+            onClick={() => go(changed({ rising: rising === "yes" ? "no" : "yes" }))}
+          >
+            {rising === "yes" ? "↑" : "↓"}
+          </button>
+        </div>
+      </div>
+      {paged.error && !paged.rows.length ? (
+        <Failure error={paged.error} again={paged.again} />
+      ) : (
+        <>
+          {!paged.rows.length && (paged.loading ? <Loading /> : <NoneLeft />)}
+          <ul class="wall" aria-label="Clusters">
+            {paged.rows.map((center) => (
+              <Card key={center.id} center={center} collection={collection?.name} />
+            ))}
+          </ul>
+          <More paged={paged} />
+        </>
+      )}
+    </>
+  );
+}
+
+function NoneLeft() {
+  return (
+    <Empty title="No cluster is like that">
+      <p>
+        <a href={changed({ name: null, min_size: null })}>Show all clusters</a>
+      </p>
+    </Empty>
+  );
+}
+
+export function Card({ center, collection }: { center: Center; collection: string | undefined }) {
+  return (
+    <li class="card">
+      <a href={href(["clusters", center.id], { collection })}>
+        {collection && <Mosaic collection={collection} items={center.examples} />}
+        <h2>
+          <bdi>{clusterName(center)}</bdi>
+        </h2>
+        <p class="facts">
+          <span>{center.members === null ? `${count(center.size)} in training` : counted(center.members, "picture")}</span>
+          {center.spread !== null && <span title="Mean distance of the members to the center">spread {center.spread.toFixed(2)}</span>}
+          {center.novelty !== null && center.novelty > 0 && (
+            <span class="novel" title="Share of members farther from the center than its training members were">
+              {percent(center.novelty)} novel
+            </span>
+          )}
+        </p>
+      </a>
+    </li>
+  );
+}

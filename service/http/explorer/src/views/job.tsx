@@ -1,0 +1,153 @@
+// One job, live: progress, what failed and why, cancel and retry.
+
+import { useState } from "preact/hooks";
+
+import { ask, askJson, query } from "../api";
+import { connection } from "../connection";
+import { FINISHED, useJob } from "../events";
+import { useLoaded } from "../loaded";
+import { Failure, Heading, Loading, Once } from "../parts";
+import { href } from "../route";
+import { count, counted, when } from "../text";
+import type { Failures, Job } from "../wire";
+import { Progress, State } from "./jobs";
+
+const MOST_FAILURES = 200;
+
+export function JobView({ id }: { id: string }) {
+  const { job, error } = useJob(id);
+  return (
+    <>
+      <p class="trail">
+        <a href={href(["jobs"])}>Jobs</a>
+      </p>
+      <div class="bar-of-tools">
+        <Heading>
+          {job ? `${job.kind[0]!.toUpperCase()}${job.kind.slice(1)} job` : "Job"}
+        </Heading>
+        {job && <State job={job} />}
+        {job && <Actions job={job} />}
+      </div>
+      {error && <Failure error={error} again={connection.refresh} />}
+      {!job && !error && <Loading />}
+      {job && <Described job={job} />}
+      {job && <Reasons job={job} />}
+    </>
+  );
+}
+
+function Actions({ job }: { job: Job }) {
+  const [wrong, setWrong] = useState("");
+  const change = async (path: string, method: string) => {
+    try {
+      await ask(path, { method });
+      setWrong("");
+      connection.refresh();
+    } catch (error) {
+      setWrong((error as Error).message);
+    }
+  };
+  const path = `v1/jobs/${encodeURIComponent(job.id)}`;
+  const failed = job.state === "failed" || job.state === "canceled" || job.progress.shards_failed > 0;
+  return (
+    <div class="tools">
+      {!FINISHED.includes(job.state) && (
+        <button type="button" onClick={() => change(path, "DELETE")}>
+          Cancel
+        </button>
+      )}
+      {FINISHED.includes(job.state) && failed && (
+        <button type="button" onClick={() => change(`${path}/retry`, "POST")}>
+          Retry
+        </button>
+      )}
+      <span role="alert" class="wrong">
+        {wrong}
+      </span>
+    </div>
+  );
+}
+
+function Described({ job }: { job: Job }) {
+  const { progress, problem } = job;
+  const facts: [string, string | null][] = [
+    ["Input", job.input],
+    ["Output", job.output],
+    ["Submitted", when(job.created)],
+    ["Started", job.started && when(job.started)],
+    ["Ended", job.ended && when(job.ended)],
+    ["Stage", progress.stage],
+    ["Shards", progress.shards === null ? null : `${count(progress.shards_done)} of ${count(progress.shards)}`],
+    ["Failed images", progress.failed_items ? count(progress.failed_items) : null],
+    ["Failed shards", progress.shards_failed ? count(progress.shards_failed) : null],
+  ];
+  return (
+    <>
+      <div role="status" class="live">
+        <Progress job={job} />
+      </div>
+      {problem && (
+        <div class="failure">
+          <h2>{job.state === "failed" ? "Why it failed" : "What is in its way"}</h2>
+          <p>{problem.message}</p>
+          {problem.remedy && <p>{problem.remedy}</p>}
+        </div>
+      )}
+      <dl class="metadata">
+        {facts.map(
+          ([name, value]) =>
+            value && (
+              <div key={name}>
+                <dt>{name}</dt>
+                <dd>
+                  <bdi>{value}</bdi>
+                </dd>
+              </div>
+            ),
+        )}
+      </dl>
+    </>
+  );
+}
+
+/** Shards that were left aside, by the reason. */
+function Reasons({ job }: { job: Job }) {
+  const path = `v1/jobs/${encodeURIComponent(job.id)}/failures`;
+  const failed = job.progress.shards_failed;
+  const failures = useLoaded(
+    failed ? (signal) => askJson<Failures>(`${path}${query({ limit: MOST_FAILURES })}`, { signal }) : null,
+    [path, failed],
+  );
+  if (!failed) return null;
+  return (
+    <section aria-labelledby="reasons">
+      <h2 id="reasons">Errors by reason</h2>
+      <Once loaded={failures}>
+        {({ failures: all }) => {
+          const reasons = Map.groupBy(all, ({ problem }) => problem.code);
+          return (
+            <ul class="reasons">
+              {[...reasons].map(([code, shards]) => (
+                <li key={code}>
+                  <details>
+                    <summary>
+                      <strong>{code}</strong>: {counted(shards.length, "shard")},{" "}
+                      {counted(shards.reduce((sum, { images }) => sum + images, 0), "image")}
+                    </summary>
+                    <ul>
+                      {shards.map(({ shard, problem }) => (
+                        <li key={shard}>
+                          shard {shard}: {problem.message}
+                        </li>
+                      ))}
+                    </ul>
+                  </details>
+                </li>
+              ))}
+            </ul>
+          );
+        }}
+      </Once>
+    </section>
+  );
+}

@@ -1,0 +1,182 @@
+// Jobs that workers do: the list, and the form that submits one.
+
+import { useEffect, useState } from "preact/hooks";
+import type { TargetedSubmitEvent } from "preact";
+
+import { askJson, query, Refused } from "../api";
+import { FINISHED } from "../events";
+import { useLoaded, usePages } from "../loaded";
+import { Empty, Failure, Field, Heading, Loading, More } from "../parts";
+import { changed, go, href, useRoute } from "../route";
+import { count, counted, duration, percent, when } from "../text";
+import type { Job, JobPage } from "../wire";
+
+const AGAIN_MS = 3000;
+const STATES = ["queued", "running", "succeeded", "failed", "canceled"];
+
+export function Jobs() {
+  const state = useRoute().params.get("state");
+  const paged = usePages(
+    async (cursor, signal) => {
+      const page = await askJson<JobPage>(`v1/jobs${query({ limit: 50, state, cursor })}`, { signal });
+      return { rows: page.jobs, next: page.cursor, total: page.jobs.length };
+    },
+    [state],
+  );
+  const jobs = useLively(paged.rows, state);
+  const none = paged.error instanceof Refused && paged.error.status === 409;
+  if (none)
+    return (
+      <>
+        <Heading>Jobs</Heading>
+        <Empty title="This server takes no jobs">
+          <p>
+            Start it with <code>MLCD_JOBS__ROOTS=/data</code>, the folders that jobs may read and write, and a worker
+            beside it with <code>mlcd worker</code>.
+          </p>
+        </Empty>
+      </>
+    );
+  return (
+    <>
+      <div class="bar-of-tools">
+        <Heading>Jobs</Heading>
+        <div class="tools">
+          <Field label="State">
+            {(id) => (
+              <select id={id} value={state ?? ""} onChange={(event) => go(changed({ state: event.currentTarget.value }))}>
+                <option value="">all</option>
+                {STATES.map((known) => (
+                  <option key={known}>{known}</option>
+                ))}
+              </select>
+            )}
+          </Field>
+        </div>
+      </div>
+      {paged.error && !paged.rows.length ? (
+        <Failure error={paged.error} again={paged.again} />
+      ) : (
+        <>
+          {!jobs.length && (paged.loading ? <Loading /> : <Empty title={state ? `No job is ${state}` : "No jobs yet"}><p>Submit one below.</p></Empty>)}
+          <ul class="jobs" aria-label="Jobs">
+            {jobs.map((job) => (
+              <Row key={job.id} job={job} />
+            ))}
+          </ul>
+          <More paged={paged} />
+          <Submit />
+        </>
+      )}
+    </>
+  );
+}
+
+/** The newest jobs are looked at again while one of them is at work. */
+function useLively(rows: Job[], state: string | null): Job[] {
+  const [tick, setTick] = useState(0);
+  const busy = rows.some((job) => !FINISHED.includes(job.state));
+  const newest = useLoaded(
+    busy && tick > 0 ? (signal) => askJson<JobPage>(`v1/jobs${query({ limit: 50, state })}`, { signal }) : null,
+    [state, tick],
+    { keep: true },
+  );
+  useEffect(() => {
+    if (!busy) return;
+    const timer = setInterval(() => document.hidden || setTick((ticks) => ticks + 1), AGAIN_MS);
+    return () => clearInterval(timer);
+  }, [busy]);
+  const now = new Map(newest.value?.jobs.map((job) => [job.id, job]));
+  return rows.map((job) => now.get(job.id) ?? job);
+}
+
+function Row({ job }: { job: Job }) {
+  return (
+    <li>
+      <a href={href(["jobs", job.id])} class="job">
+        <State job={job} />
+        <span class="job-name">
+          {job.kind} <bdi>{job.input}</bdi>
+        </span>
+        <span class="soft small">{when(job.created)}</span>
+        <Progress job={job} />
+      </a>
+    </li>
+  );
+}
+
+export const State = ({ job }: { job: Job }) => <span class={`state ${job.state}`}>{job.state}</span>;
+
+export function Progress({ job }: { job: Job }) {
+  const { images, done, failed_items, images_per_s, eta_s } = job.progress;
+  const share = images ? done / images : FINISHED.includes(job.state) ? 1 : 0;
+  return (
+    <span class="progress">
+      <progress max={1} value={share} aria-label={`${job.kind} job: done`} />
+      <span class="soft small">
+        {images === null ? "not yet listed" : `${percent(share)} of ${counted(images, "image")}`}
+        {failed_items > 0 && ` · ${count(failed_items)} failed`}
+        {images_per_s !== null && !FINISHED.includes(job.state) && ` · ${count(Math.round(images_per_s))}/s`}
+        {eta_s !== null && !FINISHED.includes(job.state) && ` · ${duration(eta_s)} left`}
+      </span>
+    </span>
+  );
+}
+
+function Submit() {
+  const [kind, setKind] = useState("label");
+  const [wrong, setWrong] = useState("");
+  const submit = async (event: TargetedSubmitEvent<HTMLFormElement>) => {
+    event.preventDefault();
+    const given = new FormData(event.currentTarget);
+    const text = (name: string) => String(given.get(name) ?? "").trim();
+    const number = (name: string) => (text(name) ? Number(text(name)) : undefined);
+    const labels = { top: number("top"), threshold: number("threshold"), embeddings: given.has("embeddings") || undefined };
+    const json = { kind, input: text("input"), output: text("output"), ...(kind === "label" ? labels : {}) };
+    try {
+      const job = await askJson<Job>("v1/jobs", { json });
+      go(href(["jobs", job.id]));
+    } catch (error) {
+      setWrong((error as Error).message);
+    }
+  };
+  return (
+    <section aria-labelledby="submit" class="submit">
+      <h2 id="submit">Submit a job</h2>
+      <form onSubmit={submit}>
+        <Field label="Kind">
+          {(id) => (
+            <select id={id} value={kind} onChange={(event) => setKind(event.currentTarget.value)}>
+              <option value="label">label: clusters of every image</option>
+              <option value="embed">embed: vectors of every image</option>
+              <option value="index">index: a collection of every image</option>
+            </select>
+          )}
+        </Field>
+        <Field label="Input, as workers see it">
+          {(id) => <input id={id} name="input" required placeholder="/data/photos or /data/*.tar" size={32} />}
+        </Field>
+        <Field label="Output, which must not exist yet">
+          {(id) => <input id={id} name="output" required placeholder="/data/labels" size={32} />}
+        </Field>
+        {kind === "label" && (
+          <>
+            <Field label="Labels of each image">
+              {(id) => <input id={id} name="top" type="number" min={1} placeholder="8" class="short" />}
+            </Field>
+            <Field label="Least similarity">
+              {(id) => <input id={id} name="threshold" type="number" min={-1} max={1} step="any" class="short" />}
+            </Field>
+            <label class="choice">
+              <input type="checkbox" name="embeddings" /> write embeddings, too
+            </label>
+          </>
+        )}
+        <button>Submit</button>
+        <p role="alert" class="wrong">
+          {wrong}
+        </p>
+      </form>
+    </section>
+  );
+}

@@ -1,0 +1,336 @@
+// Search by a picture, by words, or by an item; "less like this" moves the query away.
+
+import type { TargetedEvent, TargetedSubmitEvent } from "preact";
+
+import { askJson, collectionPath, query } from "../api";
+import type { View } from "../app";
+import { conditionsIn, filterOf, Filters } from "../filters";
+import { useLoaded } from "../loaded";
+import { polygonIn, type Polygon } from "../map/plane";
+import { Empty, Failure, Heading, Once, Tiles } from "../parts";
+import { pictureOf, reading, searchBy, unpacked } from "../pictures";
+import { changed, go, href, useRoute } from "../route";
+import type { Session } from "../session";
+import { useStore } from "../store";
+import { counted, fileName, shown } from "../text";
+import { Thumbnail } from "../thumbnails";
+import type { Collection, Found, Item, Labeled, Selection } from "../wire";
+import { LabelStrip } from "./cluster";
+
+const FIRST = 60;
+const MOST = 600;
+const MOST_IDS = 10_000;
+
+/** What is searched for: exactly one of them. */
+interface Query {
+  text: string | null;
+  like: string | null;
+  vector: string | null;
+}
+
+export function Search({ session }: View) {
+  const { params } = useRoute();
+  const { collection } = session;
+  const asked = {
+    text: params.get("text"),
+    like: params.get("like"),
+    vector: params.get("vector"),
+  };
+  const given = asked.text !== null || asked.like !== null || asked.vector !== null;
+  return (
+    <>
+      <div class="bar-of-tools">
+        <Heading>Search</Heading>
+      </div>
+      <Ask session={session} text={asked.text ?? ""} />
+      {!collection ? (
+        <Empty title="There is no collection to search">
+          <p>
+            Make one with <code>mlcd index EMBEDDINGS STATE/collections/NAME</code>, or{" "}
+            <a href={href(["clusters"])}>see the clusters</a>.
+          </p>
+        </Empty>
+      ) : given ? (
+        <Answer asked={asked} collection={collection} session={session} />
+      ) : (
+        <>
+          <Filters collection={collection} conditions={conditionsIn(params)} />
+          <Empty title="What are you looking for?">
+            <p>
+              Drop or paste a picture anywhere on this page, or choose one
+              {session.info.texts ? ", or type words." : "."} A click on any picture finds what is like it.
+            </p>
+            {!session.info.texts && <p class="soft">The served model, {session.info.model}, does not read words.</p>}
+          </Empty>
+        </>
+      )}
+    </>
+  );
+}
+
+function Ask({ session, text }: { session: Session; text: string }) {
+  const progress = useStore(reading);
+  const collection = session.collection?.name;
+  const choose = (event: TargetedEvent<HTMLInputElement>) => {
+    const file = event.currentTarget.files?.[0];
+    if (file) void searchBy(file, file.name, collection);
+    event.currentTarget.value = "";
+  };
+  const type = (event: TargetedSubmitEvent<HTMLFormElement>) => {
+    event.preventDefault();
+    const words = String(new FormData(event.currentTarget).get("text")).trim();
+    if (words) go(changed({ text: words, vector: null, like: null, without: null, top: null }));
+  };
+  return (
+    <div class="ask">
+      {session.info.texts && (
+        <form role="search" onSubmit={type}>
+          <input type="search" name="text" aria-label="Words" placeholder="a dog on a beach" defaultValue={text} key={text} />
+          <button>Search</button>
+        </form>
+      )}
+      <label class="button drop">
+        <input type="file" class="unseen" accept="image/*" onChange={choose} />
+        Choose a picture
+      </label>
+      <span class="soft">or drop or paste one</span>
+      <p role="status" class="soft">
+        {progress && !progress.error && `Reading ${progress.name}…`}
+      </p>
+      {progress?.error && (
+        <p role="alert" class="wrong">
+          {progress.error.message}
+        </p>
+      )}
+    </div>
+  );
+}
+
+interface Asked {
+  asked: Query;
+  collection: Collection;
+  session: Session;
+}
+
+function Answer({ asked, collection, session }: Asked) {
+  const { params } = useRoute();
+  const without = params.getAll("without");
+  const conditions = conditionsIn(params);
+  const polygon = polygonIn(params.get("lasso"));
+  const top = Math.min(MOST, Number(params.get("top")) || FIRST);
+  const selected = useSelected(collection.name, polygon);
+  const ids = selected.value?.items.map((item) => item.id) ?? null;
+  const vector = asked.vector === null ? null : unpacked(asked.vector);
+  const ready = !polygon || ids !== null;
+  const found = useLoaded(
+    ready
+      ? (signal) =>
+          askJson<Found>(`${collectionPath(collection.name)}/search`, {
+            signal,
+            json: {
+              ...bodyOf(asked, vector),
+              top: asked.like === null ? top : Math.min(MOST, top + 1),
+              filter: filterOf(conditions, ids) ?? undefined,
+              without: without.length ? { ids: without } : undefined,
+            },
+          })
+      : null,
+    [collection.name, asked, without, conditions, polygon, top],
+    { keep: true },
+  );
+  if (asked.vector !== null && !vector) return <Empty title="This address holds no picture" />;
+  return (
+    <>
+      <section class="query" aria-label="The query">
+        <QueryPanel asked={asked} collection={collection} />
+        {without.map((id) => (
+          <span class="chip" key={id}>
+            <span>
+              less like <bdi>{fileName(id)}</bdi>
+            </span>
+            <button
+              type="button"
+              aria-label={`No longer less like ${fileName(id)}`}
+              onClick={() => go(changed({ without: without.filter((other) => other !== id) }))}
+            >
+              ×
+            </button>
+          </span>
+        ))}
+        {polygon && (
+          <span class="chip">
+            <a href={href(["map"], { collection: collection.name, lasso: params.get("lasso") })}>
+              among {selected.value ? counted(selected.value.total, "picture") : "pictures"} selected on the map
+            </a>
+            <button type="button" aria-label="Search everywhere" onClick={() => go(changed({ lasso: null }))}>
+              ×
+            </button>
+          </span>
+        )}
+      </section>
+      <div class="with-side">
+        <aside class="side">
+          {session.info.centers && <Labels asked={asked} vector={vector} collection={collection} />}
+        </aside>
+        <section aria-labelledby="found">
+          <div class="bar-of-tools">
+            <h2 id="found">Most similar</h2>
+            <Filters collection={collection} conditions={conditions} />
+          </div>
+          {selected.error && <Failure error={selected.error} again={selected.again} />}
+          <Once loaded={found}>
+            {(answer) => <Matches answer={answer} asked={asked} collection={collection} top={top} without={without} />}
+          </Once>
+        </section>
+      </div>
+    </>
+  );
+}
+
+function useSelected(collection: string, polygon: Polygon | null) {
+  return useLoaded(
+    polygon &&
+      ((signal) =>
+        askJson<Selection>(`${collectionPath(collection)}/layout/items`, {
+          signal,
+          json: { polygon, limit: MOST_IDS },
+        })),
+    [collection, polygon],
+  );
+}
+
+function bodyOf(asked: Query, vector: number[] | null): Record<string, unknown> {
+  if (asked.text !== null) return { texts: [asked.text] };
+  if (asked.like !== null) return { ids: [asked.like] };
+  return { embeddings: [vector] };
+}
+
+function QueryPanel({ asked, collection }: { asked: Query; collection: Collection }) {
+  if (asked.like !== null) return <LikeItem id={asked.like} collection={collection} />;
+  if (asked.text !== null)
+    return (
+      <p class="words">
+        “<bdi>{asked.text}</bdi>”
+      </p>
+    );
+  const picture = pictureOf(asked.vector!);
+  return picture ? (
+    <img class="given" src={picture} alt="The picture that is searched for" />
+  ) : (
+    <p class="soft">A picture that is no longer in this page’s memory.</p>
+  );
+}
+
+function LikeItem({ id, collection }: { id: string; collection: Collection }) {
+  const item = useLoaded(
+    (signal) => askJson<Item>(`${collectionPath(collection.name)}/items/${encodeURIComponent(id)}`, { signal }),
+    [collection.name, id],
+  );
+  return (
+    <Once loaded={item}>
+      {(described) => (
+        <div class="item">
+          <Thumbnail collection={collection.name} item={described} />
+          <div>
+            <h2>
+              <bdi>{id}</bdi>
+            </h2>
+            <dl class="metadata">
+              {Object.entries(described.metadata ?? {}).map(([field, value]) => (
+                <div key={field}>
+                  <dt>{field}</dt>
+                  <dd>
+                    <bdi>{shown(value)}</bdi>
+                  </dd>
+                </div>
+              ))}
+            </dl>
+          </div>
+        </div>
+      )}
+    </Once>
+  );
+}
+
+interface Answered {
+  answer: Found;
+  asked: Query;
+  collection: Collection;
+  top: number;
+  without: string[];
+}
+
+function Matches({ answer, asked, collection, top, without }: Answered) {
+  const refused = answer.errors[0];
+  if (refused) return <Failure error={new Error(refused.detail)} />;
+  const matches = (answer.results[0]?.matches ?? []).filter((match) => match.id !== asked.like).slice(0, top);
+  const like = (id: string) => changed({ like: id, vector: null, text: null, without: null, top: null });
+  return (
+    <>
+      <p class="soft" role="status">
+        {counted(matches.length, "picture")} of {counted(answer.matching, "item")}
+        {answer.exact ? "" : ", by the index"}
+      </p>
+      {!matches.length && (
+        <Empty title="Nothing is left to compare with">
+          <p>
+            <a href={changed({ where: null, lasso: null })}>Search without filters</a>
+          </p>
+        </Empty>
+      )}
+      <Tiles
+        collection={collection.name}
+        items={matches}
+        label="Results"
+        link={({ id }) => like(id)}
+        actions={({ id }) => (
+          <>
+            <a href={like(id)} aria-label={`More like ${fileName(id)}`}>
+              more
+            </a>
+            <button
+              type="button"
+              aria-label={`Less like ${fileName(id)}`}
+              disabled={without.includes(id)}
+              onClick={() => go(changed({ without: [...without, id] }))}
+            >
+              less
+            </button>
+          </>
+        )}
+      />
+      {matches.length >= top && top < MOST && (
+        <p class="more">
+          <button type="button" onClick={() => go(changed({ top: Math.min(MOST, top * 2) }), { replace: true })}>
+            Show more
+          </button>
+        </p>
+      )}
+    </>
+  );
+}
+
+/** The clusters of the query. */
+function Labels({ asked, vector, collection }: { asked: Query; vector: number[] | null; collection: Collection }) {
+  const labeled = useLoaded(
+    async (signal) => {
+      const embeddings = asked.like === null ? null : [await embeddingOf(asked.like, collection, signal)];
+      const json = embeddings ? { embeddings } : bodyOf(asked, vector);
+      return askJson<Labeled>(`v1/labels${query({ top: 8 })}`, { json, signal });
+    },
+    [asked, collection.name],
+  );
+  return (
+    <section aria-labelledby="labels">
+      <h2 id="labels">Its clusters</h2>
+      <Once loaded={labeled}>
+        {({ results }) => <LabelStrip labels={results[0]?.labels ?? []} collection={collection.name} />}
+      </Once>
+    </section>
+  );
+}
+
+async function embeddingOf(id: string, collection: Collection, signal: AbortSignal): Promise<number[]> {
+  const path = `${collectionPath(collection.name)}/items/${encodeURIComponent(id)}?embedding=true`;
+  return (await askJson<{ embedding: number[] }>(path, { signal })).embedding;
+}

@@ -1,0 +1,145 @@
+// The answers of the server that the page reads; mlcd/wire.py has them whole.
+
+export interface Problem {
+  type: string;
+  title: string;
+  detail: string;
+}
+
+export interface Info {
+  model: string;
+  dimension: number;
+  engine: string;
+  precision: string;
+  version: string;
+  centers: { digest: string; num_centers: number } | null;
+  collections: string[];
+  texts?: { context_length: number } | null;
+  limits: Record<string, number>;
+}
+
+export interface Collection {
+  name: string;
+  items: number;
+  usable: boolean;
+  writable: boolean;
+  fields: string[];
+}
+
+export type Metadata = Record<string, unknown>;
+
+export interface Item {
+  id: string;
+  thumbnail: string | null;
+  metadata?: Metadata | null;
+  similarity?: number | null;
+}
+
+export interface Center {
+  id: number;
+  name: string | null;
+  size: number;
+  members: number | null;
+  spread: number | null;
+  novelty: number | null;
+  examples: Item[];
+}
+
+export interface CenterPage {
+  centers: Center[];
+  next: string | null;
+  total: number;
+}
+
+export interface Label {
+  id: number;
+  similarity: number;
+  name: string | null;
+}
+
+export interface DescribedCenter extends Center {
+  nearest: Label[];
+}
+
+export interface MemberPage {
+  total: number;
+  members: Item[];
+  next: string | null;
+}
+
+export interface Values {
+  field: string;
+  counts: { value: unknown; items: number }[];
+  others: number;
+  missing: number;
+}
+
+export interface Found {
+  exact: boolean;
+  matching: number;
+  results: { index: number; matches: Item[] }[];
+  errors: { index: number; detail: string }[];
+}
+
+export interface Labeled {
+  results: { index: number; labels: Label[] }[];
+  errors: { detail: string }[];
+}
+
+export interface Embedded {
+  results: { index: number; embedding: number[] }[];
+  errors: { detail: string }[];
+}
+
+export interface Legend {
+  by: string;
+  values: { index: number; value: unknown; name: string | null; items: number }[];
+}
+
+export interface Selection {
+  total: number;
+  items: (Item & { position: number })[];
+}
+
+export interface Duplicates {
+  groups: { ids: string[]; similarities: number[]; items?: Item[] }[];
+}
+
+export interface Outcomes {
+  results: { id: string; outcome: string }[];
+}
+
+export type JobState = "queued" | "running" | "succeeded" | "failed" | "canceled" | string;
+
+export interface Job {
+  id: string;
+  kind: string;
+  state: JobState;
+  input: string;
+  output: string;
+  created: string;
+  started: string | null;
+  ended: string | null;
+  progress: {
+    shards: number | null;
+    shards_done: number;
+    shards_failed: number;
+    images: number | null;
+    done: number;
+    failed_items: number;
+    stage: string | null;
+    images_per_s: number | null;
+    eta_s: number | null;
+  };
+  problem: { code: string; message: string; remedy: string | null } | null;
+}
+
+export interface JobPage {
+  jobs: Job[];
+  cursor: string | null;
+}
+
+export interface Failures {
+  failures: { shard: number; images: number; problem: { code: string; message: string } }[];
+  cursor: number | null;
+}
