@@ -42,7 +42,7 @@ def browsing(program: str, folder: Path, *, names: Mapping[str, str] | None = No
     browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         with connect(_address(browser, folder / "DevToolsActivePort"), max_size=None) as socket:
-            yield Page(socket)
+            yield Page(socket, browser.pid)
     finally:
         browser.terminate()
         browser.wait(timeout=_LOAD_S)
@@ -65,10 +65,14 @@ def _address(browser: "subprocess.Popen[bytes]", port_file: Path) -> str:
 
 
 class Page:
-    """problems: errors and warnings of the console, and exceptions. urls: all that it asked for."""
+    """problems: errors and warnings of the console, and exceptions. urls: all that it asked for.
 
-    def __init__(self, socket: ClientConnection) -> None:
+    process: the id of the browser's first process.
+    """
+
+    def __init__(self, socket: ClientConnection, process: int) -> None:
         self._socket = socket
+        self.process = process
         self._num = 0
         self._loaded = False
         self.problems: list[str] = []

@@ -1,11 +1,11 @@
 // The frame around every view: where one is, which collection, whether the server is there.
 
-import type { ComponentChildren, JSX, TargetedSubmitEvent } from "preact";
+import type { JSX, TargetedSubmitEvent } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { ask, key, locked } from "./api";
 import { connection } from "./connection";
-import { Empty, Failure, Field, Loading } from "./parts";
+import { Failure, Field, Heading, Loading } from "./parts";
 import { pictureIn, searchBy } from "./pictures";
 import { changed, go, href, route, useRoute } from "./route";
 import { useSession, type Session } from "./session";
@@ -63,17 +63,19 @@ export function App() {
       <ServerGone />
       <main id="main">
         {view === undefined ? (
-          <Empty title="There is no such page">
+          <>
+            <Heading>There is no such page</Heading>
             <p>
               <a href={href(["clusters"])}>See the clusters</a>
             </p>
-          </Empty>
+          </>
         ) : session.value ? (
           <view.show session={session.value} part={part} key={`${name}/${part ?? ""}`} />
-        ) : session.error ? (
-          <Failure error={session.error} again={session.again} />
         ) : (
-          <Loading />
+          <>
+            <Heading>{view.title}</Heading>
+            {session.error ? <Failure error={session.error} again={session.again} /> : <Loading />}
+          </>
         )}
       </main>
     </>
@@ -218,6 +220,7 @@ function KeyEntry() {
   );
 }
 
+/** While the server is gone, says so and when it is asked again. */
 function ServerGone() {
   const gone = useStore(connection.gone);
   const [, tick] = useState(0);
@@ -229,20 +232,12 @@ function ServerGone() {
   if (!gone) return null;
   const seconds = Math.max(0, Math.ceil((gone.next - Date.now()) / 1000));
   return (
-    <Banner>
+    <div class="banner" role="status">
       <strong>The server does not answer.</strong>{" "}
       <span aria-hidden="true">{seconds ? `The page asks again in ${seconds} s.` : "The page asks again…"}</span>
       <button type="button" onClick={connection.tryNow}>
         Ask now
       </button>
-    </Banner>
-  );
-}
-
-function Banner({ children }: { children: ComponentChildren }) {
-  return (
-    <div class="banner" role="status">
-      {children}
     </div>
   );
 }

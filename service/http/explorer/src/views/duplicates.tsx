@@ -144,7 +144,7 @@ interface GroupOf {
 
 function Group({ items, collection, marked, toggle }: GroupOf) {
   return (
-    <section class="group" aria-label={counted(items.length, "near-duplicate")}>
+    <div class="group" role="group" aria-label={counted(items.length, "near-duplicate")}>
       <ul class="tiles large">
         {items.map((item) => (
           <li key={item.id} class={marked.has(item.id) ? "tile marked" : "tile"}>
@@ -168,7 +168,7 @@ function Group({ items, collection, marked, toggle }: GroupOf) {
           </li>
         ))}
       </ul>
-    </section>
+    </div>
   );
 }
 

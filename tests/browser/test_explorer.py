@@ -1,0 +1,340 @@
+"""Walks through the explorer in a real browser, on a real server."""
+
+import csv
+import os
+import shutil
+import time
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+import httpx
+import pyarrow.parquet as pq
+import pytest
+
+from service.keys.file import create_key
+from tests.browser.conftest import COLLECTION, GERMAN, JAPANESE, ORIGINAL, fill
+from tests.conftest import run_mlcd
+from tests.integration.running import Server, serving
+
+pytestmark = pytest.mark.browser
+
+NAME = quote(COLLECTION)
+COPIES = (GERMAN, JAPANESE, ORIGINAL)
+VIEWS = {
+    "clusters": "#/clusters",
+    "a cluster": "#/clusters/0",
+    "search": "#/search",
+    "an item": f"#/search?like={quote(ORIGINAL)}",
+    "map": "#/map",
+    "a selection": "#/map?lasso=-2,-2,2,-2,2,2,-2,2",
+    "duplicates": "#/duplicates?similarity=0.9",
+    "jobs": "#/jobs",
+    "nothing": "#/nowhere",
+}
+
+
+@pytest.fixture(scope="module")
+def shared_server(photographs, centers, tmp_path_factory):
+    """A server for the walks that change nothing."""
+    state = tmp_path_factory.mktemp("state")
+    with serving("hog", centers=centers, state_dir=state, jobs__roots=state) as server:
+        fill(server.url, photographs)
+        yield server
+
+
+@pytest.fixture
+def walk(page):
+    """Opens an address of a server; in the end nothing was wrong, and nothing came from elsewhere."""
+    servers = []
+
+    def open_page(server, address=""):
+        servers.append(server.url)
+        page.open("about:blank")
+        page.open(f"{server.url}/{address}")
+
+    yield open_page
+    assert page.problems == []
+    assert [
+        url for url in page.urls if not url.startswith((f"{servers[-1]}/", f"blob:{servers[-1]}/"))
+    ] == []
+
+
+def drawn(page):
+    """Waits until the map has drawn all that there is."""
+    page.until("+document.querySelector('.chart')?.dataset.drawn > 0")
+    return int(page.value("document.querySelector('.chart').dataset.drawn"))
+
+
+def pictures_seen(page, selector):
+    """Waits until every picture that is in sight has come."""
+    page.until(
+        f"(all => all.length && all.every(e => e.complete && e.naturalWidth))"
+        f"([...document.querySelectorAll('{selector} img')]"
+        f".filter(e => e.getBoundingClientRect().top < innerHeight))"
+    )
+
+
+def test_search_by_picture_then_cluster_then_member_then_more_like_this(
+    walk, page, shared_server, photographs
+):
+    walk(shared_server, "#/search")
+    page.choose("input[type=file]", photographs / ORIGINAL)
+    page.shows(ORIGINAL, within=".tiles")
+    pictures_seen(page, ".tiles")
+    assert page.count(".strip .card") > 0
+    address = page.value("location.href")
+
+    page.click(".strip a")
+    page.until("location.hash.startsWith('#/clusters/')")
+    page.until("document.activeElement.tagName == 'H1'")
+    page.until("document.querySelectorAll('.tiles .tile').length > 0")
+    member = page.value("document.querySelector('.tiles .tile a').title")
+
+    page.click(".tiles .tile a")
+    page.shows(member, within=".query h2")
+    page.until("document.querySelectorAll('.tiles .tile').length > 3")
+    page.click(".actions a")
+    page.until(f"!document.querySelector('.query h2')?.innerText.includes({member!r})")
+
+    for _ in range(3):
+        page.value("history.back()")
+        time.sleep(0.2)
+    page.shows(ORIGINAL, within=".tiles")
+    assert page.value("location.href") == address
+    page.open("about:blank")
+    page.open(address)  # a deep link: the query is in it, though not the picture
+    page.shows(ORIGINAL, within=".tiles")
+    page.shows("no longer in this page")
+
+
+def test_less_like_this_and_filters_change_what_is_found(walk, page, shared_server):
+    walk(shared_server, f"#/search?like={quote(ORIGINAL)}")
+    page.shows(GERMAN.partition("/")[2], within=".tiles")
+    similar = "[...document.querySelectorAll('.tiles .number')].map(e => e.innerText).join()"
+    before = page.until(similar)
+    page.click(".actions button", "less")
+    page.until(f"{similar} && {similar} != {before!r}")
+    page.click(".chip button")
+    page.until(f"{similar} == {before!r}")
+
+    page.value("document.querySelector('.filters select').value = 'kind'")
+    page.type(".filters input[name=value]", "東京")
+    page.click(".filters form button")
+    page.until("document.querySelectorAll('.tiles .tile').length == 1")
+    page.shows(JAPANESE.partition("/")[2], within=".tiles")
+    assert page.value("decodeURIComponent(location.hash)").count("東京") == 1
+
+
+def test_the_map_is_lassoed_and_what_is_selected_is_saved_and_searched(
+    walk, page, shared_server, tmp_path
+):
+    page.downloads_into(tmp_path)
+    walk(shared_server, "#/map")
+    num = drawn(page)
+    left, top, width, height = page.value(
+        "(b => [b.x, b.y, b.width, b.height])(document.querySelector('.chart').getBoundingClientRect())"
+    )
+    page.click(".lasso-tools button", "Lasso")
+    around = [(0.02, 0.12), (0.98, 0.12), (0.98, 0.98), (0.5, 0.99), (0.02, 0.98)]
+    page.drag(*((left + x * width, top + y * height) for x, y in around))
+    page.shows("Selected")
+    page.until("document.querySelectorAll('.selected .tile').length > 0")
+    shown = page.value("document.querySelector('.selected [role=status]').innerText")
+    selected = int(shown.split()[0])
+    assert 0 < selected <= num
+    counts = "[...document.querySelectorAll('.counts .number')].map(e => +e.innerText).reduce((a, b) => a + b)"
+    assert page.value(counts) <= selected
+
+    page.click(".selected button", "Save CSV")
+    page.click(".selected button", "Save Parquet")
+    saved = [tmp_path / f"{COLLECTION}-selected.{suffix}" for suffix in ("csv", "parquet")]
+    page.until("new Promise(done => setTimeout(() => done(true), 500))")
+    with saved[0].open(encoding="utf-8", newline="") as file:
+        ids = [row["id"] for row in csv.DictReader(file)]
+    assert len(ids) == selected
+    assert pq.read_table(saved[1])["id"].to_pylist() == ids
+
+    page.click(".selected a", "Search among these")
+    page.shows("selected on the map")
+    page.shows("of")
+    page.value("history.back()")
+    page.shows("Selected")
+
+
+def test_the_map_goes_by_keys_and_shows_what_is_below_the_pointer(walk, page, shared_server):
+    walk(shared_server, "#/map")
+    drawn(page)
+    page.value("document.querySelector('.chart').focus()")
+    page.press("+", 187, "+")
+    page.press("ArrowLeft", 37)
+    page.until("location.hash.includes('at=')")
+    page.press("0", 48, "0")
+    page.click(".legend button")
+    page.until("location.hash.includes('only=')")
+    left, top, width, height = page.value(
+        "(b => [b.x, b.y, b.width, b.height])(document.querySelector('.chart').getBoundingClientRect())"
+    )
+    for step in range(40 * 40):
+        x, y = step % 40 / 40, step // 40 / 40
+        page.mouse("mouseMoved", (left + x * width, top + y * height))
+        if step % 8 == 0 and page.count(".hover"):
+            break
+    page.until("document.querySelector('.hover img')?.naturalWidth > 0")
+
+
+def test_of_duplicates_one_is_kept_and_the_others_are_gone_for_good(walk, page, explored):
+    walk(explored, "#/duplicates?similarity=0.97")
+    page.shows(GERMAN.partition("/")[2])
+    groups = page.count(".group")
+    page.click(".tools button", "Keep the first of each")
+    marked = page.count(".tile.marked")
+    assert marked >= 2
+    page.click(".verdict button", "Delete…")
+    page.until("document.querySelector('dialog[open]')")
+    page.press("Escape", 27)
+    page.until("!document.querySelector('dialog')")
+    assert page.count(".group") == groups  # nothing was done
+    page.click(".verdict button", "Delete…")
+    page.click("dialog button.danger")
+    page.shows("No two pictures are that similar")
+    with httpx.Client(base_url=explored.url) as client:
+        asked = [f"/v1/collections/{NAME}/items/{quote(copy, safe='')}" for copy in COPIES]
+        assert [client.get(path).status_code for path in asked].count(404) == len(COPIES) - 1
+        pictures = [client.get(f"{path}/thumbnail").status_code for path in asked]
+        assert pictures.count(404) == len(COPIES) - 1
+    walk(explored, "#/duplicates?similarity=0.97")
+    page.shows("No two pictures are that similar")
+
+
+def test_a_job_is_submitted_followed_to_its_end_and_refused_outside_the_roots(
+    walk, page, explored, photographs, centers
+):
+    shutil.copytree(photographs, explored.roots / "photographs")
+    walk(explored, "#/jobs")
+    page.shows("No jobs yet")
+    page.type("input[name=input]", "/etc")
+    page.type("input[name=output]", str(explored.roots / "labels"))
+    page.click(".submit button")
+    page.until("document.querySelector('.submit .wrong').innerText")
+    page.problems.clear()  # the browser's own line about the refusal
+
+    page.value("document.querySelector('input[name=input]').value = ''")
+    page.type("input[name=input]", str(explored.roots / "photographs"))
+    page.click(".submit button")
+    page.shows("queued", within=".state")
+    done = run_mlcd(
+        *("worker", "--model", "hog", "--centers", centers, "--state", explored.state, "--drain"),
+        env={**os.environ, "MLCD_JOBS__ROOTS": str(explored.roots)},
+    )
+    assert done.returncode == 0, done.stderr
+    page.shows("succeeded", within=".state")  # by itself
+    page.shows("100 %")
+    page.click(".trail a")
+    page.shows("succeeded", within=".jobs")
+
+
+def test_a_wrong_key_is_told_and_a_right_one_opens_pictures_too(
+    walk, page, photographs, centers, tmp_path
+):
+    keys = tmp_path / "keys.json"
+    token = create_key(keys, "test", scopes=["search", "embed", "write"], now=datetime.now(UTC))[1]
+    with serving(
+        "hog", centers=centers, state_dir=tmp_path / "state", auth__keys_file=keys
+    ) as server:
+        fill(server.url, photographs, **{"X-API-Key": token})
+        walk(server, "#/clusters")
+        page.shows("Enter an API key")
+        page.type(".key input", f"{token[:-1]}{'0' if token[-1] != '0' else '1'}")
+        page.click(".key button")
+        page.until("document.querySelector('.key .wrong').innerText")
+        page.value("document.querySelector('.key input').value = ''")
+        page.problems.clear()  # the browser's own lines about refusals
+        page.type(".key input", token)
+        page.click(".key button")
+        page.until("document.querySelectorAll('.wall .card').length == 8")
+        pictures_seen(page, ".wall")
+        assert page.value("document.querySelector('.wall img').src").startswith("blob:")
+        assert token not in page.value(
+            "location.href + document.cookie + JSON.stringify(localStorage)"
+        )
+        page.open("about:blank")
+        page.open(f"{server.url}/#/clusters")
+        page.shows("Enter an API key")  # it was nowhere but in the page's memory
+        page.problems.clear()
+
+
+def test_a_server_that_goes_and_comes_back_is_noticed_both_times(
+    walk, page, photographs, centers, tmp_path
+):
+    server = Server("hog", centers=centers, state_dir=tmp_path).wait_ready()
+    try:
+        fill(server.url, photographs)
+        walk(server, "#/clusters")
+        page.until("document.querySelectorAll('.wall .card').length == 8")
+        server.stop()
+        page.click("nav a", "Search")
+        page.click("nav a", "Duplicates")
+        page.shows("does not answer", within=".banner")
+        page.shows("loads by itself when the server is back")
+        server.start_again()
+        page.until("!document.querySelector('.banner')")
+        page.until("document.querySelector('.group, .empty')")
+        page.problems.clear()  # the browser's own lines about the server that was gone
+    finally:
+        server.stop()
+
+
+def test_a_name_filter_and_an_order_are_in_the_address_and_go_by_keyboard(
+    walk, page, shared_server
+):
+    walk(shared_server, "#/clusters?sort=name")
+    names = "[...document.querySelectorAll('.wall h2')].map(e => e.innerText)"
+    page.until("document.querySelectorAll('.wall .card').length == 8")
+    assert page.value(names) == sorted(page.value(names))
+    page.type("input[type=search]", "no cluster has this name")
+    page.shows("No cluster is like that")
+    page.value("document.querySelector('.empty a').focus()")
+    page.press("Enter", 13, "\r")
+    page.until("document.querySelectorAll('.wall .card').length == 8")
+    page.value("document.querySelector('.skip').focus()")
+    page.press("Enter", 13, "\r")
+    assert page.value("document.activeElement.tagName") == "H1"
+    page.value("document.querySelector('.wall a').focus()")
+    page.press("Enter", 13, "\r")
+    page.until("document.querySelectorAll('.tiles .tile').length > 0")
+    assert page.value("document.title").endswith("· mlcd")
+
+
+@pytest.mark.parametrize("shade", ["light", "dark"])
+def test_axe_finds_nothing_wrong_on_any_view(walk, page, shared_server, axe, shade):
+    page.shade(shade)
+    for name, address in VIEWS.items():
+        walk(shared_server, address)
+        page.until(
+            "document.querySelector('main h1, main .empty') && !document.querySelector('.loading')"
+        )
+        page.value(axe)
+        found = page.value(
+            "axe.run().then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html).slice(0, 3)]))"
+        )
+        assert found == [], name
+        assert page.problems == [], name
+    page.value("document.body.insertAdjacentHTML('beforeend', '<img src=icon><button></button>')")
+    planted = page.value("axe.run().then(r => r.violations.map(v => v.id))")
+    assert {"button-name", "image-alt"} <= {*planted}  # it would have found some
+    page.problems.clear()
+    page.shade("light")
+
+
+def test_every_view_fits_a_narrow_window(walk, page, shared_server):
+    page.resize(400, 800)
+    try:
+        for name, address in VIEWS.items():
+            walk(shared_server, address)
+            page.until(
+                "document.querySelector('main h1, main .empty') && !document.querySelector('.loading')"
+            )
+            time.sleep(0.1)
+            assert page.value("document.documentElement.scrollWidth <= innerWidth"), name
+    finally:
+        page.resize(1280, 860)
