@@ -106,8 +106,10 @@ class Page:
         return found["result"].get("value")
 
     def until(self, expression: str):
+        """Returns the value once it is true; for an element of the page, true."""
+        awaited = f"(async () => {{ const found = await ({expression}); return found instanceof Node || found; }})()"
         deadline = time.monotonic() + _LOAD_S
-        while not (found := self.value(expression)):
+        while not (found := self.value(awaited)):
             assert time.monotonic() < deadline, (
                 f"{expression} never came; problems: {self.problems}"
             )
@@ -117,7 +119,7 @@ class Page:
     def shows(self, text: str, *, within: str = "main"):
         """Waits until a part of the page shows a text."""
         place = f"document.querySelector({json.dumps(within)})"
-        return self.until(f"{place}?.innerText.includes({json.dumps(text)})")
+        return self.until(f"{place}?.textContent.includes({json.dumps(text)})")
 
     def count(self, selector: str) -> int:
         return self.value(f"document.querySelectorAll({json.dumps(selector)}).length")
@@ -128,7 +130,7 @@ class Page:
         """
         found = (
             f"[...document.querySelectorAll({json.dumps(selector)})].find(e => "
-            f"{json.dumps(text)} === null || e.innerText.includes({json.dumps(text)})"
+            f"{json.dumps(text)} === null || e.textContent.includes({json.dumps(text)})"
             f" || e.getAttribute('aria-label') === {json.dumps(text)})"
         )
         self.until(f"{found} && !{found}.disabled")
@@ -205,4 +207,5 @@ class Page:
         elif method == "Runtime.consoleAPICalled" and said["type"] in _SAID:
             self.problems.append(str(said["args"]))
         elif method == "Log.entryAdded" and said["entry"]["level"] in _SAID:
-            self.problems.append(said["entry"]["text"])
+            entry = said["entry"]
+            self.problems.append(f"{entry['text']} {entry.get('url', '')}".rstrip())

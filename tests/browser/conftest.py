@@ -13,7 +13,7 @@ from tests.conftest import call_mlcd
 from tests.integration.running import serving
 
 AXE = Path(__file__).resolve().parents[2] / "service/http/explorer/node_modules/axe-core/axe.min.js"
-COLLECTION = "Fotos 写真"
+COLLECTION = "photographs"
 GERMAN, JAPANESE = "Straße/Übergröße #1.jpg", "東京/桜の木 50%.jpg"
 ORIGINAL = "original.jpg"
 SEPARATE = 6  # pictures of each class

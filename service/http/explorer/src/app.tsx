@@ -31,12 +31,15 @@ const VIEWS: Record<string, { title: string; show: (given: View & { part?: strin
   jobs: { title: "Jobs", show: (given) => (given.part ? <JobView id={given.part} /> : <Jobs />) },
 };
 
+/** The parameters with which a view is about something else. */
+const SUBJECTS = ["collection", "like", "vector", "text"];
+
 export function App() {
-  const { path } = useRoute();
+  const { path, params } = useRoute();
   const session = useSession();
   const [name = "clusters", part] = path;
   const view = VIEWS[name];
-  useFocus(path.join("/"));
+  useFocus([...path, ...SUBJECTS.map((name) => params.get(name))].join("/"));
   useGivenPictures(session.value);
   return (
     <>
@@ -92,17 +95,17 @@ function skip(event: Event): void {
   document.getElementById("main")!.querySelector<HTMLElement>("h1")?.focus();
 }
 
-/** A new view begins at its heading, for eyes and for readers of screens. */
-function useFocus(path: string): void {
-  const before = useRef(path);
+/** What is new begins at its heading, for eyes and for readers of screens. */
+function useFocus(subject: string): void {
+  const before = useRef(subject);
   useEffect(() => {
-    if (before.current === path) return;
-    before.current = path;
+    if (before.current === subject) return;
+    before.current = subject;
     scrollTo(0, 0);
     requestAnimationFrame(() =>
       document.querySelector<HTMLElement>("main h1")?.focus({ preventScroll: true }),
     );
-  }, [path]);
+  }, [subject]);
 }
 
 /** A picture that is dropped or pasted anywhere is searched for. */
@@ -176,6 +179,8 @@ function KeyEntry() {
   const known = useStore(key);
   const needed = useStore(locked);
   const [wrong, setWrong] = useState("");
+  const field = useRef<HTMLInputElement>(null);
+  useEffect(() => field.current?.focus(), [needed]);
   if (!needed && !known) return null;
   if (!needed)
     return (
@@ -203,6 +208,7 @@ function KeyEntry() {
         {(id) => (
           <input
             id={id}
+            ref={field}
             name="key"
             type="password"
             autocomplete="off"

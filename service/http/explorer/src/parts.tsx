@@ -7,7 +7,7 @@ import { Refused, Unreachable } from "./api";
 import type { Loaded, Paged } from "./loaded";
 import { href } from "./route";
 import { Thumbnail } from "./thumbnails";
-import { fileName, similarity } from "./text";
+import { shortName, similarity } from "./text";
 import type { Item } from "./wire";
 
 /** The heading of a view; it takes the focus when the view opens, so that it is read out. */
@@ -113,7 +113,7 @@ export function Tiles({ collection, items, label, actions, link }: Tiles) {
           <a href={(link ?? like)(item)} title={item.id}>
             <Thumbnail collection={collection} item={item} alt="" />
             <span class="tile-name">
-              <bdi>{fileName(item.id)}</bdi>
+              <bdi>{shortName(item.id)}</bdi>
               {item.similarity !== null && item.similarity !== undefined && (
                 <span class="number">
                   <span class="unseen">similarity </span>

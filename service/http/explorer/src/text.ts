@@ -9,7 +9,7 @@ export const count = (number: number) => whole.format(number);
 export const counted = (number: number, noun: string) =>
   `${count(number)} ${noun}${plural.select(number) === "one" ? "" : "s"}`;
 
-export const similarity = (value: number) => value.toFixed(3);
+export const similarity = (value: number) => value.toFixed(2);
 
 export const percent = (share: number) =>
   `${share > 0 && share < 0.0995 ? (100 * share).toFixed(1) : Math.round(100 * share)} %`;
@@ -20,6 +20,9 @@ export const clusterName = (center: { id: number; name: string | null }) =>
 /** The last part of an item's id, which is a file's name for most. */
 export const fileName = (id: string) => id.split("/").at(-1) || id;
 
+/** That without the suffix of a picture, where there is little room. */
+export const shortName = (id: string) => fileName(id).replace(/(?<=.)\.(jpe?g|png|webp|gif|bmp|tiff?)$/i, "");
+
 export const when = (time: string) => moment.format(new Date(time));
 
 export function duration(seconds: number): string {
@@ -29,4 +32,4 @@ export function duration(seconds: number): string {
 }
 
 export const shown = (value: unknown): string =>
-  typeof value === "string" ? value : Array.isArray(value) ? value.map(shown).join(", ") : JSON.stringify(value);
+  typeof value === "string" ? value : Array.isArray(value) ? value.map(shown).join(", ") : String(JSON.stringify(value));

@@ -102,7 +102,7 @@ export interface Selection {
 }
 
 export interface Duplicates {
-  groups: { ids: string[]; similarities: number[]; items?: Item[] }[];
+  groups: { ids: string[]; similarities: number[]; metadata: (Metadata | null)[]; thumbnails: (string | null)[] }[];
 }
 
 export interface Outcomes {

@@ -30,7 +30,6 @@ void main() {
 const STILL_MS = 140;
 const FRAME_MS = 50; // a frame that takes longer while moving has too many points
 const LEAST = 5_000;
-
 export class Points {
   private readonly gl: WebGL2RenderingContext;
   private readonly places: WebGLBuffer;
@@ -130,16 +129,16 @@ export class Points {
   }
 
   private begin(): void {
-    const { gl, canvas } = this;
+    const { gl, canvas, sight } = this;
     const size: Size = { width: canvas.clientWidth, height: canvas.clientHeight };
     const dense = window.devicePixelRatio;
     const [width, height] = [Math.round(size.width * dense), Math.round(size.height * dense)];
     if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
     gl.viewport(0, 0, width, height);
     gl.clear(gl.COLOR_BUFFER_BIT | gl.DEPTH_BUFFER_BIT);
-    const { x, y, scale } = this.sight;
-    gl.uniform4f(this.uniforms.sight, x, y, (2 * scale) / size.width, (2 * scale) / size.height);
-    gl.uniform1f(this.uniforms.size, dense * pointSize(this.num, scale, size));
+    const scales = [(2 * sight.scale) / size.width, (2 * sight.scale) / size.height];
+    gl.uniform4fv(this.uniforms.sight, [sight.x, sight.y, ...scales]);
+    gl.uniform1f(this.uniforms.size, dense * pointSize(this.num, sight.scale, size));
     [this.drawn, this.fresh] = [0, false];
   }
 

@@ -22,26 +22,23 @@ export function Cluster({ id, session }: View & { id: string }) {
       <p class="trail">
         <a href={href(["clusters"], { collection: session.collection?.name })}>Clusters</a>
       </p>
-      <Once loaded={center}>
-        {(described) => (
-          <div class="bar-of-tools">
-            <Heading>
-              <bdi>{clusterName(described)}</bdi>
-            </Heading>
-            <Facts center={described} />
-            {collection && (
-              <div class="tools">
-                <a class="button" href={href(["map"], { collection, by: "cluster", only: described.id })}>
-                  Show on the map
-                </a>
-              </div>
-            )}
+      <div class="bar-of-tools">
+        <Heading>
+          <bdi>{center.value ? clusterName(center.value) : `Cluster ${id}`}</bdi>
+        </Heading>
+        {center.value && <Facts center={center.value} />}
+        {center.value && collection && (
+          <div class="tools">
+            <a class="button" href={href(["map"], { collection, by: "cluster", only: id })}>
+              Show on the map
+            </a>
           </div>
         )}
-      </Once>
+      </div>
+      {center.error && <Failure error={center.error} again={center.again} />}
       <div class="with-side">
         <aside class="side">
-          {session.collection && <Spread path={path} session={session} />}
+          {session.collection && !center.error && <Spread path={path} session={session} />}
           {center.value && center.value.nearest.length > 0 && (
             <section aria-labelledby="nearest">
               <h2 id="nearest">Nearest clusters</h2>

@@ -8,7 +8,7 @@ import { connection } from "../connection";
 import { useLoaded } from "../loaded";
 import { Dialog, Empty, Field, Heading, Once } from "../parts";
 import { changed, go, useRoute } from "../route";
-import { counted, fileName, shown, similarity } from "../text";
+import { counted, fileName, shown } from "../text";
 import { Thumbnail } from "../thumbnails";
 import type { Collection, Duplicates as Found, Item, Outcomes } from "../wire";
 
@@ -131,8 +131,13 @@ function Groups({ collection }: { collection: Collection }) {
 }
 
 /** The items of a group, each with its similarity to the nearest other one. */
-function itemsOf({ ids, similarities, items }: Found["groups"][number]): Item[] {
-  return ids.map((id, at) => ({ thumbnail: null, ...items?.[at], id, similarity: similarities[at] }));
+function itemsOf({ ids, similarities, metadata, thumbnails }: Found["groups"][number]): Item[] {
+  return ids.map((id, at) => ({
+    id,
+    similarity: similarities[at],
+    metadata: metadata[at],
+    thumbnail: thumbnails[at] ?? null,
+  }));
 }
 
 interface GroupOf {
@@ -154,7 +159,7 @@ function Group({ items, collection, marked, toggle }: GroupOf) {
                 <bdi title={item.id}>{fileName(item.id)}</bdi>
                 <span class="number">
                   <span class="unseen">similarity </span>
-                  {similarity(item.similarity ?? 0)}
+                  {(item.similarity ?? 0).toFixed(3)}
                 </span>
               </span>
               <Described item={item} />

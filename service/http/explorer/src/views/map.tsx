@@ -76,7 +76,7 @@ function Drawn({ collection, clusters }: { collection: Collection; clusters: boo
     by === undefined ? null : (signal) => askJson<Legend>(`${path}/layout/legend${query({ by })}`, { signal }),
     [path, by],
   );
-  const only = params.get("only") === null ? null : Number(params.get("only"));
+  const only = params.get("only");
   const polygon = usePolygon(params.get("lasso"));
   const places = layout.value?.places;
   const marks = useMemo(() => (polygon && places ? inside(polygon, places) : null), [polygon, places]);
@@ -155,11 +155,11 @@ function useShades(): Shades {
 }
 
 /** The palette has the unknown first, then the legend in its order, then what is not chosen. */
-function useColors(legend: Legend | null, only: number | null) {
+function useColors(legend: Legend | null, only: string | null) {
   const given = useShades();
   return useMemo(() => {
     const css = legend?.values.map((_, place) => colorAt(place, given)) ?? [];
-    const fits = (place: number) => only === null || legend?.values[place]?.index === only;
+    const fits = (place: number) => only === null || shown(legend?.values[place]?.value) === only;
     const shadesOf = [
       { color: only === null ? given.unknown : given.faint, front: false },
       ...css.map((color, place) => (fits(place) ? { color, front: only !== null } : { color: given.faint, front: false })),
@@ -307,36 +307,36 @@ function useHover(collection: string) {
 
 interface Keyed {
   legend: Legend;
-  only: number | null;
+  only: string | null;
   colors: string[];
   collection: string;
 }
 
 function Key({ legend, only, colors, collection }: Keyed) {
   const [all, setAll] = useState(false);
-  const shownValues = legend.values.slice(0, all ? undefined : LISTED);
-  const chosen = only === null || shownValues.some(({ index }) => index === only) ? [] : legend.values.filter(({ index }) => index === only);
+  const listed = legend.values.slice(0, all ? undefined : LISTED);
+  const chosen = legend.values.filter((entry) => shown(entry.value) === only && !listed.includes(entry));
   return (
     <section aria-labelledby="legend">
       <h2 id="legend">{legend.by.replace(/^metadata\./, "")}</h2>
       <ul class="legend">
-        {[...chosen, ...shownValues].map((entry) => {
-          const place = legend.values.indexOf(entry);
+        {[...chosen, ...listed].map((entry) => {
+          const value = shown(entry.value);
           return (
             <li key={entry.index}>
               <button
                 type="button"
-                aria-pressed={only === entry.index}
-                onClick={() => go(changed({ only: only === entry.index ? null : entry.index }))}
+                aria-pressed={only === value}
+                onClick={() => go(changed({ only: only === value ? null : value }))}
               >
                 <svg class="swatch" viewBox="0 0 10 10" aria-hidden="true">
-                  <circle cx="5" cy="5" r="5" fill={colors[place]} />
+                  <circle cx="5" cy="5" r="5" fill={colors[legend.values.indexOf(entry)]} />
                 </svg>
                 <bdi>{nameOf(entry, legend.by)}</bdi>
                 <span class="number">{count(entry.items)}</span>
               </button>
-              {legend.by === "cluster" && only === entry.index && (
-                <a href={href(["clusters", entry.index], { collection })}>See this cluster</a>
+              {legend.by === "cluster" && only === value && (
+                <a href={href(["clusters", value], { collection })}>See this cluster</a>
               )}
             </li>
           );
@@ -352,7 +352,7 @@ function Key({ legend, only, colors, collection }: Keyed) {
 }
 
 const nameOf = (entry: Legend["values"][number], by: string) =>
-  entry.name ?? (by === "cluster" ? `Cluster ${entry.index}` : shown(entry.value));
+  entry.name ?? (by === "cluster" ? `Cluster ${shown(entry.value)}` : shown(entry.value));
 
 interface Chosen {
   polygon: Polygon;
