@@ -26,7 +26,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup redis bundled-triton page-tools demo explorer test test-plain-cpu test-slow test-sdk test-triton triton test-docker compose-up lock fuzz lint types fmt bench docs clean
+.PHONY: help setup redis bundled-triton page-tools chromium demo explorer test test-plain-cpu test-slow test-sdk test-triton triton test-docker compose-up lock fuzz lint types fmt bench docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -53,16 +53,22 @@ redis: # redis-server, where it is missing and can be installed
 demo: setup ## raw images to a live service; DEMO_ARGS=--no-serve stops after the result table
 	@$(BIN)/mlcd demo $(DEMO_ARGS)
 
+chromium: # a browser, where there is none and it can be installed
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
+		sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+		$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; \
+	} >/dev/null || echo "chromium cannot be installed: tests that need it are skipped" >&2
+
 explorer: setup ## build the page of the service from its sources, where they have changed; needs Node 20.19 or newer
 	@$(BIN)/python hatch_build.py
 
-test: setup redis bundled-triton page-tools ## all tests that need no GPU, no Docker and no patience
+test: setup redis bundled-triton page-tools chromium ## all tests that need no GPU, no Docker and no patience
 	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow" $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-plain-cpu: setup ## those that ask what the CPU computes, as on one with AVX2 and without bfloat16
 	@$(BIN)/python -m pytest --plain-cpu -m "plain_cpu and not gpu" $(IN_PARALLEL) $(PYTEST_ARGS)
 
-test-slow: setup redis ## the tests that take minutes
+test-slow: setup redis page-tools chromium ## the tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-sdk: setup $(SDK)/.installed ## the real clients of OpenAI, Cohere, LangChain, LlamaIndex and Triton, against a server

@@ -203,6 +203,6 @@ def test_in_a_real_browser_a_page_of_another_origin_adds_nothing_and_reads_nothi
         page.value("fetch('/v1/collections/some', {method: 'DELETE'}).catch(() => 0).then(() => 1)")
         # The server's own page still works.
         page.open(f"http://localhost:{keyless.port}/")
-        page.until("document.getElementById('model').textContent.includes('dimension')")
+        page.until("document.querySelector('.place').textContent.includes('some')")
     described = httpx.get(f"{keyless.url}/v1/collections/some")
     assert (described.status_code, described.json()["items"]) == (200, 0)

@@ -35,9 +35,15 @@ class Server:
         limited = (
             partial(resource.setrlimit, resource.RLIMIT_NOFILE, (files, files)) if files else None
         )
-        self.process = start_mlcd(
-            *arguments, env={**os.environ, **given}, stdout=output, preexec_fn=limited
+        environment = {**os.environ, **given}
+        self._start = partial(
+            start_mlcd, *arguments, env=environment, stdout=output, preexec_fn=limited
         )
+        self.process = self._start()
+
+    def start_again(self):
+        """Starts it at the same address, once it has stopped."""
+        self.process = self._start()
 
     def wait_ready(self, timeout_s=60):
         until(self.ready, timeout_s, self)
