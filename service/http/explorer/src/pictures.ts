@@ -2,11 +2,13 @@
 // of its search: it can be reloaded and goes with the back button. The picture stays in memory.
 
 import { askJson } from "./api";
-import { go, href } from "./route";
+import { changed, go, href, route } from "./route";
 import { store } from "./store";
 import type { Embedded } from "./wire";
 
 const MOST_PICTURES = 20;
+/** What a new query takes the place of; filters stay. */
+export const NOTHING_ELSE = { text: null, like: null, vector: null, without: null, top: null };
 
 export interface Reading {
   name: string;
@@ -29,7 +31,7 @@ export async function searchBy(file: Blob, name: string, collection: string | un
     const vector = packed(embedding);
     keep(vector, file);
     reading.set(null);
-    go(href(["search"], { collection, vector }));
+    go(route().path[0] === "search" ? changed({ ...NOTHING_ELSE, vector }) : href(["search"], { collection, vector }));
   } catch (error) {
     reading.set({ name, error: error as Error });
   }

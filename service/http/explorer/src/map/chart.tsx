@@ -42,7 +42,7 @@ export function Chart(given: Chart) {
     }
     return () => hands.current?.close();
   }, []);
-  useEffect(() => void (hands.current && (hands.current.given = given)));
+  useLayoutEffect(() => void (hands.current && (hands.current.given = given)));
   useEffect(() => hands.current?.points.setPlaces(given.places), [given.places]);
   useEffect(() => hands.current?.points.setSlots(given.slots), [given.slots]);
   useEffect(() => hands.current?.points.setPalette(given.palette), [given.palette]);

@@ -1,14 +1,15 @@
 // Search by a picture, by words, or by an item; "less like this" moves the query away.
 
+import { useMemo } from "preact/hooks";
 import type { TargetedEvent, TargetedSubmitEvent } from "preact";
 
 import { askJson, collectionPath, query } from "../api";
 import type { View } from "../app";
 import { conditionsIn, filterOf, Filters } from "../filters";
-import { useLoaded } from "../loaded";
+import { useLoaded, type Loaded } from "../loaded";
 import { polygonIn, type Polygon } from "../map/plane";
 import { Empty, Failure, Heading, Once, Tiles } from "../parts";
-import { pictureOf, reading, searchBy, unpacked } from "../pictures";
+import { NOTHING_ELSE, pictureOf, reading, searchBy, unpacked } from "../pictures";
 import { changed, go, href, useRoute } from "../route";
 import type { Session } from "../session";
 import { useStore } from "../store";
@@ -36,6 +37,9 @@ export function Search({ session }: View) {
     like: params.get("like"),
     vector: params.get("vector"),
   };
+  const lasso = params.get("lasso");
+  const polygon = useMemo(() => polygonIn(lasso), [lasso]);
+  const selected = useSelected(collection?.name, polygon);
   const given = asked.text !== null || asked.like !== null || asked.vector !== null;
   return (
     <>
@@ -51,10 +55,13 @@ export function Search({ session }: View) {
           </p>
         </Empty>
       ) : given ? (
-        <Answer asked={asked} collection={collection} session={session} />
+        <Answer {...{ asked, collection, session, polygon, selected }} />
       ) : (
         <>
-          <Filters collection={collection} conditions={conditionsIn(params)} />
+          <div class="query">
+            <Among collection={collection} selected={selected} lasso={lasso} />
+            <Filters collection={collection} conditions={conditionsIn(params)} />
+          </div>
           <Empty title="What are you looking for?">
             <p>
               Drop or paste a picture anywhere on this page, or choose one
@@ -79,7 +86,7 @@ function Ask({ session, text }: { session: Session; text: string }) {
   const type = (event: TargetedSubmitEvent<HTMLFormElement>) => {
     event.preventDefault();
     const words = String(new FormData(event.currentTarget).get("text")).trim();
-    if (words) go(changed({ text: words, vector: null, like: null, without: null, top: null }));
+    if (words) go(changed({ ...NOTHING_ELSE, text: words }));
   };
   return (
     <div class="ask">
@@ -110,15 +117,15 @@ interface Asked {
   asked: Query;
   collection: Collection;
   session: Session;
+  polygon: Polygon | null;
+  selected: Loaded<Selection>;
 }
 
-function Answer({ asked, collection, session }: Asked) {
+function Answer({ asked, collection, session, polygon, selected }: Asked) {
   const { params } = useRoute();
   const without = params.getAll("without");
   const conditions = conditionsIn(params);
-  const polygon = polygonIn(params.get("lasso"));
   const top = Math.min(MOST, Number(params.get("top")) || FIRST);
-  const selected = useSelected(collection.name, polygon);
   const ids = selected.value?.items.map((item) => item.id) ?? null;
   const vector = asked.vector === null ? null : unpacked(asked.vector);
   const ready = !polygon || ids !== null;
@@ -157,16 +164,7 @@ function Answer({ asked, collection, session }: Asked) {
             </button>
           </span>
         ))}
-        {polygon && (
-          <span class="chip">
-            <a href={href(["map"], { collection: collection.name, lasso: params.get("lasso") })}>
-              among {selected.value ? counted(selected.value.total, "picture") : "pictures"} selected on the map
-            </a>
-            <button type="button" aria-label="Search everywhere" onClick={() => go(changed({ lasso: null }))}>
-              ×
-            </button>
-          </span>
-        )}
+        <Among collection={collection} selected={selected} lasso={params.get("lasso")} />
       </section>
       <div class="with-side">
         <aside class="side">
@@ -187,14 +185,29 @@ function Answer({ asked, collection, session }: Asked) {
   );
 }
 
-function useSelected(collection: string, polygon: Polygon | null) {
+/** The selection on the map that is searched in. */
+function Among({ collection, selected, lasso }: { collection: Collection; selected: Loaded<Selection>; lasso: string | null }) {
+  if (!lasso) return null;
+  return (
+    <span class="chip">
+      <a href={href(["map"], { collection: collection.name, lasso })}>
+        among {selected.value ? counted(selected.value.total, "picture") : "pictures"} selected on the map
+      </a>
+      <button type="button" aria-label="Search everywhere" onClick={() => go(changed({ lasso: null }))}>
+        ×
+      </button>
+    </span>
+  );
+}
+
+function useSelected(collection: string | undefined, polygon: Polygon | null): Loaded<Selection> {
   return useLoaded(
-    polygon &&
-      ((signal) =>
-        askJson<Selection>(`${collectionPath(collection)}/layout/items`, {
-          signal,
-          json: { polygon, limit: MOST_IDS },
-        })),
+    collection === undefined || !polygon
+      ? null
+      : (signal) => {
+          const json = { polygon, limit: MOST_IDS };
+          return askJson<Selection>(`${collectionPath(collection)}/layout/items`, { signal, json });
+        },
     [collection, polygon],
   );
 }
@@ -264,7 +277,7 @@ function Matches({ answer, asked, collection, top, without }: Answered) {
   const refused = answer.errors[0];
   if (refused) return <Failure error={new Error(refused.detail)} />;
   const matches = (answer.results[0]?.matches ?? []).filter((match) => match.id !== asked.like).slice(0, top);
-  const like = (id: string) => changed({ like: id, vector: null, text: null, without: null, top: null });
+  const like = (id: string) => changed({ ...NOTHING_ELSE, like: id });
   return (
     <>
       <p class="soft" role="status">
