@@ -69,9 +69,12 @@ def centers(photographs, tmp_path_factory):
     return out / "centers"
 
 
-@pytest.fixture
-def explored(photographs, centers, tmp_path):
-    """A server of one test's own, with all photographs in a collection."""
+@pytest.fixture(scope="module")
+def explored(photographs, centers, tmp_path_factory):
+    """A server with all photographs in a collection, and a root for jobs, for walks that change
+    something.
+    """
+    tmp_path = tmp_path_factory.mktemp("explored")
     (tmp_path / "roots").mkdir()
     with serving(
         "hog", centers=centers, state_dir=tmp_path / "state", jobs__roots=tmp_path / "roots"
