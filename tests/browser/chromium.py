@@ -15,7 +15,7 @@ from pathlib import Path
 from websockets.sync.client import ClientConnection, connect
 
 _SAID = ("error", "warning")
-_LOAD_S = 30
+_LOAD_S = 60
 _ONLY_HERE = ("MAP * ~NOTFOUND", "EXCLUDE 127.0.0.1", "EXCLUDE localhost")
 
 
@@ -90,7 +90,10 @@ class Page:
 
     def open(self, url: str) -> None:
         self.problems, self.urls, self._loaded = [], [], False
-        assert "errorText" not in self.ask("Page.navigate", url=url)
+        opened = self.ask("Page.navigate", url=url)
+        assert "errorText" not in opened, opened
+        if "loaderId" not in opened:  # a place in the page that is open
+            return
         deadline = time.monotonic() + _LOAD_S
         while not self._loaded:
             assert time.monotonic() < deadline, f"{url} did not load"
