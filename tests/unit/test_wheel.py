@@ -34,7 +34,7 @@ def page(tmp_path):
 
 
 def sums(folder, paths):
-    """What sha256sum prints."""
+    """Returns what sha256sum prints."""
     return "".join(
         f"{hashlib.sha256((folder / path).read_bytes()).hexdigest()}  {path}\n"
         for path in sorted(paths, key=Path)
