@@ -136,7 +136,7 @@ class Page:
             f"{json.dumps(text)} === null || e.textContent.includes({json.dumps(text)})"
             f" || e.getAttribute('aria-label') === {json.dumps(text)})"
         )
-        self.until(f"{found} && !{found}.disabled")
+        self.until(f"{found} && !{found}.disabled && {found}.getClientRects().length")
         left, top, width, height = self.value(
             f"(e => {{ e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect();"
             f" return [b.x, b.y, b.width, b.height]; }})({found})"

@@ -32,7 +32,7 @@ const VIEWS: Record<string, { title: string; show: (given: View & { part?: strin
 };
 
 /** The parameters with which a view is about something else. */
-const SUBJECTS = ["collection", "like", "vector", "text"];
+const SUBJECTS = ["like", "vector"];
 
 export function App() {
   const { path, params } = useRoute();
@@ -102,9 +102,7 @@ function useFocus(subject: string): void {
     if (before.current === subject) return;
     before.current = subject;
     scrollTo(0, 0);
-    requestAnimationFrame(() =>
-      document.querySelector<HTMLElement>("main h1")?.focus({ preventScroll: true }),
-    );
+    document.querySelector<HTMLElement>("main h1")?.focus({ preventScroll: true });
   }, [subject]);
 }
 

@@ -1,7 +1,7 @@
 // Small parts that several views share.
 
 import type { ComponentChildren } from "preact";
-import { useEffect, useId, useRef } from "preact/hooks";
+import { useEffect, useId, useLayoutEffect, useRef } from "preact/hooks";
 
 import { Refused, Unreachable } from "./api";
 import type { Loaded, Paged } from "./loaded";
@@ -147,9 +147,7 @@ export function Dialog(given: {
 }) {
   const place = useRef<HTMLDialogElement>(null);
   const title = useId();
-  useEffect(() => {
-    place.current!.showModal();
-  }, []);
+  useLayoutEffect(() => place.current!.showModal(), []);
   return (
     <dialog ref={place} aria-labelledby={title} onClose={given.onClose}>
       <h2 id={title}>{given.title}</h2>

@@ -1,6 +1,6 @@
 // Search by a picture, by words, or by an item; "less like this" moves the query away.
 
-import { useMemo } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import type { TargetedEvent, TargetedSubmitEvent } from "preact";
 
 import { askJson, collectionPath, query } from "../api";
@@ -78,6 +78,8 @@ export function Search({ session }: View) {
 function Ask({ session, text }: { session: Session; text: string }) {
   const progress = useStore(reading);
   const collection = session.collection?.name;
+  const words = useRef<HTMLInputElement>(null);
+  useLayoutEffect(() => void (words.current && (words.current.value = text)), [text]);
   const choose = (event: TargetedEvent<HTMLInputElement>) => {
     const file = event.currentTarget.files?.[0];
     if (file) void searchBy(file, file.name, collection);
@@ -85,14 +87,14 @@ function Ask({ session, text }: { session: Session; text: string }) {
   };
   const type = (event: TargetedSubmitEvent<HTMLFormElement>) => {
     event.preventDefault();
-    const words = String(new FormData(event.currentTarget).get("text")).trim();
-    if (words) go(changed({ ...NOTHING_ELSE, text: words }));
+    const typed = String(new FormData(event.currentTarget).get("text")).trim();
+    if (typed) go(changed({ ...NOTHING_ELSE, text: typed }));
   };
   return (
     <div class="ask">
       {session.info.texts && (
         <form role="search" onSubmit={type}>
-          <input type="search" name="text" aria-label="Words" placeholder="a dog on a beach" defaultValue={text} key={text} />
+          <input ref={words} type="search" name="text" aria-label="Words" placeholder="a dog on a beach" />
           <button>Search</button>
         </form>
       )}
