@@ -13,6 +13,8 @@ TRITON_REPOSITORY ?= triton
 FUZZ_SECONDS ?= 60
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+GPU_ARGS ?=
+GPU_PYTHON ?= python3
 # Files of tests side by side: most of their time processes start, and wait for each other.
 IN_PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 MODEL_DIR ?= demo
@@ -26,7 +28,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup redis bundled-triton page-tools chromium demo explorer test test-plain-cpu test-slow test-sdk test-triton triton test-docker compose-up lock fuzz lint types fmt bench docs clean
+.PHONY: help setup redis bundled-triton page-tools chromium demo explorer test test-plain-cpu test-slow test-sdk test-triton triton test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -157,6 +159,17 @@ bench: $(MODEL_DIR)/model/manifest.json ## every benchmark; each prints ratios a
 		esac; \
 		echo "== $$script $$given"; $(BIN)/python $$script $$given || failed="$$failed $$script"; \
 	done; [ -z "$$failed" ] || { echo "these did not end well:$$failed" >&2; exit 1; }
+
+gpu: ## on a machine with a GPU: its tests and benchmarks, in slices of at most 9 minutes
+	@PYTHONPATH=$(CURDIR):$(CURDIR)/.gpu $(GPU_PYTHON) benchmarks/gpu.py $(GPU_ARGS)
+
+gpu-wheels: setup ## wheels/: what a machine with its own CUDA PyTorch, Python 3.12 and no network lacks
+	@rm -rf wheels
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --python-version 3.12 \
+		--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --platform any \
+		-c constraints.txt -r deploy/gpu/requirements.txt -d wheels
+	@$(BIN)/python benchmarks/gpu.py --wheels wheels
+	@echo "there: pip install --no-index --no-deps --target .gpu wheels/*.whl, then make gpu"
 
 docs: setup ## build the documentation, broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

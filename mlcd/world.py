@@ -5,7 +5,7 @@ torch is imported only where there is more than one process, or a tensor.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -110,16 +110,17 @@ class World:
         counts[self.rank] = num_rows
         return [int(count) for count in self.sum(counts)]
 
-    def gather_rows(self, rows: "Tensor") -> "Tensor":
+    def gather_rows(self, rows: "Tensor", counts: Sequence[int] | None = None) -> "Tensor":
         """Returns the rows of all processes in order of rank; their numbers may differ.
 
-        Gradients flow back to the owner.
+        Gradients flow back to the owner. counts: the numbers, where the host knows them already.
         """
         if self.size == 1:
             return rows
         from mlcd.gather import gather_rows
 
-        return gather_rows(rows, self.row_counts(rows.shape[0], rows.device), self.rank, self.group)
+        counts = counts or self.row_counts(rows.shape[0], rows.device)
+        return gather_rows(rows, counts, self.rank, self.group)
 
     def _reduced(self, tensor: "Tensor", operation: str) -> "Tensor":
         if self.size == 1:

@@ -433,6 +433,10 @@ class ComputeConfig(_Section):
     """
     compile: bool = False
     """Compiles every block with torch.compile."""
+    deterministic: bool | None = None
+    """Uses only algorithms that give the same bits each time, where there are such. None: on the
+    CPU, where they cost nothing; on a GPU some are slow.
+    """
     backbone: Literal["ddp", "fsdp"] = "ddp"
     """fsdp: the backbone's weights and moments are also sharded over processes, for towers too
     large for one.
@@ -553,7 +557,7 @@ class RunConfig(_Section):
             "evaluation": True,
             "telemetry": True,
         }
-        excluded |= {"optim": {"max_skips": True}}
+        excluded |= {"optim": {"max_skips": True}, "compute": {"deterministic": True}}
         return {**self.model_dump(mode="json", exclude=excluded), "arithmetic": ARITHMETIC}
 
 

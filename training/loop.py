@@ -108,10 +108,10 @@ def train(
 class _Agreement:
     """The facts about a step that all processes agree on.
 
-    counts: the samples of all processes in each micro-batch.
+    row_counts: for each micro-batch the samples of each process.
     """
 
-    counts: tuple[int, ...]
+    row_counts: tuple[tuple[int, ...], ...]
     interrupted: bool
     preempted: bool
 
@@ -121,11 +121,11 @@ class _Agreement:
 
     @property
     def num_samples(self) -> int:
-        return sum(self.counts)
+        return sum(map(sum, self.row_counts))
 
     @property
     def shares(self) -> list[float]:
-        return [count / max(1, self.num_samples) for count in self.counts]
+        return [sum(counts) / max(1, self.num_samples) for counts in self.row_counts]
 
 
 def _agreed(
@@ -150,10 +150,13 @@ def _agreed(
         if batch is None and failure is None:
             return
         parts = batch.parts if batch is not None else ()
-        counts = [len(part.keys) for part in parts] or [0] * config.compute.accumulation
+        world, num_parts = processes.world, config.compute.accumulation
+        counts = torch.zeros((num_parts, world.size), dtype=torch.int64)
+        counts[:, world.rank] = torch.tensor([len(part.keys) for part in parts] or [0] * num_parts)
         facts = [signals.interrupted, signals.preempted, store.failed, failure is not None]
-        total = processes.world.sum(torch.tensor([*counts, *map(int, facts)])).tolist()
-        *counts, interrupted, preempted, save_failed, load_failed = total
+        own = torch.cat([counts.flatten(), torch.tensor(facts, dtype=torch.int64)])
+        total = world.sum(own)
+        interrupted, preempted, save_failed, load_failed = total[counts.numel() :].tolist()
         if load_failed:
             with processes.failing_together():
                 if failure is not None:
@@ -161,7 +164,9 @@ def _agreed(
         if save_failed:
             store.join()
         assert batch is not None
-        yield batch, _Agreement(tuple(counts), bool(interrupted), bool(preempted))
+        row_counts = total[: counts.numel()].view(num_parts, world.size).tolist()
+        agreed = tuple(map(tuple, row_counts))
+        yield batch, _Agreement(agreed, bool(interrupted), bool(preempted))
 
 
 def _step(
@@ -179,7 +184,7 @@ def _step(
     Raises Diverged after too many skips.
     """
     try:
-        meters = train_step(state, batch.parts, agreement.shares, config)
+        meters = train_step(state, batch.parts, agreement.shares, config, agreement.row_counts)
     except NotFinite as error:
         meters = None
         _keep(state, batch, error.meters, run=run, store=store, processes=processes)

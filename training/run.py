@@ -63,7 +63,7 @@ def run_training(config: RunConfig, reporter: Reporter) -> Artifact:
 
 
 def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifact:
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(is_deterministic(config, processes.device), warn_only=True)
     out = Path(config.out)
     with processes.failing_together():
         dataset = open_dataset(config)
@@ -109,6 +109,13 @@ def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifac
             draft.publish(fingerprint=fingerprint, summary=summary, logs=_logs(draft.path))
     processes.meet("the end")
     return open_artifact(out, "run", verify_files=False)
+
+
+def is_deterministic(config: RunConfig, device: torch.device) -> bool:
+    """Tells whether only algorithms are used that give the same bits each time."""
+    if config.compute.deterministic is not None:
+        return config.compute.deterministic
+    return device.type == "cpu"
 
 
 def _refuse_earlier(out: Path, request: Request) -> None:

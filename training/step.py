@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mlcd.losses.positives import check_labels
 from training.config import RunConfig
 from training.drop_path import branch_scales
 from training.optim.clip import clip_global_norm
@@ -81,18 +82,20 @@ def train_step(
     batches: Sequence[MicroBatch],
     shares: Sequence[float],
     config: RunConfig,
+    row_counts: Sequence[Sequence[int]] | None = None,
 ) -> Meters:
     """Updates `state` once, by micro-batches, without advancing `state.step`.
 
     batches: in the host's memory. shares: each micro-batch's share of the global step, the same on
-    all processes; a micro-batch without a share is left out. Raises NotFinite before the update.
+    all processes; a micro-batch without a share is left out. row_counts: for each micro-batch the
+    samples of each process; None asks the processes. Raises NotFinite before the update.
     """
     lr = _set_learning_rate(state, config)
     # No sample of the step could be used.
     if not any(shares):
         nothing = torch.tensor(math.nan)
         return Meters(nothing, {}, nothing, nothing, lr)
-    loss, head = backward(state, batches, shares, config)
+    loss, head = backward(state, batches, shares, config, row_counts)
     max_norm = config.optim.clip_norm or float("inf")
     centers = [state.centers.weight]
     norms = clip_global_norm(state.replicated(), centers, max_norm, state.centers.world)
@@ -116,15 +119,23 @@ def backward(
     batches: Sequence[MicroBatch],
     shares: Sequence[float],
     config: RunConfig,
+    row_counts: Sequence[Sequence[int]] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Computes gradients of the global mean loss in `state`'s parameters; returns loss and meters.
 
     The gradients are averaged over processes.
     """
     world, device = state.centers.world, state.centers.weight.device
+    for batch in batches:
+        check_labels(batch.labels, state.centers.shard.num_classes)
     labels = [batch.labels.to(device, non_blocking=True) for batch in batches]
+    step_labels = None
     # With one micro-batch the head gathers the step's labels itself.
-    step_labels = world.gather_rows(torch.cat(labels)) if len(labels) > 1 else None
+    if len(labels) > 1:
+        of_step = (
+            None if row_counts is None else [sum(each) for each in zip(*row_counts, strict=True)]
+        )
+        step_labels = world.gather_rows(torch.cat(labels), of_step)
     state.model.train()
     _drop_gradients(state)
     loss = torch.zeros((), dtype=state.centers.weight.dtype, device=device)
@@ -144,6 +155,7 @@ def backward(
                 state.step,
                 weights=None if weights is None else weights.to(device, non_blocking=True),
                 step_labels=step_labels,
+                row_counts=None if row_counts is None else row_counts[index],
             )
             (share * output.loss).backward()
         loss += share * output.loss.detach()

@@ -54,12 +54,14 @@ def draw_negatives(
     if quota == num_classes:
         return ids
     hashes = hash_classes(seed, step, ids, column=column)
-    if policy == "partialfc":
-        if labels is None:
-            raise ValueError("the policy partialfc needs the labels of the global batch")
-        positives = labels[labels >= 0].unique()
-        hashes[positives] = _SMALLEST
-        quota = max(quota, len(positives))
+    if policy == "independent":
+        # Their number is known beforehand, so a GPU is not waited for.
+        return hashes.topk(quota, largest=False, sorted=False).indices.sort().values
+    if labels is None:
+        raise ValueError("the policy partialfc needs the labels of the global batch")
+    positives = labels[labels >= 0].unique()
+    hashes[positives] = _SMALLEST
+    quota = max(quota, len(positives))
     # The hashes of distinct classes are distinct, so exactly `quota` are at or below the quota-th
     # smallest.
     threshold = hashes.kthvalue(quota).values
@@ -91,17 +93,13 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def own_positions(drawn: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (rows, slots), by ascending slot: the entries of `drawn` (ascending ids) that are a
-    sample's own label.
+def own_slots(drawn: Tensor, labels: Tensor) -> Tensor:
+    """Returns where in `drawn` (ascending ids) each label [B, L] is.
+
+    A label that is not drawn is at -1 - len(drawn), before the first of any chunk.
     """
-    slots = torch.searchsorted(drawn, labels.clamp_min(0)).clamp_max(max(0, len(drawn) - 1))
-    hits = (
-        (drawn[slots] == labels) & (labels >= 0)
-        if len(drawn)
-        else torch.zeros_like(labels, dtype=torch.bool)
-    )
-    rows, columns = hits.nonzero(as_tuple=True)
-    found = slots[rows, columns]
-    order = found.argsort()
-    return rows[order], found[order]
+    nowhere = -1 - len(drawn)
+    if len(drawn) == 0:
+        return torch.full_like(labels, nowhere)
+    slots = torch.searchsorted(drawn, labels.clamp_min(0)).clamp_max(len(drawn) - 1)
+    return torch.where((drawn[slots] == labels) & (labels >= 0), slots, nowhere)

@@ -6,14 +6,11 @@ from torch import Tensor
 from mlcd.errors import InvalidInput
 
 
-def distinct_labels(labels: Tensor, num_classes: int) -> Tensor:
-    """Returns the labels with later duplicates of a row replaced by -1; the others keep their
-    columns, best first.
+def check_labels(labels: Tensor, num_classes: int) -> None:
+    """Raises InvalidInput naming sample and value for a label outside [-1, num_classes), and for
+    another dtype than int64: float32 labels are exact only below 2^24 classes.
 
-    labels: int64 [B, L] of class ids, -1 for none.
-
-    Raises InvalidInput naming sample and value for a label outside [-1, num_classes), and for
-    another dtype: float32 labels are exact only below 2^24 classes.
+    labels: [B, L], in the host's memory, because the result is read.
     """
     if labels.dtype != torch.int64 or labels.dim() != 2:
         raise InvalidInput(
@@ -27,6 +24,14 @@ def distinct_labels(labels: Tensor, num_classes: int) -> Tensor:
             f"outside the {num_classes} classes",
             remedy="were the labels made with these centers?",
         )
+
+
+def distinct_labels(labels: Tensor) -> Tensor:
+    """Returns the labels with later duplicates of a row replaced by -1; the others keep their
+    columns, best first.
+
+    labels: int64 [B, L] of class ids, -1 for none.
+    """
     ordered, columns = labels.sort(dim=1, stable=True)
     repeated = torch.zeros_like(ordered, dtype=torch.bool)
     repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]

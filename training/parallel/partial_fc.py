@@ -11,7 +11,7 @@ of this process.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -23,7 +23,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.errors import ConfigInvalid
 from mlcd.losses.discrimination import mlc_from_log_sums, mlcd_from_log_sums, softplus
 from mlcd.losses.margins import MarginGrad, MarginKind, with_margin
-from mlcd.losses.negatives import NegativePolicy, draw_negatives, own_positions
+from mlcd.losses.negatives import NegativePolicy, draw_negatives, own_slots
 from mlcd.losses.positives import distinct_labels
 from mlcd.randomness import Stream, hash_counters
 from mlcd.world import World
@@ -146,30 +146,28 @@ class PartialFC(nn.Module):
         *,
         weights: Tensor | None = None,
         step_labels: Tensor | None = None,
+        row_counts: Sequence[int] | None = None,
     ) -> HeadOutput:
         """Computes the loss of the global batch from this process's samples.
 
         embeddings: [B_local, D] of any length. labels: int64 [B_local, L], -1 for none. weights:
         [B_local, L], at least 0, how much each label counts; None for 1 each. step_labels: int64
-        [n, L], of all samples of the step if these are a part of it, because
-        negatives that depend on labels are drawn for the whole step. Raises InvalidInput, which
-        names a sample whose label is no class.
+        [n, L], of all samples of the step if these are a part of it, because negatives that depend
+        on labels are drawn for the whole step. row_counts: the samples of each process; None asks
+        them. Labels are those that `check_labels` passes.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
             wide = embeddings if embeddings.dtype == torch.float64 else embeddings.float()
-            z_BD = self.world.gather_rows(normalize(wide, dim=1))
+            counts = row_counts or self.world.row_counts(len(wide), wide.device)
+            z_BD = self.world.gather_rows(normalize(wide, dim=1), counts)
             columns = 1 if self.config.kind == "cd" else labels.shape[1]
-            labels_BL = self.world.gather_rows(
-                distinct_labels(labels[:, :columns], self.shard.num_classes)
-            )
-            whole = (
-                labels_BL
-                if step_labels is None
-                else distinct_labels(step_labels[:, :columns], self.shard.num_classes)
-            )
+            own_labels = distinct_labels(labels[:, :columns])
+            labels_BL = self.world.gather_rows(own_labels, counts)
+            whole = labels_BL if step_labels is None else distinct_labels(step_labels[:, :columns])
             weights_BL = None
             if weights is not None:
-                weights_BL = self.world.gather_rows(weights[:, :columns].to(wide.dtype))
+                own_weights = weights[:, :columns].to(wide.dtype)
+                weights_BL = self.world.gather_rows(own_weights, counts)
             if self.config.kind == "per_column":
                 return self._per_column(z_BD, labels_BL, weights_BL, whole, step)
             drawn = self._draw(whole, step, self.config.policy)
@@ -193,7 +191,12 @@ class PartialFC(nn.Module):
         )
 
     def _owned(self, drawn: Tensor) -> Tensor:
-        return drawn[(drawn >= self.shard.start) & (drawn < self.shard.stop)]
+        """Returns those of the drawn classes, which ascend, that this process owns."""
+        if len(self.shard) == self.shard.num_classes:
+            return drawn
+        ends = torch.tensor([self.shard.start, self.shard.stop], device=drawn.device)
+        start, stop = torch.searchsorted(drawn, ends).tolist()
+        return drawn[start:stop]
 
     def _scale_and_bias(self) -> tuple[float | Tensor, float | Tensor]:
         scale = self.config.scale if self.log_scale is None else self.log_scale.exp()
@@ -316,8 +319,8 @@ class _Sums:
     def meters(self, labels_BL: Tensor, step_labels: Tensor) -> dict[str, Tensor]:
         lse_positive, lse_negative = self.lse_positive.detach(), self.lse_negative.detach()
         return _cosine_meters(self.facts, labels_BL, step_labels) | {
-            "lse_positive": lse_positive[lse_positive > -torch.inf].mean(),
-            "lse_negative": lse_negative[lse_negative > -torch.inf].mean(),
+            "lse_positive": _mean_of_present(lse_positive),
+            "lse_negative": _mean_of_present(lse_negative),
             "sigma_positive": torch.sigmoid(lse_positive).mean(),
             "sigma_negative": torch.sigmoid(lse_negative).mean(),
         }
@@ -328,9 +331,20 @@ def _cosine_meters(facts: Tensor, labels_BL: Tensor, step_labels: Tensor) -> dic
     return {
         "positive_cosine": positive_cosines / positives,
         "negative_cosine": negative_cosines / negatives,
-        "unique_positives": torch.tensor(float(len(step_labels[step_labels >= 0].unique()))),
+        "unique_positives": _num_distinct(step_labels),
         "effective_negatives": negatives / len(labels_BL),
     }
+
+
+def _mean_of_present(log_sums: Tensor) -> Tensor:
+    present = log_sums > -torch.inf
+    return log_sums.masked_fill(~present, 0.0).sum() / present.sum()
+
+
+def _num_distinct(labels: Tensor) -> Tensor:
+    """Returns the number of distinct labels, without a tensor whose size the host would read."""
+    ordered = torch.cat([labels.new_full((1,), -1), labels.flatten()]).sort().values
+    return ((ordered[1:] != ordered[:-1]) & (ordered[1:] >= 0)).sum().float()
 
 
 def _learned(start: float) -> nn.Parameter:
@@ -380,18 +394,14 @@ class _LogSums(torch.autograd.Function):
         positive_max, positive_sum, positive_tilt = _max_sum_and_tilt(
             (-logit_BL).masked_fill(~owned_BL, -torch.inf), -lowered_BL
         )
-        own_rows, own_slots = own_positions(drawn_S, labels_BL)
+        slots_BL = own_slots(drawn_S, labels_BL)
         negative_max = z_BD.new_full((z_BD.shape[0],), -torch.inf)
         negative_sum, negative_tilt, count_B, total_B = z_BD.new_zeros((4, z_BD.shape[0]))
         chunk = max(1, CHUNK_ENTRIES // max(1, z_BD.shape[0]))
-        bounds = _hit_bounds(own_slots, len(drawn_S), chunk)
         for start in range(0, len(drawn_S), chunk):
             piece = slice(start, start + chunk)
             center_CD = normalize(weight_KD[drawn_S[piece] - shard.start].to(z_BD.dtype), dim=1)
-            hits = slice(*bounds[start // chunk : start // chunk + 2])
-            cosine_BC, absent_BC = _negative_cosines(
-                z_BD, center_CD, own_rows[hits], own_slots[hits] - start, config
-            )
+            cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, slots_BL - start, config)
             total_B += cosine_BC.masked_fill(absent_BC, 0.0).sum(dim=1)
             count_B += cosine_BC.shape[1] - absent_BC.sum(dim=1)
             logits = (
@@ -438,16 +448,15 @@ class _LogSums(torch.autograd.Function):
             slope_BL,
             lse_positive,
             lse_negative,
-            own_rows,
-            own_slots,
+            slots_BL,
         )
-        ctx.job, ctx.chunk, ctx.bounds = job, chunk, bounds
+        ctx.job, ctx.chunk = job, chunk
         ctx.mark_non_differentiable(facts_B4, slopes)
         return lse_positive, lse_negative, facts_B4, slopes
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        *_, logit_BL, slope_BL, lse_positive, lse_negative, _, _ = ctx.saved_tensors
+        *_, logit_BL, slope_BL, lse_positive, lse_negative, _ = ctx.saved_tensors
         d_positive, d_negative, scale = gradients[0], gradients[1], ctx.job.config.scale
         # dLSEn/ds_j = softmax(s)_j and ds_j/dcos = scale (method.md 2.8).
         factor_B1 = (d_negative * scale)[:, None]
@@ -489,19 +498,15 @@ class _PairSums(torch.autograd.Function):
         logit_BL = config.scale * lowered_BL + config.bias
         counted_BL = owned_BL.to(z_BD.dtype) if weights_BL is None else weights_BL * owned_BL
         sigma_BL = counted_BL * torch.sigmoid(-logit_BL)
-        own_rows, own_slots = own_positions(drawn_S, labels_BL)
+        slots_BL = own_slots(drawn_S, labels_BL)
         chunk = max(1, CHUNK_ENTRIES // max(1, z_BD.shape[0]))
-        bounds = _hit_bounds(own_slots, len(drawn_S), chunk)
         # The sum, its two derivatives, the number of negatives and the sum of their cosines.
         negative = z_BD.new_zeros((5, z_BD.shape[0]))
         for start in range(0, len(drawn_S), chunk):
             center_CD = normalize(
                 weight_KD[drawn_S[start : start + chunk] - shard.start].to(z_BD.dtype), dim=1
             )
-            hits = slice(*bounds[start // chunk : start // chunk + 2])
-            cosine_BC, absent_BC = _negative_cosines(
-                z_BD, center_CD, own_rows[hits], own_slots[hits] - start, config
-            )
+            cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, slots_BL - start, config)
             cosine_BC.masked_fill_(absent_BC, 0.0)
             logit_BC = (config.scale * cosine_BC + config.bias).masked_fill_(absent_BC, -torch.inf)
             sigma_BC = torch.sigmoid(logit_BC)
@@ -526,16 +531,14 @@ class _PairSums(torch.autograd.Function):
         sums = world.sum(torch.stack([positive, negative]))
         facts_B4 = sums[:, 3:].flatten(0, 1).T.contiguous()
         slopes = sums[:, 1:3].transpose(0, 1).flatten(0, 1).contiguous()
-        ctx.save_for_backward(
-            z_BD, weight_KD, labels_BL, drawn_S, sigma_BL, slope_BL, own_rows, own_slots
-        )
-        ctx.job, ctx.chunk, ctx.bounds = job, chunk, bounds
+        ctx.save_for_backward(z_BD, weight_KD, labels_BL, drawn_S, sigma_BL, slope_BL, slots_BL)
+        ctx.job, ctx.chunk = job, chunk
         ctx.mark_non_differentiable(facts_B4, slopes)
         return sums[0, 0].clone(), sums[1, 0].clone(), facts_B4, slopes
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        *_, sigma_BL, slope_BL, _, _ = ctx.saved_tensors
+        *_, sigma_BL, slope_BL, _ = ctx.saved_tensors
         config = ctx.job.config
         factor_B1 = (gradients[1] * config.scale)[:, None]
 
@@ -563,33 +566,28 @@ def _of_rows(
     ctx: Any, share_BL: Tensor, negative_share: Callable[[Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     z_BD, weight_KD, labels_BL, drawn_S = ctx.saved_tensors[:4]
-    own_rows, own_slots = ctx.saved_tensors[-2:]
+    slots_BL = ctx.saved_tensors[-1]
     shard, config = ctx.job.shard, ctx.job.config
     local_BL = labels_BL - shard.start
     owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
     share_BL = torch.where(owned_BL, share_BL, torch.zeros_like(share_BL))
-    # `center_AD` has one row for each class that this step touches here, drawn or positive.
-    active_A = torch.cat([drawn_S - shard.start, local_BL[owned_BL]]).unique()
+    active_A = _touched(drawn_S - shard.start, local_BL, owned_BL, len(shard))
     center_AD = torch.zeros((len(active_A), z_BD.shape[1]), dtype=z_BD.dtype, device=z_BD.device)
     dz_BD = torch.zeros_like(z_BD)
     for start in range(0, len(drawn_S), ctx.chunk):
         local_C = drawn_S[start : start + ctx.chunk] - shard.start
         center_CD = normalize(weight_KD[local_C].to(z_BD.dtype), dim=1)
-        hits = slice(*ctx.bounds[start // ctx.chunk : start // ctx.chunk + 2])
-        cosine_BC, absent_BC = _negative_cosines(
-            z_BD, center_CD, own_rows[hits], own_slots[hits] - start, config
-        )
+        cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, slots_BL - start, config)
         share_BC = negative_share(cosine_BC, absent_BC)
         dz_BD.addmm_(share_BC, center_CD)
         slots = torch.searchsorted(active_A, local_C)
         center_AD[slots] += share_BC.T @ z_BD
-    for column in range(labels_BL.shape[1]):
-        rows = owned_BL[:, column].nonzero()[:, 0]
-        if len(rows) == 0:
-            continue
-        local, share = local_BL[rows, column], share_BL[rows, column, None]
-        dz_BD.index_add_(0, rows, share * normalize(weight_KD[local].to(z_BD.dtype), dim=1))
-        center_AD.index_add_(0, torch.searchsorted(active_A, local), share * z_BD[rows])
+    for column in range(labels_BL.shape[1] if len(active_A) else 0):
+        local_B, owned_B = local_BL[:, column], owned_BL[:, column]
+        share_B1 = share_BL[:, column, None]
+        dz_BD += share_B1 * _positive_centers(weight_KD, local_B, owned_B, z_BD.dtype)
+        slots = torch.searchsorted(active_A, torch.where(owned_B, local_B, active_A[0]))
+        center_AD.index_add_(0, slots, (share_B1 * z_BD).masked_fill(~owned_B[:, None], 0.0))
     _through_normalization(center_AD, weight_KD, active_A, ctx.chunk)
     center_AD = center_AD.to(weight_KD.dtype)
     if config.center_update == "sparse":
@@ -604,6 +602,21 @@ def _of_rows(
     return dz_BD * ctx.job.world.size, d_weight
 
 
+def _touched(drawn_S: Tensor, local_BL: Tensor, owned_BL: Tensor, num_own: int) -> Tensor:
+    """Returns the classes of this process that the step touches, drawn or positive, ascending.
+
+    Where all are drawn the host knows that; else it reads their number.
+    """
+    if len(drawn_S) == num_own:
+        return drawn_S
+    if len(drawn_S) == 0:
+        positives_only: Tensor = local_BL[owned_BL].unique()
+        return positives_only
+    positives = torch.where(owned_BL, local_BL, drawn_S[0])
+    touched: Tensor = torch.cat([drawn_S, positives.flatten()]).unique()
+    return touched
+
+
 _log_sums: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _LogSums.apply
 _pair_sums: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _PairSums.apply
 
@@ -611,13 +624,25 @@ _pair_sums: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _PairSums.app
 def _positive_cosines(
     z_BD: Tensor, weight_KD: Tensor, local_BL: Tensor, owned_BL: Tensor
 ) -> Tensor:
-    cosine_BL = z_BD.new_zeros(local_BL.shape)
     # One column at a time takes [B, D] in memory instead of [B, L, D].
-    for column in range(local_BL.shape[1]):
-        rows = owned_BL[:, column].nonzero()[:, 0]
-        centers = normalize(weight_KD[local_BL[rows, column]].to(z_BD.dtype), dim=1)
-        cosine_BL[rows, column] = (z_BD[rows] * centers).sum(dim=1)
-    return cosine_BL
+    columns = [
+        (z_BD * _positive_centers(weight_KD, local_B, owned_B, z_BD.dtype)).sum(dim=1)
+        for local_B, owned_B in zip(local_BL.unbind(1), owned_BL.unbind(1), strict=True)
+    ]
+    return torch.stack(columns, dim=1) if columns else z_BD.new_zeros(local_BL.shape)
+
+
+def _positive_centers(
+    weight_KD: Tensor, local_B: Tensor, owned_B: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Returns the unit center of each sample's label, [B, D], and 0 where another process owns it.
+
+    Nothing depends on how many are owned, so the host need not know.
+    """
+    if len(weight_KD) == 0:
+        return weight_KD.new_zeros((len(local_B), weight_KD.shape[1]), dtype=dtype)
+    centers_BD = normalize(weight_KD[torch.where(owned_B, local_B, 0)].to(dtype), dim=1)
+    return centers_BD.masked_fill(~owned_B[:, None], 0.0)
 
 
 def _lowered_cosines(cosine_BL: Tensor, config: HeadConfig) -> tuple[Tensor, Tensor]:
@@ -632,28 +657,22 @@ def _lowered_cosines(cosine_BL: Tensor, config: HeadConfig) -> tuple[Tensor, Ten
 
 
 def _negative_cosines(
-    z_BD: Tensor, center_CD: Tensor, own_rows: Tensor, own_slots: Tensor, config: HeadConfig
+    z_BD: Tensor, center_CD: Tensor, slots_BL: Tensor, config: HeadConfig
 ) -> tuple[Tensor, Tensor]:
     """Returns the cosines of a chunk of drawn classes, and a mask of the absent entries.
 
-    Absent are a sample's own positives and the negatives that the filter leaves out.
+    Absent are a sample's own positives and the negatives that the filter leaves out. slots_BL: the
+    column of each own label, outside of the chunk for those that are not in it.
     """
     cosine_BC = z_BD @ center_CD.T
-    absent_BC = torch.zeros_like(cosine_BC, dtype=torch.bool)
-    absent_BC[own_rows, own_slots] = True
+    num = cosine_BC.shape[1]
+    # One column more takes what is not in the chunk, so that no size depends on the labels.
+    absent_BC = torch.zeros((len(z_BD), num + 1), dtype=torch.bool, device=z_BD.device)
+    inside_BL = (slots_BL >= 0) & (slots_BL < num)
+    absent_BC = absent_BC.scatter_(1, torch.where(inside_BL, slots_BL, num), True)[:, :num]
     if config.filter_threshold is not None:
-        absent_BC |= cosine_BC > config.filter_threshold
+        absent_BC = absent_BC | (cosine_BC > config.filter_threshold)
     return cosine_BC, absent_BC
-
-
-def _hit_bounds(own_slots: Tensor, num_drawn: int, chunk: int) -> list[int]:
-    """Returns where in `own_slots` (ascending) the hits of each chunk begin, and the end.
-
-    The host reads once for all chunks.
-    """
-    starts = torch.arange(0, num_drawn + chunk, chunk, device=own_slots.device)
-    bounds: list[int] = torch.searchsorted(own_slots, starts).tolist()
-    return bounds
 
 
 def _through_normalization(

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from mlcd.errors import ConfigInvalid, InvalidInput
-from mlcd.losses.negatives import draw_negatives, hash_classes, own_positions
-from mlcd.losses.positives import distinct_labels
+from mlcd.losses.negatives import draw_negatives, hash_classes, own_slots
+from mlcd.losses.positives import check_labels, distinct_labels
 from mlcd.randomness import Stream, hash_counters
 from training.config import AugmentConfig
 from training.data.augment import crop_boxes
@@ -108,18 +108,17 @@ def test_partialfc_takes_the_positives_and_fills_up():
     ).tolist() == list(range(300))
 
 
-def test_own_positions_are_found_and_padding_hits_nothing():
+def test_own_slots_are_found_and_padding_hits_nothing():
     drawn = torch.tensor([0, 3, 5, 9])
     labels = torch.tensor([[3, 9, -1], [4, -1, -1], [0, 5, -1], [11, 1, -1]])
-    rows, slots = own_positions(drawn, labels)
-    assert sorted(zip(rows.tolist(), slots.tolist(), strict=True)) == [
-        (0, 1),
-        (0, 3),
-        (2, 0),
-        (2, 2),
+    nowhere = -5
+    assert own_slots(drawn, labels).tolist() == [
+        [1, 3, nowhere],
+        [nowhere, nowhere, nowhere],
+        [0, 2, nowhere],
+        [nowhere, nowhere, nowhere],
     ]
-    assert (slots.diff() >= 0).all()
-    assert len(own_positions(torch.tensor([], dtype=torch.int64), labels)[0]) == 0
+    assert (own_slots(torch.tensor([], dtype=torch.int64), labels) == -1).all()
 
 
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 1.1])
@@ -130,11 +129,12 @@ def test_an_impossible_ratio_is_refused(ratio):
 
 def test_labels_are_distinct_checked_and_exact():
     labels = torch.tensor([[5, 2, 5, -1], [-1, -1, -1, -1], [16_777_217, 16_777_216, 0, 0]])
-    cleaned = distinct_labels(labels, 20_000_000)
+    check_labels(labels, 20_000_000)
+    cleaned = distinct_labels(labels)
     assert cleaned.tolist() == [[5, 2, -1, -1], [-1, -1, -1, -1], [16_777_217, 16_777_216, 0, -1]]
     with pytest.raises(InvalidInput, match="sample 2 has label 16777217"):
-        distinct_labels(labels, 16_777_217)
+        check_labels(labels, 16_777_217)
     with pytest.raises(InvalidInput, match="sample 0 has label -2"):
-        distinct_labels(torch.tensor([[-2]]), 5)
+        check_labels(torch.tensor([[-2]]), 5)
     with pytest.raises(InvalidInput, match="int64"):
-        distinct_labels(labels.float(), 20_000_000)
+        check_labels(labels.float(), 20_000_000)

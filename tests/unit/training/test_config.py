@@ -15,6 +15,7 @@ from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from training.cli import train
 from training.config import LossConfig, built_in_recipes, load_config
+from training.run import is_deterministic
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
 
@@ -239,3 +240,17 @@ def test_places_are_no_part_of_a_run_s_identity():
     )
     assert first.identity() == second.identity()
     assert load_config("demo-digits", [*PLACES, "seed=1"]).identity() != first.identity()
+
+
+@pytest.mark.parametrize(
+    ("override", "cpu", "gpu"),
+    [
+        ("compute.deterministic=null", True, False),
+        ("compute.deterministic=true", True, True),
+        ("compute.deterministic=false", False, False),
+    ],
+)
+def test_determinism_is_a_choice_which_a_gpu_makes_against_it(override, cpu, gpu):
+    config = load_config("smoke", [*PLACES, override])
+    found = [is_deterministic(config, torch.device(name)) for name in ("cpu", "cuda")]
+    assert found == [cpu, gpu]

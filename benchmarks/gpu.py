@@ -1,0 +1,150 @@
+"""One command for a machine with a GPU: its tests and its benchmarks, in slices of minutes.
+
+python benchmarks/gpu.py              all slices; a table, and results/gpu-NAME.json beside this
+python benchmarks/gpu.py --only NAME  one of them
+python benchmarks/gpu.py --list       their commands
+python benchmarks/gpu.py --wheels DIR checks that the wheels in DIR are small enough to carry
+
+Each slice is a process of its own with a time limit, so that one that hangs costs its slice alone.
+A result states hardware, versions and commit; a slice that fails has one, too.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+LIMIT_S: Final = 540
+MAX_WHEEL_BYTES: Final = 60 * 2**20
+RESULTS: Final = Path(__file__).parent / "results"
+_TRAIN: Final = "benchmarks/train.py"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A command that ends within the limit."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, *self.arguments]
+
+
+def _train(tower: str, batch: int, classes: int) -> tuple[str, ...]:
+    sizes = ("--batch", str(batch), "--classes", str(classes))
+    return (_TRAIN, "--device", "cuda", "--tower", tower, *sizes, "--runs", "3")
+
+
+SLICES: Final[Sequence[Slice]] = (
+    Slice("tests", ("-m", "pytest", "-q", "-n0", "-m", "gpu")),
+    Slice("train-b32", _train("b32", 1024, 1_000_000)),
+    Slice("train-l14", _train("l14", 256, 1_000_000)),
+    Slice("head", ("benchmarks/head.py", "--classes", "1000000", "--batch", "4096")),
+)
+
+
+def run(piece: Slice, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """Runs a slice, and returns its result with its last lines."""
+    began = time.perf_counter()
+    try:
+        done = subprocess.run(
+            piece.command, capture_output=True, text=True, check=False, timeout=limit_s
+        )
+        status, output = str(done.returncode), done.stdout + done.stderr
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode() if isinstance(error.stdout, bytes) else ""
+        status = "time limit"
+    return {
+        "name": piece.name,
+        "command": ["python", *piece.arguments],
+        "status": status,
+        "seconds": round(time.perf_counter() - began, 1),
+        "output": output.splitlines()[-60:],
+        **origin(),
+    }
+
+
+def origin() -> dict[str, Any]:
+    """Returns where a result is from."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+    )
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return {
+        "device": device,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "commit": commit.stdout.strip() or "unknown",
+    }
+
+
+def write(result: Mapping[str, Any], folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"gpu-{result['name']}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    return path
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the results as the table of a page."""
+    rows = ["| slice | device | status | seconds | last line |", "|---|---|---|---|---|"]
+    for each in results:
+        last = next((line.strip() for line in reversed(each["output"]) if line.strip()), "")
+        status = "passed" if each["status"] == "0" else f"failed ({each['status']})"
+        cells = (each["name"], each["device"], status, each["seconds"], last.replace("|", "/"))
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(rows)
+
+
+def check_wheels(folder: Path) -> str:
+    """Returns the wheels and their size. Raises SystemExit if they are too large to carry."""
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("*.whl"))}
+    total = sum(sizes.values())
+    lines = [f"{size / 2**20:7.1f} MiB  {name}" for name, size in sizes.items()]
+    lines.append(f"{total / 2**20:7.1f} MiB  of at most {MAX_WHEEL_BYTES / 2**20:.0f}")
+    if not sizes or total > MAX_WHEEL_BYTES:
+        raise SystemExit("\n".join([*lines, "these are too large, or there are none"]))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=[piece.name for piece in SLICES], action="append")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--wheels", type=Path)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if options.wheels is not None:
+        print(check_wheels(options.wheels))
+        return
+    chosen = [piece for piece in SLICES if not options.only or piece.name in options.only]
+    if options.list:
+        print("\n".join(f"{piece.name:10} {' '.join(piece.arguments)}" for piece in chosen))
+        return
+    if not torch.cuda.is_available():
+        raise SystemExit("torch finds no GPU: run this where there is one")
+    results = []
+    for piece in chosen:
+        results.append(run(piece))
+        print(f"{piece.name}: {write(results[-1], options.out)}", flush=True)
+    print(table(results))
+    raise SystemExit(any(each["status"] != "0" for each in results))
+
+
+if __name__ == "__main__":
+    main()
