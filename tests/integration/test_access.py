@@ -409,7 +409,9 @@ def test_browsers_and_caches_are_told_what_they_may_do(anyone, keys, picture):
     }
     for name, answer in answers.items():
         assert answer.headers["x-content-type-options"] == "nosniff", name
-        assert answer.headers["cache-control"] == "no-store"
+        # The page is the same for everybody; it is kept, and asked for whether it still is the same.
+        keeping = "no-cache" if name == "page" else "no-store"
+        assert answer.headers["cache-control"] == keeping, name
         assert answer.headers["referrer-policy"] == "no-referrer"
         policy = answer.headers.get_list("content-security-policy")
         assert len(policy) == 1
