@@ -23,8 +23,8 @@ from typing import Final
 import httpx
 import numpy as np
 
+from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
-from mlcd.collections.store import Collections
 from mlcd.types import unit_rows
 from service.inference.engine.fake import FakeEncoder
 from tests.browser.chromium import Page, browsing
@@ -32,6 +32,7 @@ from tests.integration.running import serving
 
 MODEL: Final = "fake:dimension=16"
 KINDS: Final = 100
+RECALL: Final = 0.8
 ADDED_AT_ONCE: Final = 8192
 PAN_S: Final = 5
 ROUNDS: Final = 5
@@ -150,13 +151,17 @@ def add_photographs(url: str, photographs: Path) -> int:
 
 def add_synthetic(folder: Path, num: int) -> None:
     """Makes a collection of clouds around random centers."""
+    folder.mkdir(parents=True)
     random = np.random.default_rng(0)
     encoder = FakeEncoder(MODEL)
     centers = random.standard_normal((KINDS, encoder.dimension), dtype=np.float32)
-    with Collections.open(folder) as store:
-        collection, _ = store.create(
-            "synthetic", fingerprint=encoder.fingerprint, dimension=encoder.dimension, recall=0.9
-        )
+    with Collection.create(
+        folder / "synthetic",
+        fingerprint=encoder.fingerprint,
+        dimension=encoder.dimension,
+        recall=RECALL,
+        background=False,
+    ) as collection:
         for start in range(0, num, ADDED_AT_ONCE):
             kinds = random.integers(KINDS, size=min(ADDED_AT_ONCE, num - start))
             noise = random.standard_normal((len(kinds), encoder.dimension), dtype=np.float32)
@@ -167,6 +172,8 @@ def add_synthetic(folder: Path, num: int) -> None:
                     for row, kind in enumerate(kinds)
                 ]
             )
+        # Otherwise the server would make the index beside what is measured.
+        collection.reindex()
 
 
 def memory_mib(process: int) -> float:
