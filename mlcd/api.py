@@ -38,7 +38,7 @@ from mlcd.images.transform import DecodeMode
 from mlcd.indexes.scan import scan
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.locations import Location, local_path
-from mlcd.parts.texts import read_texts, usable
+from mlcd.parts.text_files import read_texts, usable
 from mlcd.pipelines import cluster as clustering
 from mlcd.pipelines import embed as embedding
 from mlcd.pipelines import embed_texts as text_embedding

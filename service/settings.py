@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field, SecretStr, ValidationErr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from mlcd.collections.thumbnails import DEFAULT_MAX_BYTES
+from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
 from mlcd.encoders.encoder import EngineName
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid

@@ -14,7 +14,7 @@ from mlcd.client.call import Call
 from mlcd.client.connection import Connection
 from mlcd.client.requests import RequestBounds, Server
 from mlcd.client.results import Answer
-from mlcd.client.texts import TIMES_BATCH, TextCutter
+from mlcd.client.text_batches import TIMES_BATCH, TextCutter
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Fingerprint, unit_rows
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from mlcd.client.texts import Texts
+from mlcd.client.text_batches import Texts
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.types import Embeddings
 

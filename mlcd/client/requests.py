@@ -32,7 +32,7 @@ from mlcd.client.reading import (
 )
 from mlcd.client.refusals import RefusedInput, not_our_api
 from mlcd.client.results import Answer, Center, Item, Layout, Row
-from mlcd.client.texts import Texts
+from mlcd.client.text_batches import Texts
 from mlcd.errors import Rejection
 from mlcd.wire import (
     DeletedItem,

@@ -30,7 +30,7 @@ from mlcd.client.results import (
     Origin,
     Row,
 )
-from mlcd.client.texts import Texts, check_texts
+from mlcd.client.text_batches import Texts, check_texts
 from mlcd.errors import Rejection
 from mlcd.wire import (
     DeletedItem,

@@ -49,11 +49,11 @@ from mlcd.collections.filters import parse_filter
 from mlcd.collections.generation import open_newest, remove_before, write_generation
 from mlcd.collections.growth import Growth
 from mlcd.collections.item import Item, check_id, check_new_id, encode_metadata, unit_embedding
-from mlcd.collections.layout import Layout, Placer
 from mlcd.collections.ledger import Ledger
 from mlcd.collections.locks import LOCK, Lock, lock_collection
+from mlcd.collections.plane import Layout, Placer
 from mlcd.collections.searcher import SearchAnswer, Searcher
-from mlcd.collections.thumbnails import DEFAULT_MAX_BYTES, THUMBNAILS, Stored, Thumbnails
+from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES, THUMBNAILS, Stored, Thumbnails
 from mlcd.collections.upkeep import Upkeep
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.images.thumbnail import Thumbnail

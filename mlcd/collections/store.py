@@ -15,7 +15,7 @@ from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import DEFAULT_RECALL, LEDGER, Collection
 from mlcd.collections.descriptors import Descriptors
 from mlcd.collections.item import check_name, is_name
-from mlcd.collections.thumbnails import DEFAULT_MAX_BYTES
+from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
 from mlcd.errors import Conflict, MlcdError, NotFound, TooManyOpenFiles
 from mlcd.types import Fingerprint
 

@@ -85,7 +85,7 @@ def _embed_texts(
     texts: str, out: Path, model: str, options: EncoderOptions, reporter: Reporter
 ) -> None:
     from mlcd.encoders import open_text_encoder
-    from mlcd.parts.texts import read_texts
+    from mlcd.parts.text_files import read_texts
     from mlcd.pipelines.embed_texts import embed_texts
     from mlcd.pipelines.resolve import resolve_model
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from mlcd.collections.layout import Method
-from mlcd.collections.thumbnails import DEFAULT_MAX_BYTES
+from mlcd.collections.plane import Method
+from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
 from mlcd.commands.common_options import FINISHED, LOCAL_PATH, reporter_option
 from mlcd.images.thumbnail import DEFAULT_SIDE
 from mlcd.progress import Reporter
@@ -79,8 +79,8 @@ def index(
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.images.sources import open_source
     from mlcd.pipelines import index as pipeline
-    from mlcd.pipelines.layout import make_layout
-    from mlcd.pipelines.thumbnails import make_thumbnails
+    from mlcd.pipelines.lay_out import make_layout
+    from mlcd.pipelines.make_thumbnails import make_thumbnails
 
     if export_ and duplicates is not None:
         raise click.UsageError("--export and --duplicates exclude each other")

@@ -20,7 +20,7 @@ from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_ar
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
 from mlcd.export.graph import write_graph
 from mlcd.export.parity import check_parity
-from mlcd.export.text_part import (
+from mlcd.export.text_tower import (
     TextOrigin,
     find_text,
     text_of_artifact,

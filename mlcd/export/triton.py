@@ -22,7 +22,7 @@ from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
 from mlcd.errors import Conflict
 from mlcd.export.model_artifact import Weights, chosen_options, find_weights, load_weights
-from mlcd.export.text_part import text_of_artifact, write_text
+from mlcd.export.text_tower import text_of_artifact, write_text
 from mlcd.export.triton_config import TritonOptions, write_config
 from mlcd.export.triton_towers import Tower, image_tower, stated_by, text_tower
 from mlcd.models.servable import Servable

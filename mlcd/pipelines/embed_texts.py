@@ -23,7 +23,7 @@ from mlcd.parts.encoded import (
     part_slice,
 )
 from mlcd.parts.ownership import take_over
-from mlcd.parts.texts import TextFile, usable
+from mlcd.parts.text_files import TextFile, usable
 from mlcd.pipelines.embed import write_encoded
 from mlcd.progress import Meter, Reporter
 from mlcd.types import SampleKey

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from mlcd.collections.layout import Layout
+from mlcd.collections.plane import Layout
 
 CSV: Final = "text/csv"
 PARQUET: Final = "application/vnd.apache.parquet"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from mlcd.artifacts.centers import Centers
 from mlcd.collections.clusters import Clusters
 from mlcd.collections.columns import Scalar
-from mlcd.collections.layout import Layout
+from mlcd.collections.plane import Layout
 from mlcd.errors import InvalidInput
 from mlcd.wire import LayoutLegendEntry
 

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from mlcd.collections.clusters import Clusters
 from mlcd.collections.collection import Collection
-from mlcd.collections.layout import Layout
+from mlcd.collections.plane import Layout
 from service.deadline import within_deadline
 from service.inference.lookup import Lookup
 

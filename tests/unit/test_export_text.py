@@ -29,7 +29,7 @@ from mlcd.errors import (
     NotFound,
     Unavailable,
 )
-from mlcd.export import model_artifact, text_part
+from mlcd.export import model_artifact, text_tower
 from mlcd.export.graph import write_graph
 from mlcd.export.model_artifact import export_hf, export_model, find_weights
 from mlcd.models import zoo
@@ -68,7 +68,7 @@ def graphs_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_artifact, "write_graph", write)
-        patch.setattr(text_part, "write_graph", write)
+        patch.setattr(text_tower, "write_graph", write)
         yield
 
 
@@ -243,14 +243,14 @@ def test_a_text_part_without_weights_runs_on_openvino_alone(exported, tmp_path):
 
 
 def test_a_graph_of_other_texts_is_not_published(clip, tmp_path, monkeypatch):
-    original = text_part.write_text_onnx
+    original = text_tower.write_text_onnx
 
     def wrong(model, path):
         original(model, path)
         with torch.no_grad():
             model.trunk.pos.add_(torch.randn(model.trunk.pos.shape))
 
-    monkeypatch.setattr(text_part, "write_text_onnx", wrong)
+    monkeypatch.setattr(text_tower, "write_text_onnx", wrong)
     with pytest.raises(ArtifactInvalid, match="on a caption"):
         export_model(str(clip), tmp_path / "model", name="m", reporter=SILENT)
     assert not (tmp_path / "model").exists()

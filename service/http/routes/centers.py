@@ -30,7 +30,7 @@ from service.http.access import Opened
 from service.http.answers import headers, json_answer, provenance
 from service.http.auth import needs
 from service.http.cursors import read_cursor, write_cursor
-from service.http.members import counted_values, listed_members
+from service.http.member_pages import counted_values, listed_members
 from service.http.routes.collections import opened_collection
 from service.http.routes.labels import example_members, opened_lookup
 from service.inference.lookup import Lookup

@@ -34,11 +34,11 @@ from service.http.bodies import check_count, media_type, parse_json, read_form, 
 from service.http.data_uris import image_from_uri
 from service.http.encoding import encode
 from service.http.json_route import JsonRoute
+from service.http.new_thumbnails import thumbnails_of
 from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
 from service.http.queries import given_fields
 from service.http.routes.collections import Name, change, opened_collection
-from service.http.thumbnails import thumbnails_of
 from service.inference.encoded import Encoded
 from service.resources import Resources
 

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.filters import parse_filter
-from mlcd.collections.layout import Layout
+from mlcd.collections.plane import Layout
 from mlcd.errors import Conflict, InvalidInput
 from mlcd.wire import LayoutItems, LayoutItemsRequest, LayoutLegend
 from service.deadline import within_deadline

@@ -6,7 +6,7 @@ import pytest
 from mlcd.collections.by_row import ByRow
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
-from mlcd.collections.layout import Layout, Projection, squared, write_layout
+from mlcd.collections.plane import Layout, Projection, squared, write_layout
 from mlcd.types import unit_rows
 from tests.unit.collections.conftest import DIMENSION, FINGERPRINT
 

@@ -17,7 +17,7 @@ import pytest
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
 from mlcd.collections.store import Collections
-from mlcd.collections.thumbnails import THUMBNAILS
+from mlcd.collections.thumbnail_store import THUMBNAILS
 from mlcd.errors import NotFound
 from mlcd.images.thumbnail import Thumbnail
 from tests.unit.collections.conftest import DIMENSION, FINGERPRINT

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.collections.collection import Collection
-from mlcd.collections.thumbnails import Stored
+from mlcd.collections.thumbnail_store import Stored
 from mlcd.cores import available_cores
 from mlcd.errors import Conflict
 from mlcd.images.prefetch import thumbnails_all

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mlcd.collections.by_row import ByRow
 from mlcd.collections.collection import Collection
-from mlcd.collections.layout import (
+from mlcd.collections.plane import (
     Method,
     Projection,
     read_about,
