@@ -31,24 +31,13 @@ from mlcd.client.results import (
     Origin,
 )
 from mlcd.client.synchronous import Client
-from mlcd.wire import (
-    Audit,
-    CenterSet,
-    DeletedItem,
-    DescribedTexts,
-    Example,
-    FailedShard,
-    Info,
-    Job,
-    JobFailure,
-    JobProgress,
-    Label,
-    LayoutItems,
-    ListedCenter,
-    Member,
-)
-from mlcd.wire import DescribedCollection as Collection
-from mlcd.wire import ItemMatch as Match
+from mlcd.wire.found_items import ItemMatch as Match
+from mlcd.wire.found_items import LayoutItems
+from mlcd.wire.nearest_centers import Audit, Example, Label, ListedCenter, Member
+from mlcd.wire.queued_jobs import FailedShard, Job, JobFailure, JobProgress
+from mlcd.wire.served_model import CenterSet, DescribedTexts, Info
+from mlcd.wire.stored_items import DeletedItem
+from mlcd.wire.stored_items import DescribedCollection as Collection
 
 __all__ = [
     "Added",

@@ -15,7 +15,7 @@ from mlcd.client.reading import read_failures, read_job, read_jobs
 from mlcd.client.refusals import Refused
 from mlcd.errors import InvalidInput, Unavailable
 from mlcd.label_job import JobKind, JobOptions
-from mlcd.wire import FailedShard, Job, JobState
+from mlcd.wire.queued_jobs import FailedShard, Job, JobState
 
 _ROUTE: Final = "/v1/jobs"
 _PAGE_SIZE: Final = 200  # the most that the server gives

@@ -10,35 +10,28 @@ import numpy as np
 from mlcd.client.refusals import not_our_api
 from mlcd.client.results import Answer, Center, Item, Layout, Origin, Row
 from mlcd.errors import ImageReason, ImageRejected, Rejection, TextReason, TextRejected
-from mlcd.wire import (
-    AddedItems,
+from mlcd.wire.embedding import ClassifiedImages, EmbeddedImages, EmbeddedTexts, FittingName
+from mlcd.wire.found_items import FoundDuplicates, FoundItems, ItemMatch, LayoutItems
+from mlcd.wire.nearest_centers import (
     Audit,
     CenterList,
-    ClassifiedImages,
-    CollectionList,
-    DeletedItem,
-    DeletedItems,
     DescribedCenter,
-    DescribedCollection,
-    DescribedItem,
-    EmbeddedImages,
-    EmbeddedTexts,
-    FailedShard,
-    FailureList,
-    FittingName,
-    FoundDuplicates,
-    FoundItems,
-    Info,
-    ItemError,
-    ItemMatch,
-    Job,
-    JobList,
     Label,
     LabeledImages,
-    LayoutItems,
     ListedCenter,
     Member,
     MemberList,
+)
+from mlcd.wire.queued_jobs import FailedShard, FailureList, Job, JobList
+from mlcd.wire.served_model import Info
+from mlcd.wire.shapes import ItemError
+from mlcd.wire.stored_items import (
+    AddedItems,
+    CollectionList,
+    DeletedItem,
+    DeletedItems,
+    DescribedCollection,
+    DescribedItem,
     RefusedItem,
 )
 

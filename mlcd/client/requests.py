@@ -34,18 +34,11 @@ from mlcd.client.refusals import RefusedInput, not_our_api
 from mlcd.client.results import Answer, Center, Item, Layout, Row
 from mlcd.client.text_batches import Texts
 from mlcd.errors import Rejection
-from mlcd.wire import (
-    DeletedItem,
-    DescribedCollection,
-    FittingName,
-    Info,
-    ItemMatch,
-    Label,
-    LabelMode,
-    LayoutItems,
-    ListedCenter,
-    Member,
-)
+from mlcd.wire.embedding import FittingName
+from mlcd.wire.found_items import ItemMatch, LayoutItems
+from mlcd.wire.nearest_centers import Label, LabelMode, ListedCenter, Member
+from mlcd.wire.served_model import Info
+from mlcd.wire.stored_items import DeletedItem, DescribedCollection
 
 _Value = TypeVar("_Value")
 _Sent = TypeVar("_Sent", bytes, str)

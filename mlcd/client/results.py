@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from mlcd.errors import Rejection
 from mlcd.types import Embeddings, Fingerprint
-from mlcd.wire import Audit, Example, FittingName, ItemMatch, Label
+from mlcd.wire.embedding import FittingName
+from mlcd.wire.found_items import ItemMatch
+from mlcd.wire.nearest_centers import Audit, Example, Label
 
 Row: TypeAlias = NDArray[np.float32]
 

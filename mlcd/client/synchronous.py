@@ -32,16 +32,10 @@ from mlcd.client.results import (
 )
 from mlcd.client.text_batches import Texts, check_texts
 from mlcd.errors import Rejection
-from mlcd.wire import (
-    DeletedItem,
-    DescribedCollection,
-    Info,
-    Label,
-    LabelMode,
-    LayoutItems,
-    ListedCenter,
-    Member,
-)
+from mlcd.wire.found_items import LayoutItems
+from mlcd.wire.nearest_centers import Label, LabelMode, ListedCenter, Member
+from mlcd.wire.served_model import Info
+from mlcd.wire.stored_items import DeletedItem, DescribedCollection
 
 _Batch = TypeVar("_Batch")
 _Value = TypeVar("_Value")

@@ -2,14 +2,17 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from mlcd.collections.plane import Method
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
 from mlcd.commands.common_options import FINISHED, LOCAL_PATH, reporter_option
 from mlcd.images.thumbnail import DEFAULT_SIDE
 from mlcd.progress import Reporter
+
+if TYPE_CHECKING:  # it brings faiss
+    from mlcd.collections.plane import Method
 
 
 @click.command()
@@ -67,7 +70,7 @@ def index(
     thumbnails: str | None,
     thumbnail_side: int,
     thumbnail_bytes: int,
-    layout: Method | None,
+    layout: "Method | None",
     reporter: Reporter,
 ) -> None:
     """Build the collection of SOURCE at OUT (STATE/collections/NAME for the service).

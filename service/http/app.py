@@ -12,7 +12,9 @@ from starlette.responses import Response
 
 from mlcd.errors import MlcdError
 from mlcd.version import __version__
-from mlcd.wire import AddRequest, ClassifyRequest, QueryRequest, SearchRequest
+from mlcd.wire.embedding import ClassifyRequest, QueryRequest
+from mlcd.wire.found_items import SearchRequest
+from mlcd.wire.stored_items import AddRequest
 from service.http import openapi
 from service.http.auth import OriginMiddleware, check_declared
 from service.http.dialects import cohere, openai, own

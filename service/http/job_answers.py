@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from mlcd.label_job import OPTIONS
-from mlcd.wire import Job, JobFailure, JobProgress
+from mlcd.wire.queued_jobs import Job, JobFailure, JobProgress
 from service.jobs import job as jobs
 
 

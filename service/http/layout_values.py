@@ -11,7 +11,7 @@ from mlcd.collections.clusters import Clusters
 from mlcd.collections.columns import Scalar
 from mlcd.collections.plane import Layout
 from mlcd.errors import InvalidInput
-from mlcd.wire import LayoutLegendEntry
+from mlcd.wire.found_items import LayoutLegendEntry
 
 _MOST_NAMED: Final = 1000
 

@@ -10,7 +10,7 @@ from mlcd.collections.clusters import Clusters
 from mlcd.collections.collection import Collection
 from mlcd.collections.columns import Scalar
 from mlcd.errors import InvalidInput
-from mlcd.wire import CountedValue
+from mlcd.wire.nearest_centers import CountedValue
 from service.http.cursors import read_cursor, write_cursor
 
 

@@ -10,9 +10,9 @@ from typing import Annotated, Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from mlcd import wire
 from mlcd.label_job import LabelJob
 from mlcd.types import Fingerprint
+from mlcd.wire import queued_jobs as wire
 from service.errors import RecordDamaged
 
 JobState = wire.JobState

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings
-from mlcd.wire import EXAMPLE_IMAGE, exactly_one
+from mlcd.wire.shapes import EXAMPLE_IMAGE, exactly_one
 from service.errors import BadRequest
 from service.http.access import Opened, check_model
 from service.http.answers import headers, json_answer, json_list

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings
-from mlcd.wire import EXAMPLE_IMAGE, exactly_one
+from mlcd.wire.shapes import EXAMPLE_IMAGE, exactly_one
 from service.errors import BadRequest
 from service.fetch.urls import GivenImage
 from service.http.access import Opened, check_model

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from mlcd.wire import Problem
+from mlcd.wire.shapes import Problem
 from service.http.dialect import Dialect, Refusal
 
 _PREFIX: Final = "urn:mlcd:problem:"

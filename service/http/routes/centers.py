@@ -16,7 +16,7 @@ from mlcd.collections.collection import Collection
 from mlcd.collections.item import MAX_FIELD_BYTES
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.types import Embeddings
-from mlcd.wire import (
+from mlcd.wire.nearest_centers import (
     CenterList,
     CountedValues,
     DescribedCenter,

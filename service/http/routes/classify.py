@@ -14,7 +14,7 @@ from mlcd.encoders.text_encoder import Calibration
 from mlcd.errors import InvalidInput, TextRejected
 from mlcd.models.prompts import class_rows, prompt, templates
 from mlcd.types import Embeddings
-from mlcd.wire import ClassifiedImages, ClassifyOptions, ClassifyRequest
+from mlcd.wire.embedding import ClassifiedImages, ClassifyOptions, ClassifyRequest
 from service.deadline import within_deadline
 from service.errors import BadRequest, StrictBatch, TooLarge
 from service.http.access import Opened

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Body, Depends, Path, Request, Response
 from mlcd.collections.collection import Collection
 from mlcd.collections.store import Collections
 from mlcd.errors import InvalidInput, TooManyOpenFiles, Unavailable
-from mlcd.wire import (
+from mlcd.wire.stored_items import (
     CollectionList,
     CreateRequest,
     DeletedCollection,

@@ -6,7 +6,9 @@ from fastapi import APIRouter, Response
 
 from mlcd.images.decode import FORMATS
 from mlcd.version import __version__
-from mlcd.wire import Audit, CenterSet, DescribedTexts, Info, PairCalibration
+from mlcd.wire.embedding import PairCalibration
+from mlcd.wire.nearest_centers import Audit
+from mlcd.wire.served_model import CenterSet, DescribedTexts, Info
 from service.http.access import Opened
 from service.http.answers import headers, provenance
 from service.http.auth import needs

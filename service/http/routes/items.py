@@ -14,7 +14,7 @@ from mlcd.collections.item import Item, check_new_id, encode_metadata, unit_embe
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.types import Embeddings
-from mlcd.wire import (
+from mlcd.wire.stored_items import (
     AddedItems,
     AddRequest,
     ChangedItem,

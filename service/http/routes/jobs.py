@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from mlcd.collections.item import check_name
 from mlcd.errors import Conflict, MlcdError
 from mlcd.label_job import OPTIONS, LabelJob
-from mlcd.wire import FailedShard, FailureList, Job, JobList, JobRequest, JobState
+from mlcd.wire.queued_jobs import FailedShard, FailureList, Job, JobList, JobRequest, JobState
 from service.errors import BadRequest
 from service.http.access import Opened
 from service.http.answers import JSON

@@ -13,7 +13,8 @@ from mlcd.artifacts.centers import Centers
 from mlcd.clustering.members import NUM_EXAMPLES
 from mlcd.errors import InvalidInput
 from mlcd.types import Neighbors
-from mlcd.wire import LabeledImages, QueryRequest
+from mlcd.wire.embedding import QueryRequest
+from mlcd.wire.nearest_centers import LabeledImages
 from service.deadline import within_deadline
 from service.errors import StrictBatch
 from service.http.access import Opened

@@ -15,7 +15,7 @@ from mlcd.collections.collection import Collection
 from mlcd.collections.filters import parse_filter
 from mlcd.collections.plane import Layout
 from mlcd.errors import Conflict, InvalidInput
-from mlcd.wire import LayoutItems, LayoutItemsRequest, LayoutLegend
+from mlcd.wire.found_items import LayoutItems, LayoutItemsRequest, LayoutLegend
 from service.deadline import within_deadline
 from service.http.access import Opened
 from service.http.answers import JSON, RAW, headers, json_answer, negotiated

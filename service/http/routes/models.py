@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Request, Response
 
-from mlcd.wire import Foreign, LoadedModel, LoadRequest
+from mlcd.wire.served_model import Foreign, LoadedModel, LoadRequest
 from service.http.access import Opened, check_model
 from service.http.answers import headers, provenance
 from service.http.auth import needs

@@ -16,7 +16,7 @@ from mlcd.collections.item import FoundItem
 from mlcd.collections.relevance import moved_away
 from mlcd.collections.searcher import SearchAnswer
 from mlcd.errors import DeadlineExceeded, InvalidInput
-from mlcd.wire import (
+from mlcd.wire.found_items import (
     DuplicateGroup,
     DuplicatesRequest,
     FoundDuplicates,

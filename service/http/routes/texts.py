@@ -5,7 +5,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mlcd.wire import EmbeddedTexts, TextsRequest
+from mlcd.wire.embedding import EmbeddedTexts, TextsRequest
 from service.http.access import Opened
 from service.http.answers import negotiated
 from service.http.auth import needs

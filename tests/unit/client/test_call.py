@@ -6,7 +6,8 @@ import pytest
 from mlcd.client.call import Call
 from mlcd.client.results import Answer, Embedded, Found, Labeled, Origin
 from mlcd.errors import Conflict, ImageRejected
-from mlcd.wire import ItemMatch, Label
+from mlcd.wire.found_items import ItemMatch
+from mlcd.wire.nearest_centers import Label
 
 ORIGIN = Origin("m", "a" * 64, 1)
 BAD = ImageRejected("undecodable", "the image is damaged", remedy="mend it")

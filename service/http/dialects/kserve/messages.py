@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
-from mlcd.wire import EXAMPLE_IMAGE
+from mlcd.wire.shapes import EXAMPLE_IMAGE
 from service.http.dialect import Dialect, Refusal
 
 Datatype = Literal["BYTES", "UINT8", "FP32", "INT32"]

@@ -1,4 +1,4 @@
-// The answers of the server that the page reads; mlcd/wire.py has them whole.
+// The answers of the server that the page reads; mlcd/wire/ has them whole.
 
 export interface Problem {
   type: string;

@@ -1,0 +1,129 @@
+"""The batch jobs."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, SkipValidation, create_model
+
+from mlcd.label_job import OPTIONS, JobKind
+from mlcd.wire.shapes import WireAnswer, WireRequest
+
+JobState = Literal["queued", "running", "succeeded", "failed", "canceled"]
+
+
+JobStage = Literal["plan", "shard", "publish", "discard"]
+
+
+_Path = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+# An option that is null or missing has the default of `LabelJob`.
+_OPTIONS: Any = {name: (kind | None, None) for name, kind in OPTIONS.items()}
+
+
+_JobOptions: Any = create_model("_JobOptions", __base__=WireRequest, **_OPTIONS)
+
+
+class JobRequest(_JobOptions):
+    """A request for a job.
+
+    input: a folder, a glob of tar shards or parquet files, or one file, as workers see it. output:
+    a directory that does not exist yet. top, threshold, embeddings (written beside the labels):
+    options of `label` jobs only; one that is null or missing has its default.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "kind": "label",
+                    "input": "/data/archive/*.tar",
+                    "output": "/data/labels",
+                    "top": 8,
+                }
+            ]
+        }
+    )
+
+    kind: JobKind
+    input: _Path
+    output: _Path
+
+
+class JobFailure(WireAnswer):
+    """The reason of a failure. code: stable."""
+
+    code: str
+    message: str
+    remedy: str | None
+
+
+class JobProgress(WireAnswer):
+    """The progress of a job.
+
+    shards, images: null until the input has been listed. done: images, failed ones included.
+    failed_items: images that errors.jsonl names. damaged_files: files of the input that could not
+    be listed to their end. stage: null when nothing is left to do. collected, indexed: of `index`
+    jobs only, images in the collection and in its index. images_per_s: of all workers together,
+    over the time in which there was one. eta_s: seconds until all images are done, where known.
+    """
+
+    shards: int | None
+    shards_done: int
+    shards_failed: int
+    images: int | None
+    done: int
+    failed_items: int
+    damaged_files: int
+    stage: SkipValidation[JobStage] | None
+    collected: int | None
+    indexed: int | None
+    images_per_s: float | None
+    eta_s: float | None
+
+
+class Job(WireAnswer):
+    """A batch job as it stands.
+
+    fingerprint, centers: those of the model and the center set that it was accepted for. top,
+    threshold, embeddings: null where the job makes no labels. problem: why the job has failed;
+    before its end, why a shard has failed or why no worker does it.
+    """
+
+    id: str
+    kind: SkipValidation[JobKind]
+    state: SkipValidation[JobState]
+    input: str
+    output: str
+    fingerprint: str
+    centers: str | None
+    top: int | None
+    threshold: float | None
+    embeddings: bool | None
+    created: datetime
+    started: datetime | None
+    ended: datetime | None
+    progress: JobProgress
+    problem: JobFailure | None
+
+
+class JobList(WireAnswer):
+    """A page of jobs, newest first. cursor: of the next page, null on the last."""
+
+    jobs: list[Job]
+    cursor: str | None
+
+
+class FailedShard(WireAnswer):
+    """A shard that was left aside. images: in it. problem: that of the last attempt."""
+
+    shard: int
+    images: int
+    problem: JobFailure
+
+
+class FailureList(WireAnswer):
+    """A page of failures by ascending shard. cursor: the next page's, null on the last."""
+
+    failures: list[FailedShard]
+    cursor: int | None

@@ -1,0 +1,94 @@
+"""The shapes that all requests and answers share, and the problems."""
+
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, JsonValue, SkipValidation
+
+from mlcd.errors import ImageReason, TextReason
+
+# A PNG of 4 x 4 pixels, black and white in columns.
+EXAMPLE_IMAGE: Final = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAQAAAAECAAAAACMmsGiAAAAFElEQVR42mNg+M/wn4mB"
+    "gYEBQQAAIi4CBSsxuAQAAAAA"
+    "SUVORK5CYII="
+)
+
+
+def exactly_one(**types: str | tuple[str, ...]) -> dict[str, JsonValue]:
+    """Returns a schema by which exactly one of these fields is given, and not as null.
+
+    types: each field's JSON type, or several of them.
+    """
+    return {
+        "oneOf": [
+            _given(name, [kind] if isinstance(kind, str) else list(kind))
+            for name, kind in types.items()
+        ]
+    }
+
+
+def _given(name: str, kinds: list[str]) -> JsonValue:
+    return {"required": [name], "properties": {name: {"type": [*kinds]}}}
+
+
+class WireAnswer(BaseModel):
+    """An answer, or a part of one."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class WireRequest(BaseModel):
+    """The body of a request, without unknown fields and without conversions of types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Problem(WireAnswer):
+    """A refusal by RFC 9457.
+
+    type: urn:mlcd:problem: and a stable name. limit, index, param: where one applies.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "urn:mlcd:problem:too-large",
+                    "title": "Too large",
+                    "status": 413,
+                    "detail": "65 items in one request, more than 64:"
+                    " the limit max_images is stated in /v1/info",
+                    "instance": "/v1/images/embed",
+                    "request_id": "3f0c",
+                    "limit": "max_images",
+                }
+            ]
+        }
+    )
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    request_id: str
+    limit: str | None = None
+    index: int | None = None
+    param: str | None = None
+
+
+class ItemError(WireAnswer):
+    """The error of one image or text of a batch; the others are answered."""
+
+    index: int
+    type: SkipValidation[ImageReason | TextReason]
+    title: str
+    detail: str
+
+
+class Provenance(WireAnswer):
+    """The fields about the model that every answer has."""
+
+    model: str
+    fingerprint: str
+    preprocess_version: int
