@@ -31,7 +31,6 @@ from service.inference.admission import Admission, bounded_retry_s
 from service.inference.cache.memory import MemoryCache
 from service.inference.contract import Dispatcher, Engine
 from service.inference.decoding_threads import DecodingThreads
-from service.inference.encoded import Encoding
 from service.inference.engine.blocking import IN_FLIGHT, opened_encoder
 from service.inference.engine.opening import find_tokenizer
 from service.inference.engine.supervised import SupervisedEngine
@@ -44,10 +43,11 @@ from service.inference.model_data import (
     open_collections,
     open_model_data,
 )
+from service.inference.outcomes import Encoding
 from service.inference.readiness import Readiness
 from service.inference.served import Opening, ServedEncoder, Tower
+from service.inference.served_texts import ServedTexts
 from service.inference.switch import ModelSwitch
-from service.inference.text_tower import TextTower
 from service.inference.views import CollectionViews
 from service.jobs.queue import Queue
 from service.jobs.roots import Roots
@@ -111,7 +111,7 @@ class Resources:
         return self.model.pipeline
 
     @property
-    def texts(self) -> TextTower | None:
+    def texts(self) -> ServedTexts | None:
         """The tower of texts, where the model has one."""
         return self.model.texts
 

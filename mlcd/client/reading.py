@@ -10,7 +10,7 @@ import numpy as np
 from mlcd.client.refusals import not_our_api
 from mlcd.client.results import Answer, Center, Item, Layout, Origin, Row
 from mlcd.errors import ImageReason, ImageRejected, Rejection, TextReason, TextRejected
-from mlcd.wire.embedding import ClassifiedImages, EmbeddedImages, EmbeddedTexts, FittingName
+from mlcd.wire.embedding import ClassifiedImages, EmbeddedImages, FittingName, TextVectors
 from mlcd.wire.found_items import FoundDuplicates, FoundItems, ItemMatch, LayoutItems
 from mlcd.wire.nearest_centers import (
     Audit,
@@ -78,7 +78,7 @@ def read_embedded(response: httpx.Response, num: int) -> Answer[Row]:
 @_translated()
 def read_embedded_texts(response: httpx.Response, num: int) -> Answer[Row]:
     """Reads JSON with a row or an error for each of `num` texts."""
-    answer = EmbeddedTexts.model_validate_json(response.content)
+    answer = TextVectors.model_validate_json(response.content)
     items = _in_order(
         answer.results,
         answer.errors,

@@ -51,9 +51,9 @@ from mlcd.collections.growth import Growth
 from mlcd.collections.item import Item, check_id, check_new_id, encode_metadata, unit_embedding
 from mlcd.collections.ledger import Ledger
 from mlcd.collections.locks import LOCK, Lock, lock_collection
-from mlcd.collections.plane import Layout, Placer
+from mlcd.collections.plane import Placer, Plane
 from mlcd.collections.searcher import SearchAnswer, Searcher
-from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES, THUMBNAILS, Stored, Thumbnails
+from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES, THUMBNAILS, Stored, ThumbnailStore
 from mlcd.collections.upkeep import Upkeep
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.images.thumbnail import Thumbnail
@@ -109,7 +109,7 @@ class Collection:
         growth: Growth,
         facts: Mapping[str, Any],
         *,
-        thumbnails: Thumbnails,
+        thumbnails: ThumbnailStore,
         lock: Lock,
         background: bool,
         writable: bool,
@@ -204,7 +204,7 @@ class Collection:
         )
         lock = (shared.lock if shared else lock_collection)(path, writable=writable)
         ledger: Ledger | None = None
-        thumbnails = Thumbnails(
+        thumbnails = ThumbnailStore(
             path / THUMBNAILS,
             read_only=not writable,
             max_bytes=max_thumbnail_bytes,
@@ -353,7 +353,7 @@ class Collection:
                 self._keep(self._assigner.write)
         return found
 
-    def layout(self) -> Layout:
+    def layout(self) -> Plane:
         """Returns a point in the plane for each item; only new ones are placed."""
         with self._viewing:
             return self._placer.layout(self._searcher)

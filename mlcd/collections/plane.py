@@ -41,7 +41,7 @@ _EDGES_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True)
-class Layout:
+class Plane:
     """The layout of one state of a collection.
 
     positions: int64 [N], the searcher's position of each item. points: float32 [N, 2], in [-1, 1].
@@ -111,7 +111,7 @@ class Placer:
         self._points = ByRow.nothing(_POINTS)
         self._method: Method = "pca"
 
-    def layout(self, searcher: Searcher) -> Layout:
+    def layout(self, searcher: Searcher) -> Plane:
         """Returns the layout of a state, and computes the points of new items only.
 
         The projection changes with the index and when the number of items has doubled.
@@ -123,7 +123,7 @@ class Placer:
             self._key = key
         self._points = self._points.extended(searcher, self._compute)
         points = self._points.at(searcher.rows[positions])
-        return Layout(searcher, self._method, positions, points)
+        return Plane(searcher, self._method, positions, points)
 
     def _begin(self, searcher: Searcher, positions: NDArray[np.int64]) -> None:
         stored = read_by_row(self._folder / "tsne.npz", _POINTS)

@@ -58,7 +58,7 @@ class Stored:
     full: bool = False
 
 
-class Thumbnails:
+class ThumbnailStore:
     """The store of one collection; every method may be called from many threads.
 
     The file is made with the first picture. A store that is damaged, or that the disk refuses, is

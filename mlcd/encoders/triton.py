@@ -137,7 +137,7 @@ async def open_triton(
     ArtifactInvalid for a model that `mlcd export --format triton` did not make.
     """
 
-    def make(connection: "_Connection", served: _Served) -> TritonEncoder:
+    def make(connection: "_OpenedVersion", served: _Served) -> TritonEncoder:
         return TritonEncoder(
             connection, served, _read_preprocess(name, served), probe_timeout_s=probe_timeout_s
         )
@@ -162,7 +162,7 @@ async def open_triton_text(
     settings, tokenizer = TextSettings.read(folder), Tokenizer.open(folder)
     digest = sha256((folder / TOKENIZER).read_bytes()).hexdigest()
 
-    def make(connection: "_Connection", served: _Served) -> TritonTextEncoder:
+    def make(connection: "_OpenedVersion", served: _Served) -> TritonTextEncoder:
         if served.stated["tokenizer"] != digest:
             raise ArtifactInvalid(
                 f"{folder / TOKENIZER} is not the tokenizer of Triton's model {connection.name}",
@@ -181,8 +181,8 @@ async def _open(
     url: str,
     name: str,
     version: int | None,
-    given: "_Given",
-    make: Callable[["_Connection", _Served], "_Opened"],
+    given: "_TowerInput",
+    make: Callable[["_OpenedVersion", _Served], "_Opened"],
     timeout_s: float,
 ) -> "_Opened":
     _check_address(url)
@@ -191,7 +191,7 @@ async def _open(
     try:
         async with asyncio.timeout(timeout_s):
             found = version if version is not None else await _latest(client, url, name, timeout_s)
-            connection = _Connection(client, url, name, found, given)
+            connection = _OpenedVersion(client, url, name, found, given)
             encoder = make(connection, await connection.served(timeout_s))
             await _until_it_embeds(encoder, timeout_s)
     except TimeoutError as error:
@@ -207,7 +207,7 @@ async def _open(
 
 
 @dataclass(frozen=True)
-class _Given:
+class _TowerInput:
     """The input of a tower: its name, its type, and what each version states of it."""
 
     name: str
@@ -215,19 +215,19 @@ class _Given:
     stated: str
 
 
-_IMAGES: Final = _Given("image_u8", "UINT8", "preprocess")
-_TEXTS: Final = _Given("ids", "INT64", "tokenizer")
+_IMAGES: Final = _TowerInput("image_u8", "UINT8", "preprocess")
+_TEXTS: Final = _TowerInput("ids", "INT64", "tokenizer")
 
 
 @dataclass(frozen=True)
-class _Connection:
+class _OpenedVersion:
     """One version of a model in a Triton, and the connection to it."""
 
     client: InferenceServerClient
     url: str
     name: str
     version: int
-    given: _Given
+    given: _TowerInput
 
     async def answer(self, request: Coroutine[Any, Any, _Answer]) -> _Answer:
         return await _translated(request, self.url, self.name, self.version)
@@ -265,7 +265,9 @@ class _TritonTower(ABC):
 
     engine = "triton"
 
-    def __init__(self, connection: _Connection, served: _Served, *, probe_timeout_s: float) -> None:
+    def __init__(
+        self, connection: _OpenedVersion, served: _Served, *, probe_timeout_s: float
+    ) -> None:
         self.version, self.url = connection.version, connection.url
         self.fingerprint, self.precision = served.fingerprint, served.stated["precision"]
         self.dimension, self.max_batch = served.dimension, served.max_batch
@@ -459,7 +461,7 @@ class TritonEncoder(_TritonTower):
 
     def __init__(
         self,
-        connection: _Connection,
+        connection: _OpenedVersion,
         served: _Served,
         preprocess: PreprocessSpec,
         *,
@@ -499,7 +501,7 @@ class TritonTextEncoder(_TritonTower):
 
     def __init__(
         self,
-        connection: _Connection,
+        connection: _OpenedVersion,
         served: _Served,
         name: str,
         settings: TextSettings,

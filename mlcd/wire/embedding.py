@@ -44,7 +44,7 @@ class EmbeddedText(WireAnswer):
     embedding: list[float]
 
 
-class EmbeddedTexts(Provenance):
+class TextVectors(Provenance):
     """Embeddings of the texts that succeeded and errors of the others, by index in the request.
 
     tokens: of the texts together, without padding; of each at most the model's context.

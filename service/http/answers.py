@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from starlette.responses import Response, StreamingResponse
 
 from service.errors import NotAcceptable
-from service.inference.encoded import Encoded
+from service.inference.outcomes import Encoded
 from service.resources import Resources
 
 JSON: Final = "application/json"

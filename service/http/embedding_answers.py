@@ -11,7 +11,7 @@ from service.errors import StrictBatch
 from service.http.answers import ARROW, JSON, NPY, RAW, headers, listed_answer, provenance, to_npy
 from service.http.openapi import BINARY
 from service.http.problems import item_error
-from service.inference.encoded import Encoded
+from service.inference.outcomes import Encoded
 from service.resources import Resources
 
 OFFERED: Final = (JSON, RAW, NPY, ARROW)

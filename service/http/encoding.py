@@ -15,7 +15,7 @@ from service.deadline import within_deadline
 from service.errors import BadRequest, StrictBatch
 from service.fetch.urls import GivenImage, Url
 from service.inference.contract import refuse_when_down
-from service.inference.encoded import Encoded, Timings
+from service.inference.outcomes import Encoded, Timings
 from service.keys.rates import RequestAccount
 from service.resources import Resources
 from service.telemetry.request import count_images, stage_s

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from mlcd.collections.plane import Layout
+from mlcd.collections.plane import Plane
 
 CSV: Final = "text/csv"
 PARQUET: Final = "application/vnd.apache.parquet"
@@ -26,7 +26,7 @@ _SCHEMA: Final = pa.schema(
 )
 
 
-def csv_parts(layout: Layout, chosen: NDArray[np.int64]) -> Iterator[bytes]:
+def csv_parts(layout: Plane, chosen: NDArray[np.int64]) -> Iterator[bytes]:
     """Yields a file of comma-separated values, UTF-8, with a line of names."""
     yield (",".join(_SCHEMA.names) + "\r\n").encode()
     for batch in _batches(layout, chosen):
@@ -35,7 +35,7 @@ def csv_parts(layout: Layout, chosen: NDArray[np.int64]) -> Iterator[bytes]:
         yield text.getvalue().encode()
 
 
-def parquet_parts(layout: Layout, chosen: NDArray[np.int64]) -> Iterator[bytes]:
+def parquet_parts(layout: Plane, chosen: NDArray[np.int64]) -> Iterator[bytes]:
     """Yields a parquet file, a row group at a time."""
     written = _Written()
     with pq.ParquetWriter(pa.PythonFile(written, mode="w"), _SCHEMA) as writer:
@@ -66,7 +66,7 @@ class _Written(io.RawIOBase):
         return part
 
 
-def _batches(layout: Layout, chosen: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+def _batches(layout: Plane, chosen: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
     searcher = layout.searcher
     for start in range(0, len(chosen), _ROWS):
         rows = chosen[start : start + _ROWS]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from mlcd.artifacts.centers import Centers
 from mlcd.collections.clusters import Clusters
 from mlcd.collections.columns import Scalar
-from mlcd.collections.plane import Layout
+from mlcd.collections.plane import Plane
 from mlcd.errors import InvalidInput
 from mlcd.wire.found_items import LayoutLegendEntry
 
@@ -24,7 +24,7 @@ class LayoutValues:
     legend: list[LayoutLegendEntry]
 
 
-def values_by_center(layout: Layout, clusters: Clusters, centers: Centers) -> LayoutValues:
+def values_by_center(layout: Plane, clusters: Clusters, centers: Centers) -> LayoutValues:
     """Returns the centers' ids. Items that came or went since the layout was made are unknown."""
     found = clusters.centers()
     numbers = np.full(len(layout.positions), -1, dtype=np.int32)
@@ -40,7 +40,7 @@ def values_by_center(layout: Layout, clusters: Clusters, centers: Centers) -> La
     return LayoutValues(numbers, legend)
 
 
-def values_by_field(layout: Layout, field: str) -> LayoutValues:
+def values_by_field(layout: Plane, field: str) -> LayoutValues:
     """Returns the ranks of a metadata field's values by number of items.
 
     A list counts as one value, that of its entries with commas. Raises InvalidInput for a field

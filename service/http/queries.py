@@ -21,7 +21,7 @@ from service.http.bodies import (
 from service.http.data_uris import image_from_uri
 from service.http.encoding import encode
 from service.http.text_encoding import encode_texts
-from service.inference.encoded import Encoded
+from service.inference.outcomes import Encoded
 from service.resources import Resources
 
 KINDS: Final = ("images", "texts", "embeddings")

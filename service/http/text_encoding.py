@@ -13,8 +13,8 @@ from service.deadline import within_deadline
 from service.errors import BadRequest, StrictBatch, TextGiven, TooLarge
 from service.fetch.urls import GivenImage
 from service.http.encoding import encode, encode_strictly
-from service.inference.encoded import Account, Encoded, slowest
-from service.inference.text_tower import TextTower
+from service.inference.outcomes import Account, Encoded, slowest
+from service.inference.served_texts import ServedTexts
 from service.resources import Resources
 from service.settings import Limits
 from service.telemetry.request import count_texts
@@ -40,7 +40,7 @@ class EncodedTexts:
     num_tokens: int
 
 
-def opened_texts(resources: Resources, *, param: str) -> TextTower:
+def opened_texts(resources: Resources, *, param: str) -> ServedTexts:
     """Returns the model's tower of texts. Raises TextGiven naming `param` where it has none."""
     if resources.texts is None:
         raise TextGiven(resources.encoder.name, param=param)
@@ -91,7 +91,7 @@ async def encode_texts(
 
 
 async def encode_on(
-    tower: TextTower,
+    tower: ServedTexts,
     texts: Sequence[object],
     *,
     deadline: float,

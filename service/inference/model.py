@@ -18,14 +18,14 @@ from service.inference.cache.cached import open_cache
 from service.inference.cache.keyspace import KeySpace
 from service.inference.cache.memory import MemoryCache
 from service.inference.contract import Dispatcher, Engine
-from service.inference.encoded import Encoding
 from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import Direct, TritonEngine
 from service.inference.model_data import ModelData
+from service.inference.outcomes import Encoding
 from service.inference.pipeline import Pipeline
 from service.inference.readiness import Probe, Readiness
 from service.inference.served import ServedEncoder
-from service.inference.text_tower import TextTower, new_text_tower
+from service.inference.served_texts import ServedTexts, new_text_tower
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.telemetry.text_metrics import TowerMetrics
@@ -97,7 +97,7 @@ class ServedModel:
     dispatcher: Dispatcher
     readiness: Readiness
     pipeline: Encoding
-    texts: TextTower | None
+    texts: ServedTexts | None
     data: ModelData
     requests: InFlight = field(default_factory=InFlight)
 

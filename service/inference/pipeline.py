@@ -23,7 +23,7 @@ from service.errors import TooLarge
 from service.inference.admission import Admission
 from service.inference.contract import Dispatcher, Engine, refuse_when_down
 from service.inference.decoding_threads import DecodingThreads
-from service.inference.encoded import (
+from service.inference.outcomes import (
     Account,
     Anybody,
     Each,

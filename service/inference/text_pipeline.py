@@ -17,7 +17,7 @@ from mlcd.errors import DeadlineExceeded, Rejection, TextRejected
 from mlcd.models.tokenizer import Tokenizer
 from service.inference.admission import Places
 from service.inference.contract import Dispatcher, Engine, refuse_when_down
-from service.inference.encoded import (
+from service.inference.outcomes import (
     Account,
     Anybody,
     Each,

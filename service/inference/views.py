@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from mlcd.collections.clusters import Clusters
 from mlcd.collections.collection import Collection
-from mlcd.collections.plane import Layout
+from mlcd.collections.plane import Plane
 from service.deadline import within_deadline
 from service.inference.lookup import Lookup
 
@@ -24,7 +24,7 @@ class CollectionViews:
         """thread: a pool of one thread."""
         self._thread = thread
         self._clusters: WeakKeyDictionary[Collection, tuple[str, Clusters]] = WeakKeyDictionary()
-        self._layouts: WeakKeyDictionary[Collection, Layout] = WeakKeyDictionary()
+        self._layouts: WeakKeyDictionary[Collection, Plane] = WeakKeyDictionary()
         self._changing = threading.Lock()
 
     async def clusters(
@@ -38,7 +38,7 @@ class CollectionViews:
         making = asyncio.get_running_loop().run_in_executor(self._thread, make)
         return await within_deadline(making, deadline)
 
-    async def layout(self, collection: Collection, *, deadline: float) -> Layout:
+    async def layout(self, collection: Collection, *, deadline: float) -> Plane:
         """Returns the layout of the collection's present state. Raises DeadlineExceeded."""
         found = self._found_layout(collection)
         if found is not None:
@@ -61,7 +61,7 @@ class CollectionViews:
             self._clusters[collection] = (digest, made)
         return made
 
-    def _make_layout(self, collection: Collection) -> Layout:
+    def _make_layout(self, collection: Collection) -> Plane:
         if (found := self._found_layout(collection)) is not None:
             return found
         made = collection.layout()
@@ -76,7 +76,7 @@ class CollectionViews:
             return None
         return kept[1] if kept[1].searcher is collection.state else None
 
-    def _found_layout(self, collection: Collection) -> Layout | None:
+    def _found_layout(self, collection: Collection) -> Plane | None:
         with self._changing:
             kept = self._layouts.get(collection)
         return kept if kept is not None and kept.searcher is collection.state else None

@@ -27,8 +27,8 @@ from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
 from service.http.queries import Queries, check_top, given_fields, queries_from_json
 from service.http.text_encoding import both, check_num_texts, encode_on, opened_texts
+from service.inference.served_texts import ServedTexts
 from service.inference.text_pipeline import checked_text
-from service.inference.text_tower import TextTower
 from service.keys.rates import ComputedAccount
 from service.resources import Resources
 from service.settings import Limits
@@ -148,7 +148,7 @@ def _templates(options: ClassifyOptions) -> tuple[str, ...]:
 
 
 async def _rows_of(
-    request: Request, options: ClassifyOptions, tower: TextTower, resources: Resources
+    request: Request, options: ClassifyOptions, tower: ServedTexts, resources: Resources
 ) -> Embeddings:
     """Returns the row of each name, [C, D]. Raises StrictBatch for a name that has none.
 

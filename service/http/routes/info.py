@@ -13,7 +13,7 @@ from service.http.access import Opened
 from service.http.answers import headers, provenance
 from service.http.auth import needs
 from service.inference.lookup import Lookup
-from service.inference.text_tower import TextTower
+from service.inference.served_texts import ServedTexts
 
 router = APIRouter(tags=["info"])
 
@@ -38,7 +38,7 @@ async def info(resources: Opened, response: Response) -> Info:
     )
 
 
-def _described_texts(texts: TextTower) -> DescribedTexts:
+def _described_texts(texts: ServedTexts) -> DescribedTexts:
     encoder = texts.encoder
     return DescribedTexts(
         context_length=encoder.context_length,

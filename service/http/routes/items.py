@@ -39,7 +39,7 @@ from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
 from service.http.queries import given_fields
 from service.http.routes.collections import Name, change, opened_collection
-from service.inference.encoded import Encoded
+from service.inference.outcomes import Encoded
 from service.resources import Resources
 
 router = APIRouter(tags=["collections"], route_class=JsonRoute)

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.filters import parse_filter
-from mlcd.collections.plane import Layout
+from mlcd.collections.plane import Plane
 from mlcd.errors import Conflict, InvalidInput
 from mlcd.wire.found_items import LayoutItems, LayoutItemsRequest, LayoutLegend
 from service.deadline import within_deadline
@@ -139,7 +139,7 @@ async def list_items(
     return StreamingResponse(_sent(parts, resources), headers=stamp, media_type=kind)
 
 
-async def _opened(name: str, request: Request, resources: Resources) -> tuple[Collection, Layout]:
+async def _opened(name: str, request: Request, resources: Resources) -> tuple[Collection, Plane]:
     collection = await opened_collection(name, request, resources)
     return collection, await resources.views.layout(collection, deadline=request.state.deadline)
 
@@ -151,14 +151,14 @@ async def _computed(request: Request, resources: Resources, work: Callable[[], _
     )
 
 
-def _stamp(resources: Resources, layout: Layout) -> dict[str, str]:
+def _stamp(resources: Resources, layout: Plane) -> dict[str, str]:
     return {**headers(resources), "X-Mlcd-Layout": f"{layout.method};{layout.digest}"}
 
 
 def _numbers(
     request: Request,
     resources: Resources,
-    layout: Layout,
+    layout: Plane,
     rows: NDArray[Any],
     first: int | None,
 ) -> Response:
@@ -178,7 +178,7 @@ def _numbers(
     return StreamingResponse(_pieces(data), headers=stamp, media_type=RAW)
 
 
-def _named(layout: Layout) -> str:
+def _named(layout: Plane) -> str:
     """Returns the tag of an answer: that of the layout, and of the state that its metadata were
     in.
     """
@@ -200,7 +200,7 @@ async def _sent(parts: Iterator[bytes], resources: Resources) -> AsyncIterator[b
 async def _values(
     by: str,
     collection: Collection,
-    layout: Layout,
+    layout: Plane,
     request: Request,
     resources: Resources,
 ) -> LayoutValues:
@@ -219,7 +219,7 @@ async def _values(
     return await _computed(request, resources, work)
 
 
-def _chosen(layout: Layout, asked: LayoutItemsRequest) -> NDArray[np.int64]:
+def _chosen(layout: Plane, asked: LayoutItemsRequest) -> NDArray[np.int64]:
     """Returns the rows of the layout that a request asks for."""
     num = len(layout.positions)
     if asked.positions is not None and asked.polygon is not None:
@@ -239,7 +239,7 @@ def _chosen(layout: Layout, asked: LayoutItemsRequest) -> NDArray[np.int64]:
 
 
 def _listed(
-    collection: Collection, layout: Layout, chosen: NDArray[np.int64], limit: int
+    collection: Collection, layout: Plane, chosen: NDArray[np.int64], limit: int
 ) -> dict[str, Any]:
     rows = chosen[:limit].tolist()
     searcher = layout.searcher

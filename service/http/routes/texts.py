@@ -5,7 +5,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from mlcd.wire.embedding import EmbeddedTexts, TextsRequest
+from mlcd.wire.embedding import TextsRequest, TextVectors
 from service.http.access import Opened
 from service.http.answers import negotiated
 from service.http.auth import needs
@@ -16,7 +16,7 @@ from service.http.text_encoding import encode_texts
 router = APIRouter(tags=["texts"], route_class=JsonRoute)
 
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"model": EmbeddedTexts, "content": BINARY_CONTENT},
+    200: {"model": TextVectors, "content": BINARY_CONTENT},
     406: {},
 }
 

@@ -16,7 +16,7 @@ from mlcd.errors import ConfigInvalid, Rejection
 from service.inference.cache.keyspace import KeySpace, redis_prefix
 from service.inference.cache.memory import MemoryCache
 from service.inference.cache.vectors import VectorFormat
-from service.inference.encoded import Account, Encoded, Pipelined, Timings, slowest
+from service.inference.outcomes import Account, Encoded, Pipelined, Timings, slowest
 from service.inference.served import ServedTower
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
@@ -229,7 +229,7 @@ async def _join(
 
 
 @dataclass(frozen=True)
-class Cache:
+class TowerCache:
     """The open caches of one model, which its towers share: each has keys of its own."""
 
     vectors: VectorFormat
@@ -253,7 +253,7 @@ class Cache:
 @asynccontextmanager
 async def open_cache(
     settings: Settings, encoder: ServedTower, metrics: Metrics, memory: MemoryCache | None
-) -> AsyncIterator[Cache | None]:
+) -> AsyncIterator[TowerCache | None]:
     """Opens `memory` and the Redis of `settings`; None without both.
 
     Raises ConfigInvalid where the package for Redis is missing or its URL is malformed. A Redis
@@ -273,7 +273,7 @@ async def open_cache(
             if use_redis
             else None
         )
-        yield Cache(vectors, memory, redis, hasher, metrics)
+        yield TowerCache(vectors, memory, redis, hasher, metrics)
 
 
 def _open_redis(

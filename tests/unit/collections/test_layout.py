@@ -6,7 +6,7 @@ import pytest
 from mlcd.collections.by_row import ByRow
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
-from mlcd.collections.plane import Layout, Projection, squared, write_layout
+from mlcd.collections.plane import Plane, Projection, squared, write_layout
 from mlcd.types import unit_rows
 from tests.unit.collections.conftest import DIMENSION, FINGERPRINT
 
@@ -96,7 +96,7 @@ def test_of_a_stored_layout_of_few_items_nothing_is_shown(filled):
 
 def test_a_polygon_chooses_what_is_inside(filled):
     points = np.random.default_rng(0).uniform(-1, 1, (2000, 2)).astype(np.float32)
-    layout = Layout(filled.state, "pca", np.arange(2000), points)
+    layout = Plane(filled.state, "pca", np.arange(2000), points)
     triangle = np.array([[-0.5, -0.5], [0.7, -0.4], [0.1, 0.8]])
 
     def side(a, b):

@@ -6,10 +6,10 @@ from typing import Final
 
 from mlcd.models.tokenizer import Tokenizer
 from service.inference.admission import Places
-from service.inference.cache.cached import Cache
+from service.inference.cache.cached import TowerCache
 from service.inference.cache.keyspace import KeySpace
 from service.inference.contract import Dispatcher, Engine
-from service.inference.encoded import Encoding
+from service.inference.outcomes import Encoding
 from service.inference.readiness import Probe
 from service.inference.served import ServedTextEncoder
 from service.inference.text_pipeline import TextPipeline, TextReader
@@ -20,7 +20,7 @@ TRIAL: Final = "a photo"  # the text of trial inferences
 
 
 @dataclass(frozen=True)
-class TextTower:
+class ServedTexts:
     """The tower of texts. reader: makes tokens of texts. pipeline: makes embeddings of tokens."""
 
     engine: Engine
@@ -38,11 +38,11 @@ def new_text_tower(
     tokenizer: Tokenizer,
     *,
     places: Places,
-    cache: Cache | None,
+    cache: TowerCache | None,
     thread: Executor,
     limits: Limits,
     metrics: TextMetrics,
-) -> TextTower:
+) -> ServedTexts:
     """Builds the tower on its engine. thread: that of the tokenizer."""
     encoder = engine.served
     assert isinstance(encoder, ServedTextEncoder)
@@ -53,4 +53,4 @@ def new_text_tower(
         pipeline = cache.before(texts, KeySpace.of_texts(encoder, cache.vectors))
     reader = TextReader(tokenizer, thread, max_chars=limits.max_text_chars, metrics=metrics)
     probe = Probe(engine, dispatcher, tokenizer([TRIAL])[0])
-    return TextTower(engine, dispatcher, encoder, reader, pipeline, metrics, probe)
+    return ServedTexts(engine, dispatcher, encoder, reader, pipeline, metrics, probe)
