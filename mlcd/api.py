@@ -38,7 +38,7 @@ from mlcd.images.transform import DecodeMode
 from mlcd.indexes.scan import scan
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.locations import Location, local_path
-from mlcd.parts.text_files import read_texts, usable
+from mlcd.parts.text_files import MAX_CHARS, read_texts
 from mlcd.pipelines import cluster as clustering
 from mlcd.pipelines import embed as embedding
 from mlcd.pipelines import embed_texts as text_embedding
@@ -46,6 +46,7 @@ from mlcd.pipelines import index as indexing
 from mlcd.pipelines import label as labeling
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
+from mlcd.texts import checked_text
 from mlcd.types import Embeddings, Fingerprint, SampleKey, unit_rows
 
 if TYPE_CHECKING:  # it needs the package tokenizers, which images do not
@@ -522,11 +523,11 @@ def _output_path(out: Location | None) -> Iterator[Path]:
 
 
 def _usable(text: object, number: int) -> str:
-    try:
-        return usable(text)
-    except TextRejected as rejection:
-        message = f"text {number}: {rejection.message}"
-        raise TextRejected(rejection.reason, message, remedy=rejection.remedy) from rejection
+    checked = checked_text(text, max_chars=MAX_CHARS)
+    if isinstance(checked, TextRejected):
+        message = f"text {number}: {checked.message}"
+        raise TextRejected(checked.reason, message, remedy=checked.remedy)
+    return checked
 
 
 def _batches(images: Iterable[ImageInput]) -> Iterator[tuple[int, list[ImageInput]]]:

@@ -29,19 +29,23 @@ _SPARE_FILES: Final = 8
 
 
 @contextmanager
-def translated_os_errors(path: Path) -> Iterator[None]:
-    """Turns errors of the file system into errors that name the remedy."""
+def translated_os_errors(path: Path, *, remedy: str | None = None) -> Iterator[None]:
+    """Turns errors of the file system into errors that name the remedy.
+
+    remedy: that of a place which the user has not named as the output.
+    """
     try:
         yield
     except OSError as error:
         refuse_too_many_files(error)
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise InvalidInput(
-                f"{path} cannot be written: no permission", remedy="give a writable output"
+                f"{path} cannot be written: no permission",
+                remedy=remedy or "give a writable output",
             ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
             raise InvalidInput(
-                f"{path} cannot be made a directory", remedy="give another output"
+                f"{path} cannot be made a directory", remedy=remedy or "give another output"
             ) from error
         raise
 

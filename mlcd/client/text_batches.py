@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mlcd.errors import InvalidInput, TextRejected
+from mlcd.texts import checked_text
 
 # texts are small: so many times `batch_size` go in one request
 TIMES_BATCH: Final = 8
@@ -58,18 +59,3 @@ def check_texts(texts: object) -> None:
         raise InvalidInput(
             "texts must be a series of strings", remedy="put the one text into a list"
         )
-
-
-def checked_text(text: object, *, max_chars: int | None) -> str | TextRejected:
-    """Returns a text that can be sent, or why it cannot."""
-    if not isinstance(text, str):
-        return TextRejected("not-a-string", f"{type(text).__name__} is no string")
-    if max_chars is not None and len(text) > max_chars:
-        return TextRejected(
-            "too-long", f"{len(text)} characters, more than the {max_chars} that the server takes"
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return TextRejected("not-unicode", "the text is no valid Unicode")
-    return text

@@ -1,15 +1,21 @@
 """`mlcd export`: weights to a model that is served."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from mlcd.commands.common_options import LOCAL_PATH, announce, finish, reporter_option
 from mlcd.export.bridge_fit import BridgeKind
 from mlcd.export.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.images.decode import ExifPolicy
 from mlcd.progress import Reporter
+
+if TYPE_CHECKING:  # it needs torch
+    from mlcd.models.zoo import LoadOptions
+
+_OF_STARTER: Final = ("checkpoint", "out", "name", "as_json")
 
 
 @click.command()
@@ -105,11 +111,11 @@ def export(
     open_clip, a file of weights, hub:ORGANIZATION/MODEL, or starter. Nothing is written unless it
     agrees with the model on real images.
     """
-    from mlcd.export.starter.artifact import STARTER, export_starter
+    from mlcd.export.starter.artifact import STARTER
 
     if checkpoint == STARTER:
-        artifact = export_starter(out, name=name or STARTER, reporter=reporter)
-        finish(reporter, artifact, "the starter, a model of images and texts")
+        _refuse_all_but_name()
+        _export_starter(out, name or STARTER, reporter)
         return
     if text_from is not None:
         if layout != "onnx" or like or preprocess or no_projection or image_size or exif or no_text:
@@ -128,6 +134,7 @@ def export(
         image_size=image_size,
         exif=exif,
     )
+    _announce_texts_left_out(checkpoint, options, wanted=not no_text)
     if layout == "triton":
         from mlcd.export.triton import export_triton
 
@@ -179,6 +186,38 @@ def export(
     if "text_parity_min_cosine" in facts:
         line += f", of its texts {facts['text_parity_min_cosine']:.6f}"
     finish(reporter, artifact, line)
+
+
+def _announce_texts_left_out(checkpoint: str, options: "LoadOptions", *, wanted: bool) -> None:
+    from mlcd.export.text_part import lacks_tokenizer
+
+    if wanted and lacks_tokenizer(checkpoint, options):
+        announce(
+            f"{checkpoint} has a text tower and no tokenizer.json, so its texts are left out: save"
+            " it there with transformers, AutoTokenizer.from_pretrained(NAME)"
+            ".save_pretrained(DIRECTORY), and export again"
+        )
+
+
+def _refuse_all_but_name() -> None:
+    """Raises UsageError for an option that the starter does not take."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        assert option.name is not None
+        is_given = context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+        taken = option.name in _OF_STARTER or context.params.get(option.name) == "onnx"
+        if is_given and not taken:
+            raise click.UsageError(
+                f"the starter is exported as it is, without {option.opts[0]}: its towers are"
+                " graphs without weights"
+            )
+
+
+def _export_starter(out: Path, name: str, reporter: Reporter) -> None:
+    from mlcd.export.starter.artifact import export_starter
+
+    artifact = export_starter(out, name=name, reporter=reporter)
+    finish(reporter, artifact, "the starter, a model of images and texts")
 
 
 def _export_bridged(

@@ -82,9 +82,10 @@ def fit_bridge(kind: BridgeKind, pivots: Pivots) -> FittedBridge:
     The choice is made by names where every image has a class, else by images alone. Raises
     InvalidInput for too few pivots.
     """
-    if len(pivots) < MIN_PIVOTS:
+    num = min(_num_different(pivots.source), _num_different(pivots.target))
+    if num < MIN_PIVOTS:
         raise InvalidInput(
-            f"{len(pivots)} usable images are too few for a bridge",
+            f"{num} usable images that differ are too few for a bridge",
             remedy=f"give at least {MIN_PIVOTS} with --images",
         )
     choosing = pivots.part(HELD_OUT_FRACTION, 2 * HELD_OUT_FRACTION)
@@ -104,6 +105,10 @@ def fit_bridge(kind: BridgeKind, pivots: Pivots) -> FittedBridge:
         **_measure(final, held_out),
     }
     return FittedBridge(final.for_texts, scale, facts)
+
+
+def _num_different(rows: Rows) -> int:
+    return len({row.tobytes() for row in rows})
 
 
 @dataclass(frozen=True)

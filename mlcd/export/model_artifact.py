@@ -39,6 +39,7 @@ from mlcd.progress import Reporter
 from mlcd.types import Fingerprint, model_name
 
 ONNX: Final = "model.onnx"
+_PARITY: Final = "text_parity_min_cosine"  # a graph that was copied has none
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,11 @@ def _find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
     path = Path(spec)
     if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
         model = open_artifact(path, "model")
+        if WEIGHTS not in model.files:
+            raise ConfigInvalid(
+                f"{spec} is made of graphs without weights, which are not exported again",
+                remedy="use it as it is",
+            )
         centers = (
             path / "centers" if "centers" in model.children and options == LoadOptions() else None
         )
@@ -87,8 +93,7 @@ def _find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
             Parent("weights", location, digest_of_weights(spec)),
             None,
             partial(load, spec, options),
-            # without the projection, or by sizes given by name, images lie in another space
-            text=find_text(spec) if options.projection and options.like is None else None,
+            text=find_text(spec, options),
         )
     if options != LoadOptions():
         raise ConfigInvalid(
@@ -140,7 +145,8 @@ def export_model(
         if weights.text is not None:
             (part := draft.path / FOLDER).mkdir(exist_ok=True)
             facts = write_text(weights.text, part, name)
-            meter.advance(1, text_cosine=facts["text_parity_min_cosine"])
+            measured = {"text_cosine": facts[_PARITY]} if _PARITY in facts else {}
+            meter.advance(1, **measured)
             digest = digest_of_both(digest, text_digest(part))
         return draft.publish(
             fingerprint=model.preprocess.fingerprint(digest),

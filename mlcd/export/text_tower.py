@@ -36,6 +36,7 @@ from mlcd.models.two_tower_files import (
 )
 from mlcd.models.two_towers import TwoTowers
 from mlcd.models.weight_files import locate
+from mlcd.models.zoo import LoadOptions
 
 _FILES = (GRAPH, GRAPH_DATA, SETTINGS, TOKENIZER, "tokenizer_config.json")
 
@@ -53,16 +54,26 @@ class TextOrigin:
     facts: dict[str, Any] | None = None
 
 
-def find_text(spec: str) -> TextOrigin | None:
+def find_text(spec: str, options: LoadOptions) -> TextOrigin | None:
     """Returns the text tower of a two-tower model's directory, or None where it has none that can
-    be used: no text tower is stated, or no tokenizer.json lies beside it.
+    be used: none is stated, no tokenizer.json lies beside it, or images lie in another space.
     """
-    folder = locate(spec)
-    if not folder.is_dir() or not states_two_towers(folder):
-        return None
-    if not (folder / TOKENIZER).is_file():
+    if not _states_text(spec, options) or lacks_tokenizer(spec, options):
         return None
     return TextOrigin(partial(_load, spec))
+
+
+def lacks_tokenizer(spec: str, options: LoadOptions) -> bool:
+    """Tells whether a text tower is left out for want of its tokenizer.json alone."""
+    return _states_text(spec, options) and not (locate(spec) / TOKENIZER).is_file()
+
+
+def _states_text(spec: str, options: LoadOptions) -> bool:
+    # without the projection, or by sizes given by name, images lie in another space
+    if not options.projection or options.like is not None:
+        return False
+    folder = locate(spec)
+    return folder.is_dir() and states_two_towers(folder)
 
 
 def text_of_artifact(model: Artifact) -> TextOrigin | None:
@@ -71,7 +82,9 @@ def text_of_artifact(model: Artifact) -> TextOrigin | None:
         return None
     folder = model.path / FOLDER
     load = partial(ServableText.read, folder) if f"{FOLDER}/{WEIGHTS}" in model.files else None
-    facts = {key: value for key, value in model.summary.items() if key.startswith("text_")}
+    facts = {
+        key: value for key, value in model.summary.items() if key.startswith(("text_", "bridge"))
+    }
     return TextOrigin(load, folder, facts)
 
 

@@ -13,12 +13,13 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from mlcd.artifacts.manifest import Parent, measure
-from mlcd.errors import InvalidInput, NotFound, TextRejected
+from mlcd.errors import InvalidInput, NotFound
 from mlcd.locations import Location, local_path
+from mlcd.texts import is_unicode
 from mlcd.types import SampleKey
 
 # what a tokenizer still reads within a second; far more than any model takes
-_MAX_CHARS: Final = 2**20
+MAX_CHARS: Final = 2**20
 _COLUMNS: Final = ("id", "text")
 
 
@@ -55,32 +56,30 @@ def read_texts(location: Location) -> TextFile:
         rows = list(_READERS[path.suffix](path))
     except (OSError, ValueError, pa.ArrowException) as error:
         raise InvalidInput(
-            f"{path} cannot be read as {path.suffix}", remedy="restore the file"
+            f"{path} cannot be read as {path.suffix}: {error}", remedy="restore the file"
         ) from error
     if not rows:
         raise InvalidInput(f"{path} holds no text")
-    keys = [str(number if key is None else key) for number, (key, _) in enumerate(rows, 1)]
+    keys = [_key(path, number, key) for number, (key, _) in enumerate(rows, 1)]
     (key, num), *_ = Counter(keys).most_common(1)
     if num > 1:
         raise InvalidInput(f"{path} has {num} texts of the id {key!r}", remedy="give each its own")
     return TextFile(path, keys, [text for _, text in rows], measure(path).sha256)
 
 
-def usable(text: object) -> str:
-    """Returns the text; raises TextRejected for one that a tokenizer does not take."""
-    if not isinstance(text, str):
-        raise TextRejected("not-a-string", "a text must be a string")
-    if len(text) > _MAX_CHARS:
-        raise TextRejected(
-            "too-long", f"the text has more than {_MAX_CHARS} characters", remedy="shorten it"
+def _key(path: Path, number: int, key: object) -> SampleKey:
+    """Returns a text's id, or its number where it has none; raises InvalidInput for an id that
+    names nothing.
+    """
+    if key is None:
+        return str(number)
+    is_name = isinstance(key, str | int) and not isinstance(key, bool)
+    if not is_name or not (name := str(key)) or not is_unicode(name):
+        raise InvalidInput(
+            f"{path}: the id of text {number} is neither a string of characters nor an integer",
+            remedy="leave it out, or give each its own",
         )
-    if not text.strip():
-        raise TextRejected("empty", "the text is empty")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # half of a surrogate pair, or bytes that are no UTF-8
-        raise TextRejected("not-unicode", "the text is no valid Unicode") from error
-    return text
+    return name
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -96,23 +95,23 @@ def _txt(path: Path) -> Iterator[tuple[None, object]]:
 
 
 def _jsonl(path: Path) -> Iterator[tuple[object, object]]:
-    for line in _lines(path):
-        row = json.loads(line) if line.strip() else None
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"line {number}: {error}") from error
         yield (row.get("id"), row.get("text")) if isinstance(row, dict) else (None, row)
 
 
 def _csv(path: Path) -> Iterator[tuple[object, object]]:
     types: dict[str, Any] = dict.fromkeys(_COLUMNS, pa.string())
-    return _rows(
+    table = pyarrow.csv.read_csv(
         path,
-        pyarrow.csv.read_csv(
-            path,
-            parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-            convert_options=pyarrow.csv.ConvertOptions(
-                column_types=types, strings_can_be_null=False
-            ),
-        ),
+        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=False),
     )
+    for key, text in _rows(path, table):
+        yield key or None, text  # an empty cell is no id
 
 
 def _parquet(path: Path) -> Iterator[tuple[object, object]]:
@@ -123,6 +122,9 @@ def _parquet(path: Path) -> Iterator[tuple[object, object]]:
 def _rows(path: Path, table: pa.Table) -> Iterator[tuple[object, object]]:
     if "text" not in table.column_names:
         raise InvalidInput(f"{path} has no column `text`", remedy="name the column of texts so")
+    for name in _COLUMNS:
+        if table.column_names.count(name) > 1:
+            raise InvalidInput(f"{path} has two columns `{name}`", remedy="rename one")
     texts = table["text"].to_pylist()
     ids = table["id"].to_pylist() if "id" in table.column_names else [None] * len(texts)
     return zip(ids, texts, strict=True)

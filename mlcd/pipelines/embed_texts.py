@@ -23,9 +23,10 @@ from mlcd.parts.encoded import (
     part_slice,
 )
 from mlcd.parts.ownership import take_over
-from mlcd.parts.text_files import TextFile, usable
+from mlcd.parts.text_files import MAX_CHARS, TextFile
 from mlcd.pipelines.embed import write_encoded
 from mlcd.progress import Meter, Reporter
+from mlcd.texts import checked_text
 from mlcd.types import SampleKey
 
 if TYPE_CHECKING:  # it needs the package tokenizers, which images do not
@@ -103,10 +104,11 @@ def _usable(
     """Returns the texts that a tokenizer takes, and adds the errors of the others."""
     found: list[tuple[SampleKey, str]] = []
     for key, text in zip(keys, texts, strict=True):
-        try:
-            found.append((key, usable(text)))
-        except TextRejected as rejection:
-            errors.append(_error(key, rejection))
+        checked = checked_text(text, max_chars=MAX_CHARS)
+        if isinstance(checked, TextRejected):
+            errors.append(_error(key, checked))
+        else:
+            found.append((key, checked))
     return found
 
 

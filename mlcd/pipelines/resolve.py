@@ -24,6 +24,7 @@ from mlcd.version import __version__
 
 _BAD_INPUT: Final = 2  # the exit status of `mlcd` for errors that the user can correct
 _CLASSICAL: Final = ("hog", "pixels")
+_SAID: Final = "mlcd: "  # how a line for people begins
 
 
 def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -> str:
@@ -56,13 +57,13 @@ def _exported_once(spec: str, name: str, identity: str, announce: Callable[[str]
     # both towers: an export of an earlier version held that of images alone
     digest = hashlib.sha256(f"{__version__} both towers {identity}".encode()).hexdigest()
     out = user_cache_path("mlcd", appauthor=False) / "models" / f"{name}-{digest[:16]}"
-    with translated_os_errors(out):
+    with translated_os_errors(out, remedy="name another cache with XDG_CACHE_HOME"):
         out.parent.mkdir(parents=True, exist_ok=True)
         # one process exports, and the others wait and then find the result
         with locked(out.with_name(f".{out.name}.lock")):
             if not (out / MANIFEST).is_file():
                 announce(f"exporting {spec} once, into {out}")
-                _export(spec, out, name)
+                _export(spec, out, name, announce)
     return str(out)
 
 
@@ -74,7 +75,7 @@ def _name(spec: str) -> str:
     )
 
 
-def _export(spec: str, out: Path, name: str) -> None:
+def _export(spec: str, out: Path, name: str, announce: Callable[[str], None]) -> None:
     if spec != STARTER and importlib.util.find_spec("torch") is None:
         raise ConfigInvalid(
             f"{spec} is no exported model, and torch is not installed to export it",
@@ -84,10 +85,13 @@ def _export(spec: str, out: Path, name: str) -> None:
     command = [sys.executable, "-m", "mlcd", "export", spec, str(out), "--name", name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == _BAD_INPUT:
-        raise ConfigInvalid(done.stderr.strip().splitlines()[-1].removeprefix("mlcd: "))
+        raise ConfigInvalid(done.stderr.strip().splitlines()[-1].removeprefix(_SAID))
     if done.returncode != 0:
         raise Unavailable(
             f"the export of {spec} failed", remedy=f"`mlcd export {spec} OUT` shows why"
         )
     if not (out / MANIFEST).is_file():
         raise NotFound(f"the export of {spec} left no model at {out}")
+    for line in done.stderr.splitlines():
+        if line.startswith(_SAID):
+            announce(line.removeprefix(_SAID))

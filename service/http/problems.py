@@ -180,14 +180,15 @@ def misnamed(request: Request) -> InvalidInput | None:
 
 
 def _methods(request: Request) -> set[str]:
-    """Returns the methods of all routes at this path; the framework names those of one route."""
+    """Returns the methods of all routes at this path; the framework names those of one route.
+
+    The first route that matches says which path it is: a later one may match it more loosely.
+    """
     routes: list[Route] = request.app.state.routes
-    return {
-        method
-        for route in routes
-        if route.matches(request.scope)[0] != Match.NONE
-        for method in route.methods or ()
-    }
+    found = next((each for each in routes if each.matches(request.scope)[0] != Match.NONE), None)
+    if found is None:
+        return set()
+    return {method for each in routes if each.path == found.path for method in each.methods or ()}
 
 
 async def handle_unexpected(request: Request, error: Exception) -> Response:

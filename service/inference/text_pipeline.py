@@ -15,6 +15,7 @@ import numpy as np
 
 from mlcd.errors import DeadlineExceeded, Rejection, TextRejected
 from mlcd.models.tokenizer import Tokenizer
+from mlcd.texts import checked_text, too_long
 from service.inference.admission import Places
 from service.inference.contract import Dispatcher, Engine, refuse_when_down
 from service.inference.outcomes import (
@@ -96,34 +97,8 @@ def _read(
     tokenized = tokenizer.tokenize(usable, with_cut=whole)
     places = [place for place, one in enumerate(found) if isinstance(one, bytes)]
     for place, ids, cut in zip(places, tokenized.ids, tokenized.cut, strict=True):
-        found[place] = _too_long(tokenizer.context_length, "tokens") if cut else ids.tobytes()
+        found[place] = too_long(tokenizer.context_length, "tokens") if cut else ids.tobytes()
     return found, int(tokenized.num[~tokenized.cut].sum())
-
-
-def checked_text(text: object, *, max_chars: int) -> str | TextRejected:
-    if not isinstance(text, str):
-        return TextRejected("not-a-string", "a text must be a string")
-    if len(text) > max_chars:
-        return _too_long(max_chars, "characters")
-    if not text.strip():
-        return TextRejected("empty", "the text is empty")
-    if not _is_unicode(text):
-        return TextRejected("not-unicode", "the text is no valid Unicode")
-    return text
-
-
-def _is_unicode(text: str) -> bool:
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return True
-
-
-def _too_long(most: int, units: str) -> TextRejected:
-    return TextRejected("too-long", f"the text has more than {most} {units}", remedy="shorten it")
 
 
 class TextPipeline:

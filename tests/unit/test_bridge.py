@@ -91,8 +91,12 @@ def test_a_linear_relation_is_recovered_from_images_alone():
 
 
 def test_too_few_pivots_are_refused():
-    with pytest.raises(InvalidInput, match="49 usable images are too few"):
+    with pytest.raises(InvalidInput, match="49 usable images that differ are too few"):
         fit_bridge("ridge", linear_pivots(49))
+    alike = linear_pivots(64)
+    alike.target[:] = alike.target[0]
+    with pytest.raises(InvalidInput, match="1 usable images that differ are too few"):
+        fit_bridge("mixture", alike)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +177,13 @@ def test_its_centers_go_along_with_the_new_fingerprint(models, bridged):
     assert after.names == before.names
     assert after.fingerprint == bridged.fingerprint
     assert {finding.kind for finding in verify(bridged.path)} >= {"model", "images"}
+
+
+def test_it_can_be_exported_again_with_its_facts(bridged, tmp_path):
+    again = export_model(str(bridged.path), tmp_path / "again", name="eyes", reporter=SILENT)
+    assert again.fingerprint == bridged.fingerprint
+    facts = {key: value for key, value in bridged.summary.items() if key.startswith("bridge")}
+    assert facts.items() <= again.summary.items()
 
 
 def test_the_same_request_finds_what_is_there(models, bridged, digits):

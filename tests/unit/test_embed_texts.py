@@ -114,10 +114,18 @@ def test_bytes_that_are_no_text_spoil_their_line_alone(tmp_path, encoder):
         ("t.pdf", b"a", InvalidInput, "no file of texts"),
         ("t.txt", None, NotFound, "no file"),
         ("t.txt", b"", InvalidInput, "holds no text"),
-        ("t.jsonl", b"{", InvalidInput, "cannot be read as .jsonl"),
+        ("t.jsonl", b'"a"\n{\n', InvalidInput, "cannot be read as .jsonl: line 2: "),
+        ("t.jsonl", b"[" * 100_000, InvalidInput, "line 1: maximum recursion depth"),
+        ("t.jsonl", b'{"id": "\\ud800", "text": "a"}', InvalidInput, "the id of text 1 is neither"),
+        ("t.jsonl", b'"a"\n{"id": "", "text": "a"}', InvalidInput, "the id of text 2 is neither"),
+        ("t.jsonl", b'{"id": [1], "text": "a"}', InvalidInput, "the id of text 1 is neither"),
+        ("t.jsonl", b'{"id": true, "text": "a"}', InvalidInput, "the id of text 1 is neither"),
+        ("t.jsonl", b'{"id": 1.5, "text": "a"}', InvalidInput, "the id of text 1 is neither"),
         ("t.jsonl", b'{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}', InvalidInput, "2 texts"),
         ("t.csv", b"a,b\n1,2\n", InvalidInput, "no column `text`"),
-        ("t.csv", b"text\n\xff\n", InvalidInput, "cannot be read as .csv"),
+        ("t.csv", b"text,text\na,b\n", InvalidInput, "two columns `text`"),
+        ("t.csv", b"text,id\na,b,c\n", InvalidInput, "Expected 2 columns, got 3"),
+        ("t.csv", b"text\n\xff\n", InvalidInput, "cannot be read as .csv: .* invalid UTF8"),
         ("t.parquet", b"PAR1", InvalidInput, "cannot be read as .parquet"),
     ],
 )
@@ -126,6 +134,13 @@ def test_a_file_that_holds_no_texts_is_refused(tmp_path, name, content, error, m
         (tmp_path / name).write_bytes(content)
     with pytest.raises(error, match=message):
         read_texts(tmp_path / name)
+
+
+def test_an_empty_cell_is_no_id(tmp_path):
+    (tmp_path / "t.csv").write_text('id,text\na,"a ""red"" car, fast"\n,"two\nlines"\n,c\n')
+    texts = read_texts(tmp_path / "t.csv")
+    assert texts.keys == ["a", "2", "3"]
+    assert texts.texts == ['a "red" car, fast', "two\nlines", "c"]
 
 
 def test_without_a_usable_text_there_is_no_output(tmp_path, encoder):

@@ -16,7 +16,7 @@ from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.options import EncoderOptions
-from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound
 from mlcd.export import model_artifact as export
 from mlcd.models import zoo
 from mlcd.models.zoo import LoadOptions
@@ -74,6 +74,12 @@ def test_a_run_is_exported_too(journey, cache):
     path = resolve_model(str(journey / "run"))
     assert (Path(path) / "centers").is_dir()
     assert embedding(path)[1].shape[0] == 3
+
+
+def test_a_cache_that_cannot_be_written_is_named(weights, cache):
+    cache.write_text("no directory")
+    with pytest.raises(InvalidInput, match="name another cache with XDG_CACHE_HOME"):
+        resolve_model(str(weights))
 
 
 def test_two_at_once_export_once(weights, cache):

@@ -13,16 +13,19 @@ import onnx
 import pytest
 import torch
 import transformers
+from click.testing import CliRunner
 from PIL import Image
 from torch.nn import functional
 
 from mlcd.artifacts.manifest import open_artifact
+from mlcd.cli import cli as command
 from mlcd.demo import Demo, _print_search_by_words
 from mlcd.encoders import has_text, open_encoder, open_text_encoder
 from mlcd.encoders.openvino import core
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
 from mlcd.export.bridges import Linear, Mixture
+from mlcd.export.model_artifact import export_model
 from mlcd.export.onnx_graph import GraphWriter, embedding_output, ids_input
 from mlcd.export.starter import artifact, packages
 from mlcd.export.starter.classes import imagenet_classes
@@ -249,6 +252,28 @@ def test_a_missing_package_is_named_with_the_extra(tmp_path, monkeypatch):
     with pytest.raises(ConfigInvalid, match="weights-of-a-test"):
         artifact.export_starter(tmp_path / "out", reporter=Reporter("silent"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--format", "triton"],
+        ["--format", "hf"],
+        ["--no-text"],
+        ["--images", "x"],
+        ["--text", "starter"],
+        ["--precision", "fp16"],
+    ],
+)
+def test_options_that_it_cannot_follow_are_refused(tmp_path, options):
+    done = CliRunner().invoke(command, ["export", "starter", str(tmp_path / "out"), *options])
+    assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert f"without {options[0]}" in done.output
+
+
+def test_it_is_not_exported_again(starter, tmp_path):
+    with pytest.raises(ConfigInvalid, match="graphs without weights"):
+        export_model(str(starter), tmp_path / "out", name="m", reporter=Reporter("silent"))
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from mlcd.encoders.text_encoder import Calibration
 from mlcd.errors import InvalidInput, TextRejected
 from mlcd.models.prompts import class_rows, prompt, templates
+from mlcd.texts import checked_text
 from mlcd.types import Embeddings
 from mlcd.wire.embedding import ClassifiedImages, ClassifyOptions, ClassifyRequest
 from service.deadline import within_deadline
@@ -28,7 +29,6 @@ from service.http.problems import item_error
 from service.http.queries import Queries, check_top, given_fields, queries_from_json
 from service.http.text_encoding import both, check_num_texts, encode_on, opened_texts
 from service.inference.served_texts import ServedTexts
-from service.inference.text_pipeline import checked_text
 from service.keys.rates import ComputedAccount
 from service.resources import Resources
 from service.settings import Limits

@@ -46,7 +46,10 @@ router = APIRouter(tags=["collections"], route_class=JsonRoute)
 
 ItemId = Annotated[
     str,
-    Path(description="percent-encoded; slashes may stay", json_schema_extra={"minLength": 1}),
+    Path(
+        description="percent-encoded; slashes may stay, other than one before `thumbnail`",
+        json_schema_extra={"minLength": 1},
+    ),
 ]
 _FIELDS: Final = frozenset({"id", "image", "embedding", "metadata"})
 _FORM: Final[dict[str, Any]] = {

@@ -32,14 +32,16 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 class _LiteralRoute(APIRoute):
     """A route whose last step must stand in the path as it is.
 
-    In the decoded path, the item `a/thumbnail` looks like the thumbnail of the item `a`.
+    In the decoded path, the item `a/thumbnail` looks like the thumbnail of the item `a`. Such a
+    path is this route's alone: another method is refused here, and changes no item.
     """
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         raw = scope.get("raw_path") or scope["path"].encode()
         if not raw.partition(b"?")[0].endswith(_LAST):
             return Match.NONE, {}
-        return super().matches(scope)
+        match, found = super().matches(scope)
+        return Match.NONE if match == Match.NONE else Match.FULL, found
 
 
 router = APIRouter(tags=["collections"], route_class=_LiteralRoute)
