@@ -88,7 +88,7 @@ class EmbeddingsRequest(BaseModel):
     task: str | None = None  # Jina: not used; texts and images are embedded in one way
     input_type: str | None = None  # NIM: not used, like `task`
     # NIM: with NONE, a text of more tokens than the model reads is refused; else its end is cut.
-    truncate: str | None = None
+    truncate: Literal["NONE", "START", "END"] | None = None
 
 
 class Embedding(BaseModel):
