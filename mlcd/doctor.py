@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from mlcd.cores import available_cores, cpu_features, cpuset_cores, quota_cores
 from mlcd.encoders import choose_engine
+from mlcd.export.starter.packages import REMEDY as STARTER_REMEDY
+from mlcd.export.starter.packages import installed as starter_installed
 from mlcd.version import __version__
 
 _ENGINES: Final = ("openvino", "torch", "onnxruntime", "faiss-cpu", "faiss-gpu", "tritonclient")
@@ -47,6 +49,7 @@ def examine() -> dict[str, Any]:
         "memory": {"machine_bytes": _memory_bytes(), "cgroup_limit_bytes": memory_limit_bytes()},
         "gpus": _gpus(),
         "choice": _choice(),
+        "starter": starter_installed(),
     }
 
 
@@ -73,6 +76,7 @@ def report(facts: dict[str, Any]) -> str:
             "choice",
             f"engine {choice['engine']}, precision {choice['precision']}: {choice['reason']}",
         ),
+        ("starter", "installed" if facts["starter"] else f"not installed: {STARTER_REMEDY}"),
     ]
     return "\n".join(f"{name:<13} {text}" for name, text in rows)
 

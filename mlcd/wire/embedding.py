@@ -90,11 +90,12 @@ class PairCalibration(WireAnswer):
 class ClassifyOptions(WireRequest):
     """The options of a classification.
 
-    templates: a set of templates, or templates of your own with the name's place {}; without them
-    a name is a text as it is. top: names per image.
+    names: each once, because equal names would share a probability. templates: a set of templates,
+    or templates of your own with the name's place {}; without them a name is a text as it is. top:
+    names per image.
     """
 
-    names: Annotated[list[str], Field(min_length=1)]
+    names: Annotated[list[str], Field(min_length=1, json_schema_extra={"uniqueItems": True})]
     templates: (
         Literal["simple", "clip"] | Annotated[list[str], Field(min_length=1, max_length=256)] | None
     ) = None

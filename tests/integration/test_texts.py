@@ -167,6 +167,7 @@ def test_a_form_is_classified_too(client):
         ({"names": NAMES}, 400, None),
         ({"names": [], "embeddings": [[1] * 8]}, 400, "names"),
         ({"names": ["red", ""], "embeddings": [[1] * 8]}, 422, "names[1]"),
+        ({"names": ["red", "blue", "red"], "embeddings": [[1] * 8]}, 400, "names[2]"),
         ({"names": ["red", 7], "embeddings": [[1] * 8]}, 400, "names.1"),
         ({"names": NAMES, "templates": "poems", "embeddings": [[1] * 8]}, 400, "templates"),
         ({"names": NAMES, "templates": ["no place"], "embeddings": [[1] * 8]}, 400, "templates"),

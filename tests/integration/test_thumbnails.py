@@ -67,7 +67,7 @@ def test_every_id_has_its_own(client, gallery):
     assert client.get(f"{gallery}/items/a%2Fthumbnail").json()["id"] == "a/thumbnail"
     for method in ("PATCH", "DELETE", "PUT"):
         refused = client.request(method, f"{gallery}/items/a/thumbnail")
-        assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
     found = client.post(f"{gallery}/search", json={"ids": IDS, "top": 6}).json()
     for result in found["results"]:
         assert {m["id"]: m["thumbnail"] for m in result["matches"]} == versions

