@@ -197,10 +197,8 @@ def check_count(num: int, limits: Limits) -> None:
         )
 
 
-def embeddings_from_json(value: Any, dimension: int, limits: Limits) -> Embeddings:
+def embeddings_from_json(value: list[Any], dimension: int, limits: Limits) -> Embeddings:
     """Returns a list of vectors as unit rows [N, D]."""
-    if not isinstance(value, list) or not value:
-        raise BadRequest("embeddings must be a list of vectors", param="embeddings")
     check_count(len(value), limits)
     for index, row in enumerate(value):
         right_length = isinstance(row, list) and len(row) == dimension

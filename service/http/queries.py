@@ -24,7 +24,8 @@ from service.http.text_encoding import encode_texts
 from service.inference.outcomes import Encoded
 from service.resources import Resources
 
-KINDS: Final = ("images", "texts", "embeddings")
+# what each list holds
+KINDS: Final = {"images": "data-URIs or URLs", "texts": "strings", "embeddings": "vectors"}
 _NAMED: Final = "`images`, `texts` and `embeddings`"
 
 
@@ -62,10 +63,7 @@ async def queries_from_json(
 ) -> Queries:
     limits = resources.settings.limits
     content = given_fields(content)
-    if unknown := content.keys() - {*KINDS}:
-        raise BadRequest(f"{len(unknown)} unknown fields", remedy=f"give {_NAMED}")
-    if len(content) != 1:
-        raise BadRequest(f"give exactly one of {_NAMED}")
+    check_fields(content)
     loop = asyncio.get_running_loop()
     if "embeddings" in content:
         given = content["embeddings"]
@@ -75,19 +73,25 @@ async def queries_from_json(
         await resources.rate_limiter.take(request.state.key, len(rows))
         return Queries.given(rows)
     if "texts" in content:
-        texts = content["texts"]
-        if not isinstance(texts, list) or not texts:
-            raise BadRequest("texts must be a list of strings", param="texts")
-        encoded = (await encode_texts(request, resources, texts)).encoded
+        encoded = (await encode_texts(request, resources, content["texts"])).encoded
         return Queries(encoded.embeddings, encoded.rows, encoded.errors, encoded, "texts")
     images = content["images"]
-    if not isinstance(images, list) or not images:
-        raise BadRequest("images must be a list of data-URIs or URLs", param="images")
     check_count(len(images), limits)
     decoded = await loop.run_in_executor(
         resources.compute, lambda: [image_from_uri(image) for image in images]
     )
     return await _encoded(request, decoded, resources)
+
+
+def check_fields(content: dict[str, Any]) -> None:
+    """Raises BadRequest unless `content` is one list of `KINDS`; its items are not looked at."""
+    if unknown := content.keys() - {*KINDS}:
+        raise BadRequest(f"{len(unknown)} unknown fields", remedy=f"give {_NAMED}")
+    if len(content) != 1:
+        raise BadRequest(f"give exactly one of {_NAMED}")
+    ((kind, items),) = content.items()
+    if not isinstance(items, list) or not items:
+        raise BadRequest(f"{kind} must be a list of {KINDS[kind]}", param=kind)
 
 
 def given_fields(content: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from tritonclient.grpc import model_config_pb2 as protobuf
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.encoders.openvino import OpenVinoEncoder, computes_bf16, read_onnx
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict
+from mlcd.export import graph, triton, triton_towers
 from mlcd.export import model_artifact as export
-from mlcd.export import triton, triton_towers
 from mlcd.export.triton import export_triton
 from mlcd.export.triton_config import PRECISIONS, TritonOptions
 from mlcd.images.transform import PreprocessSpec
@@ -275,14 +275,14 @@ def test_half_precision_is_measured_in_half_precision(model, tmp_path):
 
 
 def test_weights_beside_the_graph_go_along(weights, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "_MAX_GRAPH_BYTES", 100)
+    monkeypatch.setattr(graph, "_MAX_GRAPH_BYTES", 100)
     model = export.export_model(str(weights), tmp_path / "model", name="m", reporter=SILENT)
     for number, spec in enumerate([weights, model.path]):
         artifact = write(spec, tmp_path / str(number))
         assert "model.onnx.data" in artifact.files
         preprocess = PreprocessSpec.read(artifact.file("preprocess.json"))
-        graph = read_onnx(artifact.file("model.onnx"))
-        encoder = OpenVinoEncoder(graph, name="m", fingerprint="", preprocess=preprocess)
+        found = read_onnx(artifact.file("model.onnx"))
+        encoder = OpenVinoEncoder(found, name="m", fingerprint="", preprocess=preprocess)
         assert encoder.encode(np.zeros((1, 3, 32, 32), np.uint8)).any()
         encoder.close()
 

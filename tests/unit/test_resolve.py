@@ -17,6 +17,7 @@ from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound
+from mlcd.export import graph
 from mlcd.export import model_artifact as export
 from mlcd.models import zoo
 from mlcd.models.zoo import LoadOptions
@@ -191,7 +192,7 @@ def test_options_are_part_of_what_was_asked_and_no_option_changes_a_checkpoint(
 
 
 def test_weights_over_the_limit_of_protobuf_lie_beside_the_graph(weights, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "_MAX_GRAPH_BYTES", 100)
+    monkeypatch.setattr(graph, "_MAX_GRAPH_BYTES", 100)
     artifact = export.export_model(str(weights), tmp_path / "model", name="m", reporter=SILENT)
     assert "model.onnx.data" in artifact.files
     images, served = embedding(str(tmp_path / "model"))

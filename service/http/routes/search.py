@@ -33,7 +33,14 @@ from service.http.bodies import check_count, media_type, read_json, validated
 from service.http.json_route import JsonRoute
 from service.http.openapi import image_body
 from service.http.problems import item_error
-from service.http.queries import Queries, check_top, given_fields, queries_from_json, read_queries
+from service.http.queries import (
+    Queries,
+    check_fields,
+    check_top,
+    given_fields,
+    queries_from_json,
+    read_queries,
+)
 from service.http.routes.collections import Name, opened_collection
 from service.resources import Resources
 from service.settings import Limits
@@ -99,6 +106,8 @@ async def search(
             )
         given |= {option: content.pop(option) for option in _OPTIONS if option in content}
     options = validated(SearchOptions, given)
+    if content is not None:
+        _check_queries(content)
     check_top(options.top, resources)
     if content is None:
         queries = await read_queries(request, resources)
@@ -189,17 +198,29 @@ def _parsed(text: str | None) -> object:
         raise BadRequest("the filter is not JSON, or nested too deep", param="filter") from error
 
 
-async def _queries_of_items(
-    request: Request, content: dict[str, Any], resources: Resources, collection: Collection
-) -> Queries:
-    """Returns the embeddings of stored items; an id that is not stored refuses the request."""
+def _check_queries(content: dict[str, Any]) -> None:
+    """Raises BadRequest unless a JSON body names the queries in one way."""
+    if not content.keys() & {*_IDS}:
+        check_fields(content)
+        return
     if len(content) > 1:
         raise BadRequest("give one of `images`, `texts`, `embeddings`, `id` and `ids`")
-    ids = content.get("ids", [content.get("id")])
+    ids = _ids(content)
     if not isinstance(ids, list) or not ids or not all(isinstance(item_id, str) for item_id in ids):
         raise BadRequest(
             "`id` is a string, `ids` a list of strings", param="ids" if "ids" in content else "id"
         )
+
+
+def _ids(content: dict[str, Any]) -> Any:
+    return content.get("ids", [content.get("id")])
+
+
+async def _queries_of_items(
+    request: Request, content: dict[str, Any], resources: Resources, collection: Collection
+) -> Queries:
+    """Returns the embeddings of stored items; an id that is not stored refuses the request."""
+    ids = _ids(content)
     check_count(len(ids), resources.settings.limits)
     await resources.rate_limiter.take(request.state.key, len(ids))
     return Queries.given(np.concatenate([collection.embedding_of(item_id) for item_id in ids]))
