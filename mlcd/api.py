@@ -46,7 +46,7 @@ from mlcd.pipelines import index as indexing
 from mlcd.pipelines import label as labeling
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
-from mlcd.texts import checked_text
+from mlcd.text_checks import checked_text
 from mlcd.types import Embeddings, Fingerprint, SampleKey, unit_rows
 
 if TYPE_CHECKING:  # it needs the package tokenizers, which images do not

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mlcd.errors import InvalidInput, TextRejected
-from mlcd.texts import checked_text
+from mlcd.text_checks import checked_text
 
 # texts are small: so many times `batch_size` go in one request
 TIMES_BATCH: Final = 8

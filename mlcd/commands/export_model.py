@@ -189,7 +189,7 @@ def export(
 
 
 def _announce_texts_left_out(checkpoint: str, options: "LoadOptions", *, wanted: bool) -> None:
-    from mlcd.export.text_part import lacks_tokenizer
+    from mlcd.export.text_tower import lacks_tokenizer
 
     if wanted and lacks_tokenizer(checkpoint, options):
         announce(

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from mlcd.artifacts.manifest import Parent, measure
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.locations import Location, local_path
-from mlcd.texts import is_unicode
+from mlcd.text_checks import is_unicode
 from mlcd.types import SampleKey
 
 # what a tokenizer still reads within a second; far more than any model takes

@@ -26,7 +26,7 @@ from mlcd.parts.ownership import take_over
 from mlcd.parts.text_files import MAX_CHARS, TextFile
 from mlcd.pipelines.embed import write_encoded
 from mlcd.progress import Meter, Reporter
-from mlcd.texts import checked_text
+from mlcd.text_checks import checked_text
 from mlcd.types import SampleKey
 
 if TYPE_CHECKING:  # it needs the package tokenizers, which images do not

@@ -15,7 +15,7 @@ import numpy as np
 
 from mlcd.errors import DeadlineExceeded, Rejection, TextRejected
 from mlcd.models.tokenizer import Tokenizer
-from mlcd.texts import checked_text, too_long
+from mlcd.text_checks import checked_text, too_long
 from service.inference.admission import Places
 from service.inference.contract import Dispatcher, Engine, refuse_when_down
 from service.inference.outcomes import (

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from mlcd.encoders.text_encoder import Calibration
 from mlcd.errors import InvalidInput, Rejection, TextRejected
 from mlcd.models.prompts import class_rows, prompt, templates
-from mlcd.texts import checked_text
+from mlcd.text_checks import checked_text
 from mlcd.types import Embeddings
 from mlcd.wire.embedding import ClassifiedImages, ClassifyOptions, ClassifyRequest
 from service.deadline import within_deadline
