@@ -89,6 +89,7 @@ class AsyncClient(BaseClient):
         top: int = 10,
         strict: bool = False,
     ) -> Classified:
+        check_one_given(images=images, embeddings=embeddings)
         check_texts(names)
         ask = partial(self._server.classify, names=names, templates=templates, top=top)
         batches = self._batches(images, embeddings)
@@ -106,6 +107,7 @@ class AsyncClient(BaseClient):
         examples: int = 0,
         strict: bool = False,
     ) -> Labeled:
+        check_one_given(images=images, texts=texts, embeddings=embeddings)
         ask = partial(
             self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
         )
@@ -154,6 +156,7 @@ class AsyncClient(BaseClient):
             exact=exact,
             metadata=metadata,
         )
+        check_one_given(images=images, text=text, texts=texts, embeddings=embeddings, key=key)
         batches = self._batches(images, embeddings, key, text=text, texts=texts)
         return Found.of(*await self._gathered(batches, ask, strict=strict))
 
@@ -286,7 +289,6 @@ class AsyncClient(BaseClient):
         text: str | None = None,
         texts: TextSeries | None = None,
     ) -> AsyncIterator[Batch]:
-        check_one_given(images=images, text=text, texts=texts, embeddings=embeddings, key=key)
         if key is not None:
             yield key
         elif text is not None:
@@ -308,6 +310,7 @@ class AsyncClient(BaseClient):
     async def _additions(
         self, adder: Adder, images: ImageSeries | None, embeddings: ArrayLike | None
     ) -> AsyncIterator[Additions]:
+        check_one_given(images=images, embeddings=embeddings)
         async for batch in self._batches(images, embeddings):
             assert not isinstance(batch, str | Texts)
             yield adder.push(batch)

@@ -118,6 +118,7 @@ class Client(BaseClient):
         stands for the mean of its prompts. Without them it is a text as it is. Raises RefusedInput
         where the server's model embeds images only, and the errors of `embed`.
         """
+        check_one_given(images=images, embeddings=embeddings)
         check_texts(names)
         ask = partial(self._server.classify, names=names, templates=templates, top=top)
         return Classified.of(*self._gathered(self._batches(images, embeddings), ask, strict=strict))
@@ -140,6 +141,7 @@ class Client(BaseClient):
         server has them. Raises RefusedNotFound where the server has no centers, and the errors of
         `embed`.
         """
+        check_one_given(images=images, texts=texts, embeddings=embeddings)
         ask = partial(
             self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
         )
@@ -196,6 +198,7 @@ class Client(BaseClient):
             exact=exact,
             metadata=metadata,
         )
+        check_one_given(images=images, text=text, texts=texts, embeddings=embeddings, key=key)
         batches = self._batches(images, embeddings, key, text=text, texts=texts)
         return Found.of(*self._gathered(batches, ask, strict=strict))
 
@@ -368,7 +371,6 @@ class Client(BaseClient):
         text: str | None = None,
         texts: Iterable[str] | None = None,
     ) -> Iterator[Batch]:
-        check_one_given(images=images, text=text, texts=texts, embeddings=embeddings, key=key)
         if key is not None:
             yield key
         elif text is not None:
@@ -386,6 +388,7 @@ class Client(BaseClient):
     def _additions(
         self, adder: Adder, images: Iterable[ImageInput] | None, embeddings: ArrayLike | None
     ) -> Iterator[Additions]:
+        check_one_given(images=images, embeddings=embeddings)
         for batch in self._batches(images, embeddings):
             assert not isinstance(batch, str | Texts)
             yield adder.push(batch)

@@ -561,6 +561,10 @@ class Collection:
                 self._check_open()
                 self._ledger.vectors(rows[start : start + _COPIED_ROWS], self.dimension)
 
+    def check_thumbnails(self) -> None:
+        """Reads every thumbnail. Raises ArtifactInvalid where one is damaged."""
+        self._thumbnails.check()
+
     def _parents(self) -> tuple[Parent, ...]:
         return (Parent(**self.source),) if self.source else ()
 

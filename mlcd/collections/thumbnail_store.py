@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from mlcd.artifacts.disk import lacks_open_files, too_many_files
 from mlcd.collections.descriptors import Descriptors
-from mlcd.errors import Unavailable
+from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.images.thumbnail import Thumbnail
 
 THUMBNAILS: Final = "thumbnails.sqlite"
@@ -147,6 +147,17 @@ class ThumbnailStore:
         """Returns the rows that have a picture, ascending."""
         found = (self._use("read", _rows) if self._exists else None) or []
         return np.array(found, dtype=np.int64)
+
+    def check(self) -> None:
+        """Reads every picture. Raises ArtifactInvalid where one is not what was stored."""
+        if not (self._exists or self._damaged):
+            return
+        if self._damaged or not self._use("read", _all_intact):
+            raise ArtifactInvalid(
+                f"{self._path} is damaged",
+                remedy="delete the file while nothing has the collection open, and make the"
+                " thumbnails again",
+            )
 
     def rest(self) -> bool:
         """Closes the connection until the next use, unless it is in use."""
@@ -309,6 +320,14 @@ def _picture(connection: sqlite3.Connection, *, row: int) -> tuple[bytes, bytes]
         (row,),
     ).fetchone()
     return found
+
+
+def _all_intact(connection: sqlite3.Connection) -> bool:
+    """Tells whether every picture has the digest that it is stored under."""
+    return all(
+        bytes.fromhex(Thumbnail(data).version) == digest
+        for digest, data in connection.execute("SELECT digest, picture FROM pictures")
+    )
 
 
 def _versions(connection: sqlite3.Connection, *, rows: Sequence[int]) -> dict[int, str]:

@@ -130,10 +130,11 @@ def _walk_parent(
 
 
 def _check_collection(path: Path) -> Finding:
-    """Checks every item of the ledger that the index holds."""
+    """Checks the vector of every item that the index holds, and every thumbnail."""
     try:
         with Collection.open(path, read_only=True) as collection:
             collection.check_vectors()
+            collection.check_thumbnails()
             return Finding(str(path), "collection", True, f"{len(collection)} items")
     except Conflict:
         return Finding(str(path), "collection", False, "open in another process, not checked")

@@ -152,14 +152,18 @@ def test_verify_passes_and_names_the_file_of_a_flipped_byte(journey, digits, tmp
     assert run_mlcd("verify", journey).returncode == 0
     copy = tmp_path / "copy"
     shutil.copytree(journey, copy)
-    vector = EmbeddingsArtifact.open(journey / "embeddings").load()[0].tobytes()
+    # of an SQLite file some bytes belong to nothing: its pages are not full
+    stored = {
+        "items.sqlite": EmbeddingsArtifact.open(journey / "embeddings").load()[0].tobytes(),
+        "thumbnails.sqlite": b"WEBPVP8",
+    }
     for path in sorted(copy.rglob("*")):
         if not path.is_file() or path.name in ("lock", ".locks"):  # locked rather than read
             continue
         original = path.read_bytes()
         damaged = bytearray(original or b"x")
-        # Of a ledger some bytes belong to nothing: SQLite's pages are not full.
-        damaged[original.index(vector) if path.name == "items.sqlite" else len(damaged) // 2] ^= 1
+        known = stored.get(path.name)
+        damaged[len(damaged) // 2 if known is None else original.index(known)] ^= 1
         path.write_bytes(damaged)
         from mlcd.errors import ArtifactInvalid
         from mlcd.pipelines.verify import verify

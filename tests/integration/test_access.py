@@ -197,9 +197,11 @@ def test_the_pages_need_no_key_and_name_no_client(anyone, running):
     assert anyone.get("/v1/nothing").status_code == 404
 
 
-def test_the_document_is_true_of_a_server_with_keys(running, keys):
+def test_the_document_is_true_of_a_server_with_keys(journey, keys, new_state):
+    """Not the server of the other tests: collections come and go here."""
     header = f"Authorization: Bearer {keys.tokens['admin']}"
-    explore(running.url, 2, "--phases", "examples,coverage", "--header", header, timeout_s=280)
+    with serving(journey / "model", state_dir=new_state(), auth__keys_file=keys.path) as explored:
+        explore(explored.url, 2, "--phases", "examples,coverage", "--header", header, timeout_s=280)
 
 
 def test_refusals_are_in_the_words_of_each_client(anyone, keys):

@@ -267,14 +267,14 @@ def test_a_center_and_the_server_describe_themselves(mlcd_client, centers, rows)
 
 def test_wrong_questions_are_refused_and_say_what_is_wrong(mlcd_client, paths, rows):
     for wrong, message in (
-        (mlcd_client.labels, "exactly one of images, embeddings"),
+        (mlcd_client.labels, "exactly one of images, texts, embeddings"),
         (
             lambda: mlcd_client.labels(paths[:1], embeddings=rows[:1]),
-            "exactly one of images, embeddings",
+            "exactly one of images, texts, embeddings",
         ),
         (
             lambda: mlcd_client.search("demo", key="a", embeddings=rows[:1]),
-            "exactly one of images, embeddings, key",
+            "exactly one of images, text, texts, embeddings, key",
         ),
         (lambda: mlcd_client.labels(embeddings=rows[0]), "expected a matrix"),
         (

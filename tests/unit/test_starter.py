@@ -377,7 +377,7 @@ def test_starter_is_a_name_wherever_models_are_named(starter, tmp_path, monkeypa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = []
 
-    def put(spec, out, name):
+    def put(spec, out, name, announce):
         made.append((spec, name))
         out.symlink_to(starter)
 

@@ -136,12 +136,15 @@ import gc, sys, tracemalloc
 import pyarrow as pa
 from pathlib import Path
 from mlcd.artifacts.labels import LabelTable
-from training.config import MixedSource
+from types import SimpleNamespace
+from training.config import LossConfig, MixedSource
 from training.data.dataset import _join
 
+mixed = MixedSource(images=sys.argv[1], labels=sys.argv[2])
+config = SimpleNamespace(data=SimpleNamespace(hold_out=0.1), loss=LossConfig())
+
 def join():
-    mixed = MixedSource(images=sys.argv[1], labels=sys.argv[2])
-    return _join(mixed, LabelTable.open(Path(sys.argv[2])), num_labels=8, hold_out=0.1)
+    return _join(mixed, LabelTable.open(Path(sys.argv[2])), config)
 
 join()  # what modules take that are imported on the way does not count
 tracemalloc.start()
