@@ -1,6 +1,8 @@
 """A folder of image files, or some of its files."""
 
+import posixpath
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any, Final, cast
 
@@ -8,10 +10,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mlcd.errors import ImageRejected
+from mlcd.images.caption_files import (
+    MAX_BYTES,
+    SIDECARS,
+    TABLES,
+    captions_beside,
+    captions_in_table,
+)
 from mlcd.images.entries import Entries, Entry
 from mlcd.images.faults import unavailable
 from mlcd.images.names import decoded, encoded, is_candidate, printable
 from mlcd.images.source import Source
+from mlcd.types import SampleKey
 
 # stands in place of the path for what is neither file nor folder
 _NO_FILE: Final = b""
@@ -85,6 +95,54 @@ class FolderSource(Source):
             return cast(bytes, self._filesystem.cat_file(self._path(entry)))
         except (OSError, ValueError) as error:
             raise ImageRejected("unreadable", "the file cannot be read") from error
+
+    def captions(self) -> Iterator[tuple[SampleKey, str]]:
+        """Yields the captions of the first table of the folder that has some, else those in files
+        beside the images.
+        """
+        files = self._files_in(self._root)
+        for table in (f"{self._root}/{name}" for name in TABLES):
+            captions = self._captions_in_table(table) if table in files else iter(())
+            if first := next(captions, None):
+                yield first
+                yield from captions
+                return
+        yield from self._captions_beside()
+
+    def _captions_in_table(self, table: str) -> Iterator[tuple[SampleKey, str]]:
+        try:
+            with self._filesystem.open(table, "rt", encoding="utf-8-sig", newline="") as lines:
+                for path, caption in captions_in_table(printable(table), lines):
+                    yield printable(posixpath.normpath(path)), caption
+        except OSError as error:
+            raise unavailable(table, error) from error
+
+    def _captions_beside(self) -> Iterator[tuple[SampleKey, str]]:
+        """Yields captions from files that have the name of an image, but for the suffix."""
+        read = (entry for entry in self.entries if entry.locator != (_NO_FILE,))
+        for folder, entries in groupby(read, lambda entry: posixpath.dirname(self._path(entry))):
+            files = self._files_in(folder)
+            for entry in entries:
+                stem = posixpath.splitext(self._path(entry))[0]
+                beside = (suffix for suffix in SIDECARS if stem + suffix in files)
+                found = (captions_beside(each, *self._sidecar(stem, each)) for each in beside)
+                for text in next(filter(None, found), []):
+                    yield entry.key, text
+
+    def _sidecar(self, stem: str, suffix: str) -> tuple[bytes, str]:
+        """Returns the start of a file, and the name for it without the suffix."""
+        try:
+            return self._filesystem.cat_file(stem + suffix, end=MAX_BYTES + 1), printable(stem)
+        except OSError as error:
+            raise unavailable(stem + suffix, error) from error
+
+    def _files_in(self, folder: str) -> set[str]:
+        """Returns the paths of the files of a folder, without links and special files."""
+        try:
+            listed = self._filesystem.ls(folder, detail=True)
+        except OSError as error:
+            raise unavailable(folder, error) from error
+        return {info["name"] for info in listed if info["type"] == "file"}
 
     def _path(self, entry: Entry) -> str:
         (path,) = entry.locator

@@ -12,11 +12,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mlcd.errors import ImageRejected, InvalidInput
+from mlcd.images.caption_files import CAPTION_COLUMNS, captions_of
 from mlcd.images.entries import Entry, constant
 from mlcd.images.faults import refuse_fault
 from mlcd.images.names import decoded, encoded, printable
 from mlcd.images.shard_index import Listing, list_once
 from mlcd.images.source import FilesSource, ListingProblem
+from mlcd.types import SampleKey
 
 _IMAGE_COLUMNS: Final = ("image", "jpg", "jpeg", "png", "webp", "bytes")
 _CLASS_COLUMNS: Final = ("class_name", "label", "class", "cls")
@@ -46,7 +48,7 @@ class ParquetSource(FilesSource):
         self._group: tuple[tuple[str, int], Any] | None = None
 
     def _list(self) -> Iterator[pa.Table]:
-        for path, name in self._names():
+        for path, name in self._names_to_list():
             listing = list_once(self._filesystem, path, partial(self._list_rows, path))
             if listing.damaged:
                 self.problems.append(
@@ -54,14 +56,9 @@ class ParquetSource(FilesSource):
                 )
                 continue
             rows = listing.members
-            numbers = pc.utf8_lpad(
-                pa.array(np.arange(len(rows))).cast(pa.string()), _ROW_DIGITS, padding="0"
-            )
             yield pa.table(
                 {
-                    "key": pc.coalesce(
-                        rows["key"], pc.binary_join_element_wise(name, numbers, "/")
-                    ),
+                    "key": _keys(rows["key"], name),
                     "class_name": rows["class_name"],
                     "size_bytes": rows["size_bytes"],
                     "path": constant(encoded(path), len(rows)),
@@ -85,6 +82,20 @@ class ParquetSource(FilesSource):
             refuse_fault(path, error)
             return Listing(_ROWS.empty_table(), damaged=True)
         return Listing(pa.Table.from_batches(batches, schema=_ROWS), damaged=False)
+
+    def captions(self) -> Iterator[tuple[SampleKey, str]]:
+        for path, name in self._names():
+            try:
+                with self._filesystem.open(path, "rb") as raw:
+                    rows = _captioned_rows(pq.ParquetFile(raw))
+            except (OSError, pa.ArrowException) as error:
+                refuse_fault(path, error)
+                continue  # its images are not listed either
+            keys = _keys(rows["key"], name)
+            for number, (key, texts) in enumerate(zip(keys, rows["captions"], strict=True)):
+                item = f"{printable(path)}, row {number},"
+                for text in captions_of(_value(texts, item), item):
+                    yield key.as_py(), text
 
     def _read(self, entry: Entry) -> bytes:
         path, (group, row) = decoded(entry.locator[0]), entry.locator[1:]
@@ -129,6 +140,41 @@ def _batches(file: Any, path: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
                 classes if names is None else _named(classes, names),
             )
             start += batch.num_rows
+
+
+def _captioned_rows(file: Any) -> pa.Table:
+    """Returns the columns key, null where a row has none of its own, and captions of a file; no
+    rows if it has no captions.
+    """
+    columns = file.schema_arrow.names
+    captions = next((column for column in CAPTION_COLUMNS if column in columns), None)
+    if captions is None:
+        return pa.table({"key": pa.array([], pa.large_string()), "captions": pa.array([])})
+    rows = file.read([column for column in ("key", captions) if column in columns])
+    keys = _texts(rows["key"] if "key" in columns else None, len(rows))
+    return pa.table(
+        {
+            "key": pa.array([text or None for text in keys], pa.large_string()),
+            "captions": rows[captions],
+        }
+    )
+
+
+def _value(cell: Any, item: str) -> Any:
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"a caption of {item} is no text", remedy="write the column in UTF-8"
+        ) from error
+
+
+def _keys(own: Any, name: str) -> Any:
+    """Returns the keys of all rows of a file: their own, or else the file's name and the row."""
+    numbers = pc.utf8_lpad(
+        pa.array(np.arange(len(own))).cast(pa.string()), _ROW_DIGITS, padding="0"
+    )
+    return pc.coalesce(own, pc.binary_join_element_wise(name, numbers, "/"))
 
 
 def _class_names(file: Any, column: str | None) -> list[str] | None:

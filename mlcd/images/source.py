@@ -80,6 +80,12 @@ class Source(ABC):
     def _read(self, entry: Entry) -> bytes: ...
 
     @abstractmethod
+    def captions(self) -> Iterator[tuple[SampleKey, str]]:
+        """Yields the captions that lie beside the images, each with the key of its image, which
+        may have several.
+        """
+
+    @abstractmethod
     def files_of(self, entries: Entries) -> list[str]:
         """Returns the paths of the files that hold these images, without files that are
         not read.
@@ -149,11 +155,13 @@ class FilesSource(Source):
             if file_state(self._filesystem, path) != self._listed[path]
         )
 
-    def _names(self) -> list[tuple[str, str]]:
-        """Returns (path, the part of the path that tells the files apart, without the suffix),
-        before files are listed.
-        """
+    def _names_to_list(self) -> list[tuple[str, str]]:
+        """Returns `_names`, before files are listed."""
         self._listed = {path: file_state(self._filesystem, path) for path in self.paths}
+        return self._names()
+
+    def _names(self) -> list[tuple[str, str]]:
+        """Returns (path, the part of the path that tells the files apart, without the suffix)."""
         parents = [PurePosixPath(path).parent.parts for path in self.paths]
         common = 0
         while all(len(parts) > common and parts[common] == parents[0][common] for parts in parents):

@@ -4,6 +4,7 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Final, cast
 
@@ -11,11 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mlcd.errors import ImageRejected
+from mlcd.images.caption_files import MAX_BYTES, SIDECARS, captions_beside
 from mlcd.images.entries import Entry, constant
 from mlcd.images.faults import refuse_fault
 from mlcd.images.names import decoded, encoded, is_candidate, printable
 from mlcd.images.shard_index import MEMBERS, Listing, list_once
 from mlcd.images.source import FilesSource, ListingProblem
+from mlcd.types import SampleKey
 
 _TAR_BLOCK: Final = 512
 # offset of a member among a shard's images that cannot be read as one
@@ -28,7 +31,7 @@ class TarSource(FilesSource):
     """
 
     def _list(self) -> Iterator[pa.Table]:
-        for path, shard in self._names():
+        for path, shard in self._names_to_list():
             listing = list_once(self._filesystem, path, partial(self._list_members, path))
             if listing.damaged:
                 self.problems.append(
@@ -95,6 +98,38 @@ class TarSource(FilesSource):
         ]
         class_names = [class_of.get(sample) for sample in samples]
         return Listing(pa.table([keys, class_names, offsets, sizes], schema=MEMBERS), damaged)
+
+    def captions(self) -> Iterator[tuple[SampleKey, str]]:
+        shards = dict(self._names())
+        for path, entries in groupby(self.entries, lambda entry: decoded(entry.locator[0])):
+            captions = self._captions_of_samples(path)
+            for entry in entries:
+                name = PurePosixPath(entry.key.removeprefix(f"{shards[path]}/"))
+                for text in captions.get(_sample(name), ()):
+                    yield entry.key, text
+
+    def _captions_of_samples(self, path: str) -> dict[str, list[str]]:
+        """Returns the captions of each sample of a shard, as far as it can be read."""
+        found: dict[str, dict[str, list[str]]] = {suffix: {} for suffix in SIDECARS}
+        try:
+            with (
+                self._filesystem.open(path, "rb") as raw,
+                tarfile.open(fileobj=raw, mode="r:") as archive,
+            ):
+                for member in archive:
+                    archive.members.clear()  # type: ignore[attr-defined]
+                    name = PurePosixPath(member.name)
+                    suffix = name.name[len(name.name.split(".", 1)[0]) :]
+                    if suffix in found and (file := archive.extractfile(member)):
+                        sample = printable(_sample(name))
+                        item = f"{printable(path)}: {sample}"
+                        texts = captions_beside(suffix, file.read(MAX_BYTES + 1), item)
+                        if texts:
+                            found[suffix][sample] = texts
+        except (OSError, tarfile.TarError, EOFError) as error:
+            refuse_fault(path, error)
+        first, second = (found[suffix] for suffix in SIDECARS)
+        return second | first
 
     def _read(self, entry: Entry) -> bytes:
         path, offset = entry.locator

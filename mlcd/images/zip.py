@@ -1,18 +1,22 @@
 """The source that reads zip files."""
 
+import posixpath
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any
 
 import pyarrow as pa
 
-from mlcd.errors import ImageRejected
+from mlcd.errors import ImageRejected, InvalidInput
+from mlcd.images.caption_files import MAX_BYTES, SIDECARS, captions_beside
 from mlcd.images.entries import Entry, constant
 from mlcd.images.faults import refuse_fault
 from mlcd.images.names import class_of_path, decoded, encoded, is_candidate, printable
 from mlcd.images.source import FilesSource, ListingProblem
+from mlcd.types import SampleKey
 
 
 class ZipSource(FilesSource):
@@ -24,7 +28,7 @@ class ZipSource(FilesSource):
         self._archives: dict[str, zipfile.ZipFile] = {}
 
     def _list(self) -> Iterator[pa.Table]:
-        for path, name in self._names():
+        for path, name in self._names_to_list():
             prefix = f"{name}/" if len(self.paths) > 1 else ""
             try:
                 with self._filesystem.open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
@@ -51,6 +55,15 @@ class ZipSource(FilesSource):
                 }
             )
 
+    def captions(self) -> Iterator[tuple[SampleKey, str]]:
+        for path, entries in groupby(self.entries, lambda entry: decoded(entry.locator[0])):
+            with self._filesystem.open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
+                names = set(archive.namelist())
+                for entry in entries:
+                    stem = posixpath.splitext(entry.locator[1])[0]
+                    for text in next(filter(None, _captions(archive, names, stem, path)), []):
+                        yield entry.key, text
+
     def _read(self, entry: Entry) -> bytes:
         path, name = decoded(entry.locator[0]), entry.locator[1]
         try:
@@ -61,3 +74,20 @@ class ZipSource(FilesSource):
         # zlib, lzma, encryption and unknown methods each have their own errors
         except Exception as error:
             raise ImageRejected("unreadable", "the member cannot be unpacked") from error
+
+
+def _captions(
+    archive: zipfile.ZipFile, names: Collection[str], stem: str, path: str
+) -> Iterator[list[str]]:
+    """Yields the captions in each file beside an image."""
+    for suffix in SIDECARS:
+        if stem + suffix in names:
+            item = f"{printable(path)}: {printable(stem)}"
+            try:
+                with archive.open(stem + suffix) as file:
+                    data = file.read(MAX_BYTES + 1)
+            except Exception as error:  # as in reading an image
+                raise InvalidInput(
+                    f"{item}{suffix} cannot be unpacked", remedy="mend the zip file, or unpack it"
+                ) from error
+            yield captions_beside(suffix, data, item)

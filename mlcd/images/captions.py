@@ -1,0 +1,57 @@
+"""The captions of a source's images, in columns as its entries are."""
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from mlcd.images.entries import Entries
+from mlcd.images.source import Source
+
+_BLOCK: Final = 1 << 16  # captions that are Python objects at a time
+
+
+@dataclass(frozen=True)
+class Captions:
+    """The captions of n images, several or none of each.
+
+    texts: [n] large_list of large_string. An image takes 8 bytes, a caption 8 and its own.
+    """
+
+    texts: pa.LargeListArray
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.texts.flatten())
+
+    def of(self, index: int) -> tuple[str, ...]:
+        """Returns the captions of the image at `index`, in the order of the source."""
+        return tuple(self.texts[index].as_py())
+
+
+def read_captions(source: Source, entries: Entries) -> Captions:
+    """Reads the captions that lie beside the images of a source; () for an image without.
+
+    entries: those of the source, or some of them. Raises InvalidInput naming a caption that is no
+    text, Unavailable where a file system fails.
+    """
+    keys, texts = [], []
+    found = source.captions()
+    while block := list(islice(found, _BLOCK)):
+        keys.append(pa.array([key for key, _ in block], pa.large_string()))
+        texts.append(pa.array([text for _, text in block], pa.large_string()))
+    index_of_text = entries.find(pa.chunked_array(keys, pa.large_string()))
+    order = np.argsort(index_of_text, kind="stable")
+    order = order[index_of_text[order] >= 0]
+    counts = np.bincount(index_of_text[order], minlength=len(entries))
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    values = pa.concat_arrays(
+        pa.chunked_array(texts, pa.large_string()).take(pa.array(order, pa.int64())).chunks
+        or [pa.array([], pa.large_string())]
+    )
+    return Captions(pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values))

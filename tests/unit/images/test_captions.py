@@ -1,0 +1,209 @@
+"""Captions come from wherever they lie beside images, in the order of the entries asked for."""
+
+import io
+import json
+import tarfile
+import zipfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mlcd.errors import InvalidInput
+from mlcd.images.captions import read_captions
+from mlcd.images.sources import open_source
+
+IMAGE = b"no decoder sees this"
+
+
+def tar(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+def files(folder, members):
+    for name, data in members.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def captions(location):
+    source = open_source(str(location))
+    read = read_captions(source, source.entries)
+    assert len(read) == len(source.entries)
+    found = {key: read.of(index) for index, key in enumerate(source.entries.keys())}
+    assert read.num_texts == sum(map(len, found.values()))
+    return found
+
+
+BESIDE = {
+    "a/1.jpg": IMAGE,
+    "a/1.txt": "Ein Käse \n\nA cheese\r\n".encode(),
+    "a/2.jpg": IMAGE,
+    "a/2.json": json.dumps({"caption": " One\nline ", "width": 3}).encode(),
+    "a/2.txt": b"JSON is preferred",
+    "b/3.png": IMAGE,
+    "b/3.json": json.dumps({"captions": ["first", "", None, "second"]}).encode(),
+    "b/4.png": IMAGE,
+    "b/4.json": b'{"status": "no caption here"}',
+    "b/4.txt": b"\xef\xbb\xbfthe text counts",
+    "b/5.png": IMAGE,
+    "b/6.png": IMAGE,
+    "b/6.json": b'["boxes", "and no captions"]',
+    "b/7.txt": b"of no image",
+}
+FOUND = {
+    "a/1": ("Ein Käse", "A cheese"),
+    "a/2": ("One\nline",),
+    "b/3": ("first", "second"),
+    "b/4": ("the text counts",),
+    "b/5": (),
+    "b/6": (),
+}
+
+
+def stems(found):
+    return {key.partition(".")[0]: texts for key, texts in found.items()}
+
+
+def test_files_beside_images_of_a_folder(tmp_path):
+    files(tmp_path, BESIDE)
+    assert stems(captions(tmp_path)) == FOUND
+    assert stems(captions(tmp_path / "*/*.png")) == {
+        stem: texts for stem, texts in FOUND.items() if stem.startswith("b")
+    }
+
+
+def test_members_beside_images_of_a_zip(tmp_path):
+    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+        for name, data in BESIDE.items():
+            archive.writestr(name, data)
+    assert stems(captions(tmp_path / "images.zip")) == FOUND
+
+
+def test_members_beside_images_of_tar_shards(tmp_path):
+    tar(tmp_path / "s-0.tar", BESIDE)
+    # Two images of one sample have the sample's captions; a longer ending is another member.
+    tar(
+        tmp_path / "s-1.tar",
+        {
+            "x.jpg": IMAGE,
+            "x.seg.png": IMAGE,
+            "x.txt": b"of both",
+            "x.boxes.json": b'{"caption": "of the boxes"}',
+            "y.boxes.json": b"neither JSON",
+            "y.jpg": IMAGE,
+        },
+    )
+    found = captions(tmp_path)
+    assert found == {f"s-0/{stem}": texts for stem, texts in FOUND.items()} | {
+        "s-1/x.jpg": ("of both",),
+        "s-1/x.seg.png": ("of both",),
+        "s-1/y": (),
+    }
+
+
+def test_a_damaged_shard_has_captions_up_to_the_damage(tmp_path):
+    tar(tmp_path / "s.tar", {"x.txt": b"read", "x.jpg": IMAGE, "y.jpg": IMAGE, "y.txt": b"lost"})
+    with (tmp_path / "s.tar").open("r+b") as file:
+        file.truncate(6 * 512)
+    assert captions(tmp_path / "s.tar") == {"s/x": ("read",), "s/y": ()}
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "expected"),
+    [
+        ("caption", ["one", None, " "], [("one",), (), ()]),
+        ("captions", [["one", "two"], [], None], [("one", "two"), (), ()]),
+        ("text", ["as Hugging Face names it", "b", "c"], [("as Hugging Face names it",), *"bc"]),
+    ],
+)
+def test_a_column_of_parquet(column, values, expected, tmp_path):
+    table = pa.table({"image": [IMAGE] * 3, column: values, "key": ["p", None, "q"]})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    pq.write_table(pa.table({"image": [IMAGE]}), tmp_path / "u.parquet")
+    expected = [(texts,) if isinstance(texts, str) else texts for texts in expected]
+    keys = ["p", "t/00000001", "q"]
+    assert captions(tmp_path / "*.parquet") == {
+        **dict(zip(keys, expected, strict=True)),
+        "u/00000000": (),
+    }
+
+
+@pytest.mark.parametrize("name", ["captions.csv", "labels.csv", "metadata.csv"])
+def test_a_table_of_a_folder_in_csv(name, tmp_path):
+    text = (
+        '\ufefffile_name,caption\r\n./a/1.jpg,"a ""b"", c"\r\nb.jpg,x\r\na/1.jpg,two\r\nc.jpg,\r\n'
+    )
+    files(tmp_path, {"a/1.jpg": IMAGE, "b.jpg": IMAGE, "c.jpg": IMAGE, name: text.encode()})
+    assert captions(tmp_path) == {"a/1.jpg": ('a "b", c', "two"), "b.jpg": ("x",), "c.jpg": ()}
+
+
+def test_a_table_without_captions_does_not_count(tmp_path):
+    rows = {"captions.jsonl": b"", "labels.csv": b"path,label\na.jpg,cat\n"}
+    files(tmp_path, {"a.jpg": IMAGE, "a.txt": b"beside", **rows})
+    assert captions(tmp_path) == {"a.jpg": ("beside",)}
+
+
+def test_captions_of_some_entries_in_their_order(tmp_path):
+    rows = [{"path": f"{n}.jpg", "captions": [f"{n}a", f"{n}b"][: n % 3]} for n in range(6)]
+    table = "\n".join(map(json.dumps, rows)).encode()
+    files(tmp_path, {f"{n}.jpg": IMAGE for n in range(6)} | {"captions.jsonl": table})
+    source = open_source(str(tmp_path))
+    read = read_captions(source, source.entries.select(np.array([5, 0, 1])))
+    assert [read.of(index) for index in range(3)] == [("5a", "5b"), (), ("1a",)]
+    assert read.num_texts == 3
+    none = read_captions(source, source.entries[:0])
+    assert (len(none), none.num_texts) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("members", "named"),
+    [
+        ({"a.json": b'{"caption": '}, r"a\.json is not JSON"),
+        ({"a.json": b"[" * 100_000}, r"a\.json is not JSON"),
+        ({"a.json": b'{"caption": 3}'}, r"a caption of .*a\.json is no text"),
+        ({"a.json": rb'{"caption": "\ud800"}'}, r"a caption of .*a\.json is no text"),
+        ({"a.txt": b"\xff"}, r"a\.txt is not text in UTF-8"),
+        ({"captions.jsonl": b'{"caption": "x"}'}, r"captions\.jsonl, row 1, names no image"),
+        (
+            {"captions.jsonl": b'{"path": "a.jpg"}\n7'},
+            r"captions\.jsonl, row 2, is no object",
+        ),
+        (
+            {"captions.jsonl": b'{"path": "a.jpg"}\n}'},
+            r"captions\.jsonl cannot be read after row 1",
+        ),
+        ({"captions.csv": b"path,caption\na.jpg,\xff\n"}, r"captions\.csv cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_named(members, named, tmp_path):
+    files(tmp_path, {"a.jpg": IMAGE, **members})
+    with pytest.raises(InvalidInput, match=named):
+        captions(tmp_path)
+    if next(iter(members)).startswith("a."):
+        tar(tmp_path / "s.tar", {"a.jpg": IMAGE, **members})
+        with pytest.raises(InvalidInput, match=named.replace("a\\.", r"s\.tar: a\.")):
+            captions(tmp_path / "s.tar")
+
+
+def test_a_parquet_column_of_numbers_is_no_captions(tmp_path):
+    pq.write_table(pa.table({"image": [IMAGE], "caption": [3]}), tmp_path / "t.parquet")
+    with pytest.raises(InvalidInput, match=r"t\.parquet, row 0, is no text"):
+        captions(tmp_path / "t.parquet")
+
+
+def test_real_captions(shared_data):
+    products = captions(shared_data / "fashion_products")
+    assert all(len(texts) == 1 for texts in products.values())
+    assert products["images/10005.jpg"] == ("Nike Men As Ss Trainin Blue T-Shirts",)
+    coco = captions(shared_data / "coco_multi_captions")
+    assert sum(map(len, coco.values())) > 495
+    assert coco["images/000000579003.jpg"][1] == "A full perspective of a washroom with a sink."
+    shard = captions(shared_data / "wds_cc12m_sample" / "*.tar")
+    assert len(shard) == 32
+    assert all(shard.values())
