@@ -76,7 +76,7 @@ def _write_elsewhere(config: RunConfig, folder: Path) -> None:
     process.start()
     sending.close()
     try:
-        warnings, error = receiving.recv()
+        warnings, failure = receiving.recv()
     except EOFError as ended:
         raise Unavailable(
             "the process that joins images and labels was killed", remedy="often memory ran out"
@@ -85,8 +85,8 @@ def _write_elsewhere(config: RunConfig, folder: Path) -> None:
         process.join()
     for warning in warnings:
         _log.warning("%s", warning)
-    if error is not None:
-        raise error
+    if failure is not None:
+        raise failure
 
 
 def _join_and_write(config: RunConfig, folder: Path, parent: Connection) -> None:
