@@ -7,12 +7,12 @@ import click
 from click.core import ParameterSource
 
 from mlcd.commands.common_options import LOCAL_PATH, announce, finish, reporter_option
-from mlcd.export.bridge_fit import BridgeKind
 from mlcd.export.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.images.decode import ExifPolicy
 from mlcd.progress import Reporter
 
-if TYPE_CHECKING:  # it needs torch
+if TYPE_CHECKING:  # they need onnx and torch
+    from mlcd.export.bridge_fit import BridgeKind
     from mlcd.models.zoo import LoadOptions
 
 _OF_STARTER: Final = ("checkpoint", "out", "name", "as_json")
@@ -96,7 +96,7 @@ def export(
     image_size: int | None,
     exif: ExifPolicy | None,
     text_from: str | None,
-    bridge: BridgeKind | None,
+    bridge: "BridgeKind | None",
     no_text: bool,
     backend: Backend | None,
     version: int | None,
@@ -224,7 +224,7 @@ def _export_bridged(
     checkpoint: str,
     out: Path,
     text_from: str,
-    kind: BridgeKind,
+    kind: "BridgeKind",
     images: str | None,
     name: str | None,
     reporter: Reporter,
