@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
@@ -11,6 +11,11 @@ from mlcd.artifacts.manifest import published_path
 from mlcd.commands.common_options import FINISHED, LOCAL_PATH, reporter_option
 from mlcd.progress import Reporter
 from mlcd.world import Elsewhere, is_first
+from training.evaluation.texts.cli import (
+    compare_evaluations,
+    evaluate_retrieval,
+    evaluate_zero_shot,
+)
 from training.preemption import Interrupted, Preempted, preemptible
 
 if TYPE_CHECKING:
@@ -224,9 +229,13 @@ def _only_plans(
 def evaluate() -> None:
     """Measure representations: checkpoints, runs or embeddings artifacts.
 
-    Several processes share the work by `torchrun --nproc-per-node N -m mlcd evaluate ...`; the
-    results are the same.
+    Several processes share knn, clusters and linear-probe by `torchrun --nproc-per-node N -m mlcd
+    evaluate ...`; the results are the same.
     """
+
+
+for _command in (compare_evaluations, evaluate_retrieval, evaluate_zero_shot):
+    evaluate.add_command(_command)
 
 
 _Command = Callable[..., None]
@@ -244,6 +253,11 @@ def _common_options(command: _Command) -> _Command:
             help="The known side: images, embeddings, or a .txt file of keys, one a line.",
         ),
         click.option("--test", help="With --train: the tested side, of the same kind."),
+        click.option(
+            "--split",
+            type=LOCAL_PATH,
+            help="A .json of the keys of train, val and test, or of several folds and test.",
+        ),
         click.option(
             "--seen",
             is_flag=True,
@@ -271,9 +285,10 @@ _hold_out = click.option(
     help="Share of each class, by the hash of the key, that is tested on.  [default: 0.2, or what "
     "the folders say]",
 )
+_METRICS: Final = ("accuracy", "mean-per-class", "mean-top1-top5", "roc-auc")
 _metric = click.option(
     "--metric",
-    type=click.Choice(["accuracy", "mean-per-class"]),
+    type=click.Choice(_METRICS),
     default="accuracy",
     show_default=True,
 )
@@ -283,6 +298,7 @@ _metric = click.option(
 @_hold_out
 @_metric
 @click.option("--neighbors", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--leave-one-out", is_flag=True, help="Let all others vote for each image.")
 @_common_options
 def evaluate_knn(
     checkpoints: tuple[str, ...],
@@ -290,13 +306,16 @@ def evaluate_knn(
     hold_out: float | None,
     metric: "Metric",
     neighbors: int,
+    leave_one_out: bool,
     **common: Any,
 ) -> None:
-    """Classify held-out images by a weighted vote of their neighbors (cosine, T = 0.07).
-
-    With --hold-out 0 every image is classified by the vote of all others.
-    """
+    """Classify held-out images by a weighted vote of their neighbors (cosine, T = 0.07)."""
     from training.evaluation.report import KnnProtocol
+
+    if leave_one_out:
+        if hold_out is not None:
+            raise click.UsageError("--leave-one-out tests every image: leave out --hold-out")
+        hold_out = 0.0
 
     _measure(KnnProtocol(features, metric, hold_out, neighbors), checkpoints, **common)
 
@@ -327,13 +346,25 @@ def evaluate_clusters(
 
 @evaluate.command("linear-probe")
 @_hold_out
-@_metric
+@click.option(
+    "--metric",
+    type=click.Choice([*_METRICS, "map-11"]),
+    default="accuracy",
+    show_default=True,
+    help="map-11: VOC's mean average precision, with --labels.",
+)
+@click.option(
+    "--labels",
+    type=LOCAL_PATH,
+    help="Of images with several labels each: a .jsonl of path, labels and, optionally, difficult.",
+)
 @_common_options
 def evaluate_linear_probe(
     checkpoints: tuple[str, ...],
     features: "Features",
     hold_out: float | None,
-    metric: "Metric",
+    metric: str,
+    labels: Path | None,
     **common: Any,
 ) -> None:
     """CLIP's linear probe: logistic regression on fixed features.
@@ -342,9 +373,17 @@ def evaluate_linear_probe(
     The tested model is fitted again on all images that are not held out. CLIP's protocol takes
     --features pooled.
     """
-    from training.evaluation.report import ProbeProtocol
+    from training.evaluation.label_tables import read_labels
+    from training.evaluation.report import LabelsProtocol, ProbeProtocol
 
-    _measure(ProbeProtocol(features, metric, hold_out), checkpoints, **common)
+    if (labels is None) != (metric != "map-11"):
+        raise click.UsageError("--labels and --metric map-11 go together")
+    protocol: Protocol = (
+        ProbeProtocol(features, cast("Metric", metric), hold_out)
+        if labels is None
+        else LabelsProtocol(features, read_labels(labels), hold_out)
+    )
+    _measure(protocol, checkpoints, **common)
 
 
 def _measure(
@@ -354,11 +393,13 @@ def _measure(
     images: str | None,
     train: str | None,
     test: str | None,
+    split: Path | None,
     seen: bool,
     out: Path | None,
     reporter: Reporter,
 ) -> None:
     from training.evaluation.report import Subject, evaluate_all, protocol_line, result_line
+    from training.evaluation.split_files import read_split
     from training.parallel.processes import open_processes
 
     if not is_first():
@@ -366,10 +407,11 @@ def _measure(
     try:
         with open_processes() as processes, processes.failing_together():
             sides = _sides(train, test)
+            parts = None if split is None else read_split(split)
             results = evaluate_all(
                 _represented(checkpoints, sides),
                 protocol,
-                Subject(images, sides, seen),
+                Subject(images, sides, seen, parts),
                 out=out,
                 reporter=reporter,
                 world=processes.world,

@@ -139,7 +139,7 @@ def test_what_cannot_be_evaluated_gets_one_line(journey, digits, tmp_path):
     )
     refused("linear-probe", features, "--hold-out", 0, contains="none falls into the test part")
     refused("linear-probe", features, "--neighbors", 3, contains="No such option")
-    refused("zero-shot", features, contains="No such command")
+    refused("guess", features, contains="No such command")
 
 
 def test_the_probe_of_stored_features_is_scikit_learns(journey):

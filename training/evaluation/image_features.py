@@ -9,21 +9,29 @@ from dataclasses import dataclass
 from typing import Final, Literal, Self
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.artifacts.labels import DIGEST_BYTES
-from mlcd.errors import ConfigInvalid
+from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.source import Source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import split_positions
 from mlcd.models.servable import Servable
+from mlcd.types import SampleKey
 from mlcd.world import World
 from training.data.order import own_part
-from training.evaluation.splits import Split, folder_split, split_samples, with_validation
+from training.evaluation.splits import (
+    Split,
+    folder_split,
+    key_split,
+    split_samples,
+    with_validation,
+)
 
 # embedding: of unit length, as served. pooled: the class token after the last norm, before the
 # projection and not normalized, as in CLIP's protocol.
@@ -74,6 +82,23 @@ class ImageSet:
         if (folders := folder_split(class_names)) is not None:
             given, class_names = folders
         return cls(source, entries.select(known), splits[known], tuple(class_names), given)
+
+    @classmethod
+    def listed(cls, source: Source, keys: Sequence[SampleKey]) -> Self:
+        """Lists the images of these keys, whatever their class is.
+
+        Raises InvalidInput for a key of no image.
+        """
+        places = source.entries.find(pa.chunked_array([pa.array(keys, pa.large_string())]))
+        if len(missing := np.flatnonzero(places < 0)):
+            raise InvalidInput(
+                f"{keys[missing[0]]} is listed and not in {source.location} ({len(missing)} of "
+                f"{len(keys)})",
+                remedy="keys are the paths within the images' folder",
+            )
+        entries = source.entries.select(places.astype(np.int64))
+        positions = split_positions(keys, [None] * len(keys))
+        return cls(source, entries, positions, ("",) * len(keys), key_split(keys))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mlcd.clustering.kmeans import kmeans
@@ -14,8 +13,9 @@ from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings, unit_rows
 from mlcd.world import World
 from training.data.order import own_part
+from training.evaluation.gathering import gathered_answers
 from training.evaluation.labeled_rows import LabeledRows
-from training.evaluation.scores import Metric, score
+from training.evaluation.scores import Answers, Metric, answers
 from training.evaluation.splits import check_several_classes
 
 TEMPERATURE: Final = 0.07  # Wu et al., CVPR 2018; unicom's evaluator
@@ -31,8 +31,16 @@ def knn(
     metric: Metric = "accuracy",
     world: World | None = None,
 ) -> Iterator[tuple[str, float]]:
-    """Yields the metric for classes predicted by a weighted vote of neighbors among the known
-    samples.
+    """Yields the metric of `knn_answers`, and the number of tested samples."""
+    found = knn_answers(samples, neighbors=neighbors, hold_out=hold_out, world=world)
+    yield f"knn_{metric.replace('-', '_')}", found.score(metric)
+    yield "test_images", float(len(found.classes))
+
+
+def knn_answers(
+    samples: LabeledRows, *, neighbors: int, hold_out: float, world: World | None = None
+) -> Answers:
+    """Returns the classes of a weighted vote of neighbors among the known samples.
 
     hold_out: the share that is tested on if the samples have no split; with 0, every sample is
     tested by all others. The result is the same in every process, whatever their number.
@@ -50,28 +58,33 @@ def knn(
     queries = np.flatnonzero(test)
     own = queries[own_part(len(queries), world.rank, world.size)]
     itself = own if leave_one_out else None
-    voted = weighted_vote(
-        rows[own], rows[known], classes[known], neighbors=neighbors, itself=itself
+    votes = weighted_votes(
+        rows[own],
+        rows[known],
+        classes[known],
+        num_classes=int(classes.max()) + 1,
+        neighbors=neighbors,
+        itself=itself,
     )
-    predicted = world.gather_rows(torch.from_numpy(voted)).numpy()
-    yield f"knn_{metric.replace('-', '_')}", score(predicted, classes[test], metric)
-    yield "test_images", float(len(queries))
+    return gathered_answers(answers(votes, classes[own]), world)
 
 
-def weighted_vote(
+def weighted_votes(
     queries: Embeddings,
     known: Embeddings,
     classes: NDArray[np.integer],
     *,
+    num_classes: int,
     neighbors: int,
     itself: NDArray[np.integer] | None = None,
-) -> NDArray[np.int64]:
-    """Returns the class with the largest sum of exp(cosine / 0.07) among the nearest.
+) -> NDArray[np.float64]:
+    """Returns [N, C]: the sum of exp(cosine / 0.07) of each class among the nearest.
 
-    The lowest class wins a tie. itself: the row of each query in `known`, which does not vote.
+    itself: the row of each query in `known`, which does not vote.
     """
+    votes = np.zeros((len(queries), num_classes))
     if len(queries) == 0:
-        return np.empty(0, dtype=np.int64)
+        return votes
     found = nearest_centers(queries, known, top=min(neighbors + (itself is not None), len(known)))
     ids, weights = found.ids, np.exp((found.scores.astype(np.float64) - 1.0) / TEMPERATURE)
     if itself is not None:
@@ -80,11 +93,9 @@ def weighted_vote(
         # found and  the last neighbor is one too many.
         own[~own.any(axis=1), -1] = True
         weights[own] = 0.0
-    votes = np.zeros((len(queries), int(classes.max()) + 1))
     rows = np.repeat(np.arange(len(queries)), ids.shape[1])
     np.add.at(votes, (rows, classes[ids].ravel()), weights.ravel())
-    winners: NDArray[np.int64] = votes.argmax(axis=1)
-    return winners
+    return votes
 
 
 def clusters(samples: LabeledRows, *, seed: int) -> Iterator[tuple[str, float]]:

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from mlcd.world import World
 from training.data.order import own_part
+from training.evaluation.gathering import gathered_answers
 from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
-from training.evaluation.scores import Metric, score
-from training.evaluation.splits import check_probe_split
+from training.evaluation.scores import Answers, Metric, answers
+from training.evaluation.splits import Split, check_probe_split
 
 NUM_STEPS: Final = 96  # 8 per decade, as in the appendix
 _DECADES: Final = 12
@@ -71,11 +72,36 @@ class _Rows:
         features = torch.from_numpy(samples.rows[chosen]).to(device, torch.float64)
         return cls(features, torch.from_numpy(samples.classes[chosen]).to(device))
 
-    def score(self, solution: Solution, metric: Metric, world: World) -> float:
-        """Returns the score of the whole part, in every process."""
-        both = torch.stack([solution.predict(self.features), self.classes], dim=1)
-        predicted, classes = world.gather_rows(both).cpu().numpy().T
-        return score(predicted, classes, metric)
+    def answers(self, solution: Solution, world: World) -> Answers:
+        """Returns the answers about the whole part, in every process."""
+        logits = solution.logits(self.features).cpu().numpy()
+        return gathered_answers(answers(logits, self.classes.cpu().numpy()), world)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A linear probe: what it answers about the tested samples, and how it was chosen.
+
+    validation: the metric on validation samples.
+    """
+
+    answers: Answers
+    solution: Solution
+    validation: float
+    split: Split
+
+    def facts(self, metric: Metric) -> Iterator[tuple[str, float]]:
+        """Yields the metric on test and validation samples, the chosen C and the size of each
+        part.
+        """
+        name = metric.replace("-", "_")
+        yield f"linear_probe_{name}", self.answers.score(metric)
+        yield f"validation_{name}", self.validation
+        yield "c", self.solution.c
+        yield "objective", self.solution.objective
+        yield "objective_gap", self.solution.gap
+        for part in ("train", "validation", "test"):
+            yield f"{part}_images", float(getattr(self.split, part).sum())
 
 
 def linear_probe(
@@ -86,7 +112,20 @@ def linear_probe(
     world: World | None = None,
     device: torch.device | None = None,
 ) -> Iterator[tuple[str, float]]:
-    """Yields the metric on test and validation samples, the chosen C and the size of each part.
+    """Yields the facts of `fit_probe`."""
+    found = fit_probe(samples, hold_out=hold_out, metric=metric, world=world, device=device)
+    yield from found.facts(metric)
+
+
+def fit_probe(
+    samples: LabeledRows,
+    *,
+    hold_out: float,
+    metric: Metric,
+    world: World | None = None,
+    device: torch.device | None = None,
+) -> Probe:
+    """Chooses C by the metric on validation samples, and fits the tested model.
 
     hold_out: the share that is tested on if the samples have no split. The result is the same in
     every process, whatever their number. Raises InvalidInput if a part or one of its classes is
@@ -103,15 +142,8 @@ def linear_probe(
     final = LogisticRegression(
         PrincipalRows(known.features, world), known.classes, num_classes
     ).fit(start.c, start=start)
-    name = f"linear_probe_{metric.replace('-', '_')}"
-    yield name, _Rows.of(samples, split.test, world, device).score(final, metric, world)
-    yield f"validation_{metric.replace('-', '_')}", chosen
-    yield "c", final.c
-    yield "objective", final.objective
-    yield "objective_gap", final.gap
-    yield "train_images", float(split.train.sum())
-    yield "validation_images", float(split.validation.sum())
-    yield "test_images", float(split.test.sum())
+    tested = _Rows.of(samples, split.test, world, device)
+    return Probe(tested.answers(final, world), final, chosen, split)
 
 
 def choose_c(
@@ -127,7 +159,7 @@ def choose_c(
         solutions[index] = problem.fit(
             grid_c(index), start=None if near is None else solutions[near]
         )
-        scores[index] = validation.score(solutions[index], metric, world)
+        scores[index] = validation.answers(solutions[index], world).score(metric)
         return scores[index]
 
     best = coarse_to_fine(scored)

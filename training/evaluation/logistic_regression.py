@@ -49,8 +49,12 @@ class Solution:
         """Returns int64 [N] for float64 [N, D]: the class of the largest logit, the lowest of equal
         ones.
         """
+        return self.logits(features).argmax(dim=1)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Returns float64 [N, K] for float64 [N, D]; of two classes the first has 0."""
         logits_NM = features @ self.weight.T + self.bias
-        return (logits_NM[:, 0] > 0).long() if len(self.bias) == 1 else logits_NM.argmax(dim=1)
+        return functional.pad(logits_NM, (1, 0)) if len(self.bias) == 1 else logits_NM
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,29 @@
 """Evaluates several representations under one protocol, and keeps the result as an artifact."""
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import Artifact, Request
-from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.errors import ConfigInvalid
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION, held_out
 from mlcd.parts.encoded import images_parent
 from mlcd.progress import Reporter
 from mlcd.world import World
 from training.evaluation.image_features import Features
-from training.evaluation.knn import clusters, knn
+from training.evaluation.kept import Outcome, Record, find_results, keep_results
+from training.evaluation.knn import clusters, knn_answers
+from training.evaluation.label_tables import LabelTable
 from training.evaluation.labeled_rows import LabeledRows
-from training.evaluation.linear_probe import linear_probe
+from training.evaluation.linear_probe import fit_probe
+from training.evaluation.measured import Measured, answered, over_folds
 from training.evaluation.representations import (
     Representation,
     distinct_names,
@@ -30,11 +32,14 @@ from training.evaluation.representations import (
     open_representation,
 )
 from training.evaluation.scores import Metric
-from training.evaluation.seen import SeenAmong, seen_by
+from training.evaluation.seen import SeenAmong, check_seen, seen_by
 from training.evaluation.sides import Sides
+from training.evaluation.split_files import SplitFile
 from training.evaluation.splits import check_tested_classes, split_digest
+from training.evaluation.voc_probe import voc_probe
 
-RESULTS = "results.json"
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
+_SHOWN: Final = 12  # characters of a digest
 
 
 @dataclass(frozen=True)
@@ -50,15 +55,12 @@ class KnnProtocol:
     neighbors: int
     kind: ClassVar[str] = "knn"
 
-    def measure(
-        self, samples: LabeledRows, world: World, device: torch.device
-    ) -> Iterator[tuple[str, float]]:
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measured:
         # Neighbors are found on the CPU, exactly.
         del device
         share = _share(self.hold_out)
-        yield from knn(
-            samples, neighbors=self.neighbors, hold_out=share, metric=self.metric, world=world
-        )
+        found = knn_answers(samples, neighbors=self.neighbors, hold_out=share, world=world)
+        return answered(f"knn_{self.metric.replace('-', '_')}", found, self.metric)
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,27 @@ class ProbeProtocol:
     hold_out: float | None
     kind: ClassVar[str] = "linear-probe"
 
-    def measure(
-        self, samples: LabeledRows, world: World, device: torch.device
-    ) -> Iterator[tuple[str, float]]:
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measured:
         share = _share(self.hold_out)
-        yield from linear_probe(
-            samples, hold_out=share, metric=self.metric, world=world, device=device
-        )
+        found = fit_probe(samples, hold_out=share, metric=self.metric, world=world, device=device)
+        name = f"linear_probe_{self.metric.replace('-', '_')}"
+        return answered(name, found.answers, self.metric, dict(found.facts(self.metric)))
+
+
+@dataclass(frozen=True)
+class LabelsProtocol:
+    """The settings of the linear probe of several labels an image; for hold_out see KnnProtocol."""
+
+    features: Features
+    labels: LabelTable
+    hold_out: float | None
+    kind: ClassVar[str] = "linear-probe"
+
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measured:
+        # Every process fits all labels, with the same result.
+        del world, device
+        share = _share(self.hold_out)
+        return voc_probe(samples.rows, self.labels.of(samples.keys), samples.split(share))
 
 
 @dataclass(frozen=True)
@@ -86,15 +102,13 @@ class ClustersProtocol:
     hold_out: ClassVar[None] = None
     kind: ClassVar[str] = "clusters"
 
-    def measure(
-        self, samples: LabeledRows, world: World, device: torch.device
-    ) -> Iterator[tuple[str, float]]:
+    def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measured:
         # Every process clusters all rows, with the same result.
         del world, device
-        yield from clusters(samples, seed=self.seed)
+        return Measured(dict(clusters(samples, seed=self.seed)))
 
 
-Protocol: TypeAlias = KnnProtocol | ProbeProtocol | ClustersProtocol
+Protocol: TypeAlias = KnnProtocol | ProbeProtocol | LabelsProtocol | ClustersProtocol
 
 
 @dataclass(frozen=True)
@@ -103,12 +117,14 @@ class Subject:
 
     images: the images to encode; None for those of a run. sides: the known and the tested side;
     None for a share of each class, or for the split in the images' folders. may_be_seen: test
-    images that a run has seen are counted instead of refused.
+    images that a run has seen are counted instead of refused. split: the parts by keys, in place of
+    all these.
     """
 
     images: str | None = None
     sides: Sides | None = None
     may_be_seen: bool = False
+    split: SplitFile | None = None
 
 
 def evaluate_all(
@@ -136,33 +152,38 @@ def evaluate_all(
     request = None
     if out is not None:
         request = _request(artifacts, settings, subject, out)
-        if (done := find_published(out, request)) is not None:
-            by_digest = {
-                stored["digest"]: stored for stored in json.loads(done.file(RESULTS).read_text())
-            }
+        if (done := find_results(out, request)) is not None:
+            by_digest = {stored["digest"]: stored for stored in done}
             return [
                 by_digest[artifact.digest] | {"representation": name} for artifact, name in named
             ]
     with reporter.stage("evaluate", None) as meter:
 
-        def record(artifact: Artifact, name: str) -> dict[str, Any]:
-            measured = _evaluate(
+        def made(artifact: Artifact, name: str) -> tuple[Record, Outcome | None]:
+            record, outcome = _evaluate(
                 artifact, protocol, settings, subject, world, device, lambda: meter.advance(1)
             )
-            return {"representation": name, **measured}
+            return {"representation": name, **record}, outcome
 
-        results = [record(artifact, name) for artifact, name in named]
+        results = [made(artifact, name) for artifact, name in named]
+    records = [record for record, _ in results]
     if out is not None and request is not None and world.rank == 0:
-        with Draft(out, request) as draft:
-            draft.write_json(RESULTS, results)
-            draft.publish()
-    return results
+        keep_results(out, request, records, [outcome for _, outcome in results])
+    return records
 
 
 def result_line(result: dict[str, Any]) -> str:
     """Returns name and metrics of one record as text, and how many of its test images were seen."""
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in result["metrics"].items())
+    intervals = result.get("intervals", {})
+    metrics = ", ".join(
+        f"{name} {value:.4g}{_interval_words(intervals.get(name))}"
+        for name, value in result["metrics"].items()
+    )
     return f"{result['representation']}: {metrics}{_seen_words(result.get('seen'))}"
+
+
+def _interval_words(interval: Sequence[float] | None) -> str:
+    return "" if interval is None else f" [{interval[0]:.4g}, {interval[1]:.4g}]"
 
 
 def _seen_words(seen: dict[str, Any] | None) -> str:
@@ -176,7 +197,12 @@ def _seen_words(seen: dict[str, Any] | None) -> str:
 
 def protocol_line(result: dict[str, Any]) -> str:
     """Returns the protocol of one record as text."""
-    protocol = {**result["protocol"], "split": result["protocol"]["split"][:12]}
+    shortened = {
+        name: value[:_SHOWN]
+        for name, value in result["protocol"].items()
+        if isinstance(value, str) and _DIGEST.fullmatch(value)
+    }
+    protocol = {**result["protocol"], **shortened}
     return "protocol: " + ", ".join(f"{name} {value}" for name, value in protocol.items())
 
 
@@ -186,6 +212,15 @@ def _share(hold_out: float | None) -> float:
 
 def _check_subject(artifacts: Sequence[Artifact], protocol: Protocol, subject: Subject) -> None:
     sides, embeddings = subject.sides, [artifact.kind == "embeddings" for artifact in artifacts]
+    if isinstance(protocol, LabelsProtocol) and sides is not None:
+        raise ConfigInvalid(
+            "--labels name the images of one place",
+            remedy="give --split in place of --train and --test",
+        )
+    if subject.split is not None and (sides is not None or protocol.hold_out is not None):
+        raise ConfigInvalid(
+            "--split says what is held out", remedy="leave out --hold-out, --train and --test"
+        )
     if subject.images is not None and all(embeddings):
         raise ConfigInvalid(
             "--images has no effect on embeddings", remedy="give a checkpoint or a run"
@@ -207,13 +242,27 @@ def _check_subject(artifacts: Sequence[Artifact], protocol: Protocol, subject: S
 
 def _settings(protocol: Protocol, subject: Subject) -> dict[str, Any]:
     """Returns the settings that decide the numbers, to be stored with them."""
-    settings = {"kind": protocol.kind, **asdict(protocol)}
+    settings = {"kind": protocol.kind, **_fields(protocol)}
     if "hold_out" in settings:
         settings["hold_out"] = _share(protocol.hold_out)
+    if subject.split is not None:
+        settings.pop("hold_out", None)
+        settings |= {"split_file": subject.split.sha256, "folds": len(subject.split.folds)}
     if subject.sides is not None:
         settings.pop("hold_out", None)
         settings |= subject.sides.digests()
     return settings
+
+
+def _fields(protocol: Protocol) -> dict[str, Any]:
+    if not isinstance(protocol, LabelsProtocol):
+        return asdict(protocol)
+    return {
+        "features": protocol.features,
+        "metric": "map-11",
+        "hold_out": protocol.hold_out,
+        "labels_sha256": protocol.labels.sha256,
+    }
 
 
 def _request(
@@ -247,7 +296,7 @@ def _evaluate(
     world: World,
     device: torch.device,
     on_image: Callable[[], None],
-) -> dict[str, Any]:
+) -> tuple[Record, Outcome | None]:
     representation = open_representation(
         artifact,
         images=subject.images,
@@ -256,25 +305,45 @@ def _evaluate(
         world=world,
         device=device,
         on_image=on_image,
+        listed=protocol.labels.keys if isinstance(protocol, LabelsProtocol) else None,
     )
-    samples = representation.samples
-    if samples.given is not None and protocol.hold_out is not None:
-        raise ConfigInvalid(
-            f"the folders of {representation.test} are a split already",
-            remedy="leave out --hold-out, or give the images of one side with --images",
-        )
-    if samples.given is not None:
-        check_tested_classes(samples.class_names, samples.given)
+    parts = _parts(representation, protocol, subject)
+    # All folds are tested on the same samples.
+    samples = parts[0]
     tested = _tested(samples, protocol)
     seen = _seen(artifact, samples, tested)
     if protocol.kind != "clusters" or samples.given is not None:
-        _refuse_seen(artifact, samples, tested, seen, subject)
-    return {
+        _check_seen(artifact, samples, tested, seen, subject)
+    measured = over_folds([protocol.measure(part, world, device) for part in parts])
+    record = {
         "digest": representation.digest,
-        "metrics": dict(protocol.measure(samples, world, device)),
+        "metrics": measured.metrics,
+        **({"intervals": measured.intervals} if measured.intervals else {}),
         **({} if seen is None else {"seen": seen.facts()}),
-        "protocol": _protocol(representation, protocol, settings, tested),
+        "protocol": _protocol(replace(representation, samples=samples), protocol, settings, tested),
     }
+    if measured.right is None:
+        return record, None
+    rows = np.flatnonzero(tested).tolist()
+    keys, names = ([column[row] for row in rows] for column in (samples.keys, samples.class_names))
+    return record, Outcome(keys, names, measured.right, {})
+
+
+def _parts(
+    representation: Representation, protocol: Protocol, subject: Subject
+) -> list[LabeledRows]:
+    """Returns the samples with their split, once for each fold."""
+    samples = representation.samples
+    if subject.split is not None:
+        return list(subject.split.parts(samples))
+    if samples.given is not None:
+        if protocol.hold_out is not None:
+            raise ConfigInvalid(
+                f"the folders of {representation.test} are a split already",
+                remedy="leave out --hold-out, or give the images of one side with --images",
+            )
+        check_tested_classes(samples.class_names, samples.given)
+    return [samples]
 
 
 def _tested(samples: LabeledRows, protocol: Protocol) -> NDArray[np.bool_]:
@@ -299,9 +368,14 @@ def _protocol(
         train = f"{num_known} of {representation.train}"
     else:
         train = "the same" if protocol.kind == "clusters" else "all others"
+    classes = (
+        protocol.labels.names
+        if isinstance(protocol, LabelsProtocol)
+        else sorted(set(samples.class_names))
+    )
     facts = {
         "images": len(samples.keys),
-        "classes": len(np.unique(samples.classes)),
+        "classes": len(classes),
         "train": train,
         "test": f"{num_tested} of {representation.test}",
     }
@@ -321,21 +395,13 @@ def _seen(artifact: Artifact, samples: LabeledRows, tested: NDArray[np.bool_]) -
     return seen_by(artifact).among(samples.sha256[tested])
 
 
-def _refuse_seen(
+def _check_seen(
     artifact: Artifact,
     samples: LabeledRows,
     tested: NDArray[np.bool_],
     seen: SeenAmong | None,
     subject: Subject,
 ) -> None:
-    if subject.may_be_seen or seen is None or not seen.any.any():
-        return
-    rows, facts = np.flatnonzero(tested), seen.facts()
-    raise InvalidInput(
-        f"{facts['images']} of {len(rows)} test images were seen in the making of {artifact.path}: "
-        f"{facts['trained_on']} trained on, {facts['clustered']} clustered, such as "
-        f"{samples.keys[rows[seen.any][0]]}",
-        remedy="test on others with --train and --test, hold them out of `mlcd cluster` and `mlcd "
-        "train`, "
-        "or count them beside the numbers with --seen",
-    )
+    if seen is not None:
+        keys = [samples.keys[row] for row in np.flatnonzero(tested).tolist()]
+        check_seen(seen, keys, artifact.path, may_be_seen=subject.may_be_seen)

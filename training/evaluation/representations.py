@@ -12,8 +12,10 @@ from mlcd.artifacts.manifest import MANIFEST, Artifact, open_artifact
 from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
+from mlcd.keys import split_positions
 from mlcd.models.runs import find_checkpoint, refuse_unfinished, trained_images
 from mlcd.models.servable import Servable
+from mlcd.types import SampleKey
 from mlcd.world import World
 from training.evaluation.image_features import (
     Features,
@@ -24,7 +26,7 @@ from training.evaluation.image_features import (
 )
 from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.sides import Sides, joined
-from training.evaluation.splits import folder_split
+from training.evaluation.splits import folder_split, key_split
 
 
 @dataclass(frozen=True)
@@ -75,20 +77,24 @@ def open_representation(
     world: World | None = None,
     device: torch.device | None = None,
     on_image: Callable[[], None] = lambda: None,
+    listed: Sequence[SampleKey] | None = None,
 ) -> Representation:
     """Reads an embeddings artifact, or encodes `images` (default: the run's own) or both sides.
 
     Every process encodes its share of the images, on `device` (default: the CPU); all get all rows.
-    `artifact` is the test side of two embeddings artifacts.
+    `artifact` is the test side of two embeddings artifacts. listed: the keys of the samples, whose
+    classes do not matter; None for those of known class.
     """
     if artifact.kind == "embeddings":
-        samples, name = _of_embeddings(artifact, sides, features), images_name(artifact, None)
+        samples = _of_embeddings(artifact, sides, features, listed)
+        name = images_name(artifact, None)
     else:
         open_artifact(artifact.path, verify_files=True)
         model = Servable.read(artifact.path / "weights").to(device or torch.device("cpu"))
 
         def encode_at(source: Source) -> LabeledRows:
-            prepared = PreparedImages(ImageSet.of(source), model.preprocess)
+            chosen = ImageSet.of(source) if listed is None else ImageSet.listed(source, listed)
+            prepared = PreparedImages(chosen, model.preprocess)
             return encoded(
                 model, prepared, features=features, world=world or World(), on_image=on_image
             )
@@ -107,8 +113,15 @@ def open_representation(
     return Representation(artifact.digest, samples, *_side_names(name, samples, sides))
 
 
-def _of_embeddings(artifact: Artifact, sides: Sides | None, features: Features) -> LabeledRows:
+def _of_embeddings(
+    artifact: Artifact,
+    sides: Sides | None,
+    features: Features,
+    listed: Sequence[SampleKey] | None,
+) -> LabeledRows:
     test = EmbeddingsArtifact.open(artifact.path)
+    if listed is not None:
+        return _stored_of(test, listed, features)
     if sides is None or sides.kind != "embeddings":
         return _stored(test, features)
     train = EmbeddingsArtifact.open(Path(sides.train))
@@ -172,12 +185,35 @@ def encoded(
     )
 
 
-def _stored(stored: EmbeddingsArtifact, features: Features) -> LabeledRows:
+def _stored_of(
+    stored: EmbeddingsArtifact, listed: Sequence[SampleKey], features: Features
+) -> LabeledRows:
+    _check_features(stored, features)
+    row_of = {key: row for row, key in enumerate(stored.keys)}
+    rows = [row_of[key] for key in listed if key in row_of]
+    if not rows:
+        raise InvalidInput(f"{stored.artifact.path} has none of the listed images")
+    keys = [stored.keys[row] for row in rows]
+    return LabeledRows(
+        stored.load()[rows],
+        keys,
+        split_positions(keys, [None] * len(keys)),
+        [""] * len(keys),
+        key_split(keys),
+        digest_rows([stored.image_sha256[row] for row in rows]),
+    )
+
+
+def _check_features(stored: EmbeddingsArtifact, features: Features) -> None:
     if features != "embedding":
         raise ConfigInvalid(
             f"{stored.artifact.path} holds embeddings, not {features} features",
             remedy="give a checkpoint or a run",
         )
+
+
+def _stored(stored: EmbeddingsArtifact, features: Features) -> LabeledRows:
+    _check_features(stored, features)
     known = [row for row, class_name in enumerate(stored.class_names) if class_name is not None]
     if not known:
         raise ConfigInvalid(

@@ -3,7 +3,7 @@
 Bytes identify an image, not keys: the same file has another key in another folder.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,9 +17,10 @@ from mlcd.artifacts.addition import state_with_digest
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import DIGEST_BYTES
 from mlcd.artifacts.manifest import Artifact, Parent, open_artifact
-from mlcd.errors import MlcdError, NotFound
+from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.models.runs import parent_path
 from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
+from mlcd.types import SampleKey
 from training.config import RunConfig
 from training.data.dataset import open_dataset
 from training.evaluation.image_features import digest_rows
@@ -66,15 +67,35 @@ class SeenAmong:
         }
 
 
-def seen_by(checkpoint: Artifact) -> Seen:
+def seen_by(artifact: Artifact) -> Seen:
     """Returns what a checkpoint's run had seen by then, and what the weights that it started from
-    had.
+    had; of an exported model, what its checkpoint had.
 
     A run has seen nothing before its first step.
     """
     nothing = digest_rows([])
-    own = Seen(nothing, nothing) if checkpoint.config.get("step") == 0 else _seen(checkpoint)
-    return _joined([own, *_before(checkpoint)])
+    trains = artifact.kind == "checkpoint" and artifact.config.get("step") != 0
+    own = _seen(artifact) if trains else Seen(nothing, nothing)
+    return _joined([own, *_before(artifact)])
+
+
+def check_seen(
+    seen: SeenAmong, keys: Sequence[SampleKey], path: Path, *, may_be_seen: bool
+) -> SeenAmong:
+    """Returns `seen`. Raises InvalidInput naming an image that was seen, unless it may be.
+
+    keys: of the tested images. path: the artifact that has seen them.
+    """
+    if may_be_seen or not seen.any.any():
+        return seen
+    facts = seen.facts()
+    raise InvalidInput(
+        f"{facts['images']} of {len(keys)} test images were seen in the making of {path}: "
+        f"{facts['trained_on']} trained on, {facts['clustered']} clustered, such as "
+        f"{keys[int(np.flatnonzero(seen.any)[0])]}",
+        remedy="test on others with --train and --test, hold them out of `mlcd cluster` and `mlcd "
+        "train`, or count them beside the numbers with --seen",
+    )
 
 
 def _joined(all_seen: list[Seen]) -> Seen:
@@ -92,17 +113,16 @@ def _before(artifact: Artifact) -> Iterator[Seen]:
         if parent.role == "weights":
             unknown = f"what the weights {PurePosixPath(parent.path).name} were trained on"
             yield Seen(nothing, nothing, (unknown,))
+        elif parent.role == "images" and artifact.kind == "model":
+            joined = f"the images {PurePosixPath(parent.path).name} that its towers were joined on"
+            yield Seen(nothing, nothing, (joined,))
         elif parent.role in ("start", "checkpoint", "model"):
             try:
                 source = _opened(artifact, parent)
             except MlcdError as error:
                 yield Seen(nothing, nothing, (f"what it started from: {error.message}",))
             else:
-                yield (
-                    seen_by(source)
-                    if source.kind == "checkpoint"
-                    else _joined([Seen(nothing, nothing), *_before(source)])
-                )
+                yield seen_by(source)
 
 
 def _seen(checkpoint: Artifact) -> Seen:

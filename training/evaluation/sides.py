@@ -82,11 +82,19 @@ class Sides:
                 f"{samples.keys[both[0]]} is on both lists ({len(both)} such keys)",
                 remedy="test on other images",
             )
-        return joined(_selected(samples, train), _selected(samples, test))
+        return joined(selected(samples, train), selected(samples, test))
 
 
 def joined(train: LabeledRows, test: LabeledRows) -> LabeledRows:
     """Returns the samples of both sides and their split. Raises InvalidInput if they do not fit."""
+    return of_parts(train, None, test)
+
+
+def of_parts(train: LabeledRows, validation: LabeledRows | None, test: LabeledRows) -> LabeledRows:
+    """Returns the samples of all parts and their split; validation: None if it is not given.
+
+    Raises InvalidInput if they do not fit.
+    """
     if train.given is not None or test.given is not None:
         raise InvalidInput(
             "the folders of one side are called train, val, valid or test themselves",
@@ -96,19 +104,20 @@ def joined(train: LabeledRows, test: LabeledRows) -> LabeledRows:
         raise InvalidInput(
             f"rows of {train.rows.shape[1]} and of {test.rows.shape[1]} cannot be compared"
         )
-    known = np.arange(len(train.keys) + len(test.keys)) < len(train.keys)
-    split = Split(known, np.zeros_like(known), ~known)
-    class_names = [*train.class_names, *test.class_names]
+    parts = [train, test] if validation is None else [train, validation, test]
+    number = np.repeat(np.arange(len(parts)), [len(part.keys) for part in parts])
+    tested = number == len(parts) - 1
+    split = Split(number == 0, ~tested & (number != 0), tested)
+    class_names = [name for part in parts for name in part.class_names]
     check_tested_classes(class_names, split)
+    digests = [part.sha256 for part in parts if part.sha256 is not None]
     return LabeledRows(
-        np.concatenate([train.rows, test.rows]),
-        [*train.keys, *test.keys],
-        np.concatenate([train.splits, test.splits]),
+        np.concatenate([part.rows for part in parts]),
+        [key for part in parts for key in part.keys],
+        np.concatenate([part.splits for part in parts]),
         class_names,
         split,
-        None
-        if train.sha256 is None or test.sha256 is None
-        else np.concatenate([train.sha256, test.sha256]),
+        np.concatenate(digests) if len(digests) == len(parts) else None,
     )
 
 
@@ -140,7 +149,7 @@ def _rows_of(location: str, row_of: dict[SampleKey, int]) -> NDArray[np.int64]:
     return np.array(list(dict.fromkeys(row_of[key] for key in keys)), dtype=np.int64)
 
 
-def _selected(samples: LabeledRows, rows: NDArray[np.int64]) -> LabeledRows:
+def selected(samples: LabeledRows, rows: NDArray[np.int64]) -> LabeledRows:
     """Returns the samples at `rows`, with new positions within their classes."""
     keys, class_names = _at(samples.keys, rows), _at(samples.class_names, rows)
     return LabeledRows(

@@ -94,6 +94,12 @@ def folder_split(class_names: Sequence[str]) -> tuple[Split, list[str]] | None:
     ]
 
 
+def key_split(keys: Sequence[SampleKey]) -> Split | None:
+    """Returns the split that the first folders of samples make, whatever their classes are."""
+    found = folder_split(keys)
+    return None if found is None else found[0]
+
+
 def split_digest(
     keys: Sequence[SampleKey], class_names: Sequence[str], test: NDArray[np.bool_]
 ) -> str:

@@ -20,7 +20,7 @@ from mlcd.world import World
 from tests.conftest import run_mlcd
 from tests.unit.training import evaluating
 from training.evaluation.image_features import ImageSet, encode
-from training.evaluation.knn import knn, weighted_vote
+from training.evaluation.knn import knn, weighted_votes
 from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.report import KnnProtocol, Subject, evaluate_all
 from training.evaluation.representations import encoded
@@ -100,11 +100,12 @@ def test_an_image_with_many_equals_does_not_vote_for_itself():
     """
     rows = unit_rows(np.array([[1.0, 0.0]] * 5 + [[0.0, 1.0]]))
     classes = np.array([0, 1, 1, 2, 2, 2])
-    vote = weighted_vote(rows[[4]], rows, classes, neighbors=2, itself=np.array([4]))
-    assert vote.tolist() == [0]  # of 0 and 1 one vote each; with the third neighbor it would be 1
-    assert weighted_vote(rows[[0]], rows, classes, neighbors=2, itself=np.array([0])).tolist() == [
-        1
-    ]
+    settings = {"num_classes": 3, "neighbors": 2}
+    votes = weighted_votes(rows[[4]], rows, classes, itself=np.array([4]), **settings)
+    # 0 and 1 have one vote each; with the third neighbor it would be 1.
+    assert votes.argmax(axis=1).tolist() == [0]
+    votes = weighted_votes(rows[[0]], rows, classes, itself=np.array([0]), **settings)
+    assert votes.argmax(axis=1).tolist() == [1]
 
 
 def test_mean_per_class_weighs_classes_alike():

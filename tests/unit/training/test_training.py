@@ -19,7 +19,7 @@ from mlcd.models.runs import checkpoint_steps, find_checkpoint
 from mlcd.progress import Reporter
 from mlcd.world import World
 from tests.unit.training.running import SILENT, before_step, read_log
-from training.evaluation.knn import weighted_vote
+from training.evaluation.knn import weighted_votes
 from training.parallel.processes import Processes
 from training.preemption import Interrupted, Preempted
 from training.run import initial_state, read_run_config, run_training
@@ -487,8 +487,11 @@ def test_the_vote_weighs_by_similarity():
     known = np.array([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]], dtype=np.float32)
     query = np.array([[1.0, 0.0]], dtype=np.float32)
     # One neighbor at cosine 1 outweighs two at 0.6: exp(1/0.07) > 2 exp(0.6/0.07).
-    assert weighted_vote(query, known, np.array([0, 1, 1]), neighbors=3).tolist() == [0]
-    assert weighted_vote(query, known, np.array([0, 1, 1]), neighbors=99).tolist() == [0]
+    for neighbors in (3, 99):
+        votes = weighted_votes(
+            query, known, np.array([0, 1, 1]), num_classes=2, neighbors=neighbors
+        )
+        assert votes.argmax(axis=1).tolist() == [0]
 
 
 def test_the_vote_equals_scikit_learn():
@@ -503,7 +506,10 @@ def test_the_vote_equals_scikit_learn():
         weights=lambda distances: np.exp((1.0 - distances) / 0.07),
         algorithm="brute",
     ).fit(rows[:1400], data.target[:1400])
-    ours = weighted_vote(rows[1400:], rows[:1400], data.target[:1400], neighbors=5)
+    votes = weighted_votes(
+        rows[1400:], rows[:1400], data.target[:1400], num_classes=10, neighbors=5
+    )
+    ours = votes.argmax(axis=1)
     assert (ours == theirs.predict(rows[1400:])).all()
 
 

@@ -1,0 +1,14 @@
+"""The answers about all tested samples, of which each process has its share."""
+
+import numpy as np
+import torch
+
+from mlcd.world import World
+from training.evaluation.scores import Answers
+
+
+def gathered_answers(own: Answers, world: World) -> Answers:
+    """Returns the answers of all processes, in the order of their ranks, in every process."""
+    columns = torch.from_numpy(np.stack([own.classes, own.rank, own.margin], axis=1))
+    classes, rank, margin = world.gather_rows(columns).numpy().T
+    return Answers(classes.astype(np.int64), rank.astype(np.int64), margin, own.num_classes)

@@ -1,0 +1,115 @@
+"""The artifact of an evaluation: results, and for each tested image whether it was right.
+
+results.json         one record per representation: metrics, intervals, protocol
+images-00000.parquet key, class_name, and right (bool) of the tested images of the first record
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.manifest import Artifact, Request, open_artifact
+from mlcd.errors import InvalidInput
+from mlcd.types import SampleKey
+
+RESULTS: Final = "results.json"
+
+Record: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The tested images of one record, in order.
+
+    right: bool [N]. columns: more facts of each image, [N] each.
+    """
+
+    keys: Sequence[SampleKey]
+    class_names: Sequence[str | None]
+    right: NDArray[np.bool_]
+    columns: Mapping[str, NDArray[Any]]
+
+    def table(self) -> pa.Table:
+        stated = {"key": pa.array(self.keys, pa.string()), "right": pa.array(self.right)}
+        names = {"class_name": pa.array(self.class_names, pa.string())}
+        return pa.table({**stated, **names, **{n: pa.array(v) for n, v in self.columns.items()}})
+
+
+def outcomes_name(record: int) -> str:
+    return f"images-{record:05d}.parquet"
+
+
+def find_results(out: Path | None, request: Request) -> list[Record] | None:
+    """Returns the records of the finished artifact for this request; None if there is none."""
+    done = None if out is None else find_published(out, request)
+    return None if done is None else read_results(done)
+
+
+def read_results(artifact: Artifact) -> list[Record]:
+    records: list[Record] = json.loads(artifact.file(RESULTS).read_text(encoding="utf-8"))
+    return records
+
+
+def keep_results(
+    out: Path, request: Request, records: Sequence[Record], outcomes: Sequence[Outcome | None]
+) -> None:
+    """Writes the artifact."""
+    with Draft(out, request) as draft:
+        for number, outcome in enumerate(outcomes):
+            if outcome is not None:
+                with draft.write(outcomes_name(number)) as path:
+                    pq.write_table(outcome.table(), path)
+        draft.write_json(RESULTS, records)
+        draft.publish()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One record that was read back, with what it says of each image."""
+
+    record: Record
+    keys: list[SampleKey]
+    right: NDArray[np.bool_]
+
+
+def read_kept(path: Path) -> Kept:
+    """Opens an evaluation of one representation.
+
+    Raises InvalidInput if it has several, or says nothing of single images.
+    """
+    artifact = open_artifact(path, "evaluation")
+    records = read_results(artifact)
+    if len(records) != 1:
+        raise InvalidInput(
+            f"{path} holds the results of {len(records)} representations",
+            remedy="evaluate each into a directory of its own with --out",
+        )
+    if outcomes_name(0) not in artifact.files:
+        raise InvalidInput(
+            f"{path} says nothing of single images",
+            remedy="of the kinds of evaluation, knn, linear-probe, zero-shot and retrieval keep it",
+        )
+    table = pq.read_table(artifact.file(outcomes_name(0)), columns=["key", "right"])
+    return Kept(records[0], table["key"].to_pylist(), table["right"].to_numpy())
+
+
+def kept_or_made(
+    out: Path | None, request: Callable[[Path], Request], make: Callable[[], tuple[Record, Outcome]]
+) -> Record:
+    """Returns the record that is kept at `out`, or makes it and keeps it there."""
+    if out is None:
+        return make()[0]
+    wanted = request(out)
+    if (found := find_results(out, wanted)) is not None:
+        return found[0]
+    record, outcome = make()
+    keep_results(out, wanted, [record], [outcome])
+    return record

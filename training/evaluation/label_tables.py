@@ -1,0 +1,73 @@
+"""Tables of images that have several labels each, such as the objects that a photograph shows."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import InvalidInput, NotFound
+from mlcd.types import SampleKey
+
+# A label that an image may have or not: it counts neither way, as VOC's "difficult" objects.
+DIFFICULT: Final = -1
+_FORM: Final = 'give a line {"path": "a.jpg", "labels": ["cat"], "difficult": []} for each image'
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """The labels of images.
+
+    keys: N. names: of the labels, sorted. tags: int8 [N, A], 1 for a label, 0 for none, DIFFICULT
+    for one that counts neither way. sha256: of the file.
+    """
+
+    keys: tuple[SampleKey, ...]
+    names: tuple[str, ...]
+    tags: NDArray[np.int8]
+    sha256: str
+
+    def of(self, keys: Sequence[SampleKey]) -> NDArray[np.int8]:
+        """Returns the tags of images of the table, in this order."""
+        row_of = {key: row for row, key in enumerate(self.keys)}
+        return self.tags[[row_of[key] for key in keys]]
+
+
+def read_labels(path: Path) -> LabelTable:
+    """Reads a .jsonl of images. Raises NotFound, or InvalidInput naming the line at fault."""
+    if not path.is_file():
+        raise NotFound(f"there is no table of labels {path}", remedy=_FORM)
+    data = path.read_bytes()
+    stated: dict[SampleKey, tuple[list[str], list[str]]] = {}
+    for number, line in enumerate(data.splitlines(), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+                key, labels, difficult = _row(row)
+            except (ValueError, RecursionError, KeyError, TypeError) as error:
+                raise InvalidInput(f"{path}, line {number} is damaged", remedy=_FORM) from error
+            if key in stated:
+                raise InvalidInput(f"{path}, line {number}: {key} has a line already")
+            stated[key] = labels, difficult
+    names = sorted({name for labels, _ in stated.values() for name in labels})
+    if not names:
+        raise InvalidInput(f"{path} has no label", remedy=_FORM)
+    place = {name: number for number, name in enumerate(names)}
+    tags = np.zeros((len(stated), len(names)), dtype=np.int8)
+    for row, (labels, difficult) in enumerate(stated.values()):
+        tags[row, [place[name] for name in difficult if name in place]] = DIFFICULT
+        # An easy object beside a difficult one of its class makes the image a plain one.
+        tags[row, [place[name] for name in labels]] = 1
+    return LabelTable(tuple(stated), tuple(names), tags, hashlib.sha256(data).hexdigest())
+
+
+def _row(row: dict[str, Any]) -> tuple[SampleKey, list[str], list[str]]:
+    key, labels, difficult = row["path"], row["labels"], row.get("difficult", [])
+    texts = (key, *labels, *difficult)
+    if not isinstance(labels, list) or not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return key, labels, difficult

@@ -1,0 +1,63 @@
+"""The numbers of one representation, with their intervals and what they say of each image."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.evaluation.intervals import Interval, bootstrap
+from training.evaluation.scores import Answers, Metric
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Metrics by name, and the intervals of some.
+
+    right: bool, of the tested images in order; None if nothing is said of single ones. answers:
+    what `score`, a metric of the name `name`, was computed from.
+    """
+
+    metrics: dict[str, float]
+    intervals: dict[str, Interval] = field(default_factory=dict)
+    right: NDArray[np.bool_] | None = None
+    name: str = ""
+    answers: Answers | None = None
+    metric: Metric = "accuracy"
+
+
+def answered(
+    name: str, found: Answers, metric: Metric, facts: Mapping[str, float] | None = None
+) -> Measured:
+    """Returns the metric of the answers with its interval.
+
+    facts: other numbers, and the metric itself among them if it has a place there.
+    """
+    num = len(found.classes)
+    return Measured(
+        {name: found.score(metric), "test_images": float(num), **(facts or {})},
+        {name: bootstrap(lambda chosen: found.score(metric, chosen), num)},
+        found.right,
+        name,
+        found,
+        metric,
+    )
+
+
+def over_folds(folds: Sequence[Measured]) -> Measured:
+    """Returns the mean over folds that are tested on the same images; one fold stays as it is."""
+    if len(folds) == 1:
+        return folds[0]
+    metrics = {
+        name: float(np.mean([fold.metrics[name] for fold in folds])) for name in folds[0].metrics
+    }
+    first = folds[0]
+    if first.answers is None:
+        return Measured(metrics)
+    answers = [fold.answers for fold in folds if fold.answers is not None]
+    spread = float(np.std([fold.metrics[first.name] for fold in folds], ddof=1))
+    interval = bootstrap(
+        lambda chosen: float(np.mean([each.score(first.metric, chosen) for each in answers])),
+        len(first.answers.classes),
+    )
+    return Measured({**metrics, "deviation_of_folds": spread}, {first.name: interval})

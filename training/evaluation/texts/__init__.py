@@ -1,0 +1,1 @@
+"""Evaluations of models with towers of images and texts: zero-shot classification and retrieval."""

@@ -1,0 +1,150 @@
+"""The names of classes, which texts are made of: those of the folders, or those of a table."""
+
+import csv
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from mlcd.errors import InvalidInput, NotFound
+from training.evaluation.suite.prompts import set_prompts
+
+# The names of each class, by the class's folder.
+NameTable: TypeAlias = Mapping[str, tuple[str, ...]]
+
+# The offsets of WordNet's nouns, which name the classes of ImageNet's files.
+_WNID: Final = re.compile(r"n\d{8}")
+# Synsets are lists of synonyms. CLIP lost 4 points on ImageNet with them (openai/CLIP#246).
+_SYNONYMS: Final = ", "
+_TABLE: Final = "give one with --names: a .json of folders to names, or a .csv of both"
+
+
+def folder_of(name: str) -> str:
+    """Returns the folder of a class of this name, in the layout of the suite."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def table_of_set(name: str) -> NameTable:
+    """Returns CLIP's names of the classes of a data set, by folder.
+
+    A class of several names may lie in the folder of any of them.
+    """
+    return {folder_of(each): names for names in set_prompts()[name].classes for each in names}
+
+
+def read_names(spec: str) -> NameTable:
+    """Returns the names of a data set of CLIP's, or those of a .json or .csv file.
+
+    A .csv has the folder in the first column, the name in the second and a header; a class of
+    several names has several rows. Raises NotFound or InvalidInput.
+    """
+    if spec in set_prompts():
+        return table_of_set(spec)
+    path = Path(spec)
+    if not path.is_file():
+        raise NotFound(f"there is no table of names {spec}", remedy="give a .json or .csv file")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        stated = json.loads(text) if path.suffix == ".json" else _csv_rows(text)
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise _no_table(path, error) from error
+    return checked_table(path, stated)
+
+
+def checked_table(path: Path, stated: Any) -> NameTable:
+    """Returns a table of an object of folders to names, or of pairs of both, that `path` states.
+
+    Raises InvalidInput for another form, and for a name that nobody would say.
+    """
+    try:
+        rows = stated if isinstance(stated, list) and _are_pairs(stated) else _pairs(stated)
+    except (TypeError, ValueError) as error:
+        raise _no_table(path, error) from error
+    table: dict[str, list[str]] = {}
+    for folder, name in rows:
+        table.setdefault(folder, []).append(name)
+    for folder, names in table.items():
+        _check_names(path, folder, names)
+    return {folder: tuple(dict.fromkeys(names)) for folder, names in table.items()}
+
+
+def names_of(folders: Sequence[str], table: NameTable | None) -> list[tuple[str, ...]]:
+    """Returns the names of each class.
+
+    Without a table it is that of the folder, with spaces for underscores. Raises InvalidInput for a
+    class without a name, for one that nobody would say, and for two classes of one name.
+    """
+    found = [_named(folder, table) for folder in folders]
+    owner: dict[str, str] = {}
+    for folder, names in zip(folders, found, strict=True):
+        for name in names:
+            if (other := owner.setdefault(name, folder)) != folder:
+                raise InvalidInput(
+                    f"classes {other} and {folder} are both called {name!r}",
+                    remedy="give them names that tell them apart with --names",
+                )
+    return found
+
+
+def _named(folder: str, table: NameTable | None) -> tuple[str, ...]:
+    if table is not None:
+        names = table.get(folder) or table.get(folder_of(folder))
+        if names is None:
+            raise InvalidInput(
+                f"the table has no name for class {folder}",
+                remedy="add it; the first row of a .csv is its header",
+            )
+        return names
+    name = " ".join(folder.rpartition("/")[2].replace("_", " ").split())
+    if _WNID.search(folder) or _SYNONYMS in folder:
+        raise InvalidInput(f"the class {folder} is a synset of ImageNet, not a name", remedy=_TABLE)
+    if not name:
+        raise InvalidInput(f"the class {folder} is no name", remedy=_TABLE)
+    return (name,)
+
+
+def _check_names(path: Path, folder: str, names: Sequence[str]) -> None:
+    bad = next((name for name in names if not name.strip() or _WNID.fullmatch(name)), None)
+    if bad is not None:
+        raise InvalidInput(
+            f"{path}: {bad!r} is no name of class {folder}", remedy="give words that people use"
+        )
+    joined = next((name for name in names if _SYNONYMS in name), None)
+    if joined is not None and _WNID.fullmatch(folder):
+        raise InvalidInput(
+            f"{path}: {joined!r} lists the synonyms of {folder}",
+            remedy="give one name, or each in a row of its own",
+        )
+
+
+def _no_table(path: Path, error: Exception) -> InvalidInput:
+    return InvalidInput(
+        f"{path} is no table of names: {error}",
+        remedy='give {"folder": "name"}, ["several", "names"] where a class has them, or a .csv',
+    )
+
+
+def _are_pairs(stated: list[Any]) -> bool:
+    return bool(stated) and all(isinstance(each, tuple) for each in stated)
+
+
+def _pairs(stated: Any) -> list[tuple[str, str]]:
+    if not isinstance(stated, dict):
+        raise TypeError("it is no object")
+    return [(folder, name) for folder, value in stated.items() for name in _texts(folder, value)]
+
+
+def _texts(folder: str, value: Any) -> list[str]:
+    names = value if isinstance(value, list) else [value]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{folder} has no name")
+    return names
+
+
+def _csv_rows(text: str) -> list[tuple[str, str]]:
+    rows = [row for row in csv.reader(text.splitlines(), strict=True) if row][1:]
+    short = next((row for row in rows if len(row) < 2), None)
+    if short is not None:
+        raise ValueError(f"row {short} has no second column")
+    return [(row[0], row[1].strip()) for row in rows]

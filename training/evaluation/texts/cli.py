@@ -1,0 +1,143 @@
+"""The commands `mlcd evaluate zero-shot`, `retrieval` and `compare`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mlcd.commands.common_options import LOCAL_PATH, announce, encoder_options, reporter_option
+from mlcd.encoders.options import EncoderOptions
+from mlcd.progress import Reporter
+
+_Command = Callable[..., None]
+
+_test = click.option(
+    "--test", required=True, help="The tested images, or embeddings of them by the same model."
+)
+
+
+def _common_options(command: _Command) -> _Command:
+    """Adds the options that both evaluations by texts take."""
+    decorators: list[Callable[[_Command], _Command]] = [
+        click.option(
+            "--seen",
+            is_flag=True,
+            help="Count test images that the model's run has seen, and do not refuse them.",
+        ),
+        click.option("--out", type=LOCAL_PATH, help="Also write the results as an artifact."),
+        encoder_options,
+        reporter_option,
+    ]
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
+@click.command("zero-shot")
+@click.argument("model")
+@_test
+@click.option(
+    "--prompts",
+    default="simple",
+    show_default=True,
+    help="simple, clip, a data set of CLIP's such as food101, or a file of templates with {} in "
+    "the name's place.",
+)
+@click.option(
+    "--names",
+    help="A .json or .csv of folders to names, or a data set of CLIP's; default: the folders.",
+)
+@_common_options
+def evaluate_zero_shot(
+    model: str,
+    test: str,
+    prompts: str,
+    names: str | None,
+    *,
+    seen: bool,
+    out: Path | None,
+    encoder: EncoderOptions,
+    reporter: Reporter,
+) -> None:
+    """Classify images by texts alone: each class by the mean of its prompts, as CLIP does.
+
+    MODEL embeds images and texts: a model artifact, other weights as `mlcd export` takes them, or
+    starter. Top-1, top-5 and the mean per class come with their 95 % intervals over images.
+    """
+    from training.evaluation.texts import evaluate
+    from training.evaluation.texts.class_names import read_names
+    from training.evaluation.texts.model import opened_model
+    from training.evaluation.texts.prompts import read_prompts
+    from training.evaluation.texts.tested import open_tested
+
+    templates, table = read_prompts(prompts), None if names is None else read_names(names)
+    asked = evaluate.Asked(open_tested(test), seen, out)
+    with opened_model(model, encoder, announce) as opened:
+        record = evaluate.evaluate_zero_shot(opened, asked, templates, table, reporter)
+    _report(record, reporter)
+
+
+@click.command("retrieval")
+@click.argument("model")
+@_test
+@click.option(
+    "--captions",
+    type=LOCAL_PATH,
+    help="A .jsonl or .csv of paths and captions; default: what lies beside the images.",
+)
+@click.option(
+    "--captions-per-image",
+    type=click.IntRange(1),
+    help="Take so many of an image's captions, the first ones.  [default: all]",
+)
+@_common_options
+def evaluate_retrieval(
+    model: str,
+    test: str,
+    captions: Path | None,
+    captions_per_image: int | None,
+    *,
+    seen: bool,
+    out: Path | None,
+    encoder: EncoderOptions,
+    reporter: Reporter,
+) -> None:
+    """Find images by captions and captions by images: R@1, R@5 and R@10 both ways.
+
+    An image is right if any of its captions is among the first K. Images without a caption are left
+    out. MODEL is as for zero-shot. Each number comes with its 95 % interval over images.
+    """
+    from training.evaluation.texts import evaluate
+    from training.evaluation.texts.captions import captions_of
+    from training.evaluation.texts.model import opened_model
+    from training.evaluation.texts.tested import open_tested
+
+    asked = evaluate.Asked(open_tested(test), seen, out)
+    texts = captions_of(asked.tested, captions, most=captions_per_image)
+    with opened_model(model, encoder, announce) as opened:
+        record = evaluate.evaluate_retrieval(opened, asked, texts, reporter)
+    _report(record, reporter)
+
+
+@click.command("compare")
+@click.argument("first", type=LOCAL_PATH)
+@click.argument("second", type=LOCAL_PATH)
+@reporter_option
+def compare_evaluations(first: Path, second: Path, reporter: Reporter) -> None:
+    """Compare two evaluations of the same images, FIRST and SECOND, made with --out.
+
+    The difference of their shares of right images comes with its 95 % interval and with the p of
+    McNemar's exact test.
+    """
+    from training.evaluation.compare import compare
+    from training.evaluation.kept import read_kept
+
+    found = compare(read_kept(first), read_kept(second))
+    reporter.result(found.facts(), str(found))
+
+
+def _report(record: dict[str, Any], reporter: Reporter) -> None:
+    from training.evaluation.report import protocol_line, result_line
+
+    reporter.result({"results": [record]}, f"{result_line(record)}\n{protocol_line(record)}")

@@ -1,0 +1,185 @@
+"""One evaluation by texts from its inputs to the record of its numbers and their protocol."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlcd.artifacts.manifest import Request
+from mlcd.errors import InvalidInput
+from mlcd.progress import Reporter
+from mlcd.types import SampleKey
+from training.evaluation.kept import Outcome, Record, kept_or_made
+from training.evaluation.seen import check_seen, seen_by
+from training.evaluation.splits import check_several_classes, split_digest
+from training.evaluation.texts.class_names import NameTable, names_of
+from training.evaluation.texts.model import ImageRows, Model
+from training.evaluation.texts.prompts import Prompts
+from training.evaluation.texts.retrieval import retrieval_figures, retrieval_ranks
+from training.evaluation.texts.tested import Tested, TestedClasses, tested_classes
+from training.evaluation.texts.zero_shot import (
+    Figures,
+    class_prompts,
+    classifier,
+    ranks,
+    zero_shot_figures,
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The tested images of an evaluation by texts, and how its result is treated.
+
+    may_be_seen: test images that the model's run has seen are counted instead of refused. out: the
+    place where the result is kept.
+    """
+
+    tested: Tested
+    may_be_seen: bool = False
+    out: Path | None = None
+
+
+def evaluate_zero_shot(
+    model: Model,
+    asked: Asked,
+    prompts: Prompts,
+    table: NameTable | None,
+    reporter: Reporter,
+) -> Record:
+    """Returns the record of zero-shot classification.
+
+    Raises InvalidInput for classes without names, and for images that the model's run has seen.
+    """
+    chosen = tested_classes(asked.tested)
+    check_several_classes(chosen.folders)
+    names = names_of(chosen.folders, table)
+    settings = {
+        "kind": "zero-shot",
+        "prompts": prompts.name,
+        "templates": len(prompts.templates),
+        "prompts_sha256": prompts.sha256,
+        "names": "of the folders" if table is None else "of a table",
+        "class_names": dict(zip(chosen.folders, map(list, names), strict=True)),
+    }
+
+    def make() -> tuple[Record, Outcome]:
+        images = asked.tested.rows(model, chosen.chosen, reporter)
+        texts, counts = class_prompts(names, prompts.templates)
+        classes = classifier(model.text_rows(texts, reporter), counts)
+        class_names = _class_names(asked.tested, chosen, images)
+        folders = {folder: number for number, folder in enumerate(chosen.folders)}
+        right = np.array([folders[name] for name in class_names])
+        rank = ranks(images.rows, classes, right)
+        record = _record(
+            model,
+            asked,
+            images,
+            zero_shot_figures(rank, right, len(chosen.folders)),
+            {
+                **{name: value for name, value in settings.items() if name != "class_names"},
+                "classes": len(chosen.folders),
+                "split": split_digest(
+                    images.keys, class_names, np.ones(len(images.keys), dtype=np.bool_)
+                ),
+            },
+        )
+        return record, Outcome(images.keys, class_names, rank == 0, {"rank": rank})
+
+    return kept_or_made(asked.out, lambda out: _request(model, asked, settings, out), make)
+
+
+def evaluate_retrieval(
+    model: Model, asked: Asked, captions: Sequence[tuple[str, ...]], reporter: Reporter
+) -> Record:
+    """Returns the record of retrieval both ways.
+
+    captions: of all images, in their order; those without are left out. Raises InvalidInput if
+    none has one, and for images that the model's run has seen.
+    """
+    keys = asked.tested.keys
+    chosen = np.flatnonzero([len(each) > 0 for each in captions])
+    if not len(chosen):
+        raise InvalidInput(
+            f"no image of {asked.tested.location} has a caption",
+            remedy="give them with --captions: a .jsonl or .csv with path and caption or captions",
+        )
+    settings = {
+        "kind": "retrieval",
+        "captions_sha256": captions_digest((keys[at], captions[at]) for at in chosen.tolist()),
+    }
+
+    def make() -> tuple[Record, Outcome]:
+        images = asked.tested.rows(model, chosen, reporter)
+        caption_of = {keys[at]: captions[at] for at in chosen.tolist()}
+        texts = [text for key in images.keys for text in caption_of[key]]
+        counts = np.array([len(caption_of[key]) for key in images.keys])
+        image_of = np.repeat(np.arange(len(images.keys)), counts)
+        found = retrieval_ranks(images.rows, model.text_rows(texts, reporter), image_of)
+        protocol = {
+            **settings,
+            "captions": len(texts),
+            "captions_per_image": f"{counts.min()} to {counts.max()}",
+            "split": captions_digest((key, caption_of[key]) for key in images.keys),
+        }
+        figures = retrieval_figures(found, image_of)
+        record = _record(model, asked, images, figures, protocol)
+        none = [None] * len(images.keys)
+        return record, Outcome(
+            images.keys, none, found.of_image == 0, {"rank": found.of_image, "captions": counts}
+        )
+
+    return kept_or_made(asked.out, lambda out: _request(model, asked, settings, out), make)
+
+
+def captions_digest(captions: Iterable[tuple[SampleKey, Sequence[str]]]) -> str:
+    """Returns the SHA-256 over images and their captions, which tells whether results compare."""
+    stated = sorted((key, *texts) for key, texts in captions)
+    return hashlib.sha256(json.dumps(stated).encode()).hexdigest()
+
+
+def _class_names(tested: Tested, chosen: TestedClasses, images: ImageRows) -> list[str]:
+    places = zip(chosen.chosen.tolist(), chosen.class_names, strict=True)
+    name_of = {tested.keys[place]: name for place, name in places}
+    return [name_of[key] for key in images.keys]
+
+
+def _record(
+    model: Model,
+    asked: Asked,
+    images: ImageRows,
+    figures: Figures,
+    protocol: Mapping[str, Any],
+) -> Record:
+    seen = check_seen(
+        seen_by(model.artifact).among(images.sha256),
+        images.keys,
+        model.artifact.path,
+        may_be_seen=asked.may_be_seen,
+    )
+    stated = {
+        "features": "embedding",
+        "engine": model.texts.engine,
+        "precision": model.texts.precision,
+        "fingerprint": model.texts.fingerprint,
+        "test": f"{len(images.keys)} of {Path(asked.tested.location).name}",
+        "not_usable": images.num_unusable,
+    }
+    return {
+        "representation": model.texts.name,
+        "digest": model.artifact.digest,
+        "metrics": {**figures.metrics, "test_images": float(len(images.keys))},
+        "intervals": {name: list(ends) for name, ends in figures.intervals.items()},
+        "seen": seen.facts(),
+        "protocol": {**protocol, **stated},
+    }
+
+
+def _request(model: Model, asked: Asked, settings: Mapping[str, Any], out: Path) -> Request:
+    engine = {"engine": model.texts.engine, "precision": model.texts.precision}
+    config = {**settings, **engine, **({"seen": True} if asked.may_be_seen else {})}
+    parents = (model.artifact.as_parent_of(out, "model"), asked.tested.parent(out))
+    return Request("evaluation", config, parents, model.texts.fingerprint)

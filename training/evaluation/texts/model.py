@@ -1,0 +1,100 @@
+"""A model with both towers, as `mlcd embed` opens it, and its rows of images and texts."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifacts.manifest import Artifact, open_artifact
+from mlcd.cores import available_cores
+from mlcd.encoders import open_encoder, open_text_encoder
+from mlcd.encoders.options import EncoderOptions
+from mlcd.encoders.text_encoder import TextEncoder
+from mlcd.errors import InvalidInput, TextRejected
+from mlcd.images.entries import Entries
+from mlcd.images.quiet import silence_decoders
+from mlcd.images.source import Source
+from mlcd.parts.encoded import encode_entries, no_usable_image
+from mlcd.parts.text_files import MAX_CHARS
+from mlcd.pipelines.resolve import resolve_model
+from mlcd.progress import Reporter
+from mlcd.text_checks import checked_text
+from mlcd.types import Embeddings, SampleKey
+from training.evaluation.image_features import digest_rows
+
+# Texts between two steps of the progress bar; the encoder cuts them into batches of like length.
+_CHUNK: Final = 256
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """The images that have a row.
+
+    rows: [N, D]. keys: N. sha256: uint8 [N, 32], of the images. num_unusable: of those without.
+    """
+
+    rows: Embeddings
+    keys: list[SampleKey]
+    sha256: NDArray[np.uint8]
+    num_unusable: int = 0
+
+
+class Model:
+    """An opened model with a tower of texts; that of images is opened when it is needed."""
+
+    def __init__(self, artifact: Artifact, texts: TextEncoder, options: EncoderOptions) -> None:
+        self.artifact, self.texts = artifact, texts
+        self._options = options
+
+    def image_rows(self, source: Source, entries: Entries, reporter: Reporter) -> ImageRows:
+        """Encodes these images of a source. Raises InvalidInput if none can be used."""
+        silence_decoders()
+        with (
+            closing(open_encoder(str(self.artifact.path), self._options)) as encoder,
+            reporter.stage("embed", len(entries)) as meter,
+        ):
+            found = encode_entries(
+                source,
+                entries,
+                encoder,
+                num_threads=available_cores(),
+                on_done=lambda _, errors: meter.advance(1, errors=errors),
+            )
+        if not found.entries:
+            raise no_usable_image(source, found.errors)
+        return ImageRows(
+            found.embeddings,
+            [entry.key for entry in found.entries],
+            digest_rows(found.image_sha256),
+            len(found.errors),
+        )
+
+    def text_rows(self, texts: Sequence[str], reporter: Reporter) -> Embeddings:
+        """Encodes texts. Raises InvalidInput naming one that the model cannot read."""
+        for text in texts:
+            if isinstance(rejected := checked_text(text, max_chars=MAX_CHARS), TextRejected):
+                raise InvalidInput(f"the text {text[:80]!r} cannot be used: {rejected.message}")
+        rows = [np.zeros((0, self.texts.dimension), np.float32)]
+        with reporter.stage("embed texts", len(texts)) as meter:
+            for start in range(0, len(texts), _CHUNK):
+                chunk = texts[start : start + _CHUNK]
+                rows.append(self.texts.encode(self.texts.tokenizer(list(chunk))))
+                meter.advance(len(chunk))
+        found = np.concatenate(rows)
+        for index in np.flatnonzero(~found.any(axis=1))[:1]:
+            raise InvalidInput(f"{self.texts.name} finds nothing in {texts[index][:80]!r}")
+        return found
+
+
+@contextmanager
+def opened_model(
+    spec: str, options: EncoderOptions, announce: Callable[[str], None]
+) -> Iterator[Model]:
+    """Opens a model as `mlcd embed` does. Raises NoTextTower if it has no tower of texts."""
+    path = resolve_model(spec, announce)
+    with closing(open_text_encoder(path, options)) as texts:
+        yield Model(open_artifact(Path(path), "model", verify_files=False), texts, options)

@@ -1,0 +1,64 @@
+"""The prompts that a zero-shot classifier is built from: a known set of templates, or a file."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mlcd.errors import InvalidInput, NotFound
+from mlcd.models.prompts import PLACE, prompt, templates
+from training.evaluation.suite.prompts import set_prompts
+
+_SETS: Final = ("simple", "clip")
+_REMEDY: Final = "give simple, clip, a data set of CLIP's such as food101, or a .txt or .json file"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A set of templates, each with {} in a name's place, and the name of the set."""
+
+    name: str
+    templates: tuple[str, ...]
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256("\n".join(self.templates).encode()).hexdigest()
+
+
+def read_prompts(spec: str) -> Prompts:
+    """Returns a set of templates by name, or those of a file: one a line, or a list in JSON.
+
+    Raises NotFound or InvalidInput.
+    """
+    if spec in _SETS:
+        return Prompts(spec, templates(spec))
+    if spec in set_prompts():
+        return Prompts(spec, set_prompts()[spec].templates)
+    path = Path(spec)
+    if not path.is_file():
+        raise NotFound(f"there are no prompts {spec}", remedy=_REMEDY)
+    found = _templates(path)
+    for template in found:
+        try:
+            prompt(template, "")
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"{path}: {template!r} is no template", remedy=f"put {PLACE} into it exactly once"
+            ) from error
+    if not found:
+        raise InvalidInput(f"{path} holds no template", remedy="give one a line")
+    return Prompts(path.name, tuple(found))
+
+
+def _templates(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".json":
+            return [line for line in text.splitlines() if line.strip()]
+        stated = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path} cannot be read", remedy="give text in UTF-8") from error
+    if not isinstance(stated, list) or not all(isinstance(each, str) for each in stated):
+        raise InvalidInput(f"{path} is no list of texts", remedy='give ["a photo of a {}.", …]')
+    return stated

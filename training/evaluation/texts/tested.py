@@ -1,0 +1,135 @@
+"""The tested images of an evaluation by texts: those of a source, or an embeddings artifact."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.manifest import MANIFEST, Parent
+from mlcd.errors import ConfigInvalid
+from mlcd.images.source import Source
+from mlcd.images.sources import open_source
+from mlcd.parts.encoded import images_parent
+from mlcd.progress import Reporter
+from mlcd.types import SampleKey
+from training.evaluation.image_features import digest_rows
+from training.evaluation.splits import folder_split
+from training.evaluation.texts.model import ImageRows, Model
+
+
+class Tested(Protocol):
+    """All images at a place, of which some are tested.
+
+    keys, class_names (None if not known): of all of them.
+    """
+
+    location: str
+
+    @property
+    def keys(self) -> list[SampleKey]: ...
+
+    @property
+    def class_names(self) -> list[str | None]: ...
+
+    def parent(self, out: Path) -> Parent: ...
+
+    def rows(self, model: Model, chosen: NDArray[np.int64], reporter: Reporter) -> ImageRows:
+        """Returns the rows of the images at these places, of those that have one."""
+        ...
+
+
+class TestedSource:
+    """The `Tested` protocol over a source, whose images are encoded."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.location = source, source.location
+
+    @cached_property
+    def keys(self) -> list[SampleKey]:
+        return list(self.source.entries.keys())
+
+    @cached_property
+    def class_names(self) -> list[str | None]:
+        return list(self.source.entries.class_names())
+
+    def parent(self, out: Path) -> Parent:
+        return images_parent(self.source, out)
+
+    def rows(self, model: Model, chosen: NDArray[np.int64], reporter: Reporter) -> ImageRows:
+        return model.image_rows(self.source, self.source.entries.select(chosen), reporter)
+
+
+class TestedEmbeddings:
+    """The `Tested` protocol over an embeddings artifact of the same model."""
+
+    def __init__(self, embeddings: EmbeddingsArtifact) -> None:
+        self.embeddings, self.location = embeddings, str(embeddings.artifact.path)
+
+    @property
+    def keys(self) -> list[SampleKey]:
+        return self.embeddings.keys
+
+    @property
+    def class_names(self) -> list[str | None]:
+        return self.embeddings.class_names
+
+    def parent(self, out: Path) -> Parent:
+        return self.embeddings.artifact.as_parent_of(out, "images")
+
+    def rows(self, model: Model, chosen: NDArray[np.int64], reporter: Reporter) -> ImageRows:
+        del reporter  # Reading takes no time.
+        if self.embeddings.fingerprint != model.texts.fingerprint:
+            raise ConfigInvalid(
+                f"{self.location} was not made by {model.artifact.path}",
+                remedy="embed the images with it, or give the images themselves",
+            )
+        digests = self.embeddings.image_sha256
+        return ImageRows(
+            self.embeddings.load()[chosen],
+            [self.keys[row] for row in chosen.tolist()],
+            digest_rows([digests[row] for row in chosen.tolist()]),
+        )
+
+
+def open_tested(location: str) -> Tested:
+    """Opens an embeddings artifact, or images as `open_source` does."""
+    if (Path(location) / MANIFEST).is_file():
+        return TestedEmbeddings(EmbeddingsArtifact.open(Path(location)))
+    source = open_source(location)
+    source.check_not_empty()
+    return TestedSource(source)
+
+
+@dataclass(frozen=True)
+class TestedClasses:
+    """The images of known class that are tested on.
+
+    chosen: [n], their places. class_names: n. folders: all classes there are, sorted, also those
+    that only other parts of a split have.
+    """
+
+    chosen: NDArray[np.int64]
+    class_names: list[str]
+    folders: list[str]
+
+
+def tested_classes(tested: Tested) -> TestedClasses:
+    """Returns all images of known class, or those of the tested folder if folders are a split."""
+    known = np.flatnonzero([name is not None for name in tested.class_names])
+    if not len(known):
+        raise ConfigInvalid(
+            f"no image of {tested.location} has a known class",
+            remedy="put the images into one sub-folder per class to evaluate",
+        )
+    class_names = [name for name in tested.class_names if name is not None]
+    if (split := folder_split(class_names)) is None:
+        return TestedClasses(known, class_names, sorted(set(class_names)))
+    given, within = split
+    places = np.flatnonzero(given.test)
+    return TestedClasses(
+        known[places], [within[place] for place in places.tolist()], sorted(set(within))
+    )

@@ -1,0 +1,122 @@
+"""The linear probe of Pascal VOC 2007: one regression per class against the rest, all with the C of
+the best validation score, scored by the mean of the classes' 11-point average precision.
+
+A "difficult" object counts neither way, for its class alone: neither in training nor in the score.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mlcd.errors import InvalidInput
+from training.evaluation.intervals import bootstrap
+from training.evaluation.label_tables import DIFFICULT
+from training.evaluation.linear_probe import coarse_to_fine, grid_c
+from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
+from training.evaluation.measured import Measured
+from training.evaluation.scores import Chosen, eleven_point_precision
+from training.evaluation.splits import Split
+
+NAME: Final = "linear_probe_map_11"
+_PARTS: Final = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Rankings:
+    """The order that the regressions give images: scores, float64 [N, A], and tags, int8 [N, A]."""
+
+    scores: NDArray[np.float64]
+    tags: NDArray[np.int8]
+
+    def mean_precision(self, chosen: Chosen = slice(None)) -> float:
+        """Returns the mean over the classes of their 11-point average precision.
+
+        A class that none of the chosen images has is left out.
+        """
+        scores, tags = self.scores[chosen], self.tags[chosen]
+        counts = tags != DIFFICULT
+        precisions = [
+            eleven_point_precision(scores[counts[:, a], a], tags[counts[:, a], a] == 1)
+            for a in range(tags.shape[1])
+            if (tags[:, a] == 1).any()
+        ]
+        return float(np.mean(precisions))
+
+
+def voc_probe(rows: NDArray[np.float32], tags: NDArray[np.int8], split: Split) -> Measured:
+    """Returns the mean precision of test images with its interval, and how C was chosen.
+
+    rows: [N, D]. tags: [N, A], see LabelTable. Raises InvalidInput for a label that cannot be
+    trained or tested.
+    """
+    _check(tags, split)
+    features = torch.from_numpy(np.asarray(rows, dtype=np.float64))
+    train = [_problem(features, tags[:, a], split.train) for a in range(tags.shape[1])]
+    starts: list[Solution | None] = [None] * len(train)
+    found: dict[int, float] = {}
+
+    def scored(index: int) -> float:
+        solutions = [
+            problem.fit(grid_c(index), start=start)
+            for problem, start in zip(train, starts, strict=True)
+        ]
+        starts[:] = solutions
+        found[index] = _ranked(solutions, features, tags, split.validation).mean_precision()
+        return found[index]
+
+    best = coarse_to_fine(scored)
+    known = split.train | split.validation
+    final = [_problem(features, tags[:, a], known).fit(grid_c(best)) for a in range(tags.shape[1])]
+    rankings = _ranked(final, features, tags, split.test)
+    metrics = {
+        NAME: rankings.mean_precision(),
+        "validation_map_11": found[best],
+        "c": grid_c(best),
+        "labels": float(tags.shape[1]),
+        **{f"{part}_images": float(getattr(split, part).sum()) for part in _PARTS},
+    }
+    return Measured(metrics, {NAME: bootstrap(rankings.mean_precision, len(rankings.tags))})
+
+
+def _problem(
+    features: torch.Tensor, tags: NDArray[np.int8], part: NDArray[np.bool_]
+) -> LogisticRegression:
+    chosen = part & (tags != DIFFICULT)
+    return LogisticRegression(
+        PrincipalRows(features[torch.from_numpy(chosen)]),
+        torch.from_numpy(tags[chosen].astype(np.int64)),
+        2,
+    )
+
+
+def _ranked(
+    solutions: Sequence[Solution],
+    features: torch.Tensor,
+    tags: NDArray[np.int8],
+    part: NDArray[np.bool_],
+) -> Rankings:
+    rows = features[torch.from_numpy(part)]
+    columns = [solution.logits(rows)[:, 1] for solution in solutions]
+    return Rankings(torch.stack(columns, dim=1).numpy(), tags[part])
+
+
+def _check(tags: NDArray[np.int8], split: Split) -> None:
+    for name, reason in _faults(tags, split):
+        raise InvalidInput(
+            f"label {name} of {tags.shape[1]} cannot be probed: {reason}",
+            remedy="leave out rare labels, or give another split",
+        )
+
+
+def _faults(tags: NDArray[np.int8], split: Split) -> Iterator[tuple[int, str]]:
+    for a in range(tags.shape[1]):
+        for part in _PARTS:
+            column = tags[getattr(split, part), a]
+            if not (column == 1).any():
+                yield a, f"no {part} image has it"
+        if not (tags[split.train, a] == 0).any():
+            yield a, "all images to train on have it"
