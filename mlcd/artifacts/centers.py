@@ -105,8 +105,9 @@ class Centers:
             return array
 
         sizes = load("sizes.npy").astype(np.int64)
-        names = read_given_names(artifact, len(sizes))
-        if names is None and "names.json" in artifact.files:
+        given = read_given_names(artifact, len(sizes))
+        names = None if given is None else given.names
+        if given is None and "names.json" in artifact.files:
             names = tuple(json.loads(artifact.file("names.json").read_text()))
         return cls(
             vectors=load("centers.npy").astype(np.float32),

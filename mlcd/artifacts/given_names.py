@@ -1,21 +1,23 @@
-"""The names of centers that people give: a file beside those of the Centers artifact, and no part
-of its identity.
+"""The names that centers were given, by people or from evidence: a file beside those of the Centers
+artifact, and no part of its identity.
 
     given-names.json  {"centers": digest of the artifact, "names": [k] of name or null,
+                      "by_hand": ids of those that people named, "evidence": the file of
+                      `mlcd.artifacts.name_evidence` that tells why the others have theirs, or null,
                       "checksum": SHA-256 of the rest}
 
 It is in no manifest, so that naming changes no digest, and carries its own checksum instead.
 """
 
 import csv
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.artifacts.disk import refuse_full_disk, translated_os_errors, write_synced
 from mlcd.artifacts.manifest import Artifact
+from mlcd.artifacts.sealed_json import read_sealed, write_sealed
 from mlcd.errors import ArtifactInvalid, InvalidInput, NotFound
 
 GIVEN_NAMES: Final = "given-names.json"
@@ -25,39 +27,62 @@ _HEADER: Final = ("id", "name")
 Names = tuple[str | None, ...]
 
 
-def read_given_names(artifact: Artifact, num_centers: int) -> Names | None:
+@dataclass(frozen=True)
+class GivenNames:
+    """The name of each center, the ids of those that people named, and the file of evidence for the
+    others, where there is one.
+    """
+
+    names: Names
+    by_hand: frozenset[int]
+    evidence: str | None = None
+
+    def set_by_hand(self, changes: Mapping[int, str | None]) -> "GivenNames":
+        """Returns the names with the changes; those of other centers stay.
+
+        A center whose name is taken away is free for a name from evidence.
+        """
+        names = tuple(changes.get(center, name) for center, name in enumerate(self.names))
+        named = {center for center, name in changes.items() if name is not None}
+        return GivenNames(names, (self.by_hand - changes.keys()) | named, self.evidence)
+
+    def set_from(self, evidence: str, names: Names) -> "GivenNames":
+        """Returns the names from the evidence, but for those that people gave."""
+        kept = tuple(
+            given if center in self.by_hand else name
+            for center, (given, name) in enumerate(zip(self.names, names, strict=True))
+        )
+        return GivenNames(kept, self.by_hand, evidence)
+
+
+def read_given_names(artifact: Artifact, num_centers: int) -> GivenNames | None:
     """Returns the given names; None where there are none.
 
     Raises ArtifactInvalid for a file that is damaged or belongs to other centers.
     """
     path = artifact.path / GIVEN_NAMES
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        names = tuple(stored["names"])
-        intact = stored == _sealed(stored["centers"], names)
-    except FileNotFoundError:
+    stored = read_sealed(path, remedy="remove it, and name the centers again by `mlcd name`")
+    if stored is None:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(path) from error
-    if not intact:
-        raise _damaged(path)
+    names = tuple(stored["names"])
     if stored["centers"] != artifact.digest or len(names) != num_centers:
         raise ArtifactInvalid(
             f"{path} names other centers", remedy="remove it, and name these by `mlcd name`"
         )
-    return names
+    # a file without these was written before there was evidence: by hand
+    by_hand = stored.get("by_hand", [c for c, name in enumerate(names) if name is not None])
+    return GivenNames(names, frozenset(by_hand), stored.get("evidence"))
 
 
-def write_given_names(artifact: Artifact, names: Names) -> None:
+def write_given_names(artifact: Artifact, given: GivenNames) -> None:
     """Writes the names; either all new names or all old ones are there."""
-    path = artifact.path / GIVEN_NAMES
-    content = json.dumps(_sealed(artifact.digest, names), indent=2, ensure_ascii=False) + "\n"
-    try:
-        with translated_os_errors(path):
-            write_synced(path, content.encode())
-    except OSError as error:
-        refuse_full_disk(error, path)
-        raise
+    content = {
+        "centers": artifact.digest,
+        "names": list(given.names),
+        "by_hand": sorted(given.by_hand),
+        "evidence": given.evidence,
+    }
+    write_sealed(artifact.path / GIVEN_NAMES, content)
 
 
 def read_names_file(path: Path, num_centers: int) -> dict[int, str | None]:
@@ -88,12 +113,9 @@ def read_names_file(path: Path, num_centers: int) -> dict[int, str | None]:
     return found
 
 
-def renamed(
-    names: Sequence[str | None] | None, changes: Mapping[int, str | None], num_centers: int
-) -> Names:
-    """Returns the names with the changes; those of other centers stay."""
-    before = [None] * num_centers if names is None else names
-    return tuple(changes.get(center, name) for center, name in enumerate(before))
+def fits_a_name(text: str) -> bool:
+    """Tells whether the text can be shown as a name, in one line."""
+    return len(text) <= MAX_NAME and text.isprintable()
 
 
 def _json_pairs(path: Path, text: str) -> list[tuple[str, Any]]:
@@ -139,22 +161,9 @@ def _checked_id(path: Path, identifier: str, num_centers: int) -> int:
 def _checked_name(path: Path, center: int, name: object) -> str | None:
     if name is None:
         return None
-    if not isinstance(name, str) or len(name.strip()) > MAX_NAME or not name.strip().isprintable():
+    if not isinstance(name, str) or not fits_a_name(name.strip()):
         raise InvalidInput(
             f"what {path} gives center {center} is no name",
             remedy=f"give printable text of at most {MAX_NAME} characters",
         )
     return name.strip() or None
-
-
-def _sealed(digest: str, names: Names) -> dict[str, Any]:
-    content = {"centers": digest, "names": list(names)}
-    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return {**content, "checksum": hashlib.sha256(canonical.encode()).hexdigest()}
-
-
-def _damaged(path: Path) -> ArtifactInvalid:
-    return ArtifactInvalid(
-        f"{path} is damaged or was edited",
-        remedy="remove it, and name the centers again by `mlcd name --set`",
-    )

@@ -1,12 +1,19 @@
 """`mlcd name`: names for centers."""
 
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from mlcd.commands.common_options import FINISHED, reporter_option
+from mlcd.commands.common_options import FINISHED, LOCAL_PATH, announce, reporter_option
 from mlcd.progress import Reporter
+
+if TYPE_CHECKING:
+    from mlcd.models.prompts import TemplateSet
+    from mlcd.pipelines.name import Naming
 
 
 @click.command()
@@ -15,22 +22,138 @@ from mlcd.progress import Reporter
     "--set",
     "file",
     type=click.Path(path_type=Path),
-    required=True,
     help='JSON like {"3": "cat"}, or lines of id<TAB>name or id,name; null or nothing takes a name'
     " away.",
 )
+@click.option(
+    "--words",
+    type=LOCAL_PATH,
+    help="Name by the nearest of these words: .txt with one a line, or a table with a column"
+    " `text`.",
+)
+@click.option("--model", help="For --words: the model of the centers; it needs a text tower.")
+@click.option(
+    "--embeddings",
+    type=LOCAL_PATH,
+    help="For --words: those of the members; default: what CENTERS were made from.",
+)
+@click.option(
+    "--templates",
+    type=click.Choice(["simple", "clip"]),
+    default="simple",
+    show_default=True,
+    help="For --words: the prompts around a word.",
+)
+@click.option(
+    "--captions",
+    type=LOCAL_PATH,
+    help="Name by the captions of the members: .jsonl, .csv or .parquet with the columns `id`, the"
+    " image's key, and `text`.",
+)
+@click.option("--labels", type=LOCAL_PATH, help="For --captions: the labels of the images.")
+@click.option("--metadata", metavar="FIELD", help="Name by the values of this field.")
+@click.option(
+    "--collection", type=LOCAL_PATH, help="For --metadata: the collection that has the field."
+)
+@click.option(
+    "--least-share",
+    type=click.FloatRange(0, 1),
+    default=0.5,
+    show_default=True,
+    help="A name has to fit that share of the members asked.",
+)
 @reporter_option
-def name(centers: Path, file: Path, reporter: Reporter) -> None:
-    """Name CENTERS by hand.
+def name(
+    centers: Path,
+    file: Path | None,
+    words: Path | None,
+    model: str | None,
+    embeddings: Path | None,
+    templates: "TemplateSet",
+    captions: Path | None,
+    labels: Path | None,
+    metadata: str | None,
+    collection: Path | None,
+    least_share: float,
+    reporter: Reporter,
+) -> None:
+    """Name CENTERS by hand, or from evidence: by words, captions or metadata of their members.
 
     Names stand beside the centers and change nothing else: digests, labels and indexes stay valid.
+    Where the evidence is weak there is no name; why is in CENTERS/names/. Names given by hand stay.
     """
-    from mlcd.pipelines.name import set_names
+    _check_ways((file, words, captions, metadata))
+    _check_pairs(
+        {"--words": words, "--captions": captions, "--metadata": metadata},
+        {"--model": model, "--labels": labels, "--collection": collection},
+    )
+    if words is None and embeddings is not None:
+        raise click.UsageError("--embeddings is for --words")
+    if file is not None:
+        from mlcd.pipelines.name import set_names
 
-    naming = set_names(centers, file)
-    facts = {FINISHED: str(centers), **asdict(naming)}
+        naming = set_names(centers, file)
+    elif words is not None and model is not None:
+        naming = _by_words(
+            centers,
+            words,
+            model,
+            embeddings=embeddings,
+            templates=templates,
+            least_share=least_share,
+            reporter=reporter,
+        )
+    elif captions is not None and labels is not None:
+        from mlcd.parts.text_files import read_texts
+        from mlcd.pipelines.name_by_terms import name_by_captions
+
+        naming = name_by_captions(centers, read_texts(captions), labels, least_share=least_share)
+    elif metadata is not None and collection is not None:
+        from mlcd.pipelines.name_by_terms import name_by_metadata
+
+        naming = name_by_metadata(centers, metadata, collection, least_share=least_share)
     line = (
         f"{naming.num_changed} names changed, "
         f"{naming.num_named} of {naming.num_centers} centers named: {centers}"
     )
-    reporter.result(facts, line)
+    reporter.result({FINISHED: str(centers), **asdict(naming)}, line)
+
+
+def _check_ways(ways: tuple[Path | str | None, ...]) -> None:
+    if sum(way is not None for way in ways) != 1:
+        raise click.UsageError("give one of --set, --words, --captions and --metadata")
+
+
+def _check_pairs(ways: Mapping[str, object], others: Mapping[str, object]) -> None:
+    """Raises UsageError where one option of a pair is missing."""
+    for (way, given), (other, its) in zip(ways.items(), others.items(), strict=True):
+        if (given is None) != (its is None):
+            raise click.UsageError(f"{way} and {other} go together")
+
+
+def _by_words(
+    centers: Path,
+    words: Path,
+    model: str,
+    *,
+    embeddings: Path | None,
+    templates: "TemplateSet",
+    least_share: float,
+    reporter: Reporter,
+) -> "Naming":
+    from mlcd.encoders import open_text_encoder
+    from mlcd.parts.text_files import read_texts
+    from mlcd.pipelines.name_by_words import name_by_words
+    from mlcd.pipelines.resolve import resolve_model
+
+    file = read_texts(words)
+    with closing(open_text_encoder(resolve_model(model, announce))) as encoder:
+        return name_by_words(
+            centers,
+            file,
+            encoder,
+            reporter,
+            embeddings=embeddings,
+            template_set=templates,
+            least_share=least_share,
+        )

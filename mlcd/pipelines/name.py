@@ -1,11 +1,27 @@
-"""The naming of a clustering's centers."""
+"""The naming of a clustering's centers, by hand or from evidence."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.given_names import read_names_file, renamed, write_given_names
-from mlcd.artifacts.manifest import open_artifact
+from mlcd.artifacts.given_names import (
+    GivenNames,
+    read_given_names,
+    read_names_file,
+    write_given_names,
+)
+from mlcd.artifacts.manifest import Artifact, open_artifact
+from mlcd.artifacts.name_evidence import NameEvidence, write_evidence
+from mlcd.clustering.nearest import CenterScan
+from mlcd.errors import InvalidInput
+from mlcd.naming.names import SHUFFLES, ClusterName, name_clusters
+from mlcd.naming.scores import Score
+from mlcd.naming.terms import MemberTerms
 
 
 @dataclass(frozen=True)
@@ -13,26 +29,104 @@ class Naming:
     """The result of a naming.
 
     num_changed: centers that have another name now. num_named: those of `num_centers` that have a
-    name.
+    name. evidence: the file that tells why, where the names rest on evidence.
     """
 
     digest: str
     num_changed: int
     num_named: int
     num_centers: int
+    evidence: str | None = None
+
+
+@dataclass(frozen=True)
+class Members:
+    """Members of clusters, with what names can be made of.
+
+    terms: N members. assignment: int [N], the center of each. shown: what evidence shows of each
+    member, or None. made_of: the facts that identify all this.
+    """
+
+    terms: MemberTerms
+    assignment: NDArray[np.integer]
+    score: Score
+    made_of: Mapping[str, Any]
+    shown: list[dict[str, str]] | None = None
 
 
 def set_names(path: Path, file: Path) -> Naming:
     """Gives the centers at `path` the names in `file`; all other centers keep theirs."""
-    artifact = open_artifact(path, "centers")
-    centers = Centers.read(artifact)
+    artifact, centers = open_centers(path)
     num_centers = len(centers.sizes)
-    names = renamed(centers.names, read_names_file(file, num_centers), num_centers)
-    write_given_names(artifact, names)
-    before = centers.names or (None,) * num_centers
+    before = read_given_names(artifact, num_centers) or GivenNames(_names(centers), frozenset())
+    given = before.set_by_hand(read_names_file(file, num_centers))
+    write_given_names(artifact, given)
+    return _naming(artifact, centers, given)
+
+
+def name_members(path: Path, members: Members, *, least_share: float) -> Naming:
+    """Names the centers at `path` by their members; names that people gave stay.
+
+    Writes the evidence first and then the names, which point at it. The same members give the same
+    bytes.
+    """
+    artifact, centers = open_centers(path)
+    _check_share(least_share)
+    named = name_clusters(
+        members.terms,
+        members.assignment,
+        nearest_others(centers),
+        members.score,
+        least_share=least_share,
+    )
+    made_of = {**members.made_of, "least_share": least_share, "shuffles": SHUFFLES}
+    evidence = NameEvidence(made_of, [_record(each, members.shown) for each in named])
+    num_centers = len(centers.sizes)
+    before = read_given_names(artifact, num_centers)
+    before = before or GivenNames((None,) * num_centers, frozenset())
+    given = before.set_from(write_evidence(artifact, evidence), evidence.names)
+    write_given_names(artifact, given)
+    return _naming(artifact, centers, given)
+
+
+def open_centers(path: Path) -> tuple[Artifact, Centers]:
+    artifact = open_artifact(path, "centers")
+    return artifact, Centers.read(artifact)
+
+
+def _naming(artifact: Artifact, before: Centers, given: GivenNames) -> Naming:
     return Naming(
         artifact.digest,
-        sum(old != new for old, new in zip(before, names, strict=True)),
-        sum(name is not None for name in names),
-        num_centers,
+        sum(old != new for old, new in zip(_names(before), given.names, strict=True)),
+        sum(name is not None for name in given.names),
+        len(given.names),
+        given.evidence,
     )
+
+
+def _names(centers: Centers) -> tuple[str | None, ...]:
+    return centers.names or (None,) * len(centers.sizes)
+
+
+def _check_share(least_share: float) -> None:
+    if not 0 <= least_share <= 1:
+        raise InvalidInput(f"{least_share:g} is no share", remedy="give one in [0, 1]")
+
+
+def nearest_others(centers: Centers) -> NDArray[np.int64]:
+    """Returns the nearest other center of each, [K]; -1 for one alone."""
+    num = len(centers.vectors)
+    found = CenterScan(centers.vectors).nearest(centers.vectors, 2).ids
+    itself = found == np.arange(num)[:, None]
+    itself[~itself.any(axis=1), 1] = True  # its equals have lower ids
+    nearest: NDArray[np.int64] = found[~itself].astype(np.int64)
+    return nearest
+
+
+def _record(named: ClusterName, shown: list[dict[str, str]] | None) -> dict[str, Any]:
+    """Returns the evidence for a name in the form of its file."""
+    record = asdict(named)
+    typical = record.pop("typical")
+    if shown is not None:
+        record["typical"] = [shown[member] for member in typical]
+    return record

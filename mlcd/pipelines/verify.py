@@ -16,6 +16,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.given_names import read_given_names
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, measure, open_artifact
+from mlcd.artifacts.name_evidence import read_evidence
 from mlcd.collections.collection import Collection
 from mlcd.errors import ArtifactInvalid, Conflict, ImageRejected, NotFound
 from mlcd.images.sources import open_source
@@ -77,8 +78,11 @@ def _walk(path: Path, seen: dict[Path, Artifact]) -> Iterator[Finding]:
 
 
 def _check_given_names(centers: Artifact) -> None:
-    """Checks given names by reading them, because they are in no manifest."""
-    read_given_names(centers, len(np.load(centers.file("sizes.npy"), allow_pickle=False)))
+    """Checks given names and their evidence by reading them, because they are in no manifest."""
+    num_centers = len(np.load(centers.file("sizes.npy"), allow_pickle=False))
+    given = read_given_names(centers, num_centers)
+    if given is not None and given.evidence is not None:
+        read_evidence(centers, given.evidence)
 
 
 def _check_triton_config(version: Artifact) -> None:

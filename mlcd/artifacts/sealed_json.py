@@ -1,0 +1,55 @@
+"""JSON files that carry their own checksum, because no manifest lists them."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from mlcd.artifacts.disk import refuse_full_disk, translated_os_errors, write_synced
+from mlcd.errors import ArtifactInvalid
+
+_CHECKSUM: Final = "checksum"
+
+
+def sealed_bytes(content: Mapping[str, Any]) -> bytes:
+    """Returns the file of the content, with its checksum."""
+    sealed = {**content, _CHECKSUM: _checksum(content)}
+    return (json.dumps(sealed, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes the content with its checksum; either all of it or the earlier file is there."""
+    try:
+        with translated_os_errors(path):
+            path.parent.mkdir(exist_ok=True)
+            write_synced(path, sealed_bytes(content))
+    except OSError as error:
+        refuse_full_disk(error, path)
+        raise
+
+
+def read_sealed(path: Path, *, remedy: str) -> dict[str, Any] | None:
+    """Returns the content, without the checksum; None where there is no such file.
+
+    Raises ArtifactInvalid with this remedy for a file that is damaged or was edited.
+    """
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        intact = stored.pop(_CHECKSUM) == _checksum(stored)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, remedy) from error
+    if not intact:
+        raise _damaged(path, remedy)
+    return stored
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _damaged(path: Path, remedy: str) -> ArtifactInvalid:
+    return ArtifactInvalid(f"{path} is damaged or was edited", remedy=remedy)

@@ -1,0 +1,104 @@
+"""The scores of terms as names of clusters: how far the members agree on a term, and the others do
+not.
+
+A term that is the r-th best of a member counts 1/r for it. Shapes: K clusters, W terms of the
+vocabulary, P pairs of a cluster and a term that some member of it has.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.naming.terms import MemberTerms
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The sums over the members of each cluster, for the pairs that occur, by cluster and then by
+    term.
+
+    clusters, terms: int64 [P]. weights: float64 [P], the sum of 1/r. having: int64 [P], the members
+    that have the term. leading: int64 [P], the members whose best term it is. sizes: int64 [K],
+    members. totals, owners: [W], weights and having over all clusters.
+    """
+
+    clusters: NDArray[np.int64]
+    terms: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    having: NDArray[np.int64]
+    leading: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    totals: NDArray[np.float64]
+    owners: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, terms: MemberTerms, assignment: NDArray[np.integer], num_clusters: int
+    ) -> "Tally":
+        """Counts the terms of each cluster. assignment: [N], the cluster of each member."""
+        num_terms, num_ranks = len(terms.vocabulary), terms.num_ranks
+        pairs = assignment[terms.members].astype(np.int64) * num_terms + terms.terms
+        # one sort of plain numbers, because this runs for every shuffle
+        entries = np.sort(pairs * num_ranks + terms.ranks)
+        pairs, ranks = np.divmod(entries, num_ranks)
+        starts = np.flatnonzero(np.diff(pairs, prepend=-1))
+        clusters, of_pair = np.divmod(pairs[starts], max(1, num_terms))
+        weight_of_rank = 1 / np.arange(1, num_ranks + 1)
+        return cls(
+            clusters=clusters,
+            terms=of_pair,
+            weights=_sums(weight_of_rank[ranks], starts),
+            having=np.diff(starts, append=len(pairs)),
+            leading=_sums((ranks == 0).astype(np.int64), starts),
+            sizes=np.bincount(assignment, minlength=num_clusters),
+            totals=np.bincount(
+                terms.terms, weights=weight_of_rank[terms.ranks], minlength=num_terms
+            ),
+            owners=np.bincount(terms.terms, minlength=num_terms),
+        )
+
+    @property
+    def bounds(self) -> NDArray[np.int64]:
+        """Returns [K + 1]: where the pairs of each cluster begin."""
+        return np.searchsorted(self.clusters, np.arange(len(self.sizes) + 1))
+
+
+# score(tally) returns float64 [P], the higher the better
+Score: TypeAlias = Callable[[Tally], NDArray[np.float64]]
+
+
+def contrast(tally: Tally) -> NDArray[np.float64]:
+    """Returns the mean weight of a term among the members, less its mean among all others."""
+    sizes = tally.sizes[tally.clusters]
+    others = tally.sizes.sum() - sizes
+    elsewhere = (tally.totals[tally.terms] - tally.weights) / np.maximum(others, 1)
+    scores: NDArray[np.float64] = tally.weights / sizes - elsewhere
+    return scores
+
+
+def class_tf_idf(tally: Tally) -> NDArray[np.float64]:
+    """Returns the mean weight of a term among the members, times log(1 + A / f).
+
+    f is the weight of the term over all clusters, and A the mean over clusters with members of the
+    weight of all terms (Grootendorst 2022: BERTopic, section 3.3).
+    """
+    mean = tally.totals.sum() / max(1, int((tally.sizes > 0).sum()))
+    rarity = np.log1p(mean / tally.totals[tally.terms])
+    scores: NDArray[np.float64] = tally.weights / tally.sizes[tally.clusters] * rarity
+    return scores
+
+
+def best_scores(tally: Tally, scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the highest score of each cluster, [K]; -inf where it has no term."""
+    best = np.full(len(tally.sizes), -np.inf)
+    starts = np.flatnonzero(np.diff(tally.clusters, prepend=-1))
+    if len(starts):
+        best[tally.clusters[starts]] = np.maximum.reduceat(scores, starts)
+    return best
+
+
+def _sums(values: NDArray[np.generic], starts: NDArray[np.int64]) -> NDArray[np.generic]:
+    return np.add.reduceat(values, starts) if len(starts) else values

@@ -1,0 +1,114 @@
+"""The naming of centers without a text tower: by captions, or by a field of a collection."""
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from mlcd.artifacts.given_names import fits_a_name
+from mlcd.artifacts.labels import LabelTable
+from mlcd.clustering.nearest import CenterScan
+from mlcd.collections.clusters import Clusters
+from mlcd.collections.collection import Collection
+from mlcd.collections.columns import Column, Scalar
+from mlcd.errors import InvalidInput
+from mlcd.naming.names import LEAST_SHARE
+from mlcd.naming.scores import class_tf_idf, contrast
+from mlcd.naming.terms import MemberTerms, tokens
+from mlcd.parts.text_files import TextFile
+from mlcd.pipelines.name import Members, Naming, name_members, open_centers
+from mlcd.types import Embeddings, Neighbors
+
+_SHOWN_CAPTION: Final = 200  # characters
+
+
+def name_by_captions(
+    path: Path, captions: TextFile, labels: Path, *, least_share: float = LEAST_SHARE
+) -> Naming:
+    """Names the centers at `path` by the words of their members' captions.
+
+    captions: of keys as in `labels`, which tell the center of each. Raises InvalidInput for labels
+    of other centers, or where no caption is of a labeled image.
+    """
+    artifact, _ = open_centers(path)
+    table = LabelTable.open(labels)
+    if table.classes != artifact.digest:
+        raise InvalidInput(
+            f"{labels} are not of these centers", remedy=f"label with --centers {path}"
+        )
+    centers = np.concatenate([ids for ids, _ in table.first_labels()])
+    center_of = dict(zip(table.labeled_keys().to_pylist(), centers.tolist(), strict=True))
+    known = [
+        (key, text, center_of[key])
+        for key, text in zip(captions.keys, captions.texts, strict=True)
+        if key in center_of and isinstance(text, str)
+    ]
+    if not known:
+        raise InvalidInput(
+            f"no caption in {captions.path} is of an image in {labels}",
+            remedy="its ids must be the keys of the labels",
+        )
+    lists = [[each for each in tokens(text) if fits_a_name(each)] for _, text, _ in known]
+    members = Members(
+        MemberTerms.of_lists(lists),
+        np.array([center for _, _, center in known]),
+        class_tf_idf,
+        {
+            "method": "captions",
+            "captions": {"sha256": captions.sha256, "used": len(known)},
+            "labels": table.artifact.digest,
+        },
+        [{"key": key, "caption": text[:_SHOWN_CAPTION]} for key, text, _ in known],
+    )
+    return name_members(path, members, least_share=least_share)
+
+
+def name_by_metadata(
+    path: Path, field: str, collection: Path, *, least_share: float = LEAST_SHARE
+) -> Naming:
+    """Names the centers at `path` by the values of a field among their members in a collection.
+
+    Raises InvalidInput where no item has the field, or the collection is of another model.
+    """
+    artifact, centers = open_centers(path)
+    scan = CenterScan(centers.vectors)
+
+    def nearest(vectors: Embeddings) -> Neighbors:
+        return scan.nearest(centers.align(vectors), 1)
+
+    with Collection.open(collection, read_only=True) as opened:
+        opened.check_fingerprint(centers.fingerprint)
+        clusters = opened.clusters(
+            artifact.digest, num_centers=len(centers.vectors), nearest=nearest
+        )
+        column = clusters.searcher.columns.find(field)
+        if column is None:
+            raise InvalidInput(
+                f"no item of {collection} has the field {field!r}",
+                remedy=f"fields are {', '.join(clusters.searcher.columns.names()) or 'none yet'}",
+            )
+        lists = _values(clusters, column)
+    terms = MemberTerms.of_lists(lists)
+    assignment = np.repeat(np.arange(len(clusters.num_members)), clusters.num_members)
+    facts = {"method": "metadata", "field": field, "items": len(lists)}
+    return name_members(
+        path, Members(terms, assignment, contrast, facts), least_share=least_share
+    )
+
+
+def _values(clusters: Clusters, column: Column) -> list[list[str]]:
+    """Returns the values of each member in the order of the clusters; those that cannot be shown as
+    a name are left out.
+    """
+    codes = column.codes(clusters.searcher.num_positions)[clusters.positions].tolist()
+    texts = [
+        [text for value in values if (text := _text(value)) and fits_a_name(text)]
+        for values in column.values
+    ]
+    return [texts[code] if code >= 0 else [] for code in codes]
+
+
+def _text(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else value.strip()

@@ -1,0 +1,179 @@
+"""The naming of centers by words: those of a file, through the text tower of the model."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.given_names import MAX_NAME, fits_a_name
+from mlcd.artifacts.manifest import Artifact
+from mlcd.clustering.nearest import CenterScan
+from mlcd.errors import ArtifactInvalid, InvalidInput, MlcdError, TextRejected
+from mlcd.models.prompts import TemplateSet, class_rows, prompt, templates
+from mlcd.naming.members import drawn_members, nearest_words
+from mlcd.naming.names import LEAST_SHARE
+from mlcd.naming.scores import contrast
+from mlcd.naming.terms import MemberTerms
+from mlcd.parts.text_files import TextFile
+from mlcd.pipelines.name import Members, Naming, name_members, open_centers
+from mlcd.progress import Stages
+from mlcd.text_checks import checked_text
+from mlcd.types import Embeddings
+
+if TYPE_CHECKING:  # it needs the package tokenizers
+    from mlcd.encoders.text_encoder import TextEncoder
+
+_WORDS_AT_ONCE: Final = 64  # between two steps of the progress bar
+
+
+def name_by_words(
+    path: Path,
+    words: TextFile,
+    encoder: "TextEncoder",
+    reporter: Stages,
+    *,
+    embeddings: Path | None = None,
+    template_set: TemplateSet = "simple",
+    least_share: float = LEAST_SHARE,
+) -> Naming:
+    """Names the centers at `path` by the words nearest to their members.
+
+    embeddings: of the members; those that the centers were made from by default. Raises
+    ArtifactInvalid where they are gone, InvalidInput for another model or a file without words.
+    """
+    members = members_by_words(
+        path, words, encoder, reporter, embeddings=embeddings, template_set=template_set
+    )
+    return name_members(path, members, least_share=least_share)
+
+
+def members_by_words(
+    path: Path,
+    words: TextFile,
+    encoder: "TextEncoder",
+    reporter: Stages,
+    *,
+    embeddings: Path | None = None,
+    template_set: TemplateSet = "simple",
+) -> Members:
+    """Returns the members that are asked, each with the words nearest to it."""
+    artifact, centers = open_centers(path)
+    members = _open_members(artifact, embeddings)
+    for fingerprint, what in (
+        (encoder.fingerprint, "the words"),
+        (members.fingerprint, "the embeddings"),
+    ):
+        if fingerprint != centers.fingerprint:
+            raise InvalidInput(
+                f"{what} are of another model than the centers",
+                remedy="give the model that embedded the images",
+            )
+    vocabulary, rows = _embedded(words, encoder, template_set, reporter)
+    assignment = _assignment(members, centers)
+    asked = drawn_members(assignment, len(centers.vectors))
+    best = nearest_words(_read(members, asked), rows)
+    facts = {
+        "method": "words",
+        "words": {"sha256": words.sha256, "used": len(vocabulary)},
+        "templates": template_set,
+        "model": {
+            "name": encoder.name,
+            "fingerprint": encoder.fingerprint,
+            "engine": encoder.engine,
+            "precision": encoder.precision,
+        },
+        "embeddings": members.artifact.digest,
+    }
+    terms = MemberTerms.of_ranked(vocabulary, best)
+    return Members(terms, assignment[asked], contrast, facts)
+
+
+def _open_members(centers: Artifact, embeddings: Path | None) -> EmbeddingsArtifact:
+    if embeddings is not None:
+        return EmbeddingsArtifact.open(embeddings)
+    for parent in centers.parents:
+        if parent.role == "embeddings":
+            place = Path(os.path.normpath(centers.path.resolve() / parent.path))
+            with suppress(MlcdError):
+                return EmbeddingsArtifact.open(place)
+    raise ArtifactInvalid(
+        f"the embeddings that {centers.path} was made from are not where they were",
+        remedy="give --embeddings",
+    )
+
+
+def _usable_words(words: TextFile) -> list[str]:
+    """Returns the words of a file, each once and in its order; empty lines are no words."""
+    found: dict[str, None] = {}
+    for key, text in zip(words.keys, words.texts, strict=True):
+        word = text.strip() if isinstance(text, str) else text
+        if word == "":
+            continue
+        checked = checked_text(word, max_chars=MAX_NAME)
+        if isinstance(checked, TextRejected) or not fits_a_name(checked):
+            raise InvalidInput(
+                f"text {key} of {words.path} is no name",
+                remedy=f"give printable text of at most {MAX_NAME} characters",
+            )
+        found[checked] = None
+    return list(found)
+
+
+def _embedded(
+    words: TextFile, encoder: "TextEncoder", template_set: TemplateSet, reporter: Stages
+) -> tuple[list[str], Embeddings]:
+    """Returns the words in which the model finds something, and their rows, [W, D].
+
+    Raises InvalidInput where there are fewer than two.
+    """
+    vocabulary = _usable_words(words)
+    rows = []
+    with reporter.stage("words", len(vocabulary)) as meter:
+        for start in range(0, len(vocabulary), _WORDS_AT_ONCE):
+            some = vocabulary[start : start + _WORDS_AT_ONCE]
+            rows.append(_word_rows(some, encoder, template_set))
+            meter.advance(len(some))
+    found = np.concatenate(rows) if rows else np.zeros((0, encoder.dimension), np.float32)
+    kept = np.flatnonzero(found.any(axis=1))
+    if len(kept) < 2:
+        raise InvalidInput(
+            f"{words.path} holds fewer than two words that {encoder.name} can embed",
+            remedy="give more words",
+        )
+    return [vocabulary[number] for number in kept], found[kept]
+
+
+def _word_rows(words: list[str], encoder: "TextEncoder", template_set: TemplateSet) -> Embeddings:
+    """Returns the row of each word, the mean over its prompts; zeros where a prompt has none."""
+    chosen = templates(template_set)
+    prompts = [prompt(template, word) for word in words for template in chosen]
+    rows = encoder.encode(encoder.tokenizer(prompts)).reshape(len(words), len(chosen), -1)
+    found = np.zeros((len(words), rows.shape[2]), np.float32)
+    usable = rows.any(axis=2).all(axis=1)
+    if usable.any():
+        found[usable] = class_rows(rows[usable])
+    return found
+
+
+def _assignment(members: EmbeddingsArtifact, centers: Centers) -> NDArray[np.int32]:
+    """Returns the nearest center of each row, [N]."""
+    scan = CenterScan(centers.vectors)
+    found = [
+        scan.nearest(centers.align(block), 1).ids[:, 0].astype(np.int32)
+        for _, block in members.blocks()
+    ]
+    return np.concatenate(found)
+
+
+def _read(members: EmbeddingsArtifact, rows: NDArray[np.int64]) -> Embeddings:
+    """Returns the rows of these ascending numbers; one block is in memory beside them."""
+    found = []
+    for start, block in members.blocks():
+        wanted = rows[slice(*np.searchsorted(rows, [start, start + len(block)]))]
+        found.append(block[wanted - start])
+    return np.concatenate(found)
