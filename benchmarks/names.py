@@ -45,25 +45,26 @@ SHUFFLED: Final = 0.2
 # All categories of Caltech-101. Synonyms and kinds that count as right were listed before anything
 # was measured; what is more general, such as "dinosaur", does not count.
 CALTECH: Final = (
-    "accordion, airplane, anchor, ant, barrel, bass, beaver, binocular, bonsai, brain, brontosaurus,"
-    " buddha, butterfly, camera, cannon, car side, ceiling fan, cellphone, chair, chandelier, cougar"
-    " body, cougar face, crab, crayfish, crocodile, crocodile head, cup, dalmatian, dollar bill,"
-    " dolphin, dragonfly, electric guitar, elephant, emu, euphonium, ewer, face, ferry, flamingo,"
-    " flamingo head, garfield, gerenuk, gramophone, grand piano, hawksbill, headphone, hedgehog,"
-    " helicopter, ibis, inline skate, joshua tree, kangaroo, ketch, lamp, laptop, leopard, llama,"
-    " lobster, lotus, mandolin, mayfly, menorah, metronome, minaret, motorbike, nautilus, octopus,"
-    " okapi, pagoda, panda, pigeon, pizza, platypus, pyramid, revolver, rhino, rooster, saxophone,"
-    " schooner, scissors, scorpion, sea horse, snoopy, soccer ball, stapler, starfish, stegosaurus,"
-    " stop sign, strawberry, sunflower, tick, trilobite, umbrella, watch, water lily, wheelchair,"
-    " wild cat, windsor chair, wrench, yin yang"
-).split(", ")
+    "accordion, airplane, anchor, ant, barrel, bass, beaver, binocular, bonsai, brain, "
+    "brontosaurus, buddha, butterfly, camera, cannon, car side, ceiling fan, cellphone, "
+    "chair, chandelier, cougar body, cougar face, crab, crayfish, crocodile, crocodile head, "
+    "cup, dalmatian, dollar bill, dolphin, dragonfly, electric guitar, elephant, emu, "
+    "euphonium, ewer, face, ferry, flamingo, flamingo head, garfield, gerenuk, gramophone, "
+    "grand piano, hawksbill, headphone, hedgehog, helicopter, ibis, inline skate, joshua "
+    "tree, kangaroo, ketch, lamp, laptop, leopard, llama, lobster, lotus, mandolin, mayfly, "
+    "menorah, metronome, minaret, motorbike, nautilus, octopus, okapi, pagoda, panda, pigeon, "
+    "pizza, platypus, pyramid, revolver, rhino, rooster, saxophone, schooner, scissors, "
+    "scorpion, sea horse, snoopy, soccer ball, stapler, starfish, stegosaurus, stop sign, "
+    "strawberry, sunflower, tick, trilobite, umbrella, watch, water lily, wheelchair, wild "
+    "cat, windsor chair, wrench, yin yang"
+)
 RIGHT: Final = {
     "Motorbikes": "motorbike, motorcycle, moped, motor scooter, scooter, dirt bike",
     "airplanes": "airplane, aeroplane, plane, airliner, jet plane, fighter jet, aircraft, warplane,"
     " military plane, biplane, seaplane",
     "butterfly": "butterfly, monarch, monarch butterfly, milkweed butterfly, ringlet, ringlet"
-    " butterfly, admiral, lycaenid, lycaenid butterfly, sulphur butterfly, sulfur butterfly, cabbage"
-    " butterfly, danaus plexippus, moths and butterflies",
+    " butterfly, admiral, lycaenid, lycaenid butterfly, sulphur butterfly, sulfur butterfly,"
+    " cabbage butterfly, danaus plexippus, moths and butterflies",
     "car_side": "car side, car, automobile, auto, sedan, station wagon, beach wagon, wagon, estate"
     " car, convertible, sports car, sport car, minivan, limousine, limo, cab, taxi, taxicab, race"
     " car, racer",
@@ -138,7 +139,10 @@ class Bench:
     def on_caltech(self) -> Iterator[tuple[str, Any]]:
         right = {name: set(words.split(", ")) for name, words in RIGHT.items()}
         embeddings, centers = self.clustered("caltech", self.data / "caltech101_20", 40)
-        for title, words in (("Caltech-101's 101 names", CALTECH), ("all words", self.words())):
+        for title, words in (
+            ("Caltech-101's 101 names", CALTECH.split(", ")),
+            ("all words", self.words()),
+        ):
             yield from self.named(f"caltech101_20, {title}", embeddings, centers, words, right)
 
     def on_tiny_imagenet(self) -> Iterator[tuple[str, Any]]:
@@ -170,8 +174,9 @@ class Bench:
         known = [(name, best) for name, best in named if name is not None]
         good = [(name, best) for name, best in known if stem(name) in stem(plain(best or ""))]
         yield "fashion_products, captions: named clusters", f"{len(known)} of {len(named)}"
-        yield "fashion_products, captions: name is a word of the majority articleType", share(
-            len(good), len(known)
+        yield (
+            "fashion_products, captions: name is a word of the majority articleType",
+            share(len(good), len(known)),
         )
         wrong = [pair for pair in known if pair not in good]
         yield "fashion_products, captions: others", wrong
@@ -188,17 +193,24 @@ class Bench:
         """Returns the names of ImageNet with synonyms, LVIS, Open Images, COCO and Caltech-101."""
         folder = self.data / "encoders/clip_text_labels"
         lvis = json.loads((folder / "lvis_names.json").read_text())
-        others = [json.loads((folder / f"{name}_names.json").read_text()) for name in ("oid", "coco")]
+        others = [
+            json.loads((folder / f"{name}_names.json").read_text()) for name in ("oid", "coco")
+        ]
         words = [
             *(word for each in imagenet_classes() for word in (each.name, *each.words)),
             *(word for each in lvis for word in each["synonyms"]),
             *(word for names in others for word in names),
-            *CALTECH,
+            *CALTECH.split(", "),
         ]
         return list(dict.fromkeys(map(plain, words)))
 
     def named(
-        self, title: str, embeddings: Path, centers: Path, words: list[str], right: dict[str, set[str]]
+        self,
+        title: str,
+        embeddings: Path,
+        centers: Path,
+        words: list[str],
+        right: dict[str, set[str]],
     ) -> Iterator[tuple[str, Any]]:
         file = self.folder / "words.txt"
         file.write_text("\n".join(words))
@@ -239,8 +251,9 @@ class Bench:
         yield f"{title}: without a name (class, best word, share)", unnamed
         yield f"{title}: shuffled clusters without a name", shuffled_without_name(members, found)
         yield f"{title}: the same bytes twice", contents[0] == contents[1]
-        yield f"{title}: seconds; of these without the text tower", (
-            f"{seconds[0]:.1f}; {seconds[1] - seconds[0]:.1f}"
+        yield (
+            f"{title}: seconds; of these without the text tower",
+            (f"{seconds[0]:.1f}; {seconds[1] - seconds[0]:.1f}"),
         )
         for copy in copies:
             shutil.rmtree(copy)
@@ -290,13 +303,15 @@ def speed() -> Iterator[tuple[str, Any]]:
 
 
 def evidence(centers: Path, name: str | None) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = json.loads((centers / "names" / str(name)).read_text())["clusters"]
+    content: list[dict[str, Any]] = json.loads((centers / "names" / str(name)).read_text())[
+        "clusters"
+    ]
     return content
 
 
 def plain(word: str) -> str:
     """Returns a word in small letters, without underscores and what is in brackets."""
-    return word.split("_(")[0].replace("_", " ").strip().lower()
+    return word.split("_(", maxsplit=1)[0].replace("_", " ").strip().lower()
 
 
 def stem(word: str) -> str:

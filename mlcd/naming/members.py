@@ -45,7 +45,7 @@ def nearest_words(
 
 def _directions(rows: Embeddings) -> Embeddings:
     """Returns the unit rows less their mean; those that are the mean become zero."""
-    around = rows - rows.mean(axis=0, dtype=np.float64)
+    around: NDArray[np.float64] = rows - rows.mean(axis=0, dtype=np.float64)
     lengths = np.linalg.norm(around, axis=1, keepdims=True)
     around /= np.where(lengths > _SHORTEST, lengths, np.inf)
     return around.astype(np.float32)

@@ -7,12 +7,14 @@ vocabulary, P pairs of a cluster and a term that some member of it has.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.naming.terms import MemberTerms
+
+_Number = TypeVar("_Number", np.int64, np.float64)
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,7 @@ class Tally:
     owners: NDArray[np.int64]
 
     @classmethod
-    def of(
-        cls, terms: MemberTerms, assignment: NDArray[np.integer], num_clusters: int
-    ) -> "Tally":
+    def of(cls, terms: MemberTerms, assignment: NDArray[np.integer], num_clusters: int) -> "Tally":
         """Counts the terms of each cluster. assignment: [N], the cluster of each member."""
         num_terms, num_ranks = len(terms.vocabulary), terms.num_ranks
         pairs = assignment[terms.members].astype(np.int64) * num_terms + terms.terms
@@ -47,16 +47,17 @@ class Tally:
         starts = np.flatnonzero(np.diff(pairs, prepend=-1))
         clusters, of_pair = np.divmod(pairs[starts], max(1, num_terms))
         weight_of_rank = 1 / np.arange(1, num_ranks + 1)
+        totals: NDArray[np.float64] = np.bincount(
+            terms.terms, weights=weight_of_rank[terms.ranks], minlength=num_terms
+        ).astype(np.float64)
         return cls(
             clusters=clusters,
             terms=of_pair,
-            weights=_sums(weight_of_rank[ranks], starts),
+            weights=_sums(weight_of_rank[ranks], starts, np.float64),
             having=np.diff(starts, append=len(pairs)),
-            leading=_sums((ranks == 0).astype(np.int64), starts),
+            leading=_sums(ranks == 0, starts, np.int64),
             sizes=np.bincount(assignment, minlength=num_clusters),
-            totals=np.bincount(
-                terms.terms, weights=weight_of_rank[terms.ranks], minlength=num_terms
-            ),
+            totals=totals,
             owners=np.bincount(terms.terms, minlength=num_terms),
         )
 
@@ -100,5 +101,11 @@ def best_scores(tally: Tally, scores: NDArray[np.float64]) -> NDArray[np.float64
     return best
 
 
-def _sums(values: NDArray[np.generic], starts: NDArray[np.int64]) -> NDArray[np.generic]:
-    return np.add.reduceat(values, starts) if len(starts) else values
+def _sums(
+    values: NDArray[Any], starts: NDArray[np.int64], dtype: type[_Number]
+) -> NDArray[_Number]:
+    """Returns the sum of the values from each start to the next."""
+    if not len(starts):
+        return np.zeros(0, dtype)
+    sums: NDArray[_Number] = np.add.reduceat(values, starts, dtype=dtype)
+    return sums

@@ -1,5 +1,5 @@
-"""The terms of a cluster's members: the words nearest to an image, the tokens of its caption, or the
-values of a field.
+"""The terms of a cluster's members: the words nearest to an image, the tokens of its caption, or
+the values of a field.
 
 Shapes: N members, E entries (a term of a member).
 """

@@ -91,9 +91,7 @@ def name_by_metadata(
     terms = MemberTerms.of_lists(lists)
     assignment = np.repeat(np.arange(len(clusters.num_members)), clusters.num_members)
     facts = {"method": "metadata", "field": field, "items": len(lists)}
-    return name_members(
-        path, Members(terms, assignment, contrast, facts), least_share=least_share
-    )
+    return name_members(path, Members(terms, assignment, contrast, facts), least_share=least_share)
 
 
 def _values(clusters: Clusters, column: Column) -> list[list[str]]:

@@ -154,7 +154,7 @@ def _word_rows(words: list[str], encoder: "TextEncoder", template_set: TemplateS
     prompts = [prompt(template, word) for word in words for template in chosen]
     rows = encoder.encode(encoder.tokenizer(prompts)).reshape(len(words), len(chosen), -1)
     found = np.zeros((len(words), rows.shape[2]), np.float32)
-    usable = rows.any(axis=2).all(axis=1)
+    usable = (rows != 0).any(axis=2).all(axis=1)
     if usable.any():
         found[usable] = class_rows(rows[usable])
     return found

@@ -23,7 +23,7 @@ from mlcd.progress import Reporter
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd
 
-DIGITS = "zero one two three four five six seven eight nine".split()
+DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 SILENT = Reporter("silent")
 
 
@@ -70,7 +70,9 @@ def majority(centers, journey):
     counts = [Counter() for _ in range(len(Centers.open(centers).sizes))]
     for key, center in zip(keys, first.tolist(), strict=True):
         counts[center][DIGITS[int(Path(key).parent.name)]] += 1
-    return [(each.most_common(1)[0][0], each.most_common(1)[0][1] / each.total()) for each in counts]
+    return [
+        (each.most_common(1)[0][0], each.most_common(1)[0][1] / each.total()) for each in counts
+    ]
 
 
 def named(centers):
@@ -81,7 +83,9 @@ def named(centers):
 
 def test_captions_name_clusters_and_show_why(centers, journey, tmp_path):
     keys = LabelTable.open(journey / "labels").keys
-    rows = [{"id": key, "text": f"The {DIGITS[int(Path(key).parent.name)]}, a digit"} for key in keys]
+    rows = [
+        {"id": key, "text": f"The {DIGITS[int(Path(key).parent.name)]}, a digit"} for key in keys
+    ]
     file = tmp_path / "captions.jsonl"
     file.write_text("\n".join(map(json.dumps, [*rows, {"id": "gone.png", "text": "a cat"}])))
     labels = journey / "labels"
@@ -101,7 +105,7 @@ def test_captions_name_clusters_and_show_why(centers, journey, tmp_path):
             assert each["name"] is None
     assert facts["num_named"] >= len(clusters) / 2
     assert all(finding.checked for finding in verify(centers) if finding.kind == "centers")
-    with pytest.raises(InvalidInput, match="no caption in .* is of an image"):
+    with pytest.raises(InvalidInput, match=r"no caption in .* is of an image"):
         file.write_text('{"id": "gone.png", "text": "a cat"}')
         name_by_captions(centers, read_texts(file), labels)
     with pytest.raises(InvalidInput, match="are not of these centers"):
@@ -139,7 +143,7 @@ def test_words_name_clusters_and_names_by_hand_stay(centers, journey, tmp_path):
         name_by_words(journey / "centers", read_texts(words), model, SILENT)
     for bad in ("a\u0007b", "x" * 201):
         words.write_text(f"one\n{bad}\n")
-        with pytest.raises(InvalidInput, match="text 2 of .* is no name"):
+        with pytest.raises(InvalidInput, match=r"text 2 of .* is no name"):
             name_by_words(centers, read_texts(words), FakeEncoder(images), SILENT, **options)
     words.write_text("one\nnothing\n")
     with pytest.raises(InvalidInput, match="fewer than two words"):
