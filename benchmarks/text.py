@@ -9,7 +9,7 @@ from strings to unit rows. Each is in a process of its own, so that thread pools
                          bf16
   transformers           CLIPTextModelWithProjection, eager attention, fp32, padded to the longest
   sentence-transformers  its CLIPModel, fp32, where it is installed: in this environment, or in that
-                         of --peer, an interpreter
+                         of --peer, an interpreter whose environment has mlcd as well
   gemm                   the tower's widest matrix product by torch and openvino; the larger is the
                          limit
 

@@ -24,6 +24,7 @@ from mlcd.models.blocks import Activation
 from mlcd.models.vit import Positions, ViTConfig
 from training.parallel.backbone import Precision
 from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
+from training.parallel.products import Products
 from training.start import tower_fields
 
 _SOME_CLASSES = 500
@@ -312,8 +313,11 @@ class LossConfig(_Section):
         """Returns the number of labels that each image must come with."""
         return self.drawn_from or self.num_labels
 
-    def head(self, num_classes: int, seed: int) -> HeadConfig:
-        """Returns the head's configuration; some defaults depend on the number of classes."""
+    def head(self, num_classes: int, seed: int, products: Products = "fp32") -> HeadConfig:
+        """Returns the head's configuration; some defaults depend on the number of classes.
+
+        products: compute.head_products.
+        """
         fields = self.model_dump(
             exclude={
                 "labels_per_image",
@@ -326,6 +330,7 @@ class LossConfig(_Section):
         )
         return HeadConfig(
             **fields,
+            products=products,
             scale=self.resolved_scale(num_classes),
             negative_ratio=self.resolved_ratio(num_classes),
             bias=self.resolved_bias(num_classes),
@@ -423,6 +428,10 @@ class ComputeConfig(_Section):
     """bf16: the backbone runs under autocast, with weights and the loss in float32. fp64 is for
     tests of exactness.
     """
+    head_products: Products = "fp32"
+    """The matrix products of the head's negatives. tf32 (on a GPU) and bf16 shorten their inputs
+    to 11 and 8 significant bits and sum in float32; docs/explanation/head.md states the error.
+    """
     accumulation: Annotated[int, Field(ge=1)] = 1
     """The number of micro-batches that each step's batch is split into, one after the other, to
     save memory.
@@ -441,6 +450,15 @@ class ComputeConfig(_Section):
     """fsdp: the backbone's weights and moments are also sharded over processes, for towers too
     large for one.
     """
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> Self:
+        if self.precision == "fp64" and self.head_products != "fp32":
+            raise ValueError(
+                f"compute.head_products={self.head_products} is not exact, and "
+                "compute.precision=fp64 is for tests of exactness"
+            )
+        return self
 
 
 class CheckpointConfig(_Section):

@@ -19,12 +19,13 @@ from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, draft_p
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
 from mlcd.models.runs import checkpoint_steps
 from mlcd.models.servable import Servable
-from mlcd.parts.encoded import check_source, images_parent
+from mlcd.parts.encoded import check_outside, images_parent
 from mlcd.progress import Reporter
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.class_examples import write_examples
 from training.config import ARITHMETIC, RunConfig, validate_config
-from training.data.dataset import Dataset, open_dataset
+from training.data.dataset import Dataset
+from training.data.maps import open_shared_dataset
 from training.evaluation.while_training import check_evaluation
 from training.flops import step_flops
 from training.loop import Journal, StepLog, train
@@ -65,11 +66,11 @@ def run_training(config: RunConfig, reporter: Reporter) -> Artifact:
 def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifact:
     torch.use_deterministic_algorithms(is_deterministic(config, processes.device), warn_only=True)
     out = Path(config.out)
+    dataset = open_shared_dataset(config, processes)
     with processes.failing_together():
-        dataset = open_dataset(config)
         for part in dataset.parts:
-            check_source(part.source, out)
-        evaluation = check_evaluation(config)
+            check_outside(part.source.location, out)
+        evaluation = check_evaluation(config, [part.listing_digest for part in dataset.parts])
         start = _start(config)
         centers = _initial_centers(config, dataset, start)
         request = _request(config, out, dataset, start)
@@ -206,8 +207,12 @@ def initial_state(
 
     model: the tower to begin with; None for a random one. Weights are drawn on the CPU, so that
     they do not depend on the device. Raises ConfigInvalid if `centers` do not fit the classes or
-    the embedding's dimension.
+    the embedding's dimension, or if TF32 is asked for where there is none.
     """
+    if config.compute.head_products == "tf32" and processes.device.type != "cuda":
+        raise ConfigInvalid(
+            "compute.head_products=tf32 needs a CUDA GPU", remedy="set it to fp32 or bf16"
+        )
     model = (model or initial_model(config)).to(processes.device)
     freeze(model.trunk, config.model)
     compute = config.compute
@@ -219,7 +224,7 @@ def initial_state(
         recompute=compute.recompute,
         compiled=compute.compile,
     )
-    head_config = config.loss.head(num_classes, config.seed)
+    head_config = config.loss.head(num_classes, config.seed, compute.head_products)
     head = PartialFC(num_classes, config.model.output_dim, head_config, world=processes.world)
     if centers is None:
         head.initialize(config.seed)
@@ -269,7 +274,7 @@ def _parents(
     for index, (part, table) in enumerate(zip(dataset.parts, dataset.label_tables, strict=True)):
         suffix = f"-{index}" if index else ""
         yield table.artifact.as_parent_of(out, f"labels{suffix}")
-        yield replace(images_parent(part.source, out), role=f"images{suffix}")
+        yield replace(images_parent(part.source, out, part.listing_digest), role=f"images{suffix}")
     if config.data.centers is not None:
         yield open_artifact(Path(config.data.centers), "centers", verify_files=False).as_parent_of(
             out, "centers"

@@ -87,6 +87,11 @@ class LabelTable:
         return int(self.artifact.config["num_centers"])
 
     @property
+    def num_rows(self) -> int:
+        """Returns the number of samples, of which some may have no labels."""
+        return sum(pq.read_metadata(part).num_rows for part in self._parts)
+
+    @property
     def classes(self) -> str | None:
         """Returns the identity of what the ids stand for: the digest of centers, or of names."""
         parents = (each.digest for each in self.artifact.parents if each.role == "centers")

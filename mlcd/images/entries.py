@@ -5,6 +5,7 @@ An image takes 20 bytes, its key and the source's own columns (9 bytes in tar sh
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, overload
 
 import numpy as np
@@ -51,6 +52,23 @@ class Entries(Sequence[Entry]):
         """Joins the rows of all tables, which have the same columns; strings may be of any type."""
         typed = [table.cast(_typed(table.schema)) for table in tables]
         return cls(pa.concat_tables(typed or [pa.schema(_TYPES.items()).empty_table()]))
+
+    @classmethod
+    def mapped(cls, path: Path) -> "Entries":
+        """Opens what `write` wrote, without reading it; it stays when the file is removed."""
+        with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+            return cls(reader.read_all())
+
+    def write(self, path: Path) -> None:
+        """Writes the columns to a file that other processes map; a selection must ascend."""
+        # One dictionary for all rows, so that blocks of any files can be joined.
+        table = _with_wide_indices(self._table).unify_dictionaries()
+        selected = np.asarray(self._rows, dtype=np.int64)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            for start in range(0, table.num_rows, _BLOCK):
+                first, last = np.searchsorted(selected, [start, start + _BLOCK])
+                block = table.slice(start, _BLOCK).combine_chunks()
+                writer.write_table(block.take(pa.array(selected[first:last] - start)))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -121,6 +139,19 @@ class Entries(Sequence[Entry]):
 def _entry(values: Iterable[Any]) -> Entry:
     key, class_name, size_bytes, *locator = values
     return Entry(key, class_name, size_bytes, tuple(locator))
+
+
+def _with_wide_indices(table: pa.Table) -> pa.Table:
+    """Returns the table with dictionaries of any size."""
+    for number, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            chunks = [
+                pa.DictionaryArray.from_arrays(chunk.indices.cast(pa.int32()), chunk.dictionary)
+                for chunk in table.column(number).chunks
+            ]
+            wide = pa.dictionary(pa.int32(), field.type.value_type)
+            table = table.set_column(number, field.name, pa.chunked_array(chunks, wide))
+    return table
 
 
 def _typed(schema: pa.Schema) -> pa.Schema:

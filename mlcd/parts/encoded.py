@@ -49,12 +49,17 @@ def check_source(source: Source, out: Path) -> None:
     """Raises InvalidInput where there is no image, or where `out` would become one of the images'
     files.
     """
-    folder = Path(source.location).resolve()
+    check_outside(source.location, out)
+    source.check_not_empty()
+
+
+def check_outside(images: str, out: Path) -> None:
+    """Raises InvalidInput where `out` lies inside the images at a location."""
+    folder = Path(images).resolve()
     if folder.is_dir() and out.resolve().is_relative_to(folder):
         raise InvalidInput(
-            f"{out} lies inside the images {source.location}", remedy="give an output elsewhere"
+            f"{out} lies inside the images {images}", remedy="give an output elsewhere"
         )
-    source.check_not_empty()
 
 
 def encode_entries(
@@ -217,11 +222,14 @@ def no_usable_image(source: Source, errors: list[dict[str, str]]) -> NoUsableIma
     )
 
 
-def images_parent(source: Source, out: Path) -> Parent:
-    """Returns the images as a parent: a relative path (or glob) on this machine, else the URL."""
+def images_parent(source: Source, out: Path, listing: str | None = None) -> Parent:
+    """Returns the images as a parent: a relative path (or glob) on this machine, else the URL.
+
+    listing: the digest of the listing, where it is known.
+    """
     location = (
         source.location
         if is_url(source.location)
         else os.path.relpath(os.path.realpath(source.location), out.resolve())
     )
-    return Parent("images", location, source.listing_digest())
+    return Parent("images", location, listing or source.listing_digest())

@@ -6,6 +6,7 @@ Nothing is decoded here.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.artifacts.labels import DIGEST_BYTES, LabelTable
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.jpeg import require_simplejpeg
@@ -30,7 +32,8 @@ class Part:
     """The n samples of one data set, in columns because there may be many millions.
 
     labels: int32 [n, L], best first, -1 for none. sha256: uint8 [n, 32], of the images that were
-    labeled. scores: float16 [n, L], of the labels, if the loss weighs by them.
+    labeled. scores: float16 [n, L], of the labels, if the loss weighs by them. listing: the digest
+    of the source's listing; None where this process listed it.
     """
 
     source: Source
@@ -39,6 +42,11 @@ class Part:
     sha256: NDArray[np.uint8]
     weight: float
     scores: NDArray[np.float16] | None = None
+    listing: str | None = None
+
+    @cached_property
+    def listing_digest(self) -> str:
+        return self.listing or self.source.listing_digest()
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -58,6 +66,17 @@ class Dataset:
     num_centers: int
     names: list[str | None] | None
     label_tables: tuple[LabelTable, ...]
+
+    @classmethod
+    def of(
+        cls,
+        parts: Sequence[Part],
+        tables: tuple[LabelTable, ...],
+        num_unlabeled: int,
+        num_missing: int,
+    ) -> "Dataset":
+        first = tables[0]
+        return cls(tuple(parts), num_unlabeled, num_missing, first.num_centers, first.names, tables)
 
     def __len__(self) -> int:
         return sum(self.sizes)
@@ -85,19 +104,25 @@ def open_dataset(config: RunConfig) -> Dataset:
     """
     if config.data.decode == "fast":
         require_simplejpeg()
-    sources = config.data.sources
-    tables = tuple(LabelTable.open(Path(source.labels)) for source in sources)
-    _refuse_other_centers(tables)
+    sources, tables = config.data.sources, label_tables(config)
     block_shares([source.weight for source in sources])
     joined = [_join(source, table, config) for source, table in zip(sources, tables, strict=True)]
-    return Dataset(
-        parts=tuple(part for part, _, _ in joined),
+    return Dataset.of(
+        [part for part, _, _ in joined],
+        tables,
         num_unlabeled=sum(unlabeled for _, unlabeled, _ in joined),
         num_missing=sum(missing for _, _, missing in joined),
-        num_centers=tables[0].num_centers,
-        names=tables[0].names,
-        label_tables=tables,
     )
+
+
+def label_tables(config: RunConfig, *, verify_files: bool = True) -> tuple[LabelTable, ...]:
+    """Opens the labels of every data set. Raises ConfigInvalid if they are of different centers."""
+    tables = tuple(
+        LabelTable(open_artifact(Path(source.labels), "labels", verify_files=verify_files))
+        for source in config.data.sources
+    )
+    _refuse_other_centers(tables)
+    return tables
 
 
 def _join(mixed: MixedSource, table: LabelTable, config: RunConfig) -> tuple[Part, int, int]:

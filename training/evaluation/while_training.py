@@ -4,7 +4,7 @@ Nothing else of the run changes: weights, modes of modules and random numbers st
 here draws any.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -32,8 +32,12 @@ NEIGHBORS: Final = 5  # the default of `mlcd evaluate knn`
 _MEMORY_SHARE: Final = 0.25
 
 
-def check_evaluation(config: RunConfig) -> PreparedImages | None:
+def check_evaluation(
+    config: RunConfig, listings: Sequence[str] | None = None
+) -> PreparedImages | None:
     """Lists the images to evaluate on, not yet decoded; None if the run never evaluates.
+
+    listings: the digests of the listings of the run's images, where they are known.
 
     Keep the result over the run and pass it to `evaluate_model`: it keeps decoded pixels if they
     fit into a quarter of data.memory_gib. Raises ConfigInvalid or InvalidInput if an evaluation
@@ -49,12 +53,12 @@ def check_evaluation(config: RunConfig) -> PreparedImages | None:
     images = ImageSet.of(open_source(_location(config)))
     check_several_classes(images.class_names)
     hold_out = _hold_out(config)
-    if images.given is not None and _are_own(images, config):
+    if images.given is not None and _are_own(images, config, listings):
         raise ConfigInvalid(
             f"the folders of {images.location} are splits, and the run is trained on all of them",
             remedy="train on one of them, and set evaluation.images to the folder of all",
         )
-    if config.data.hold_out < hold_out and _are_own(images, config):
+    if config.data.hold_out < hold_out and _are_own(images, config, listings):
         raise ConfigInvalid(
             "evaluation.images are those that the run is trained on, with "
             f"data.hold_out={config.data.hold_out:g}",
@@ -115,14 +119,13 @@ def _location(config: RunConfig) -> str:
     return config.data.sources[0].images
 
 
-def _are_own(images: ImageSet, config: RunConfig) -> bool:
+def _are_own(images: ImageSet, config: RunConfig, listings: Sequence[str] | None) -> bool:
     """Tells if the run is trained on these very images."""
     if config.evaluation.images is None:
         return True
-    digest = images.source.listing_digest()
-    return any(
-        open_source(mixed.images).listing_digest() == digest for mixed in config.data.sources
-    )
+    if listings is None:
+        listings = [open_source(mixed.images).listing_digest() for mixed in config.data.sources]
+    return images.source.listing_digest() in listings
 
 
 def _hold_out(config: RunConfig) -> float:

@@ -27,6 +27,7 @@ from mlcd.losses.negatives import NegativePolicy, draw_negatives, own_slots
 from mlcd.losses.positives import distinct_labels
 from mlcd.randomness import Stream, hash_counters
 from mlcd.world import World
+from training.parallel.products import Products, add_product, product
 from training.parallel.shards import Shard
 
 LossKind = Literal["mlcd", "mlc", "cd", "per_column", "bce"]
@@ -54,6 +55,7 @@ class HeadConfig:
     correct_ratio: bool = False
     filter_threshold: float | None = None
     center_update: CenterUpdate = "sparse"
+    products: Products = "fp32"
     seed: int = 0
 
 
@@ -579,9 +581,9 @@ def _of_rows(
         center_CD = normalize(weight_KD[local_C].to(z_BD.dtype), dim=1)
         cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, slots_BL - start, config)
         share_BC = negative_share(cosine_BC, absent_BC)
-        dz_BD.addmm_(share_BC, center_CD)
+        add_product(dz_BD, share_BC, center_CD, config.products)
         slots = torch.searchsorted(active_A, local_C)
-        center_AD[slots] += share_BC.T @ z_BD
+        center_AD[slots] += product(share_BC.T, z_BD, config.products)
     for column in range(labels_BL.shape[1] if len(active_A) else 0):
         local_B, owned_B = local_BL[:, column], owned_BL[:, column]
         share_B1 = share_BL[:, column, None]
@@ -664,7 +666,7 @@ def _negative_cosines(
     Absent are a sample's own positives and the negatives that the filter leaves out. slots_BL: the
     column of each own label, outside of the chunk for those that are not in it.
     """
-    cosine_BC = z_BD @ center_CD.T
+    cosine_BC = product(z_BD, center_CD.T, config.products)
     num = cosine_BC.shape[1]
     # One column more takes what is not in the chunk, so that no size depends on the labels.
     absent_BC = torch.zeros((len(z_BD), num + 1), dtype=torch.bool, device=z_BD.device)

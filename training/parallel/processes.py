@@ -16,6 +16,8 @@ from mlcd.errors import ConfigInvalid, Unavailable
 from mlcd.world import Elsewhere, World, open_world, torchrun_variable
 
 _TIMEOUT: Final = timedelta(minutes=5)  # the longest wait of one process for another
+_NO_TIMEOUT: Final = timedelta(days=30)
+_DONE: Final = "done"
 _ROLL_CALL_S: Final = 5.0  # survivors notice a loss within this time of each other
 _ABSENT: Final = re.compile(r"Ranks? ([\d, ]+) failed to pass")
 
@@ -24,14 +26,15 @@ _ABSENT: Final = re.compile(r"Ranks? ([\d, ]+) failed to pass")
 class Processes:
     """The world of this process and its device.
 
-    local_size: processes on this machine. If there are several processes, they have gloo groups of
-    the hosts: control for barriers, saving for the thread that writes checkpoints while training
-    goes on.
+    local_size: processes on this machine, of which this is number local_rank. If there are several
+    processes, they have gloo groups of the hosts: control for barriers, saving for the thread that
+    writes checkpoints while training goes on.
     """
 
     world: World
     device: torch.device
     local_size: int = 1
+    local_rank: int = 0
     control: Any = None
     saving: Any = None
 
@@ -66,6 +69,31 @@ class Processes:
             raise failure
         if first < size:
             raise Elsewhere from failure
+
+    @contextmanager
+    def led(self, work: str) -> Iterator[None]:
+        """Lets the first process of each machine leave the block before its others enter.
+
+        They wait as long as it takes, and raise Elsewhere if the first fails. work: a name that no
+        other work has.
+        """
+        if self.local_size == 1:
+            yield
+            return
+        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - not public
+        key = f"{work}/{self.world.rank - self.local_rank}"
+        if self.local_rank:
+            store.wait([key], _NO_TIMEOUT)
+            if store.get(key).decode() != _DONE:
+                raise Elsewhere
+            yield
+            return
+        end = "failed"
+        try:
+            yield
+            end = _DONE
+        finally:
+            store.set(key, end)
 
     @contextmanager
     def watched(self, work: list[str]) -> Iterator[None]:
@@ -127,4 +155,4 @@ def open_processes(
             return
         control, saving = (dist.new_group(backend="gloo", timeout=_TIMEOUT) for _ in range(2))
         here = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
-        yield Processes(world, here, local_size, control, saving)
+        yield Processes(world, here, local_size, local_rank, control, saving)

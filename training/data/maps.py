@@ -1,0 +1,178 @@
+"""The training set of all processes of a machine, where it is large: files that all of them map.
+
+A process of its own joins images and labels and writes the files, so that what the join takes is
+given back to the last byte. They are in the user's cache directory, and lose their names as soon as
+all have opened them: nothing is left behind, and nothing can be out of date.
+"""
+
+import json
+import logging
+import multiprocessing
+import secrets
+import shutil
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from platformdirs import user_cache_path
+
+from mlcd.errors import MlcdError, Unavailable
+from mlcd.images.entries import Entries
+from mlcd.images.sources import open_source
+from training.config import MixedSource, RunConfig
+from training.data.dataset import Dataset, Part, label_tables, open_dataset
+from training.parallel.processes import Processes
+
+_log = logging.getLogger(__name__)
+
+_WORTH_MAPPING: Final = 1 << 20  # labeled images; fewer take each process some 100 MiB
+_FORGOTTEN_S: Final = 86_400.0  # what a killed process left is removed after a day
+_FACTS: Final = "facts.json"
+_COLUMNS: Final = ("labels", "sha256", "scores")
+
+
+def open_shared_dataset(config: RunConfig, processes: Processes) -> Dataset:
+    """Opens the data set as `open_dataset` does, a large one in memory that the processes of this
+    machine share.
+
+    Where the cache directory cannot be written, each process has columns of its own. Every process
+    calls it, and all leave by an exception if one does.
+    """
+    token = processes.world.share(secrets.token_hex(8))
+    leader = processes.world.rank - processes.local_rank
+    folder = user_cache_path("mlcd", appauthor=False) / "data" / f"{token}-{leader}"
+    try:
+        with processes.failing_together():
+            tables = label_tables(config, verify_files=False)
+            if sum(table.num_rows for table in tables) < _WORTH_MAPPING:
+                return open_dataset(config)
+            with processes.led(f"data/{token}"):
+                if processes.local_rank == 0:
+                    _write_elsewhere(config, folder)
+                return mapped(config, folder) if folder.is_dir() else open_dataset(config)
+    finally:
+        if processes.local_rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_elsewhere(config: RunConfig, folder: Path) -> None:
+    """Writes the files of a data set in another process, and raises its error.
+
+    There is no folder afterwards if it cannot be written.
+    """
+    try:
+        _remove_forgotten(folder.parent)
+        folder.mkdir(parents=True)
+    except OSError as error:
+        _warn(folder, error)
+        return
+    context = multiprocessing.get_context("spawn")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_join_and_write, args=(config, folder, sending), daemon=True)
+    process.start()
+    sending.close()
+    try:
+        warnings, failure = receiving.recv()
+    except EOFError as ended:
+        raise Unavailable(
+            "the process that joins images and labels was killed", remedy="often memory ran out"
+        ) from ended
+    finally:
+        process.join()
+    for warning in warnings:
+        _log.warning("%s", warning)
+    if failure is not None:
+        raise failure
+
+
+def _join_and_write(config: RunConfig, folder: Path, parent: Connection) -> None:
+    kept = _Messages(logging.WARNING)
+    logging.getLogger().addHandler(kept)
+    failure: Exception | None = None
+    try:
+        dataset = open_dataset(config)
+        try:
+            write_maps(dataset, folder)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            _warn(folder, error)
+    except MlcdError as error:
+        failure = error
+    parent.send((kept.messages, failure))
+
+
+def _warn(folder: Path, error: OSError) -> None:
+    _log.warning(
+        "%s cannot be written (%s): each process keeps all keys and labels in its own memory; name "
+        "another cache with XDG_CACHE_HOME",
+        folder.parent,
+        error.strerror,
+    )
+
+
+class _Messages(logging.Handler):
+    """A handler that keeps messages for another process."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def write_maps(dataset: Dataset, folder: Path) -> None:
+    """Writes the columns of a data set for `mapped`, into an empty folder. Raises OSError."""
+    for number, part in enumerate(dataset.parts):
+        part.entries.write(folder / f"{number}.arrow")
+        for name in _COLUMNS:
+            if (column := getattr(part, name)) is not None:
+                np.save(_column(folder, number, name), column)
+    facts = {
+        "listings": [part.listing_digest for part in dataset.parts],
+        "num_unlabeled": dataset.num_unlabeled,
+        "num_missing": dataset.num_missing,
+    }
+    (folder / _FACTS).write_text(json.dumps(facts))
+
+
+def mapped(config: RunConfig, folder: Path) -> Dataset:
+    """Opens what `write_maps` wrote for the same config; it stays when the files are removed."""
+    facts: dict[str, Any] = json.loads((folder / _FACTS).read_text())
+    parts = [
+        _part(source, folder, number, listing)
+        for number, (source, listing) in enumerate(
+            zip(config.data.sources, facts["listings"], strict=True)
+        )
+    ]
+    # The process that joined has verified them.
+    tables = label_tables(config, verify_files=False)
+    return Dataset.of(parts, tables, facts["num_unlabeled"], facts["num_missing"])
+
+
+def _part(mixed: MixedSource, folder: Path, number: int, listing: str) -> Part:
+    labels, sha256, scores = (_mapped_column(_column(folder, number, name)) for name in _COLUMNS)
+    assert labels is not None
+    assert sha256 is not None
+    source, entries = open_source(mixed.images), Entries.mapped(folder / f"{number}.arrow")
+    return Part(source, entries, labels, sha256, mixed.weight, scores, listing)
+
+
+def _column(folder: Path, number: int, name: str) -> Path:
+    return folder / f"{number}.{name}.npy"
+
+
+def _mapped_column(path: Path) -> NDArray[Any] | None:
+    # A plain array over the map: rows of np.memmap take twice as long to get.
+    return np.asarray(np.load(path, mmap_mode="r")) if path.is_file() else None
+
+
+def _remove_forgotten(folder: Path) -> None:
+    with suppress(OSError):
+        for old in folder.iterdir():
+            if time.time() - old.stat().st_mtime > _FORGOTTEN_S:
+                shutil.rmtree(old, ignore_errors=True)
