@@ -13,8 +13,8 @@ from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings
 
 # members of all clusters together, and of one at least: 20,000 words for each take seconds
-_ALL_MEMBERS: Final = 16_384
-_LEAST_MEMBERS: Final = 16
+_ALL_MEMBERS: Final = 8192
+_LEAST_MEMBERS: Final = 8
 NEAREST_WORDS: Final = 5
 _SHORTEST: Final = 1e-6  # a row closer to the mean than that has no direction
 

@@ -98,7 +98,7 @@ def test_a_term_that_fits_few_members_is_no_name():
 def test_as_many_members_as_needed_are_asked():
     assignment = np.repeat(np.arange(2000), 20)
     asked = drawn_members(assignment, 2000)
-    assert np.bincount(assignment[asked]).tolist() == [16] * 2000
+    assert np.bincount(assignment[asked]).tolist() == [8] * 2000
     assert (np.diff(asked) > 0).all()
     few = np.array([1, 0, 1, 1])
     assert drawn_members(few, 3).tolist() == [0, 1, 2, 3]
