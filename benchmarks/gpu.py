@@ -48,6 +48,7 @@ SLICES: Final[Sequence[Slice]] = (
     Slice("tests", ("-m", "pytest", "-q", "-n0", "-m", "gpu")),
     Slice("train-b32", _train("b32", 1024, 1_000_000)),
     Slice("train-l14", _train("l14", 256, 1_000_000)),
+    Slice("views", ("benchmarks/views.py", "--device", "cuda", "--runs", "3")),
     Slice("head", ("benchmarks/head.py", "--classes", "1000000", "--batch", "4096")),
 )
 

@@ -129,7 +129,8 @@ def plain(config: RunConfig, num_classes: int, batch: StepBatches, device: torch
     num_parts = len(batch.parts)
 
     def step() -> float:
-        for pixels, part in zip(on_device(batch.parts, device), batch.parts, strict=True):
+        for part in batch.parts:
+            pixels = on_device(part.images, device)
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 embeddings = tower.embed(pixels)
                 cosines = (

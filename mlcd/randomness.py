@@ -31,6 +31,7 @@ class Stream(IntEnum):
     TOWER = 7
     CENTERS = 8
     DROP_PATH = 9
+    COLORS = 10
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -1,8 +1,8 @@
 """The batches whose loss or gradient was not finite, kept in a run's `bad_batches/`.
 
 step_000007-rank0/  one process's part of the batch
-  batch.safetensors   for each micro-batch i: images.i uint8, labels.i, positions.i, and weights.i
-                      if the labels have weights
+  batch.safetensors   for each micro-batch i: images.i uint8, labels.i, positions.i, weights.i if
+                      the labels have weights, and views.i.1, views.i.2, … if there are more views
   batch.json          step, keys, loss and gradient norms
 step_000007-state/  a checkpoint of the state before that step
 """
@@ -41,6 +41,7 @@ class BadPart:
     labels: Tensor
     positions: NDArray[np.int64]
     weights: Tensor | None
+    more_views: tuple[Tensor, ...]
 
 
 def bad_batch_path(run: Path, step: int, rank: int) -> Path:
@@ -73,6 +74,8 @@ def keep_bad_batch(path: Path, batch: StepBatches, meters: Meters) -> None:
         }
         if part.weights is not None:
             tensors[f"weights.{index}"] = part.weights
+        for view, pixels in enumerate(part.more_views, start=1):
+            tensors[f"views.{index}.{view}"] = pixels
     norms = {
         "loss": meters.loss,
         "grad_norm": meters.grad_norm,
@@ -120,9 +123,14 @@ def read_bad_batch(path: Path) -> tuple[int, list[BadPart]]:
 
 
 def _joined(stored: Sequence[dict[str, Tensor]], index: int) -> BadPart:
-    images, labels, positions = (
-        torch.cat([tensors[f"{kind}.{index}"] for tensors in stored])
-        for kind in ("images", "labels", "positions")
+    def joined(name: str) -> Tensor:
+        return torch.cat([tensors[name] for tensors in stored])
+
+    num_views = sum(name.startswith(f"views.{index}.") for name in stored[0])
+    return BadPart(
+        images=joined(f"images.{index}"),
+        labels=joined(f"labels.{index}"),
+        positions=joined(f"positions.{index}").numpy(),
+        weights=joined(f"weights.{index}") if f"weights.{index}" in stored[0] else None,
+        more_views=tuple(joined(f"views.{index}.{view}") for view in range(1, num_views + 1)),
     )
-    weights = [tensors[f"weights.{index}"] for tensors in stored if f"weights.{index}" in tensors]
-    return BadPart(images, labels, positions.numpy(), torch.cat(weights) if weights else None)

@@ -1,6 +1,6 @@
 """The bytes of a training run: tensors on each process's device, and a checkpoint on disk."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final
 
@@ -84,13 +84,13 @@ def snapshot_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
     return part + max(part, all_centers)
 
 
-def activation_bytes(config: RunConfig, num_images: int) -> int:
-    """Returns the bytes kept for the backward pass of `num_images` images.
+def activation_bytes(config: RunConfig, num_images: int, vit: ViTConfig | None = None) -> int:
+    """Returns the bytes kept for the backward pass of one view of `num_images` images.
 
     The gradients that are alive when it starts are included. torch.compile keeps less than this.
-    The residual stream is in float32 under bf16 autocast.
+    The residual stream is in float32 under bf16 autocast. vit: the tower at another resolution.
     """
-    vit, stream = config.model.vit(), _item_bytes(config)
+    vit, stream = vit or config.model.vit(), _item_bytes(config)
     item = 2 if config.compute.precision == "bf16" else stream
     tokens, width = vit.num_tokens, vit.width
     hidden = (3 if vit.activation == "quick_gelu" else 2) * vit.mlp_width
@@ -144,12 +144,15 @@ def center_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
 
 def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
     """Returns the memory at the worst moment of a step."""
+    if config.loss.discriminates_instances:
+        return _memory_of_views(config, world_size)
     item, dimension = _item_bytes(config), config.model.output_dim
     at_once = micro_batch(config)
     rows = len(Shard.of(0, world_size, num_classes))
     touched = ceil(rows * _touched_share(config, num_classes))
     sparse = config.loss.center_update == "sparse"
-    gradient_rows = min(touched * config.compute.accumulation, rows) if sparse else rows
+    passes = config.compute.accumulation * config.augment.num_views
+    gradient_rows = min(touched * passes, rows) if sparse else rows
     entries = max(at_once, min(CHUNK_ENTRIES, at_once * rows))
     embeddings = (
         _EMBEDDING_COPIES * at_once * dimension
@@ -163,6 +166,26 @@ def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
         activations=activation_bytes(config, -(-at_once // world_size)),
         head=item * (embeddings + _LOGIT_COPIES * entries),
         update=_update_bytes(config, gradient_rows, world_size),
+    )
+
+
+def _memory_of_views(config: RunConfig, world_size: int) -> Memory:
+    """Returns the memory where all views of a step are compared, and there are no centers."""
+    item, batch, augment = _item_bytes(config), config.schedule.batch_size, config.augment
+    own, vit = -(-batch // world_size), config.model.vit()
+    towers = [
+        replace(vit, image_size=augment.size_of(view, vit.image_size))
+        for view in range(augment.num_views)
+    ]
+    embeddings = _EMBEDDING_COPIES * batch * config.model.output_dim * augment.num_views
+    return Memory(
+        backbone=backbone_bytes(config, world_size),
+        backbone_copies=_backbone_copies(config, world_size),
+        centers=0,
+        center_gradient=0,
+        activations=sum(activation_bytes(config, own, tower) for tower in towers),
+        head=item * (embeddings + _LOGIT_COPIES * own * batch * augment.num_pairs),
+        update=_update_bytes(config, 0, world_size),
     )
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -23,6 +23,7 @@ from mlcd.losses.negatives import NegativePolicy
 from mlcd.models.blocks import Activation
 from mlcd.models.vit import Positions, ViTConfig
 from training.parallel.backbone import Precision
+from training.parallel.instance_head import InstanceConfig, InstanceKind
 from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
 from training.parallel.products import Products
 from training.start import tower_fields
@@ -32,6 +33,21 @@ _MANY_CLASSES = 10_000  # the most classes that are all drawn as negatives
 _PUBLISHED_CLASSES = 1_000_000
 _PUBLISHED_SCALE = 64.0
 _PUBLISHED_RATIO = 0.1
+_CLIP_SCALE = 1 / 0.07
+_SIGLIP_SCALE = 10.0
+# The settings of the loss that are about class centers.
+_OF_CLASSES: Final = (
+    "drawn_from",
+    "label_weights",
+    "negative_ratio",
+    "margin_kind",
+    "margin",
+    "margin_grad",
+    "policy",
+    "correct_ratio",
+    "filter_threshold",
+    "center_update",
+)
 # The version of what a run computes from the same settings. Version 1 had other crops, draws and
 # initial centers.
 ARITHMETIC: Final = 2
@@ -225,9 +241,12 @@ class TowerConfig(_Section):
 class LossConfig(_Section):
     """The loss and its class centers."""
 
-    kind: LossKind = "mlcd"
+    kind: LossKind | InstanceKind = "mlcd"
     """mlcd: Eq. 5. mlc: Eq. 4. cd: Eq. 3, one label. per_column: the authors' later form, one
     softmax for each label. bce: a logistic loss for each pair of an image and a class.
+    instance_softmax, instance_sigmoid: no classes; the views of an image are told from those of the
+    other images of the step, by CLIP's or by SigLIP's loss. Of the labels, these take the list of
+    images only.
     """
     labels_per_image: Annotated[int, Field(ge=1)] = 8
     """l, the number of nearest centers taken as positives. CD takes one."""
@@ -239,7 +258,7 @@ class LossConfig(_Section):
     scale: Annotated[float, Field(gt=0)] | None = None
     """s, the scale of the logits. None: 16 below 500 centers; up to 10,000 centers 8 for mlcd and
     mlc, 16 for the others; from there along a straight line of the logarithms to the authors' 64 at
-    a million.
+    a million; 1/0.07 for instance_softmax, 10 for instance_sigmoid.
     """
     learn_scale: bool = False
     """The scale is learned, and loss.scale is where it starts."""
@@ -257,9 +276,10 @@ class LossConfig(_Section):
     slope is included.
     """
     bias: float | None = None
-    """b, added to every logit; mlcd is then ZLPR with threshold -b. Only for mlcd and bce; the
-    other losses do not depend on it. None: 0 for mlcd; -log(r k / l) for bce and where it is
-    learned, with which as much is expected of the negatives as of the positives.
+    """b, added to every logit; mlcd is then ZLPR with threshold -b. Only for mlcd, bce and
+    instance_sigmoid; the other losses do not depend on it. None: 0 for mlcd; -log(r k / l) for bce
+    and where it is learned, with which as much is expected of the negatives as of the positives;
+    for instance_sigmoid -log(B - 1), with B images in a step.
     """
     learn_bias: bool = False
     """The bias is learned, and loss.bias is where it starts."""
@@ -280,8 +300,16 @@ class LossConfig(_Section):
     """
 
     @model_validator(mode="after")
+    def _no_settings_of_absent_centers(self) -> Self:
+        if self.discriminates_instances:
+            for name in _OF_CLASSES:
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"loss.{name} has no effect on {self.kind}")
+        return self
+
+    @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
-        if self.kind not in ("mlcd", "bce"):
+        if self.kind not in ("mlcd", "bce", "instance_sigmoid"):
             if self.bias:
                 raise ValueError(f"loss.bias has no effect on {self.kind}")
             if self.learn_bias:
@@ -304,9 +332,15 @@ class LossConfig(_Section):
         return self
 
     @property
+    def discriminates_instances(self) -> bool:
+        """Tells whether views of images are compared with each other, and not with centers."""
+        return self.kind in get_args(InstanceKind)
+
+    @property
     def num_labels(self) -> int:
         """Returns the most labels that an image is trained with."""
-        return 1 if self.kind == "cd" else self.labels_per_image
+        one = self.kind == "cd" or self.discriminates_instances
+        return 1 if one else self.labels_per_image
 
     @property
     def num_stored(self) -> int:
@@ -337,6 +371,18 @@ class LossConfig(_Section):
             seed=seed,
         )
 
+    def instances(self, batch_size: int) -> InstanceConfig:
+        """Returns the configuration of the loss of views; a default depends on the batch."""
+        softmax = self.kind == "instance_softmax"
+        bias = 0.0 if softmax else -math.log(max(1, batch_size - 1))
+        return InstanceConfig(
+            kind="instance_softmax" if softmax else "instance_sigmoid",
+            scale=self.scale or (_CLIP_SCALE if softmax else _SIGLIP_SCALE),
+            learn_scale=self.learn_scale,
+            bias=bias if self.bias is None else self.bias,
+            learn_bias=self.learn_bias,
+        )
+
     def resolved_scale(self, num_classes: int) -> float:
         """Returns the scale measured for few classes, the authors' for a million, without a jump.
 
@@ -359,20 +405,121 @@ class LossConfig(_Section):
         return self.negative_ratio or max(_PUBLISHED_RATIO, min(1.0, _MANY_CLASSES / num_classes))
 
 
-class AugmentConfig(_Section):
-    """Random resized crop, distributed like torchvision's, and flip.
+_Share = Annotated[float, Field(ge=0, le=1)]
+# One for all views, or one for each of augment.views and then one for all of augment.local_views.
+_Shares = _Share | tuple[_Share, ...]
+_JITTERED: Final = 0.8
 
-    The defaults are those of the authors' later recipe.
+
+class AugmentConfig(_Section):
+    """Random resized crop, flip and changes of color, distributed like torchvision's.
+
+    The defaults are those of the authors' later recipe, which changes no colors and takes one view.
     """
 
+    views: Annotated[int, Field(ge=1)] = 1
+    """The number of views of model.image_size that are taken of each image, each by draws of its
+    own. Each has the image's labels, and the loss is the mean over views.
+    """
     min_area: Annotated[float, Field(gt=0, le=1)] = 0.7
     """The smallest share of the image's area that a crop has, provided that a crop of the drawn
     aspect fits.
     """
     max_aspect: Annotated[float, Field(ge=1)] = 1.25
     """The largest ratio of a crop's sides, measured on the original image."""
-    flip: Annotated[float, Field(ge=0, le=1)] = 0.5
+    flip: _Share = 0.5
     """The share of the images that are mirrored."""
+    local_views: Annotated[int, Field(ge=0)] = 0
+    """The number of further views of augment.local_size that are taken of each image (multi-crop).
+    """
+    local_size: Annotated[int, Field(ge=1)] | None = None
+    """The side of a local view in pixels, a multiple of model.patch_size. Learned positions are
+    resized to it.
+    """
+    local_area: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = (
+        0.05,
+        0.32,
+    )
+    """The smallest and the largest share of the image's area that a local view has."""
+    brightness: Annotated[float, Field(ge=0)] = 0.0
+    """The pixels are multiplied by a factor within 1 ± this, at least 0."""
+    contrast: Annotated[float, Field(ge=0)] = 0.0
+    """The differences from the mean gray are multiplied by a factor within 1 ± this, at least 0."""
+    saturation: Annotated[float, Field(ge=0)] = 0.0
+    """The differences from a pixel's own gray are multiplied by a factor within 1 ± this, at least
+    0.
+    """
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """The hue is turned by at most this share of the circle, in either direction."""
+    jitter: _Share = _JITTERED
+    """The share of the views to which brightness, contrast, saturation and hue apply, in random
+    order.
+    """
+    grayscale: _Share = 0.0
+    """The share of the views that lose their colors."""
+    blur: _Shares = 0.0
+    """The share of the views that are blurred, one number or a list: one for each of augment.views,
+    then one for the local views.
+    """
+    blur_sigma: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.1, 2.0)
+    """The smallest and the largest standard deviation of the blur, in pixels of the view."""
+    solarize: _Shares = 0.0
+    """The share of the views whose values from 128 are inverted; a number or a list, as blur."""
+
+    @model_validator(mode="after")
+    def _no_dead_options(self) -> Self:
+        if (self.local_size is None) != (self.local_views == 0):
+            raise ValueError("augment.local_views and augment.local_size have no effect alone")
+        if self.jitter != _JITTERED and not any(self.jitters.values()):
+            raise ValueError(
+                "augment.jitter has no effect without brightness, contrast, saturation or hue"
+            )
+        for name in ("local_area", "blur_sigma"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"augment.{name} ends before it begins")
+        for name in ("blur", "solarize"):
+            shares, wanted = getattr(self, name), self.views + bool(self.local_views)
+            if isinstance(shares, tuple) and len(shares) != wanted:
+                raise ValueError(
+                    f"augment.{name} has {len(shares)} numbers, and there are {wanted} kinds of "
+                    "views"
+                )
+        return self
+
+    @property
+    def num_views(self) -> int:
+        """Returns the number of views of an image, global and local."""
+        return self.views + self.local_views
+
+    @property
+    def num_pairs(self) -> int:
+        """Returns the number of pairs of views with at least one global view."""
+        return self.views * (self.views - 1) // 2 + self.views * self.local_views
+
+    @property
+    def jitters(self) -> dict[str, float]:
+        """Returns the strength of each change that `jitter` is about."""
+        names = ("brightness", "contrast", "saturation", "hue")
+        return {name: getattr(self, name) for name in names}
+
+    def share_of(self, name: Literal["blur", "solarize"], view: int) -> float:
+        """Returns the share of a view that is changed so; views are counted from 0, local ones
+        last.
+        """
+        shares: float | tuple[float, ...] = getattr(self, name)
+        return shares[min(view, self.views)] if isinstance(shares, tuple) else shares
+
+    def size_of(self, view: int, image_size: int) -> int:
+        """Returns the side of a view; global ones have the model's."""
+        if view < self.views:
+            return image_size
+        assert self.local_size is not None
+        return self.local_size
+
+    def area_of(self, view: int) -> tuple[float, float]:
+        """Returns the smallest and the largest share of the image's area that a view has."""
+        return (self.min_area, 1.0) if view < self.views else self.local_area
 
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -542,6 +689,35 @@ class RunConfig(_Section):
                 raise ValueError(f"optim.{name} has no effect with model.freeze=tower")
         if self.data.centers is not None and self.model.head is not None:
             raise ValueError("give model.head or data.centers, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _views_fit(self) -> Self:
+        size, patch = self.augment.local_size, self.model.patch_size
+        if size is not None and size % patch:
+            raise ValueError(f"augment.local_size={size} is not a multiple of patches of {patch}")
+        if not self.loss.discriminates_instances:
+            return self
+        if self.augment.num_views < 2:
+            raise ValueError(
+                f"loss.kind={self.loss.kind} compares views of an image: set augment.views=2"
+            )
+        if self.schedule.batch_size < 2:
+            raise ValueError(f"loss.kind={self.loss.kind} takes at least 2 images in a step")
+        if self.compute.accumulation > 1:
+            raise ValueError(
+                f"compute.accumulation would split the negatives of loss.kind={self.loss.kind}"
+            )
+        if self.model.freeze == "tower":
+            raise ValueError(f"model.freeze=tower leaves nothing to {self.loss.kind}")
+        of_centers = {
+            "data.centers": self.data.centers,
+            "model.head": self.model.head,
+            "compute.head_products": None if self.compute.head_products == "fp32" else True,
+        }
+        for name, given in of_centers.items():
+            if given is not None:
+                raise ValueError(f"{name} has no effect on {self.loss.kind}")
         return self
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
 """The samples whose attention or MLP a block leaves out: stochastic depth (Huang et al., 2016).
 
-The draw depends on the seed, the sample's position in the stream and the block alone, so it is the
-same for any number of processes and after any interruption.
+The draw depends on the seed, the sample's position in the stream, the view and the block alone, so
+it is the same for any number of processes and after any interruption.
 """
 
 import numpy as np
@@ -15,7 +15,9 @@ from training.config import TowerConfig
 _BRANCHES = 2  # attention and MLP
 
 
-def branch_scales(config: TowerConfig, positions: NDArray[np.int64], seed: int) -> Tensor | None:
+def branch_scales(
+    config: TowerConfig, positions: NDArray[np.int64], seed: int, view: int = 0
+) -> Tensor | None:
     """Returns a factor for each branch of each block, float32 [blocks, 2, b]: 0 where it is left
     out, else 1 / (1 - rate), so that its mean is 1. None if nothing is ever left out.
     """
@@ -23,7 +25,7 @@ def branch_scales(config: TowerConfig, positions: NDArray[np.int64], seed: int) 
         return None
     rates = drop_rates(config)[:, None, None]
     blocks = np.arange(config.depth)[:, None, None]
-    branches = np.arange(_BRANCHES)[None, :, None]
+    branches = np.arange(view * _BRANCHES, (view + 1) * _BRANCHES)[None, :, None]
     kept = uniform(seed, Stream.DROP_PATH, positions[None, None], blocks, branches) >= rates
     return torch.from_numpy((kept / (1.0 - rates)).astype(np.float32))
 

@@ -5,6 +5,7 @@ published figure counts them.
 """
 
 import math
+from dataclasses import replace
 
 from mlcd.models.vit import Output, ViTConfig
 from training.config import RunConfig
@@ -20,15 +21,17 @@ def forward_flops(vit: ViTConfig, output: Output = "projected") -> float:
     return _patch_flops(vit) + sum(_block_flops(vit, output)) + _projection_flops(vit)
 
 
-def backbone_flops(config: RunConfig) -> float:
-    """Returns the FLOPs of one image forward and backward; compute.recompute repeats the blocks
+def backbone_flops(config: RunConfig, vit: ViTConfig | None = None) -> float:
+    """Returns the FLOPs of one view forward and backward; compute.recompute repeats the blocks
     forward.
+
+    vit: the tower at another resolution.
 
     Backward takes two products for each forward one, but none for the gradient of the pixels and
     none in frozen blocks. Recomputation ends before a block's last product, which backward does not
     need.
     """
-    vit, frozen = config.model.vit(), config.model.num_frozen
+    vit, frozen = vit or config.model.vit(), config.model.num_frozen
     if config.model.freeze == "tower":
         return forward_flops(vit, "projected")
     blocks = _block_flops(vit, "projected")
@@ -41,24 +44,33 @@ def backbone_flops(config: RunConfig) -> float:
 
 
 def head_flops(config: RunConfig, num_classes: int) -> float:
-    """Returns the FLOPs of one image against the class centers of all processes, forward and
-    backward.
+    """Returns the FLOPs of all views of one image against the class centers of all processes,
+    forward and backward.
 
     There are four products with the drawn centers: the logits, the logits again in the backward
-    pass, and two gradients. Positives take three, gathered row by row.
+    pass, and two gradients. Positives take three, gathered row by row. Without centers, each pair
+    of views takes three products with the batch, in CLIP's loss in two directions.
     """
     dimension, columns = config.model.output_dim, config.loss.num_labels
+    augment = config.augment
+    if config.loss.discriminates_instances:
+        directions = 2 if config.loss.kind == "instance_softmax" else 1
+        return 6.0 * dimension * config.schedule.batch_size * directions * augment.num_pairs
     problems = columns if config.loss.kind == "per_column" else 1
     drawn = expected_drawn(config, num_classes) * problems
-    return 2.0 * dimension * (4 * drawn + 3 * columns)
+    return 2.0 * dimension * (4 * drawn + 3 * columns) * augment.num_views
 
 
 def step_flops(config: RunConfig, num_classes: int) -> float:
-    """Returns the FLOPs of one image in a training step: `backbone_flops` and `head_flops`.
+    """Returns the FLOPs of one image in a training step, all its views: those of the tower and
+    `head_flops`.
 
     A step takes this times the batch size.
     """
-    return backbone_flops(config) + head_flops(config, num_classes)
+    augment, vit = config.augment, config.model.vit()
+    sizes = [augment.size_of(view, vit.image_size) for view in range(augment.num_views)]
+    towers = sum(backbone_flops(config, replace(vit, image_size=size)) for size in sizes)
+    return towers + head_flops(config, num_classes)
 
 
 def expected_drawn(config: RunConfig, num_classes: int) -> float:

@@ -21,6 +21,7 @@ from mlcd.models.runs import checkpoint_steps
 from mlcd.models.servable import Servable
 from mlcd.parts.encoded import check_outside, images_parent
 from mlcd.progress import Reporter
+from mlcd.world import World
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.class_examples import write_examples
 from training.config import ARITHMETIC, RunConfig, validate_config
@@ -37,6 +38,7 @@ from training.optim.groups import (
     scalar_groups,
 )
 from training.parallel.backbone import Backbone
+from training.parallel.instance_head import InstanceHead
 from training.parallel.partial_fc import PartialFC
 from training.parallel.processes import Processes, open_processes
 from training.start import Start, agreeing_centers, open_start, sizes_from
@@ -184,7 +186,7 @@ def _initial_centers(config: RunConfig, dataset: Dataset, start: Start | None) -
     """
     if config.data.centers is not None:
         return Centers.open(Path(config.data.centers))
-    if start is None or config.model.head == "new":
+    if start is None or config.model.head == "new" or config.loss.discriminates_instances:
         return None
     kept = agreeing_centers(start, dataset.classes)
     if kept is None and config.model.head == "kept":
@@ -224,13 +226,7 @@ def initial_state(
         recompute=compute.recompute,
         compiled=compute.compile,
     )
-    head_config = config.loss.head(num_classes, config.seed, compute.head_products)
-    head = PartialFC(num_classes, config.model.output_dim, head_config, world=processes.world)
-    if centers is None:
-        head.initialize(config.seed)
-    else:
-        head.initialize_from(centers)
-    head.to(processes.device)
+    head = _initial_head(config, num_classes, processes.world, centers).to(processes.device)
     if config.compute.precision == "fp64":
         head.double()
     groups = parameter_groups(model.trunk, config.optim) + scalar_groups(head, config.optim)
@@ -240,9 +236,23 @@ def initial_state(
         backbone,
         head,
         optimizer,
-        center_optimizer(head, config.optim),
+        center_optimizer(head, config.optim) if isinstance(head, PartialFC) else None,
         average=None if decay is None else WeightAverage.of(model.trunk, decay),
     )
+
+
+def _initial_head(
+    config: RunConfig, num_classes: int, world: World, centers: Centers | None
+) -> PartialFC | InstanceHead:
+    if config.loss.discriminates_instances:
+        return InstanceHead(config.loss.instances(config.schedule.batch_size), world=world)
+    settings = config.loss.head(num_classes, config.seed, config.compute.head_products)
+    head = PartialFC(num_classes, config.model.output_dim, settings, world=world)
+    if centers is None:
+        head.initialize(config.seed)
+    else:
+        head.initialize_from(centers)
+    return head
 
 
 def _request(config: RunConfig, out: Path, dataset: Dataset, start: Start | None) -> Request:

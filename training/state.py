@@ -8,6 +8,7 @@ from torch import nn
 from mlcd.models.servable import Servable
 from training.optim.average import WeightAverage
 from training.parallel.backbone import Backbone
+from training.parallel.instance_head import InstanceHead
 from training.parallel.partial_fc import PartialFC
 
 
@@ -15,6 +16,7 @@ from training.parallel.partial_fc import PartialFC
 class TrainState:
     """The state of a training.
 
+    head: the classifier, or the loss of views. center_optimizer: None where there are no centers.
     step: finished steps; order, negatives, augmentation and learning rate follow from it.
     skipped_steps: steps left out because loss or gradient was not finite. skipped_samples: images
     that could not be used, over all processes. average: that of the tower's weights, if it is asked
@@ -22,9 +24,9 @@ class TrainState:
     """
 
     backbone: Backbone
-    centers: PartialFC
+    head: PartialFC | InstanceHead
     optimizer: torch.optim.AdamW
-    center_optimizer: torch.optim.Optimizer
+    center_optimizer: torch.optim.Optimizer | None
     step: int = 0
     skipped_steps: int = 0
     skipped_samples: int = 0
@@ -34,16 +36,30 @@ class TrainState:
     def model(self) -> Servable:
         return self.backbone.model
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.trunk.parameters()).device
+
+    @property
+    def centers(self) -> PartialFC | None:
+        """Returns the classifier; None where the loss has no class centers."""
+        return self.head if isinstance(self.head, PartialFC) else None
+
+    def sharded(self) -> list[nn.Parameter]:
+        """Returns the parameters of which each process holds its own rows."""
+        return [self.head.weight] if isinstance(self.head, PartialFC) else []
+
     def replicated(self) -> list[nn.Parameter]:
         """Returns the parameters that are not spread over processes as centers are: those of the
         tower, and a learned scale and bias.
         """
-        return [*self.model.trunk.parameters(), *self.centers.scalars.values()]
+        return [*self.model.trunk.parameters(), *self.head.scalars.values()]
 
     def servable(self) -> Servable:
         """Returns the whole model that is evaluated and exported; every process calls it."""
         return self.backbone.replica(None if self.average is None else self.average.weights)
 
     @property
-    def optimizers(self) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-        return self.optimizer, self.center_optimizer
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        both = (self.optimizer, self.center_optimizer)
+        return [each for each in both if each is not None]

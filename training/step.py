@@ -1,7 +1,7 @@
 """One training step, from micro-batches to loss, gradients, update and meters."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,9 +13,13 @@ from torch import Tensor
 
 from mlcd.losses.positives import check_labels
 from training.config import RunConfig
+from training.data.colors import draw_colors
+from training.data.recoloring import recolor
 from training.drop_path import branch_scales
 from training.optim.clip import clip_global_norm
 from training.optim.schedule import learning_rate
+from training.parallel.instance_head import InstanceHead
+from training.parallel.partial_fc import PartialFC
 from training.state import TrainState
 
 
@@ -30,6 +34,8 @@ class MicroBatch(Protocol):
     def positions(self) -> NDArray[np.int64]: ...
     @property
     def weights(self) -> Tensor | None: ...
+    @property
+    def more_views(self) -> tuple[Tensor, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -68,13 +74,9 @@ class NotFinite(Exception):
         self.meters = meters
 
 
-def on_device(parts: Sequence[MicroBatch], device: torch.device) -> Iterator[Tensor]:
-    """Yields the images of one micro-batch at a time, as floating-point numbers on the device.
-
-    So only one micro-batch takes memory there in that form.
-    """
-    for part in parts:
-        yield part.images.to(device, non_blocking=True).float()
+def on_device(images: Tensor, device: torch.device) -> Tensor:
+    """Returns images as floating-point numbers on the device."""
+    return images.to(device, non_blocking=True).float()
 
 
 def train_step(
@@ -97,17 +99,19 @@ def train_step(
         return Meters(nothing, {}, nothing, nothing, lr)
     loss, head = backward(state, batches, shares, config, row_counts)
     max_norm = config.optim.clip_norm or float("inf")
-    centers = [state.centers.weight]
-    norms = clip_global_norm(state.replicated(), centers, max_norm, state.centers.world)
+    world = state.head.world
+    norms = clip_global_norm(state.replicated(), state.sharded(), max_norm, world)
     meters = Meters(loss, head, *norms, lr)
     finite = torch.isfinite(loss) & torch.isfinite(norms[0]) & torch.isfinite(norms[1])
     # This is the only value that the host reads. It is a maximum, so that all processes decide
     # alike.
-    if bool(state.centers.world.max(torch.where(finite, 0.0, 1.0))):
+    if bool(world.max(torch.where(finite, 0.0, 1.0))):
         _drop_gradients(state)
         raise NotFinite(meters)
     for optimizer in state.optimizers:
         optimizer.step()
+    if isinstance(state.head, InstanceHead):
+        state.head.limit()
     _drop_gradients(state)
     if state.average is not None:
         state.average.update(state.model.trunk, state.step)
@@ -125,9 +129,27 @@ def backward(
 
     The gradients are averaged over processes.
     """
-    world, device = state.centers.world, state.centers.weight.device
+    state.model.train()
+    _drop_gradients(state)
+    if isinstance(state.head, InstanceHead):
+        (batch,) = batches
+        counts = None if row_counts is None else row_counts[0]
+        return _discriminate(state, state.head, batch, config, counts)
+    return _classify(state, state.head, batches, shares, config, row_counts)
+
+
+def _classify(
+    state: TrainState,
+    head: PartialFC,
+    batches: Sequence[MicroBatch],
+    shares: Sequence[float],
+    config: RunConfig,
+    row_counts: Sequence[Sequence[int]] | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Classifies one view of a micro-batch after the other; only one takes memory at a time."""
+    device = head.weight.device
     for batch in batches:
-        check_labels(batch.labels, state.centers.shard.num_classes)
+        check_labels(batch.labels, head.shard.num_classes)
     labels = [batch.labels.to(device, non_blocking=True) for batch in batches]
     step_labels = None
     # With one micro-batch the head gathers the step's labels itself.
@@ -135,21 +157,22 @@ def backward(
         of_step = (
             None if row_counts is None else [sum(each) for each in zip(*row_counts, strict=True)]
         )
-        step_labels = world.gather_rows(torch.cat(labels), of_step)
-    state.model.train()
-    _drop_gradients(state)
-    loss = torch.zeros((), dtype=state.centers.weight.dtype, device=device)
+        step_labels = head.world.gather_rows(torch.cat(labels), of_step)
+    loss = torch.zeros((), dtype=head.weight.dtype, device=device)
     parts: list[tuple[float, dict[str, Tensor]]] = []
-    last = max((index for index, share in enumerate(shares) if share), default=-1)
-    images = on_device(batches, device)
-    for index, (pixels, share) in enumerate(zip(images, shares, strict=True)):
-        if share == 0.0:
-            continue
-        scales = branch_scales(config.model, batches[index].positions, config.seed)
-        with nullcontext() if index == last else state.backbone.accumulating():
-            embeddings = state.backbone.embed(pixels, None if scales is None else scales.to(pixels))
-            weights = batches[index].weights
-            output = state.centers(
+    num_views = config.augment.num_views
+    passes = [
+        (index, view, share / num_views)
+        for index, share in enumerate(shares)
+        if share
+        for view in range(num_views)
+    ]
+    for number, (index, view, share) in enumerate(passes, start=1):
+        batch = batches[index]
+        with nullcontext() if number == len(passes) else state.backbone.accumulating():
+            (embeddings,) = _embedded(state, batch, range(view, view + 1), config)
+            weights = batch.weights
+            output = head(
                 embeddings,
                 labels[index],
                 state.step,
@@ -163,6 +186,42 @@ def backward(
     return loss, _averaged(parts)
 
 
+def _discriminate(
+    state: TrainState,
+    head: InstanceHead,
+    batch: MicroBatch,
+    config: RunConfig,
+    row_counts: Sequence[int] | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compares all views of all images of the step."""
+    augment = config.augment
+    groups = range(augment.views), range(augment.views, augment.num_views)
+    views = [each for group in groups if group for each in _embedded(state, batch, group, config)]
+    output = head(views, augment.views, row_counts)
+    output.loss.backward()
+    return output.loss.detach(), output.meters
+
+
+def _embedded(
+    state: TrainState, batch: MicroBatch, views: range, config: RunConfig
+) -> tuple[Tensor, ...]:
+    """Returns the embeddings of views of one size, [b, D] each, by one pass of the tower."""
+    pixels = torch.cat([_view(batch, view, config, state.device) for view in views])
+    drawn = [branch_scales(config.model, batch.positions, config.seed, view) for view in views]
+    scales = [factors for factors in drawn if factors is not None]
+    together = torch.cat(scales, dim=2).to(pixels) if scales else None
+    embeddings = state.backbone.embed(pixels, together)
+    each: tuple[Tensor, ...] = embeddings.split([len(batch.positions)] * len(views))
+    return each
+
+
+def _view(batch: MicroBatch, view: int, config: RunConfig, device: torch.device) -> Tensor:
+    """Returns a view of the samples with its changes of color, as floating-point numbers."""
+    images = on_device((batch.images, *batch.more_views)[view], device)
+    colors = draw_colors(batch.positions, config.augment, config.seed, view)
+    return images if colors is None else recolor(images, colors)
+
+
 def _set_learning_rate(state: TrainState, config: RunConfig) -> float:
     factor = learning_rate(
         state.step,
@@ -170,8 +229,9 @@ def _set_learning_rate(state: TrainState, config: RunConfig) -> float:
         warmup_steps=config.optim.warmup_steps,
         num_steps=config.schedule.steps,
     )
-    for group in (*state.optimizer.param_groups, *state.center_optimizer.param_groups):
-        group["lr"] = factor * group["peak_lr"]
+    for optimizer in state.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = factor * group["peak_lr"]
     return factor * config.optim.lr
 
 

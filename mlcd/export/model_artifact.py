@@ -104,9 +104,8 @@ def _find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
     trained = open_artifact(checkpoint, "checkpoint")
     read = partial(Servable.read, checkpoint / "weights")
     parent = trained.as_parent_of(out, "checkpoint")
-    return Weights(
-        parent, trained.fingerprint, read, checkpoint / "centers", trained_images(trained)
-    )
+    centers = checkpoint / "centers" if "centers" in trained.children else None
+    return Weights(parent, trained.fingerprint, read, centers, trained_images(trained))
 
 
 def export_model(

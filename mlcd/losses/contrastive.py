@@ -7,6 +7,8 @@ batch; this includes the scalars. (With open_clip's defaults they are 1/W of it 
 not for the scale.)
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
@@ -17,25 +19,38 @@ _ALONE = World()
 
 
 def clip_loss(
-    images_BD: Tensor, texts_BD: Tensor, scale: Tensor, *, world: World = _ALONE
+    images_BD: Tensor,
+    texts_BD: Tensor,
+    scale: Tensor,
+    *,
+    world: World = _ALONE,
+    counts: Sequence[int] | None = None,
 ) -> Tensor:
     """Computes the symmetric cross-entropy of scale * <image, text> over the batch of all
     processes.
 
     images_BD, texts_BD: unit rows, pair by pair. scale: the temperature's inverse, exp(tau), a
-    scalar tensor.
+    scalar tensor. counts: the pairs of each process; None asks them.
     """
     images_BD, texts_BD, scale = _at_least_float32(images_BD, texts_BD, scale)
     with torch.autocast(images_BD.device.type, enabled=False):
-        all_images, all_texts = world.gather_rows(images_BD), world.gather_rows(texts_BD)
-        targets = _own_columns(images_BD, world)
+        counts = counts or world.row_counts(len(images_BD), images_BD.device)
+        all_images = world.gather_rows(images_BD, counts)
+        all_texts = world.gather_rows(texts_BD, counts)
+        targets = _own_columns(images_BD, counts, world)
         of_images = cross_entropy(scale * images_BD @ all_texts.T, targets, reduction="sum")
         of_texts = cross_entropy(scale * texts_BD @ all_images.T, targets, reduction="sum")
         return (of_images + of_texts) / 2 * (world.size / all_images.shape[0])
 
 
 def siglip_loss(
-    images_BD: Tensor, texts_BD: Tensor, scale: Tensor, bias: Tensor, *, world: World = _ALONE
+    images_BD: Tensor,
+    texts_BD: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    world: World = _ALONE,
+    counts: Sequence[int] | None = None,
 ) -> Tensor:
     """Computes -sum_ab log sigmoid(y_ab (scale * <image_a, text_b> + bias)) / B over the batch of
     all processes.
@@ -45,16 +60,17 @@ def siglip_loss(
     """
     images_BD, texts_BD, scale, bias = _at_least_float32(images_BD, texts_BD, scale, bias)
     with torch.autocast(images_BD.device.type, enabled=False):
-        all_texts = world.gather_rows(texts_BD)
+        counts = counts or world.row_counts(len(images_BD), images_BD.device)
+        all_texts = world.gather_rows(texts_BD, counts)
         logits = scale * images_BD @ all_texts.T + bias
         signs = -torch.ones_like(logits)
-        signs[torch.arange(len(logits)), _own_columns(images_BD, world)] = 1.0
+        own = _own_columns(images_BD, counts, world)
+        signs[torch.arange(len(logits), device=own.device), own] = 1.0
         return -logsigmoid(signs * logits).sum() * (world.size / all_texts.shape[0])
 
 
-def _own_columns(rows: Tensor, world: World) -> Tensor:
+def _own_columns(rows: Tensor, counts: Sequence[int], world: World) -> Tensor:
     """Returns the columns of this process's own pairs in the gathered batch."""
-    counts = world.row_counts(rows.shape[0], rows.device)
     return sum(counts[: world.rank]) + torch.arange(rows.shape[0], device=rows.device)
 
 

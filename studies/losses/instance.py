@@ -141,7 +141,7 @@ def _step(
     training.model.train()
     with torch.autocast(device.type, torch.bfloat16, enabled=config.compute.precision == "bf16"):
         first, second = (
-            training.model.embed(next(on_device(view.parts, device))) for view in views
+            training.model.embed(on_device(view.parts[0].images, device)) for view in views
         )
     first, second = normalize(first.float(), dim=1), normalize(second.float(), dim=1)
     loss = training.loss(first, second)

@@ -3,7 +3,7 @@ itself.
 
 state/    all that training needs to go on; torch.distributed.checkpoint, one file a process
 weights/  model.safetensors, config.json, preprocess.json: input of export and evaluation
-centers/  the head's unit centers as a Centers artifact in the trained space
+centers/  the head's unit centers as a Centers artifact in the trained space, if it has any
 
 When all processes have written their part, the first makes the rest from it and publishes by one
 rename.
@@ -178,7 +178,8 @@ class CheckpointStore:
         weights = draft.path / "weights"
         weights.mkdir()
         model.write(weights)
-        self._write_centers(snapshot, draft.path, fingerprint)
+        if snapshot.has_centers:
+            self._write_centers(snapshot, draft.path, fingerprint)
         draft.publish(fingerprint=fingerprint)
         if draft.out.parent == self._folder:
             self._retire(snapshot.step)

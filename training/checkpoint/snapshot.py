@@ -44,17 +44,21 @@ class Snapshot:
     preprocess: PreprocessSpec
     tensors: dict[str, Tensor]
 
+    @property
+    def has_centers(self) -> bool:
+        return _WEIGHT in self.tensors
+
 
 def take_snapshot(state: TrainState) -> Snapshot:
     """Copies the state, so that training cannot change the copy; every process calls it."""
-    world, shard, mesh = state.centers.world, state.centers.shard, _host_mesh(state.centers.world)
+    world, mesh = state.head.world, _host_mesh(state.head.world)
     tensors: dict[str, Tensor] = {}
     for name, tensor in _backbone_tensors(state):
         if isinstance(tensor, DTensor):
             tensors[name] = _part_of(tensor, _copied(tensor.to_local()), mesh)
         elif world.rank == 0:
             tensors[name] = _copied(tensor)
-    for name, tensor in _center_tensors(state):
+    for name, tensor, shard in _center_tensors(state):
         if tensor.dim():
             tensors[name] = _as_rows(_copied(tensor), shard, mesh)
         # Dense AdamW has one clock for all rows.
@@ -71,12 +75,11 @@ def restore(state: TrainState, directory: Path, step: int, group: Any) -> None:
     Every process of `group` calls it; they may be more or fewer than those that wrote. Raises
     ConfigInvalid for another number of classes, ArtifactInvalid if the files cannot be read.
     """
-    stored, shard, mesh = (
-        stored_tensors(directory),
-        state.centers.shard,
-        _host_mesh(state.centers.world),
-    )
-    if (num_classes := stored[_WEIGHT][0][0]) != shard.num_classes:
+    stored, mesh, world = stored_tensors(directory), _host_mesh(state.head.world), state.head.world
+    centers = state.centers
+    shard = Shard.of(world.rank, world.size, 0) if centers is None else centers.shard
+    num_classes = stored[_WEIGHT][0][0] if _WEIGHT in stored else 0
+    if num_classes != shard.num_classes:
         raise ConfigInvalid(
             f"{directory} holds centers of {num_classes} classes, not {shard.num_classes}",
             remedy="use the labels that they were trained with",
@@ -138,7 +141,7 @@ def _replicated(state: TrainState) -> Iterator[tuple[str, str, Tensor]]:
     """Yields the tower's parameters and a learned scale and bias, with prefix and name."""
     for name, parameter in state.model.trunk.named_parameters():
         yield _TRUNK, name, parameter
-    for name, parameter in state.centers.scalars.items():
+    for name, parameter in state.head.scalars.items():
         yield _SCALARS, name, parameter
 
 
@@ -150,11 +153,14 @@ def _parameter_name(stored: str) -> str:
     return stored.removeprefix(_MOMENTS).rpartition(".")[0]
 
 
-def _center_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
-    weight = state.centers.weight
-    yield _WEIGHT, weight
+def _center_tensors(state: TrainState) -> Iterator[tuple[str, Tensor, Shard]]:
+    """Yields names, tensors and the classes of this process; nothing where there are no centers."""
+    if state.centers is None or state.center_optimizer is None:
+        return
+    weight, shard = state.centers.weight, state.centers.shard
+    yield _WEIGHT, weight, shard
     for kind, moment in state.center_optimizer.state.get(weight, {}).items():
-        yield _CENTERS + kind, moment
+        yield _CENTERS + kind, moment, shard
 
 
 @torch.no_grad()
@@ -165,10 +171,10 @@ def _put(state: TrainState, tensors: Mapping[str, Tensor], step: int) -> None:
     if state.average is not None:
         for name, average in state.average.weights.items():
             _local(average).copy_(tensors[_AVERAGE + name])
-    weight = state.centers.weight
-    rows = _under(tensors, _CENTERS)
-    weight.copy_(rows.pop("weight"))
-    _restore_moments(state.center_optimizer, weight, rows)
+    if state.centers is not None and state.center_optimizer is not None:
+        rows = _under(tensors, _CENTERS)
+        state.centers.weight.copy_(rows.pop("weight"))
+        _restore_moments(state.center_optimizer, state.centers.weight, rows)
     state.step = step
     for name in _COUNTERS:
         setattr(state, name, int(tensors[name]))

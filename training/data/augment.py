@@ -1,4 +1,4 @@
-"""Random resized crop and horizontal flip, drawn from (seed, position in the stream)."""
+"""Random resized crop and horizontal flip, drawn from (seed, position in the stream, view)."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,9 +15,9 @@ _DRAWS: Final = 2 * _ATTEMPTS + 3  # area and aspect of each attempt; then left,
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The settings that turn each picture into a square of `image_size`.
+    """The settings that turn each picture into squares, the global ones of `image_size`.
 
-    Another seed gives another view of the same position.
+    Another seed gives other views of the same position.
     """
 
     image_size: int
@@ -35,6 +35,11 @@ class Boxes:
     height: NDArray[np.float64]
     mirrored: NDArray[np.bool_]
 
+    def corners(self, index: int) -> tuple[float, float, float, float]:
+        """Returns left, top, right and bottom of a picture's box."""
+        left, top = float(self.left[index]), float(self.top[index])
+        return left, top, left + float(self.width[index]), top + float(self.height[index])
+
 
 def crop_boxes(
     widths: NDArray[np.int64],
@@ -42,19 +47,22 @@ def crop_boxes(
     positions: NDArray[np.int64],
     config: AugmentConfig,
     seed: int,
+    view: int = 0,
 ) -> Boxes:
     """Draws a box in each picture [n], distributed like torchvision's RandomResizedCrop.
 
-    Area is uniform in [min_area, 1] and aspect ratio log-uniform in [1/max_aspect, max_aspect].
-    Both are drawn up to ten times until the box fits; if none does, the box is the largest in the
-    middle whose aspect is within the bound. The place is uniform. A box depends on its own
-    picture's size and position only. Unlike torchvision's, it is not rounded to whole pixels, which
-    would be a coarse choice in a small picture.
+    Area is uniform in [min_area, 1], or in the range of a local view, and aspect ratio log-uniform
+    in [1/max_aspect, max_aspect]. Both are drawn up to ten times until the box fits; if none does,
+    the box is the largest in the middle whose aspect is within the bound. The place is uniform. A
+    box depends on its own picture's size and position only. Unlike torchvision's, it is not rounded
+    to whole pixels, which would be a coarse choice in a small picture.
     """
-    numbers = uniform(seed, Stream.CROPS, positions[:, None], np.arange(_DRAWS))
+    draws = np.arange(view * _DRAWS, (view + 1) * _DRAWS)
+    numbers = uniform(seed, Stream.CROPS, positions[:, None], draws)
     area, aspect = numbers[:, :_ATTEMPTS], numbers[:, _ATTEMPTS : 2 * _ATTEMPTS]
     left, top, mirror = numbers[:, 2 * _ATTEMPTS :].T
-    area = (config.min_area + (1.0 - config.min_area) * area) * (widths * heights)[:, None]
+    low, high = config.area_of(view)
+    area = (low + (high - low) * area) * (widths * heights)[:, None]
     ratio = config.max_aspect ** (2.0 * aspect - 1.0)
     tried = np.sqrt([area * ratio, area / ratio])
     fits = (tried[0] <= widths[:, None]) & (tried[1] <= heights[:, None])

@@ -1,4 +1,4 @@
-"""Crops of pictures as the model's input: one each, resized in one go, as uint8 [3, S, S]."""
+"""Crops of pictures as the model's input: one for each view, resized in one go, uint8 [3, S, S]."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from training.data.pictures import DecodedPictures, Picture, Pictures, Sample, p
 class Crops:
     """Some samples, decoded and cropped.
 
-    pixels: uint8 [k, 3, S, S]. kept: the indices of the k samples among the requested ones.
-    rejected: the others, by index, with the reason. changed: the indices of images that differ from
-    those that were labeled; they are among the kept.
+    views: for each view uint8 [k, 3, S, S]. kept: the indices of the k samples among the requested
+    ones. rejected: the others, by index, with the reason. changed: the indices of images that
+    differ from those that were labeled; they are among the kept.
     """
 
-    pixels: Tensor
+    views: tuple[Tensor, ...]
     kept: tuple[int, ...]
     rejected: dict[int, str]
     changed: tuple[int, ...]
@@ -75,31 +75,40 @@ class PictureCrops:
 
 def crop_pictures(
     pictures: Sequence[Picture], positions: Sequence[int], augmentation: Augmentation
-) -> Tensor:
-    """Returns crops, uint8 [n, 3, S, S]; each depends on its own picture and position only."""
+) -> tuple[Tensor, ...]:
+    """Returns the crops of each view, uint8 [n, 3, S, S]; each depends on its own picture, position
+    and view only.
+    """
+    config = augmentation.config
     widths = np.array([picture.width for picture in pictures], dtype=np.int64)
     heights = np.array([picture.height for picture in pictures], dtype=np.int64)
     drawn = np.array(positions, dtype=np.int64)
-    boxes = crop_boxes(widths, heights, drawn, augmentation.config, augmentation.seed)
-    size = augmentation.image_size
-    pixels = np.empty((len(pictures), 3, size, size), dtype=np.uint8)
+    sizes = [config.size_of(view, augmentation.image_size) for view in range(config.num_views)]
+    boxes = [
+        crop_boxes(widths, heights, drawn, config, augmentation.seed, view)
+        for view in range(config.num_views)
+    ]
+    views = [np.empty((len(pictures), 3, size, size), dtype=np.uint8) for size in sizes]
     for index, picture in enumerate(pictures):
-        left, top = float(boxes.left[index]), float(boxes.top[index])
-        box = (left, top, left + float(boxes.width[index]), top + float(boxes.height[index]))
-        crop = _resized(picture, box, size)
-        pixels[index] = (crop[:, ::-1] if boxes.mirrored[index] else crop).transpose(2, 0, 1)
-    return torch.from_numpy(pixels)
+        image = Image.fromarray(picture.pixels)
+        for pixels, size, of_view in zip(views, sizes, boxes, strict=True):
+            crop = _resized(image, picture, of_view.corners(index), size)
+            mirrored = of_view.mirrored[index]
+            pixels[index] = (crop[:, ::-1] if mirrored else crop).transpose(2, 0, 1)
+    return tuple(torch.from_numpy(pixels) for pixels in views)
 
 
 def _resized(
-    picture: Picture, box: tuple[float, float, float, float], size: int
+    image: Image.Image, picture: Picture, box: tuple[float, float, float, float], size: int
 ) -> NDArray[np.uint8]:
-    """Returns uint8 [size, size, 3] for the box, which is in the full picture's pixels."""
-    height, width, _ = picture.pixels.shape
+    """Returns uint8 [size, size, 3] for the box, which is in the full picture's pixels.
+
+    image: the pixels of `picture`.
+    """
+    width, height = image.size
     x, y = width / picture.width, height / picture.height
     left, top, right, bottom = box
     kept = (left * x, top * y, min(right * x, width), min(bottom * y, height))
-    image = Image.fromarray(picture.pixels)
     return np.asarray(
         image.resize((size, size), Image.Resampling.BICUBIC, box=kept), dtype=np.uint8
     )

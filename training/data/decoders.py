@@ -143,7 +143,8 @@ class _WorkerChunks(Dataset[Crops]):
         crops = self._reader.read(samples)
         # Here an error of a full /dev/shm reaches the trainer; in the queue's own thread it would
         # be lost.
-        crops.pixels.share_memory_()
+        for pixels in crops.views:
+            pixels.share_memory_()
         return crops
 
 

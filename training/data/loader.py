@@ -43,7 +43,8 @@ class Batch:
     images: uint8 [b, 3, S, S], one crop of each sample, as the model's input. labels: int64 [b, L],
     -1 for none. positions: int64 [b], in the endless stream of samples. num_skipped: samples that
     could not be decoded; they are not among the b. weights: float32 [b, L], how much each label
-    counts; None for all alike.
+    counts; None for all alike. more_views: other crops of the same samples, the local ones last and
+    smaller.
     """
 
     images: Tensor
@@ -52,6 +53,7 @@ class Batch:
     keys: tuple[SampleKey, ...]
     num_skipped: int
     weights: Tensor | None = None
+    more_views: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -229,13 +231,18 @@ class Loader:
         stored = stored.reshape(-1, loss.num_stored)
         columns = drawn_columns(stored, positions, loss.num_labels, self._config.seed)
         labels = stored if columns is None else np.take_along_axis(stored, columns, axis=1)
+        images, *more_views = (
+            torch.cat(of_chunks)
+            for of_chunks in zip(*(chunk.views for chunk in chunks), strict=True)
+        )
         return Batch(
-            images=torch.cat([chunk.pixels for chunk in chunks]),
+            images=images,
             labels=torch.from_numpy(labels.astype(np.int64)),
             positions=positions,
             keys=tuple(sample.entry.key for sample in samples),
             num_skipped=len(rejected),
             weights=self._weights(samples, labels, columns),
+            more_views=tuple(more_views),
         )
 
     def _weights(

@@ -59,7 +59,10 @@ class Pictures(Protocol):
 
 def picture_side(image_size: int, config: AugmentConfig) -> int:
     """Returns the side of the square that has as many pixels as the largest kept picture."""
-    return math.ceil(_OVERSIZE * image_size / math.sqrt(config.min_area))
+    return max(
+        math.ceil(_OVERSIZE * config.size_of(view, image_size) / math.sqrt(config.area_of(view)[0]))
+        for view in range(config.num_views)
+    )
 
 
 def open_picture(data: bytes, side: int, mode: DecodeMode) -> Picture:

@@ -11,6 +11,7 @@ from torch import nn
 from mlcd.models.vit import VisionTower
 from training.config import OptimConfig
 from training.optim.row_adamw import RowAdamW
+from training.parallel.instance_head import InstanceHead
 from training.parallel.partial_fc import PartialFC
 from training.tower import layer_of
 
@@ -41,9 +42,9 @@ def parameter_groups(trunk: VisionTower, config: OptimConfig) -> list[dict[str, 
     ]
 
 
-def scalar_groups(centers: PartialFC, config: OptimConfig) -> list[dict[str, Any]]:
+def scalar_groups(head: PartialFC | InstanceHead, config: OptimConfig) -> list[dict[str, Any]]:
     """Returns the group of a learned scale and bias, if there are any, at the centers' rate."""
-    scalars = list(centers.scalars.values())
+    scalars = list(head.scalars.values())
     rate = config.center_lr or config.lr
     return [{"params": scalars, "weight_decay": 0.0, "peak_lr": rate}] if scalars else []
 

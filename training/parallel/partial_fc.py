@@ -89,8 +89,8 @@ class PartialFC(nn.Module):
         self.shard = Shard.of(self.world.rank, self.world.size, num_classes)
         self.weight = nn.Parameter(torch.empty(len(self.shard), dimension))
         # The logarithm, so that no update makes the scale negative.
-        self.log_scale = _learned(math.log(config.scale)) if config.learn_scale else None
-        self.bias = _learned(config.bias) if config.learn_bias else None
+        self.log_scale = learned(math.log(config.scale)) if config.learn_scale else None
+        self.bias = learned(config.bias) if config.learn_bias else None
 
     @property
     def scalars(self) -> dict[str, nn.Parameter]:
@@ -349,7 +349,7 @@ def _num_distinct(labels: Tensor) -> Tensor:
     return ((ordered[1:] != ordered[:-1]) & (ordered[1:] >= 0)).sum().float()
 
 
-def _learned(start: float) -> nn.Parameter:
+def learned(start: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor(start))
 
 

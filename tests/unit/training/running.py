@@ -6,6 +6,21 @@ from mlcd.progress import Reporter
 
 SILENT = Reporter("silent")
 
+# Two global views and a local one, with every change of color; and the same told apart.
+VIEWS = (
+    "augment.views=2",
+    "augment.local_views=1",
+    "augment.local_size=8",
+    "augment.brightness=0.4",
+    "augment.contrast=0.4",
+    "augment.saturation=0.2",
+    "augment.hue=0.1",
+    "augment.grayscale=0.2",
+    "augment.blur=[1.0, 0.1, 0.5]",
+    "augment.solarize=[0, 0.2, 0]",
+)
+INSTANCES = (*VIEWS, "loss={kind: instance_sigmoid, learn_scale: true, learn_bias: true}")
+
 
 def read_log(run):
     return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]

@@ -10,16 +10,27 @@ from tests.unit.training import replicas
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_micro_batches_that_a_process_has_nothing_of_change_no_gradient(size, tmp_path):
+def test_processes_that_have_nothing_of_a_micro_batch_change_no_gradient(size, tmp_path):
+    """Nor does the split over processes: of one view, of several with changes of color, and of
+    those of an image told from those of the others.
+    """
     torch.multiprocessing.spawn(replicas.run, (size, str(tmp_path)), nprocs=size)
-    of_one = [(sum(counts),) for counts in replicas.COUNTS[size]]
-    expected = replicas.gradients(replicas.new_state(World()), of_one)
+    of_one, views_of_one = (
+        [(sum(counts),) for counts in each[size]]
+        for each in (replicas.COUNTS, replicas.VIEW_COUNTS)
+    )
+    whole = {"plain": replicas.gradients(replicas.new_state(World()), of_one)} | {
+        form: replicas.view_gradients(World(), form, views_of_one) for form in replicas.FORMS
+    }
     for rank in range(size):
         found = torch.load(tmp_path / f"gradients-{size}-{rank}.pt")
-        assert found.keys() == expected.keys()
-        for name, gradient in expected.items():
-            assert gradient.abs().max() > 0, name
-            assert torch.allclose(found[name], gradient, rtol=1e-9, atol=1e-12), (name, rank)
+        assert found.keys() == whole.keys()
+        for form, expected in whole.items():
+            assert found[form].keys() == expected.keys()
+            for name, gradient in expected.items():
+                assert gradient.abs().max() > 0, (form, name)
+                same = torch.allclose(found[form][name], gradient, rtol=1e-9, atol=1e-12)
+                assert same, (form, name, rank)
 
 
 def test_three_processes_sum_a_resumed_step_in_the_same_order(tmp_path):

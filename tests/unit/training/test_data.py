@@ -238,16 +238,43 @@ def test_a_crop_follows_the_position_and_not_the_batch_bit_for_bit():
     ]
     positions = list(range(30, 63))
     augmentation = Augmentation(16, AugmentConfig(min_area=0.1, max_aspect=1.3), 0)
-    whole = crop_pictures(pictures, positions, augmentation)
+    (whole,) = crop_pictures(pictures, positions, augmentation)
     assert (whole.shape, whole.dtype) == ((33, 3, 16, 16), torch.uint8)
     alone = [
-        crop_pictures(pictures[n : n + 1], positions[n : n + 1], augmentation) for n in range(33)
+        crop_pictures(pictures[n : n + 1], positions[n : n + 1], augmentation)[0] for n in range(33)
     ]
     assert torch.equal(whole, torch.cat(alone))
-    assert not torch.equal(
-        whole, crop_pictures(pictures, positions, Augmentation(16, augmentation.config, 1))
+    (other,) = crop_pictures(pictures, positions, Augmentation(16, augmentation.config, 1))
+    assert not torch.equal(whole, other)
+    assert crop_pictures([], [], augmentation)[0].shape == (0, 3, 16, 16)
+
+
+def test_more_views_are_further_draws_and_leave_the_first_as_it_is():
+    pictures = [open_picture(encoded(random_picture(60, 50, n)), 100, "exact") for n in range(9)]
+    positions = list(range(9))
+    area = {"min_area": 0.4, "local_area": (0.1, 0.2)}
+    one, several = (
+        crop_pictures(pictures, positions, Augmentation(16, AugmentConfig(**area, **views), 3))
+        for views in ({}, {"views": 2, "local_views": 2, "local_size": 8})
     )
-    assert crop_pictures([], [], augmentation).shape == (0, 3, 16, 16)
+    assert [view.shape[-1] for view in several] == [16, 16, 8, 8]
+    assert torch.equal(several[0], one[0])
+    for a, b in ((0, 1), (2, 3)):
+        assert not any(torch.equal(*pair) for pair in zip(several[a], several[b], strict=True))
+
+
+def test_local_boxes_are_distributed_as_torchvision_s_and_drawn_apart_from_the_others():
+    config = AugmentConfig(max_aspect=4 / 3, local_views=1, local_size=8, local_area=(0.05, 0.32))
+    num, side = 3000, 4000
+    sizes, positions = np.full(num, side), np.arange(num)
+    first, local = (crop_boxes(sizes, sizes, positions, config, 3, view) for view in (0, 1))
+    generator = np.random.default_rng(1)
+    areas = generator.uniform(0.05, 0.32, num)
+    ratios = np.exp(generator.uniform(-math.log(4 / 3), math.log(4 / 3), num))
+    assert ks_2samp(local.width * local.height / side**2, areas).pvalue > 1e-3
+    assert ks_2samp(local.width / local.height, ratios).pvalue > 1e-3
+    for name in ("left", "width", "height"):
+        assert abs(np.corrcoef(getattr(first, name), getattr(local, name))[0, 1]) < 0.08
 
 
 def test_without_randomness_it_is_a_plain_resize():
@@ -255,7 +282,7 @@ def test_without_randomness_it_is_a_plain_resize():
     picture = open_picture(encoded(pixels), 80, "exact")
     for flip in (0.0, 1.0):
         still = Augmentation(20, AugmentConfig(min_area=1.0, max_aspect=1.0, flip=flip), 0)
-        (crop,) = crop_pictures([picture], [5], still)
+        ((crop,),) = crop_pictures([picture], [5], still)
         expected = np.asarray(
             Image.fromarray(pixels).resize((20, 20), Image.Resampling.BICUBIC)
         ).transpose(2, 0, 1)
@@ -269,9 +296,10 @@ def test_crops_of_a_picture_that_is_not_square_are_not_squeezed():
     y, x = np.mgrid[:225, :400]
     pixels = np.stack([x * 255 / 400, y * 255 / 400, 0 * x], axis=2).astype(np.uint8)
     picture = open_picture(encoded(pixels), 400, "exact")
-    crops = crop_pictures(
+    (crops,) = crop_pictures(
         [picture] * 50, list(range(50)), Augmentation(32, AugmentConfig(flip=0.0), 0)
-    ).double()
+    )
+    crops = crops.double()
     across = crops[:, 0, 16, 28] - crops[:, 0, 16, 4]
     down = crops[:, 1, 28, 16] - crops[:, 1, 4, 16]
     assert ((across / down) < 1.25 * 1.05).all()
@@ -296,7 +324,7 @@ def test_small_crops_are_as_sharp_as_those_of_the_original(shared_data, size):
         direct = image.resize(
             (size, size), Image.Resampling.BICUBIC, box=(left, top, left + w, top + h)
         )
-        (crop,) = crop_pictures([picture], [number], Augmentation(size, config, seed))
+        ((crop,),) = crop_pictures([picture], [number], Augmentation(size, config, seed))
         ratios.append(sharpness(crop.numpy().transpose(1, 2, 0)) / sharpness(np.asarray(direct)))
     assert len(ratios) >= 15
     assert min(ratios) > 0.95

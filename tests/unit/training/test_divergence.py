@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from mlcd.errors import Diverged
-from tests.unit.training.running import SILENT, before_step, read_log
+from tests.unit.training.running import INSTANCES, SILENT, before_step, read_log
 from training.bad_batch import read_bad_batch
 from training.preemption import Preempted
 from training.replay import replay
@@ -74,18 +74,19 @@ def test_what_is_not_finite_is_caught_before_the_update_and_replayed(
     assert keys[7]["keys"] == [key for part in kept["keys"] for key in part]
 
 
-def test_a_replayed_batch_gives_the_loss_that_it_had(config, monkeypatch):
+@pytest.mark.parametrize("options", [(), INSTANCES])
+def test_a_replayed_batch_gives_the_loss_that_it_had(config, monkeypatch, options):
     """The guard alone is struck: what it saved is a sound batch, whose loss is known."""
     import training.step as step_module
 
-    whole = run_training(config("whole", "log_every=1", "schedule.steps=8"), SILENT)
+    whole = run_training(config("whole", "log_every=1", "schedule.steps=8", *options), SILENT)
     original = step_module.clip_global_norm
 
     def break_norm(backbone, centers, max_norm, world):
         norms = original(backbone, centers, max_norm, world)
         return (norms[0] * torch.nan, norms[1]) if steps == [0, 1, 2, 3, 4, 5, 6, 7] else norms
 
-    recipe = config("run", "schedule.steps=8")
+    recipe = config("run", "schedule.steps=8", *options)
     monkeypatch.setattr(step_module, "clip_global_norm", break_norm)
     steps = before_step(monkeypatch, -1, None)
     with pytest.raises(Diverged, match="step 7"):

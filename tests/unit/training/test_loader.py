@@ -134,12 +134,25 @@ def test_batches_hold_the_samples_of_their_positions(config):
         for place, row in enumerate(rows):
             data = part.source.read(part.entries[row])
             picture = open_picture(data, picture_side(10, run.augment), "exact")
-            (crop,) = crop_pictures([picture], [int(positions[place])], augmentation)
+            ((crop,),) = crop_pictures([picture], [int(positions[place])], augmentation)
             assert torch.equal(batch.images[place], crop)
             assert batch.labels[place].tolist() == part.labels[row].tolist()
             assert batch.keys[place] == part.entries[row].key
         assert batch.num_skipped == 0
         assert step.wait_s >= 0
+
+
+@pytest.mark.parametrize("mode", [THREADS, PROCESSES])
+def test_all_views_of_an_image_come_with_its_labels_however_they_are_decoded(config, mode):
+    views = ("augment.views=2", "augment.local_views=1", "augment.local_size=5")
+    one, several = load(config(*HELD)), load(config(*HELD, *views))
+    assert_same(one, several)
+    for step, other in zip(several, load(config(*mode, *views)), strict=True):
+        (batch,), (same,) = step.parts, other.parts
+        assert [view.shape for view in batch.more_views] == [(24, 3, 10, 10), (24, 3, 5, 5)]
+        assert not torch.equal(batch.images, batch.more_views[0])
+        for view, expected in zip(batch.more_views, same.more_views, strict=True):
+            assert torch.equal(view, expected)
 
 
 def test_labels_are_drawn_anew_in_each_epoch_and_alike_in_any_number_of_processes(config):

@@ -18,7 +18,7 @@ from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, InvalidInput, 
 from mlcd.models.runs import checkpoint_steps, find_checkpoint
 from mlcd.progress import Reporter
 from mlcd.world import World
-from tests.unit.training.running import SILENT, before_step, read_log
+from tests.unit.training.running import INSTANCES, SILENT, VIEWS, before_step, read_log
 from training.evaluation.knn import weighted_votes
 from training.parallel.processes import Processes
 from training.preemption import Interrupted, Preempted
@@ -66,18 +66,22 @@ def test_the_trained_centers_are_unit_named_and_in_the_model_s_space(config, jou
 
 
 @pytest.mark.parametrize(
-    ("number", "kind"),
-    [(signal.SIGTERM, Preempted), (signal.SIGUSR1, Preempted), (signal.SIGINT, Interrupted)],
+    ("number", "kind", "options"),
+    [
+        (signal.SIGTERM, Preempted, ()),
+        (signal.SIGUSR1, Preempted, VIEWS),
+        (signal.SIGINT, Interrupted, INSTANCES),
+    ],
 )
-def test_a_stopped_run_goes_on_bit_for_bit(config, monkeypatch, number, kind):
-    whole = run_training(config("whole", "telemetry.keys=true"), SILENT)
+def test_a_stopped_run_goes_on_bit_for_bit(config, monkeypatch, number, kind, options):
+    whole = run_training(config("whole", "telemetry.keys=true", *options), SILENT)
     # A signal in the middle of training, not at a checkpoint; the step that is under way ends, and
     # one more.
     begun = before_step(
         monkeypatch, 15, lambda _: os.kill(os.getpid(), number) if len(begun) == 16 else None
     )
     with pytest.raises(Interrupted) as stopped:
-        run_training(config("parts", "telemetry.keys=true"), SILENT)
+        run_training(config("parts", "telemetry.keys=true", *options), SILENT)
     assert type(stopped.value) is kind
     assert not (whole.path.parent / "parts").exists()
     again = run_training(read_run_config(whole.path.parent / "parts"), SILENT)

@@ -1,0 +1,162 @@
+"""The loader with and without views: photographs per second, and what colors cost.
+
+    python benchmarks/views.py [--recipe small|vit-b32-1m] [--workers N] [--runs N]
+
+The forms take turns within each run, on JPEGs of --side pixels (quality 90, cut from
+scikit-learn's two photographs) in tar shards, decoded anew each time:
+
+  one         one view: crop and flip
+  colors      the same with jitter, gray, blur and solarize
+  two         two views with all changes of color
+  multi-crop  two views and six local ones of 3/7 of the side (rounded to patches), as DINO's
+
+A form's rate is of photographs, whichever the number of its crops; its ratio is to `one` of the
+same run. Colors are changed where the tower is, so the time for them is measured apart, on the
+--device, and counted in `with colors`: the rate if nothing of it overlapped with decoding.
+
+Figures are medians of the runs, with minimum and maximum.
+"""
+
+import argparse
+import itertools
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from train import read_dataset, spread, write_shards
+
+from training.config import RunConfig, load_config
+from training.data.colors import draw_colors
+from training.data.dataset import Dataset
+from training.data.loader import Batch, Loader
+from training.data.recoloring import recolor
+from training.step import on_device
+
+COLORS: Final[dict[str, Any]] = {
+    "brightness": 0.4,
+    "contrast": 0.4,
+    "saturation": 0.2,
+    "hue": 0.1,
+    "grayscale": 0.2,
+}
+NUM_LABELS: Final = 8
+WARM_UP: Final = 2
+
+
+def forms(config: RunConfig) -> dict[str, RunConfig]:
+    """Returns the configuration of each form."""
+    size, patch = config.model.image_size, config.model.patch_size
+    local = {"local_views": 6, "local_size": max(1, round(size * 3 / 7 / patch)) * patch}
+    changes: dict[str, dict[str, Any]] = {
+        "one": {},
+        "colors": {**COLORS, "blur": 0.5, "solarize": 0.1},
+        "two": {"views": 2, **COLORS, "blur": (1.0, 0.1), "solarize": (0.0, 0.2)},
+        "multi-crop": {
+            "views": 2, **local, **COLORS, "blur": (1.0, 0.1, 0.5), "solarize": (0.0, 0.2, 0.0)
+        },
+    }  # fmt: skip
+    return {
+        name: RunConfig.model_validate(
+            {**config.model_dump(), "augment": {**config.augment.model_dump(), **change}}
+        )
+        for name, change in changes.items()
+    }
+
+
+def decoded(dataset: Dataset, config: RunConfig, first: int, steps: int) -> tuple[float, Batch]:
+    """Returns the seconds of a step of the loader, and the last batch."""
+    with Loader(dataset, config, rank=0, size=1, start_step=first) as loader:
+        batches = iter(loader)
+        for _ in itertools.islice(batches, WARM_UP + config.data.prefetch_steps):
+            pass
+        began = time.perf_counter()
+        for step in itertools.islice(batches, steps):
+            (batch,) = step.parts
+        return (time.perf_counter() - began) / steps, batch
+
+
+def recolored(batch: Batch, config: RunConfig, device: torch.device) -> float:
+    """Returns the seconds that the changes of color of one batch take."""
+    views = [on_device(images, device) for images in (batch.images, *batch.more_views)]
+    finish(device)
+    began = time.perf_counter()
+    for number, pixels in enumerate(views):
+        colors = draw_colors(batch.positions, config.augment, config.seed, number)
+        if colors is not None:
+            recolor(pixels, colors)
+    finish(device)
+    return time.perf_counter() - began
+
+
+def finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(config: RunConfig, options: argparse.Namespace, device: torch.device) -> None:
+    seconds: dict[str, list[float]] = {}
+    color_seconds: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        write_shards(Path(name), options.images, options.side)
+        dataset = read_dataset(Path(name), 1000, NUM_LABELS)
+        for run, (form, changed) in itertools.product(range(options.runs), forms(config).items()):
+            taken, batch = decoded(dataset, changed, run * 1000, options.steps)
+            seconds.setdefault(form, []).append(taken)
+            color_seconds.setdefault(form, []).append(recolored(batch, changed, device))
+    for form, changed in forms(config).items():
+        both = [sum(each) for each in zip(seconds[form], color_seconds[form], strict=True)]
+        ratios, with_colors = (
+            [one / each for one, each in zip(seconds["one"], of_form, strict=True)]
+            for of_form in (seconds[form], both)
+        )
+        rates = [options.batch / each for each in seconds[form]]
+        milliseconds = 1000 * statistics.median(color_seconds[form]) / options.batch
+        print(
+            f"  {form:10} {changed.augment.num_views} crops: {spread(rates, '.4g')} photographs/s,"
+            f" {spread(ratios, '.2f')} of one view; colors {milliseconds:.2f} ms a photograph,"
+            f" {spread(with_colors, '.2f')} with colors"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recipe", default="vit-b32-1m")
+    parser.add_argument("--workers", type=int, help="[default: the cores]")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=6, help="timed together")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--images", type=int, default=512, help="in the shards")
+    parser.add_argument("--side", type=int, default=400, help="of the images, in pixels")
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    options = parser.parse_args()
+    overrides = [
+        "data.images=IMAGES",
+        "data.labels=LABELS",
+        "data.memory_gib=0",
+        "out=RUN",
+        f"loss={{labels_per_image: {NUM_LABELS}}}",
+        f"schedule={{steps: 1000000, batch_size: {options.batch}}}",
+        "compute={}",
+        "optim={}",
+    ]
+    if options.workers is not None:
+        overrides.append(f"data.workers={options.workers}")
+    config = load_config(options.recipe, overrides)
+    size = config.model.image_size
+    print(
+        f"{options.recipe}, {size} px from JPEGs of {options.side} px, "
+        f"{config.data.workers or os.cpu_count()} workers, colors on {options.device}"
+    )
+    measure(config, options, torch.device(options.device))
+
+
+if __name__ == "__main__":
+    main()

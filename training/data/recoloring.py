@@ -1,0 +1,130 @@
+"""Changes of color as tensor code for any device; the draws are those of `training.data.colors`.
+
+Shapes: B images, C = 3 channels, H = W the side. Values are float, in 0..255, and are not rounded.
+The operations are torchvision's for floating-point images.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training.data.colors import JITTERS, Colors
+
+_WHITE = 255.0
+_SOLARIZED_FROM = 128.0
+
+
+def recolor(x_BCHW: Tensor, colors: Colors) -> Tensor:
+    """Changes the images in place, and returns them.
+
+    The order is that of SimCLR, BYOL and DINO: jitter, gray, blur, solarize. Which images change
+    the host knows, so that a device need not be waited for.
+    """
+    for slot in range(len(JITTERS)):
+        for number, name in enumerate(JITTERS):
+            if name in colors.jitters:
+                chosen = colors.jittered & (colors.order[:, slot] == number)
+                _change(x_BCHW, chosen, _JITTERING[name], colors.factors[:, number])
+    _change(x_BCHW, colors.gray, _gray)
+    _change(x_BCHW, colors.blurred, _blurred, colors.sigma)
+    _change(x_BCHW, colors.solarized, _solarized)
+    return x_BCHW
+
+
+def _change(
+    x_BCHW: Tensor,
+    chosen: NDArray[np.bool_],
+    operation: Callable[..., Tensor],
+    factors: NDArray[np.float64] | None = None,
+) -> None:
+    """Applies an operation to the chosen images, each with its own factor."""
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return
+    device = x_BCHW.device
+    index = torch.from_numpy(rows).to(device, non_blocking=True)
+    arguments = []
+    if factors is not None:
+        own = torch.from_numpy(factors[rows]).to(device, x_BCHW.dtype, non_blocking=True)
+        arguments.append(own[:, None, None, None])
+    x_BCHW.index_copy_(0, index, operation(x_BCHW.index_select(0, index), *arguments))
+
+
+def _brightened(x_BCHW: Tensor, factor: Tensor) -> Tensor:
+    return (factor * x_BCHW).clamp_(0.0, _WHITE)
+
+
+def _contrasted(x_BCHW: Tensor, factor: Tensor) -> Tensor:
+    return _blend(x_BCHW, _gray(x_BCHW).mean(dim=(1, 2, 3), keepdim=True), factor)
+
+
+def _saturated(x_BCHW: Tensor, factor: Tensor) -> Tensor:
+    return _blend(x_BCHW, _gray(x_BCHW), factor)
+
+
+def _hue_turned(x_BCHW: Tensor, turn: Tensor) -> Tensor:
+    """Turns the hue of HSV by a share of the circle; value and saturation stay."""
+    red, green, blue = x_BCHW.split(1, dim=1)
+    value = x_BCHW.amax(dim=1, keepdim=True)
+    chroma = value - x_BCHW.amin(dim=1, keepdim=True)
+    # A gray pixel has no hue; any will do.
+    divisor = torch.where(chroma == 0.0, torch.ones_like(chroma), chroma)
+    sextant = torch.where(
+        value == red,
+        (green - blue) / divisor,
+        torch.where(value == green, (blue - red) / divisor + 2.0, (red - green) / divisor + 4.0),
+    )
+    # The closed form of the way back, for red, green and blue.
+    phase = torch.cat([sextant + offset for offset in (5.0, 3.0, 1.0)], dim=1)
+    phase.add_(6.0 * turn).remainder_(6.0)
+    share = torch.minimum(phase, 4.0 - phase).clamp_(0.0, 1.0)
+    turned: Tensor = torch.addcmul(value, chroma, share, value=-1.0)
+    return turned
+
+
+def _gray(x_BCHW: Tensor) -> Tensor:
+    """Returns the luma (ITU-R 601) in each of the three channels."""
+    red, green, blue = x_BCHW.split(1, dim=1)
+    luma: Tensor = 0.299 * red + 0.587 * green + 0.114 * blue
+    return luma.expand_as(x_BCHW)
+
+
+def _blurred(x_BCHW: Tensor, sigma: Tensor) -> Tensor:
+    """Convolves with a Gaussian in both directions; the border is reflected.
+
+    A direction is one product with a matrix, which holds the weights and the reflection. Matrices
+    are as fast as convolutions for images of this size, and each image has a deviation of its own.
+    """
+    side = x_BCHW.shape[-1]
+    place = torch.arange(side, device=x_BCHW.device, dtype=x_BCHW.dtype)
+    to, source = place[:, None], place[None, :]
+    last = side - 1.0
+    weight = _gaussian(to - source, sigma)
+    # Position -j shows j, and last + j shows last - j; the outermost pixels are not repeated.
+    weight += _gaussian(to + source, sigma) * (source > 0.0)
+    weight += _gaussian(to - (2.0 * last - source), sigma) * (source < last)
+    weight /= weight.sum(dim=-1, keepdim=True)
+    return weight @ x_BCHW @ weight.transpose(-1, -2)
+
+
+def _gaussian(distance: Tensor, sigma: Tensor) -> Tensor:
+    return torch.exp(-0.5 * (distance / sigma).square())
+
+
+def _solarized(x_BCHW: Tensor) -> Tensor:
+    return torch.where(x_BCHW >= _SOLARIZED_FROM, _WHITE - x_BCHW, x_BCHW)
+
+
+def _blend(x_BCHW: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    return torch.addcmul((1.0 - factor) * other, factor, x_BCHW).clamp_(0.0, _WHITE)
+
+
+_JITTERING: dict[str, Callable[..., Tensor]] = {
+    "brightness": _brightened,
+    "contrast": _contrasted,
+    "saturation": _saturated,
+    "hue": _hue_turned,
+}
