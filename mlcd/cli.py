@@ -9,6 +9,7 @@ import click
 
 from mlcd.commands.check_machine import doctor
 from mlcd.commands.cluster_embeddings import cluster
+from mlcd.commands.curate_images import curate
 from mlcd.commands.embed_images import embed
 from mlcd.commands.export_model import export
 from mlcd.commands.index_embeddings import index
@@ -57,7 +58,7 @@ def cli() -> None:
     """Raw images to embeddings, clusters, labels, a trained ViT and a live service."""
 
 
-for _command in (cluster, demo, doctor, embed, export, index, label, name, verify):
+for _command in (cluster, curate, demo, doctor, embed, export, index, label, name, verify):
     cli.add_command(_command)
 
 

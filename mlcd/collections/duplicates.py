@@ -68,6 +68,15 @@ def duplicate_groups(
     return [Group(rows, best[rows]) for rows in _members(group)]
 
 
+def joined_groups(
+    num_rows: int, first: NDArray[np.int64], second: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
+    """Returns the rows of each group that the pairs join, ascending, ordered by their first row."""
+    group = np.arange(num_rows, dtype=np.int64)
+    _join(group, first, second)
+    return list(_members(group))
+
+
 def num_tile_pairs(num_rows: int, tile_rows: int = TILE_ROWS) -> int:
     tiles = -(-num_rows // tile_rows)
     return tiles * (tiles + 1) // 2
