@@ -1,4 +1,4 @@
-"""What each extra installs is enough to import what it is for."""
+"""Each extra installs enough to import what it is for."""
 
 import subprocess
 import sys
