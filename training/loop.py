@@ -79,6 +79,7 @@ def train(
             size=world.size,
             start_step=state.step,
             local_size=processes.local_size,
+            device=processes.device,
         ) as loader,
     ):
         for batch, agreement in _agreed(loader, processes, store, signals, config):

@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 _MAX_CHUNK: Final = 32
 _PATIENCE: Final = 1000  # images; the run stops if so many are rejected before the first is decoded
 _FIRST_REPORTS: Final = 10
+_HOST: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,9 @@ class Loader:
         start_step: int,
         local_size: int | None = None,
         crop_seed: int | None = None,
+        device: torch.device = _HOST,
     ) -> None:
+        self._device = device
         self._dataset, self._config = dataset, config
         self._rank, self._size, self._start_step = rank, size, start_step
         self._num_decoders = config.data.workers or max(
@@ -107,7 +110,7 @@ class Loader:
         self._skips = _Skips(min(_PATIENCE, len(dataset)))
         self._decoders = self._open_decoders()
         self._assembler = ThreadPoolExecutor(
-            1, thread_name_prefix="assemble", initializer=block_stop_signals
+            1, thread_name_prefix="assemble", initializer=_begin_thread, initargs=(device,)
         )
 
     def __iter__(self) -> Iterator[StepBatches]:
@@ -232,12 +235,12 @@ class Loader:
         columns = drawn_columns(stored, positions, loss.num_labels, self._config.seed)
         labels = stored if columns is None else np.take_along_axis(stored, columns, axis=1)
         images, *more_views = (
-            torch.cat(of_chunks)
+            self._joined(of_chunks)
             for of_chunks in zip(*(chunk.views for chunk in chunks), strict=True)
         )
         return Batch(
             images=images,
-            labels=torch.from_numpy(labels.astype(np.int64)),
+            labels=self._joined([torch.from_numpy(labels.astype(np.int64))]),
             positions=positions,
             keys=tuple(sample.entry.key for sample in samples),
             num_skipped=len(rejected),
@@ -260,7 +263,14 @@ class Loader:
             scores[place] = stored[sample.row]
         if columns is not None:
             scores = np.take_along_axis(scores, columns, axis=1)
-        return torch.from_numpy(label_weights(scores, labels))
+        return self._joined([torch.from_numpy(label_weights(scores, labels))])
+
+    def _joined(self, rows: Sequence[Tensor]) -> Tensor:
+        """Returns the rows of all tensors, where the device can copy them from."""
+        if self._device.type != "cuda":
+            return torch.cat(list(rows))
+        shape = (sum(map(len, rows)), *rows[0].shape[1:])
+        return torch.cat(list(rows), out=_pinned(shape, rows[0].dtype))
 
     def _refuse_changed(self, plan: "_Plan", changed: Sequence[int]) -> None:
         if changed:
@@ -271,6 +281,17 @@ class Loader:
                 "images are not those that were labeled, though their keys are the same",
                 remedy="give the labeled images, or embed and label these",
             )
+
+
+def _begin_thread(device: torch.device) -> None:
+    block_stop_signals()
+    if device.type == "cuda":
+        # Otherwise the thread would pin memory for the first GPU, and take some of its own there.
+        torch.cuda.set_device(device)
+
+
+def _pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from PIL import Image
 from mlcd.errors import InvalidInput, Unavailable
 from tests.unit.training.conftest import label_images
 from training.config import load_config
+from training.data import loader as loader_module
 from training.data.augment import Augmentation
 from training.data.crops import crop_pictures
 from training.data.dataset import open_dataset
@@ -114,6 +115,27 @@ def joined(steps):
 def assert_same(one, other):
     for a, b in zip(joined(one), joined(other), strict=True):
         assert np.array_equal(a, b)
+
+
+def test_a_gpu_gets_the_same_batches_in_pinned_memory(config, monkeypatch):
+    """Every tensor that it copies is pinned, by a thread that has the GPU of this process."""
+    pinned, devices = [], []
+
+    def pin(shape, dtype):
+        pinned.append(torch.empty(shape, dtype=dtype))
+        return pinned[-1]
+
+    monkeypatch.setattr(loader_module, "_pinned", pin)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    run, gpu = config("compute.accumulation=2", "loss.label_weights=scores"), torch.device("cuda:1")
+    with Loader(open_dataset(run), run, rank=0, size=1, start_step=4, device=gpu) as loader:
+        steps = list(loader)
+    assert_same(steps, load(run, start_step=4))
+    parts = [part for step in steps for part in step.parts]
+    copied = [each for part in parts for each in (part.images, part.labels, part.weights)]
+    assert len(copied) == len(pinned) == 12
+    assert all(any(one is other for other in pinned) for one in copied)
+    assert devices == [gpu]
 
 
 def test_batches_hold_the_samples_of_their_positions(config):
