@@ -1,0 +1,47 @@
+"""The command `mlcd evaluate suite`."""
+
+from pathlib import Path
+
+import click
+
+from mlcd.commands.common_options import (
+    FINISHED,
+    LOCAL_PATH,
+    announce,
+    encoder_options,
+    reporter_option,
+)
+from mlcd.encoders.options import EncoderOptions
+from mlcd.progress import Reporter
+
+
+@click.command("suite")
+@click.option(
+    "--data", type=LOCAL_PATH, required=True, help="The folder of data sets, one folder each."
+)
+@click.option("--model", required=True, help="As for `mlcd embed`.")
+@click.option("--out", type=LOCAL_PATH, required=True, help="Features, results and the report.")
+@click.option("--set", "names", multiple=True, help="Only this data set; may be given again.")
+@encoder_options
+@reporter_option
+def evaluate_suite(
+    data: Path,
+    model: str,
+    out: Path,
+    names: tuple[str, ...],
+    encoder: EncoderOptions,
+    reporter: Reporter,
+) -> None:
+    """Evaluate a model on all data sets that are there, as CLIP's 26, into one report.
+
+    Features are computed once. The linear probe has each data set's own metric and split; a model
+    of images and texts is measured zero-shot, too. The same command goes on after an interruption.
+    """
+    from training.evaluation.suite.page import page, write_page
+    from training.evaluation.suite.run import run_suite
+
+    suite = run_suite(
+        data, model, out, names=names, options=encoder, announce=announce, reporter=reporter
+    )
+    write_page(suite, out)
+    reporter.result({FINISHED: str(out), **suite.facts()}, page(suite))

@@ -1,0 +1,174 @@
+"""The places of a data set's files, and the check that they are all of them.
+
+    DATA/food101/train/apple_pie/*.jpg   images by class, of train and test, and of val if there is
+    DATA/food101/test/apple_pie/*.jpg
+    DATA/food101.zip                     the same in an archive
+    DATA/voc2007/labels.jsonl            of several labels an image: path, labels, difficult
+    DATA/splits/food101.json             the parts by keys ("train", "val", "test", or "folds"), and
+                                         the names of classes by folder ("names")
+
+Any other folder of DATA is a data set of the user's own, of which nothing is known.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from mlcd.errors import InvalidInput
+from mlcd.images.source import Source
+from mlcd.types import SampleKey
+from training.evaluation.label_tables import LabelTable
+from training.evaluation.split_files import SplitFile, read_split
+from training.evaluation.splits import folder_split, key_split
+from training.evaluation.suite.definitions import SETS, DataSet
+from training.evaluation.suite.prompts import set_prompts
+from training.evaluation.texts.class_names import NameTable, checked_table, table_of_set
+
+LABELS: Final = "labels.jsonl"
+_SPLITS: Final = "splits"
+_ARCHIVE: Final = ".zip"
+_PARTS: Final = ("train", "folds")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A data set that is there.
+
+    definition: None for one of the user's own. images: its folder or archive. split: None for the
+    split of its folders. names: None for those of the folders. labels: None if images have classes.
+    """
+
+    name: str
+    definition: DataSet | None
+    images: Path
+    split: SplitFile | None
+    names: NameTable | None
+    labels: Path | None
+
+
+def find_sets(data: Path) -> list[Found]:
+    """Returns the data sets below a folder: those of CLIP in the order of its table, then others.
+
+    Raises InvalidInput for a damaged file of splits.
+    """
+    there = {
+        path.name.removesuffix(_ARCHIVE): path
+        for path in sorted(data.iterdir())
+        if path.name != _SPLITS
+        and not path.name.startswith(".")
+        and (path.is_dir() or path.suffix == _ARCHIVE)
+    }
+    known = [name for name in SETS if name in there]
+    others = [name for name in there if name not in SETS]
+    return [_found(data, name, there[name]) for name in (*known, *others)]
+
+
+def _found(data: Path, name: str, images: Path) -> Found:
+    file = data / _SPLITS / f"{name}.json"
+    stated = _stated(file) if file.is_file() else {}
+    names = table_of_set(name) if name in set_prompts() else None
+    labels = images / LABELS
+    return Found(
+        name,
+        SETS.get(name),
+        images,
+        read_split(file) if any(part in stated for part in _PARTS) else None,
+        checked_table(file, stated["names"]) if "names" in stated else names,
+        labels if labels.is_file() and _has_several(name) else None,
+    )
+
+
+def _has_several(name: str) -> bool:
+    return name in SETS and SETS[name].metric == "map-11"
+
+
+def _stated(file: Path) -> dict[str, Any]:
+    try:
+        stated = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{file} is not JSON", remedy="restore it") from error
+    if not isinstance(stated, dict):
+        raise InvalidInput(f"{file} is no object", remedy="restore it")
+    return stated
+
+
+def check_set(found: Found, source: Source, labels: LabelTable | None) -> None:
+    """Raises InvalidInput naming what differs from the data set's definition.
+
+    Nothing is known of a data set of the user's own.
+    """
+    if (definition := found.definition) is None:
+        return
+    if definition.metric == "map-11" and labels is None:
+        raise InvalidInput(f"{found.name} has no {LABELS}", remedy="its images have several labels")
+    if definition.folds > 1 and found.split is None:
+        raise InvalidInput(
+            f"{found.name} has {definition.folds} official folds",
+            remedy=f"give them in {_SPLITS}/{found.name}.json",
+        )
+    for part, classes in _parts(found, source, labels).items():
+        num = len(set(classes) if labels is None else labels.names)
+        if num != definition.classes:
+            raise InvalidInput(
+                f"{part} of {found.name} has {num} classes, not {definition.classes}",
+                remedy="is a class missing?",
+            )
+        expected = definition.test if part == "test" else definition.train
+        if len(classes) != expected:
+            raise InvalidInput(
+                f"{part} of {found.name} has {len(classes)} images, not {expected}",
+                remedy=f"is anything missing? {definition.trap}".strip(),
+            )
+
+
+def _parts(found: Found, source: Source, labels: LabelTable | None) -> dict[str, list[str]]:
+    """Returns the class of every image of each part, "" if it has several; val belongs to train.
+
+    Raises InvalidInput if no folders and no file tell the parts.
+    """
+    if labels is None:
+        keys = list(source.entries.keys())
+        names = [name or "" for name in source.entries.class_names()]
+        given, names = folder_split(names) or (None, names)
+    else:
+        keys, names = list(labels.keys), [""] * len(labels.keys)
+        given = key_split(keys)
+    if found.split is not None:
+        class_of = dict(zip(keys, names, strict=True))
+        return {
+            part: _classes(found, part, of_part, class_of)
+            for part, of_part in _keys_of_parts(found.split).items()
+        }
+    if given is None:
+        raise InvalidInput(
+            f"{found.name} has no folders train and test",
+            remedy=f"make them, or give {_SPLITS}/{found.name}.json",
+        )
+    masks = {"train": given.known, "test": given.test}
+    return {
+        part: [names[row] for row in np.flatnonzero(mask).tolist()] for part, mask in masks.items()
+    }
+
+
+def _keys_of_parts(split: SplitFile) -> dict[str, tuple[SampleKey, ...]]:
+    trained = {
+        "train" if len(split.folds) == 1 else f"fold {number}": (*fold, *(split.validation or ()))
+        for number, fold in enumerate(split.folds, 1)
+    }
+    return {**trained, "test": split.test}
+
+
+def _classes(
+    found: Found, part: str, keys: Sequence[SampleKey], class_of: Mapping[SampleKey, str]
+) -> list[str]:
+    missing = next((key for key in keys if key not in class_of), None)
+    if missing is not None:
+        raise InvalidInput(
+            f"{part} of {found.name} names {missing}, which is not there",
+            remedy="was the split made for these files?",
+        )
+    return [class_of[key] for key in keys]

@@ -1,0 +1,238 @@
+"""The run of all data sets that are there: features once, then each evaluation, then one report.
+
+Everything is an artifact below the output, so the same command goes on after an interruption:
+features/NAME, linear-probe/NAME and zero-shot/NAME; report.json and report.md come last.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.manifest import MANIFEST, Artifact, open_artifact
+from mlcd.encoders import has_text, open_encoder
+from mlcd.encoders.options import EncoderOptions
+from mlcd.errors import InvalidInput, MlcdError, NotFound
+from mlcd.images.quiet import silence_decoders
+from mlcd.images.sources import open_source
+from mlcd.pipelines.embed import embed
+from mlcd.pipelines.resolve import resolve_model
+from mlcd.progress import Reporter
+from training.evaluation.image_features import digest_rows
+from training.evaluation.kept import Record
+from training.evaluation.label_tables import LabelTable, read_labels
+from training.evaluation.report import (
+    LabelsProtocol,
+    ProbeProtocol,
+    Protocol,
+    Subject,
+    evaluate_all,
+)
+from training.evaluation.seen import seen_by
+from training.evaluation.suite.definitions import IMAGENET, SETS
+from training.evaluation.suite.layout import Found, check_set, find_sets
+from training.evaluation.texts.evaluate import Asked, evaluate_zero_shot
+from training.evaluation.texts.model import Model, opened_model
+from training.evaluation.texts.prompts import Prompts, read_prompts
+from training.evaluation.texts.tested import open_tested
+
+_OWN_PROMPTS = "simple"
+
+
+@dataclass(frozen=True)
+class Line:
+    """The findings about one data set.
+
+    metric: its own, of both evaluations. seen: of its images, those that the model's run has seen,
+    and what is not known of that. reasons: by evaluation, why it has no number.
+    """
+
+    name: str
+    title: str
+    metric: str
+    probe: Record | None
+    zero_shot: Record | None
+    seen: dict[str, Any] | None
+    reasons: dict[str, str]
+
+    def facts(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One run: the model as it was asked for, a line per data set that is there, and the rest."""
+
+    model: str
+    fingerprint: str
+    lines: tuple[Line, ...]
+    missing: tuple[str, ...]
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "fingerprint": self.fingerprint,
+            "sets": [line.facts() for line in self.lines],
+            "missing": list(self.missing),
+        }
+
+
+def run_suite(
+    data: Path,
+    spec: str,
+    out: Path,
+    *,
+    names: Sequence[str],
+    options: EncoderOptions,
+    announce: Callable[[str], None],
+    reporter: Reporter,
+) -> Suite:
+    """Evaluates a model on the data sets below `data`, or on those of these names.
+
+    A data set that is damaged gets a reason instead of numbers. Raises NotFound if none is there.
+    """
+    found = _chosen(data, names)
+    path = resolve_model(spec, announce)
+    silence_decoders()
+    faults = {one.name: fault for one in found if (fault := _fault(one)) is not None}
+    sound = [one for one in found if one.name not in faults]
+    fingerprint = _embed_all(sound, path, out, options, reporter)
+    artifact = _artifact(path)
+    probes = {one.name: _attempt(partial(_probe, one, out, reporter)) for one in sound} | faults
+    zero_shots = _zero_shots(sound, path, out, options, announce, reporter) | faults
+    lines = [
+        Line(
+            one.name,
+            one.name if one.definition is None else one.definition.title,
+            "accuracy" if one.definition is None else one.definition.metric,
+            _record(probes[one.name]),
+            _record(zero_shots[one.name]),
+            _seen(artifact, out / "features" / one.name),
+            _reasons(probes[one.name], zero_shots[one.name]),
+        )
+        for one in found
+    ]
+    here = {one.name for one in found}
+    return Suite(spec, fingerprint, tuple(lines), tuple(name for name in SETS if name not in here))
+
+
+def _chosen(data: Path, names: Sequence[str]) -> list[Found]:
+    if not data.is_dir():
+        raise NotFound(f"there is no folder {data}")
+    found = find_sets(data)
+    there = {one.name for one in found}
+    if absent := [name for name in names if name not in there]:
+        raise NotFound(f"{data} has no data set {absent[0]}", remedy=f"there is {sorted(there)}")
+    chosen = [one for one in found if not names or one.name in names]
+    if not chosen:
+        raise NotFound(
+            f"there is no data set in {data}", remedy="docs/how-to/suite.md says where files lie"
+        )
+    return chosen
+
+
+def _embed_all(
+    found: Sequence[Found], path: str, out: Path, options: EncoderOptions, reporter: Reporter
+) -> str:
+    """Embeds the data sets, each into its artifact, and returns the model's fingerprint."""
+    with closing(open_encoder(path, options)) as encoder:
+        for one in found:
+            embed(open_source(str(one.images)), encoder, out / "features" / one.name, reporter)
+        return encoder.fingerprint
+
+
+def _labels(one: Found) -> LabelTable | None:
+    return None if one.labels is None else read_labels(one.labels)
+
+
+def _fault(one: Found) -> str | None:
+    """Returns why a data set cannot be evaluated, None if it can."""
+    try:
+        source = open_source(str(one.images))
+        source.check_not_empty()
+        check_set(one, source, _labels(one))
+    except MlcdError as error:
+        return str(error)
+    return None
+
+
+def _attempt(make: Callable[[], Record]) -> Record | str:
+    """Returns the record, or why there is none."""
+    try:
+        return make()
+    except InvalidInput as error:
+        return str(error)
+
+
+def _record(found: Record | str) -> Record | None:
+    return None if isinstance(found, str) else found
+
+
+def _reasons(probe: Record | str, zero_shot: Record | str) -> dict[str, str]:
+    both = {"linear-probe": probe, "zero-shot": zero_shot}
+    return {name: found for name, found in both.items() if isinstance(found, str)}
+
+
+def _probe(one: Found, out: Path, reporter: Reporter) -> Record:
+    metric = "accuracy" if one.definition is None else one.definition.metric
+    labels = _labels(one)
+    protocol: Protocol
+    if metric == "map-11":
+        assert labels is not None
+        protocol = LabelsProtocol("embedding", labels, None)
+    else:
+        protocol = ProbeProtocol("embedding", metric, None)
+    (record,) = evaluate_all(
+        [out / "features" / one.name],
+        protocol,
+        Subject(split=one.split),
+        out=out / "linear-probe" / one.name,
+        reporter=reporter,
+    )
+    return record
+
+
+def _zero_shots(
+    found: Sequence[Found],
+    path: str,
+    out: Path,
+    options: EncoderOptions,
+    announce: Callable[[str], None],
+    reporter: Reporter,
+) -> dict[str, Record | str]:
+    if not has_text(path):
+        return dict.fromkeys([one.name for one in found], "the model has no tower of texts")
+    with opened_model(path, options, announce) as model:
+        return {one.name: _attempt(partial(_zero_shot, model, one, out, reporter)) for one in found}
+
+
+def _zero_shot(model: Model, one: Found, out: Path, reporter: Reporter) -> Record:
+    if one.labels is not None:
+        raise InvalidInput("zero-shot is for one class an image")
+    tested = open_tested(str(out / "features" / one.name))
+    # The suite states what was seen beside the numbers.
+    asked = Asked(tested, may_be_seen=True, out=out / "zero-shot" / one.name)
+    return evaluate_zero_shot(model, asked, _prompts(one), one.names, reporter)
+
+
+def _prompts(one: Found) -> Prompts:
+    if one.definition is None:
+        return read_prompts(_OWN_PROMPTS)
+    return read_prompts("clip" if one.name == IMAGENET else one.name)
+
+
+def _artifact(path: str) -> Artifact | None:
+    if not (Path(path) / MANIFEST).is_file():
+        return None
+    return open_artifact(Path(path), verify_files=False)
+
+
+def _seen(artifact: Artifact | None, features: Path) -> dict[str, Any] | None:
+    """Returns what the model's run has seen of all images of a data set; None if nothing tells."""
+    if artifact is None or not (features / MANIFEST).is_file():
+        return None
+    digests = digest_rows(EmbeddingsArtifact.open(features).image_sha256)
+    return seen_by(artifact).among(digests).facts() | {"of": len(digests)}
