@@ -33,6 +33,7 @@ _MANY_CLASSES = 10_000  # the most classes that are all drawn as negatives
 _PUBLISHED_CLASSES = 1_000_000
 _PUBLISHED_SCALE = 64.0
 _PUBLISHED_RATIO = 0.1
+_MARGIN: Final = 0.3
 _CLIP_SCALE = 1 / 0.07
 _SIGLIP_SCALE = 10.0
 # The settings of the loss that are about class centers.
@@ -269,7 +270,7 @@ class LossConfig(_Section):
     margin_kind: MarginKind = "arcface"
     """arcface: added to the angle. cosface: subtracted from the cosine. Applies to positives only.
     """
-    margin: Annotated[float, Field(ge=0, lt=1.5)] = 0.3
+    margin: Annotated[float, Field(ge=0, lt=1.5)] = _MARGIN
     """The margin in radians (arcface), or in units of the cosine (cosface)."""
     margin_grad: MarginGrad = "straight_through"
     """straight_through: the margin's own slope is left out, as in the authors' code. exact: the
@@ -323,7 +324,8 @@ class LossConfig(_Section):
             )
         if self.kind == "per_column" and (self.policy != "independent" or self.correct_ratio):
             raise ValueError("loss.policy and loss.correct_ratio have no effect on per_column")
-        if self.margin_kind == "none" and "margin" in self.model_fields_set:
+        # Not what is set: a saved configuration sets everything.
+        if self.margin_kind == "none" and self.margin != _MARGIN:
             raise ValueError("loss.margin has no effect with loss.margin_kind=none")
         if self.drawn_from is not None and self.drawn_from <= self.num_labels:
             raise ValueError(

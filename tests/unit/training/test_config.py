@@ -13,8 +13,9 @@ from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
+from tests.unit.training.running import INSTANCES, VIEWS
 from training.cli import train
-from training.config import LossConfig, built_in_recipes, load_config
+from training.config import LossConfig, built_in_recipes, load_config, validate_config
 from training.run import is_deterministic
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
@@ -44,6 +45,14 @@ def places(recipe):
 
 
 PLANNED = [recipe for recipe in built_in_recipes() if "plan" in header(recipe)]
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("loss.margin_kind=none",), ("loss.kind=cd",), VIEWS, INSTANCES]
+)
+def test_a_saved_configuration_is_read_again(options):
+    config = load_config("demo-digits", [*PLACES, "model.patch_size=8", *options])
+    assert validate_config(json.loads(config.model_dump_json())) == config
 
 
 @pytest.mark.parametrize("recipe", built_in_recipes())
