@@ -7,10 +7,14 @@ angle be at most t. Then
 
 the first because y lies on the other side of the plane between the pivots, and the second by the
 triangle inequality. A row is compared with the members of those cells alone that both bounds allow.
-The products are of float32; scores that rounding could take across the threshold are decided in
-float64.
+There a third bound comes first. Let x_h be the head of x, its components along a few orthonormal
+directions that hold most of the rows, and |x_r| the length of the rest. Then
 
-Shapes: N rows, K pivots, D dimension.
+    x.y <= x_h.y_h + |x_r| |y_r|.
+
+The products are of float32. What remains is decided in float64.
+
+Shapes: N rows, K pivots, D dimension, H components of a head.
 """
 
 import math
@@ -32,13 +36,18 @@ _ROWS_OF_A_PIVOT: Final = 64  # rows that the pivots are found on
 _BLOCK_ROWS: Final = 4096
 _BLOCK_MEMBERS: Final = 512
 _BLOCK_CELLS: Final = 32
+_HEAD: Final = 256
+_ROUNDS: Final = 2
+_SAMPLED_ROWS: Final = 4096
+# the share of pairs of a tile above which a product of whole rows is cheaper than single pairs
+_FEW: Final = 0.001
 _SLACK: Final = 1e-4  # far above what float32 rounds a cosine by
 
 
 @dataclass(frozen=True)
 class ClosePairs:
     """Pairs of rows, first < second, in this order, with their float64 cosines. num_compared: the
-    products of two rows that it took.
+    products of whole rows that it took beside those of heads.
     """
 
     first: NDArray[np.int64]
@@ -57,19 +66,44 @@ def close_pairs(rows_ND: Embeddings, similarity: float, *, meter: Meter) -> Clos
     for cell, others in cells.neighbors(math.acos(similarity)):
         members = cells.members(cell)
         for some, start in _tiles(others, members):
-            scores = cells.rows[some] @ cells.rows[start : members.stop].T
-            num_compared += scores.size
-            left, right = np.nonzero(scores >= similarity - _SLACK)
+            behind = slice(start, members.stop)
+            bounds = cells.heads[some] @ cells.heads[behind].T
+            near = bounds >= similarity - _SLACK
+            if np.count_nonzero(near) > _FEW * near.size:
+                near = cells.rows[some] @ cells.rows[behind].T >= similarity - _SLACK
+                num_compared += near.size
+            left, right = np.nonzero(near)
             one, other = some[left], right + start
-            found.append(np.stack([one, other])[:, one < other])
+            found.append(_close(cells.rows, one, other, similarity))
         meter.advance(members.stop - members.start)
     pairs = cells.order[np.concatenate(found, axis=1)]
     first, second = pairs.min(axis=0), pairs.max(axis=0)
     scores = exact_scores(rows_ND, rows_ND, first, second)
-    reach = scores >= similarity
-    first, second, scores = first[reach], second[reach], scores[reach]
     order = np.lexsort((second, first))
     return ClosePairs(first[order], second[order], scores[order], num_compared)
+
+
+def _close(
+    rows_ND: Embeddings, one: NDArray[np.int64], other: NDArray[np.int64], similarity: float
+) -> NDArray[np.int64]:
+    """Returns those of the pairs that reach the similarity, [2, n], each once."""
+    pairs = np.stack([one, other])[:, one < other]
+    close: NDArray[np.int64] = pairs[:, exact_scores(rows_ND, rows_ND, *pairs) >= similarity]
+    return close
+
+
+def _heads(rows_ND: Embeddings) -> Embeddings:
+    """Returns [N, H + 1]: the head of each row, and a length that its rest does not exceed."""
+    dimension = rows_ND.shape[1]
+    sample = rows_ND[:: max(1, len(rows_ND) // _SAMPLED_ROWS)]
+    start = np.random.default_rng(0).standard_normal((dimension, min(_HEAD, dimension)))
+    basis = start.astype(np.float32)
+    for _ in range(_ROUNDS):  # turns the directions to those that hold most
+        basis = np.linalg.qr((sample.T @ (sample @ basis)).astype(np.float64))[0].astype(np.float32)
+    heads = rows_ND @ basis
+    rest = np.einsum("nd,nd->n", rows_ND, rows_ND) - np.einsum("nh,nh->n", heads, heads)
+    lengths = np.sqrt(np.maximum(rest, 0) + np.float32(_SLACK / 4))
+    return np.concatenate([heads, lengths[:, None]], axis=1)
 
 
 def _pivots(rows_ND: Embeddings) -> Embeddings:
@@ -95,12 +129,15 @@ def _tiles(others: NDArray[np.int64], members: slice) -> Iterator[tuple[NDArray[
 
 @dataclass(frozen=True)
 class _Cells:
-    """All rows in the order of their cells. order: int64 [N], their numbers. of_row: [N], the cell
-    of each. own: [N], its cosine with the pivot. starts: [K + 1], where each cell begins.
+    """All rows in the order of their cells, with their heads.
+
+    order: int64 [N], their numbers. of_row: [N], the cell of each. own: [N], its cosine with the
+    pivot. starts: [K + 1], where each cell begins.
     """
 
     pivots: Embeddings
     rows: Embeddings
+    heads: Embeddings
     order: NDArray[np.int64]
     of_row: NDArray[np.int64]
     own: NDArray[np.float32]
@@ -117,7 +154,8 @@ class _Cells:
         order = np.argsort(of_row, kind="stable")
         of_row = of_row[order]
         starts = np.searchsorted(of_row, np.arange(len(pivots) + 1))
-        return cls(pivots, rows_ND[order], order, of_row, own[order], starts)
+        rows = rows_ND[order]
+        return cls(pivots, rows, _heads(rows), order, of_row, own[order], starts)
 
     def members(self, cell: int) -> slice:
         return slice(int(self.starts[cell]), int(self.starts[cell + 1]))
