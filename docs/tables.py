@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from service.settings import Settings, as_text, named_fields, nested_model
 from training.config import MixedSource, RunConfig
+from training.pairs.config import PairsConfig
 
 _ROOT: Final = Path(__file__).parents[1]
 _REFERENCE: Final = Path(__file__).parent / "reference"
@@ -46,7 +47,8 @@ sets one. An unknown key is refused with a suggestion. The built-in recipes are 
 `python docs/tables.py`.
 
 A recipe of your own needs the keys that are *required* here, and data: `data.images` and
-`data.labels`, or `data.mix`.
+`data.labels`, or `data.mix`. One of [images with captions](../how-to/train-on-captions.md) needs
+`data.pairs` and `loss.kind`; the sections of data, text and loss are then those at the end.
 """
 
 
@@ -82,6 +84,10 @@ def recipes_page() -> str:
         if (model := nested_model(field)) is not None:
             sections.append(_section(name, f"{name}.", model))
     sections.append(_section("data.mix", "", MixedSource))
+    for name in ("data", "text", "loss"):
+        model = nested_model(PairsConfig.model_fields[name])
+        assert model is not None
+        sections.append(_section(f"{name}, on pairs", f"{name}.", model))
     return "\n".join(sections)
 
 

@@ -32,6 +32,8 @@ class Stream(IntEnum):
     CENTERS = 8
     DROP_PATH = 9
     COLORS = 10
+    TEXT_TOWER = 11
+    CAPTIONS = 12
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -2,7 +2,8 @@
 
 step_000007-rank0/  one process's part of the batch
   batch.safetensors   for each micro-batch i: images.i uint8, labels.i, positions.i, weights.i if
-                      the labels have weights, and views.i.1, views.i.2, … if there are more views
+                      the labels have weights, and views.1.i, views.2.i, … if there are more views;
+                      with captions ids.i instead of labels.i
   batch.json          step, keys, loss and gradient norms
 step_000007-state/  a checkpoint of the state before that step
 """
@@ -13,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from mlcd.artifacts.disk import replacing, sync_path
 from mlcd.errors import ArtifactInvalid
 from mlcd.models.runs import checkpoint_name
 from training.data.loader import StepBatches
-from training.step import Meters
+from training.step import StepMeters
 
 FOLDER: Final = "bad_batches"
 _BATCH, _FACTS = "batch.safetensors", "batch.json"
@@ -62,28 +63,15 @@ def clear_bad_batch(run: Path, step: int) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def keep_bad_batch(path: Path, batch: StepBatches, meters: Meters) -> None:
+def keep_bad_batch(path: Path, batch: StepBatches[Any], meters: StepMeters) -> None:
     """Writes this process's part of the batch, whole or not at all."""
     shutil.rmtree(path, ignore_errors=True)
     tensors: dict[str, Tensor] = {}
     for index, part in enumerate(batch.parts):
-        tensors |= {
-            f"images.{index}": part.images,
-            f"labels.{index}": part.labels,
-            f"positions.{index}": torch.from_numpy(part.positions),
-        }
-        if part.weights is not None:
-            tensors[f"weights.{index}"] = part.weights
-        for view, pixels in enumerate(part.more_views, start=1):
-            tensors[f"views.{index}.{view}"] = pixels
-    norms = {
-        "loss": meters.loss,
-        "grad_norm": meters.grad_norm,
-        "center_grad_norm": meters.center_grad_norm,
-    }
+        tensors |= {f"{name}.{index}": tensor for name, tensor in part.tensors().items()}
     # The norms are strings because JSON has no NaN.
     facts = {"step": batch.step, "keys": [part.keys for part in batch.parts]}
-    facts |= {name: str(value.item()) for name, value in norms.items()}
+    facts |= {name: str(value.item()) for name, value in meters.norms.items()}
     with replacing(path) as draft:
         draft.mkdir(parents=True)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft / _BATCH)
@@ -126,11 +114,11 @@ def _joined(stored: Sequence[dict[str, Tensor]], index: int) -> BadPart:
     def joined(name: str) -> Tensor:
         return torch.cat([tensors[name] for tensors in stored])
 
-    num_views = sum(name.startswith(f"views.{index}.") for name in stored[0])
+    num_views = sum(name.startswith("views.") and name.endswith(f".{index}") for name in stored[0])
     return BadPart(
         images=joined(f"images.{index}"),
         labels=joined(f"labels.{index}"),
         positions=joined(f"positions.{index}").numpy(),
         weights=joined(f"weights.{index}") if f"weights.{index}" in stored[0] else None,
-        more_views=tuple(joined(f"views.{index}.{view}") for view in range(1, num_views + 1)),
+        more_views=tuple(joined(f"views.{view}.{index}") for view in range(1, num_views + 1)),
     )

@@ -94,7 +94,7 @@ def activation_bytes(config: RunConfig, num_images: int, vit: ViTConfig | None =
     item = 2 if config.compute.precision == "bf16" else stream
     tokens, width = vit.num_tokens, vit.width
     hidden = (3 if vit.activation == "quick_gelu" else 2) * vit.mlp_width
-    if config.model.freeze == "tower":
+    if isinstance(config.model.freeze, str):
         # Nothing is kept: one block's tensors are alive at a time.
         return num_images * (
             3 * vit.image_size**2 * (_PIXEL_BYTES + item)

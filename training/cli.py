@@ -20,11 +20,13 @@ from training.evaluation.texts.cli import (
 from training.preemption import Interrupted, Preempted, preemptible
 
 if TYPE_CHECKING:
+    from mlcd.artifacts.manifest import Artifact
     from training.config import RunConfig
     from training.evaluation.image_features import Features
     from training.evaluation.report import Protocol
     from training.evaluation.scores import Metric
     from training.evaluation.sides import Sides
+    from training.pairs.config import PairsConfig
 
 _INTERRUPTED = 130
 _FAILED = 2
@@ -100,12 +102,12 @@ def train(
     mfu: float | None,
     reporter: Reporter,
 ) -> None:
-    """Train a ViT on images and their labels.
+    """Train a ViT on images and their labels, or two towers on images and their captions.
 
     RECIPE is a YAML file or the name of a built-in recipe. a.b=c sets one of its keys, for example
-    data.images=DIR data.labels=LABELS out=RUN. Several processes, on one machine or many, train
-    together by `torchrun --nproc-per-node N -m mlcd train …`. An interrupted run can be resumed
-    with any number of processes.
+    data.images=DIR data.labels=LABELS out=RUN, or data.pairs=DIR with captions. Several processes,
+    on one machine or many, train together by `torchrun --nproc-per-node N -m mlcd train …`. An
+    interrupted run can be resumed with any number of processes.
 
     With --rounds N, `out` holds the rounds: each has features, centers, labels and a run. The same
     command goes on after an interruption.
@@ -125,7 +127,6 @@ def train(
         # Importing torch alone takes seconds.
         with preemptible():
             from training.replay import replay as run_replay
-            from training.run import run_training
 
             overrides = _overrides(recipe, overrides, resume, replay, (rounds, clusters))
             if not is_first():
@@ -134,13 +135,14 @@ def train(
                 found = run_replay(Path(resume), Path(replay))
                 reporter.result(found.facts(), str(found))
                 return
-            config = _config(recipe, overrides, resume)
             if rounds is None:
-                run = run_training(config, reporter)
+                run = _trained(_config(recipe, overrides, resume), reporter)
             else:
+                from training.config import load_config
                 from training.rounds import run_rounds
 
-                *_, run = run_rounds(config, rounds, clusters, reporter)
+                assert recipe is not None
+                *_, run = run_rounds(load_config(recipe, overrides), rounds, clusters, reporter)
     except Preempted as stop:
         where = (
             "outside of the steps" if stop.step is None else f"at step {stop.step}, which is saved"
@@ -190,15 +192,27 @@ def _overrides(
     return overrides
 
 
-def _config(recipe: str | None, overrides: tuple[str, ...], resume: str | None) -> "RunConfig":
-    from training.config import change_config, load_config
-    from training.run import read_run_config
+def _config(
+    recipe: str | None, overrides: tuple[str, ...], resume: str | None
+) -> "RunConfig | PairsConfig":
+    from training.pairs.config import change_config, load_any_config
+    from training.run import read_run_fields
 
     if resume is not None:
         run = published_path(Path(resume))
-        return change_config(read_run_config(run), overrides).model_copy(update={"out": str(run)})
+        return change_config(read_run_fields(run), overrides).model_copy(update={"out": str(run)})
     assert recipe is not None
-    return load_config(recipe, overrides)
+    return load_any_config(recipe, overrides)
+
+
+def _trained(config: "RunConfig | PairsConfig", reporter: Reporter) -> "Artifact":
+    from training.pairs.config import PairsConfig
+    from training.pairs.run import run_pairs
+    from training.run import run_training
+
+    if isinstance(config, PairsConfig):
+        return run_pairs(config, reporter)
+    return run_training(config, reporter)
 
 
 def _only_plans(

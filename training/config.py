@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -78,19 +78,29 @@ _VERBATIM = (
     "data.images",
     "data.labels",
     "data.centers",
+    "data.pairs",
+    "data.embeddings",
     "model.start",
     "model.like",
+    "text.start",
+    "text.tokenizer",
     "evaluation.images",
     "out",
 )
 
 
-class _Section(BaseModel):
+PairLossKind = Literal["clip", "siglip"]
+_Config = TypeVar("_Config", bound="TrainingConfig")
+
+
+class Section(BaseModel):
+    """A part of a recipe, in which unknown keys are refused."""
+
     # The docstrings below fields become their descriptions in docs/reference/recipes.md.
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class MixedSource(_Section):
+class MixedSource(Section):
     """One of several data sets; each step takes a share of its samples from it."""
 
     images: str
@@ -103,7 +113,27 @@ class MixedSource(_Section):
     """
 
 
-class DataConfig(_Section):
+class ReadingConfig(Section):
+    """The way images are read."""
+
+    decode: DecodeMode = "exact"
+    """fast: decodes large JPEGs at a fraction of their size, which is faster and gives slightly
+    different pixels.
+    """
+    memory_gib: Annotated[float, Field(ge=0)] = 4.0
+    """The memory in GiB that each process may use for decoded images. Images that do not fit are
+    decoded again in each epoch. Each image counts as at most 3 (1.75 S)² / augment.min_area bytes,
+    where S is model.image_size; a smaller image takes less.
+    """
+    workers: Annotated[int, Field(ge=0)] | None = None
+    """The number of decoding processes for each training process, where images are not held in
+    memory. None: its share of the cores.
+    """
+    prefetch_steps: Annotated[int, Field(ge=1)] = 4
+    """The number of steps that are decoded ahead."""
+
+
+class DataConfig(ReadingConfig):
     """The data that the run trains on."""
 
     images: str | None = None
@@ -120,21 +150,6 @@ class DataConfig(_Section):
     """The share of each class (or of all images) kept for evaluation, chosen by the hash of the
     key.
     """
-    decode: DecodeMode = "exact"
-    """fast: decodes large JPEGs at a fraction of their size, which is faster and gives slightly
-    different pixels.
-    """
-    memory_gib: Annotated[float, Field(ge=0)] = 4.0
-    """The memory in GiB that each process may use for decoded images. Images that do not fit are
-    decoded again in each epoch. Each image counts as at most 3 (1.75 S)² / augment.min_area bytes,
-    where S is model.image_size; a smaller image takes less.
-    """
-    workers: Annotated[int, Field(ge=0)] | None = None
-    """The number of decoding processes for each training process, where images are not held in
-    memory. None: its share of the cores.
-    """
-    prefetch_steps: Annotated[int, Field(ge=1)] = 4
-    """The number of steps that are decoded ahead."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -160,7 +175,7 @@ class DataConfig(_Section):
         return (MixedSource(images=self.images, labels=self.labels),)
 
 
-class TowerConfig(_Section):
+class TowerConfig(Section):
     """The vision transformer.
 
     With model.start all sizes come from there, and only image_size may be another one.
@@ -176,9 +191,9 @@ class TowerConfig(_Section):
     """kept: the classifier goes on from the centers of model.start. new: it starts from random
     ones. None: kept if the labels name the classes that the start was trained on.
     """
-    freeze: Annotated[int, Field(ge=0)] | Literal["tower"] = 0
+    freeze: Annotated[int, Field(ge=0)] | Literal["tower", "image"] = 0
     """The number of first blocks that are not trained, together with what comes before them. tower:
-    only the classifier is trained.
+    only the classifier is trained. image: only the text tower is trained, on pairs.
     """
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of samples that the last block's attention and MLP each leave out while training.
@@ -215,9 +230,10 @@ class TowerConfig(_Section):
             for name in ("like", "head"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"model.{name} has no effect without model.start")
-        if self.freeze == "tower" and self.drop_path:
-            raise ValueError("model.drop_path has no effect with model.freeze=tower")
-        if self.freeze != "tower" and self.freeze > self.depth:
+        if isinstance(self.freeze, str):
+            if self.drop_path:
+                raise ValueError(f"model.drop_path has no effect with model.freeze={self.freeze}")
+        elif self.freeze > self.depth:
             raise ValueError(
                 f"model.freeze={self.freeze} is more than the {self.depth} blocks of the tower"
             )
@@ -231,7 +247,7 @@ class TowerConfig(_Section):
     @property
     def num_frozen(self) -> int:
         """Returns the number of blocks that are not trained."""
-        return self.depth if self.freeze == "tower" else self.freeze
+        return self.depth if isinstance(self.freeze, str) else self.freeze
 
     def vit(self) -> ViTConfig:
         return ViTConfig(
@@ -239,7 +255,11 @@ class TowerConfig(_Section):
         )
 
 
-class LossConfig(_Section):
+class AnyLossConfig(Section):
+    """A loss."""
+
+
+class LossConfig(AnyLossConfig):
     """The loss and its class centers."""
 
     kind: LossKind | InstanceKind = "mlcd"
@@ -413,7 +433,7 @@ _Shares = _Share | tuple[_Share, ...]
 _JITTERED: Final = 0.8
 
 
-class AugmentConfig(_Section):
+class AugmentConfig(Section):
     """Random resized crop, flip and changes of color, distributed like torchvision's.
 
     The defaults are those of the authors' later recipe, which changes no colors and takes one view.
@@ -527,7 +547,7 @@ class AugmentConfig(_Section):
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class OptimConfig(_Section):
+class OptimConfig(Section):
     """The settings of AdamW for the tower and the centers."""
 
     lr: Annotated[float, Field(gt=0)] = 1e-3
@@ -561,7 +581,7 @@ class OptimConfig(_Section):
     """
 
 
-class ScheduleConfig(_Section):
+class ScheduleConfig(Section):
     """The length of the run."""
 
     steps: Annotated[int, Field(ge=1)]
@@ -570,7 +590,7 @@ class ScheduleConfig(_Section):
     """The number of images in a step, over all processes."""
 
 
-class ComputeConfig(_Section):
+class ComputeConfig(Section):
     """The way a step is computed; it changes results by no more than rounding."""
 
     precision: Precision = "fp32"
@@ -610,7 +630,7 @@ class ComputeConfig(_Section):
         return self
 
 
-class CheckpointConfig(_Section):
+class CheckpointConfig(Section):
     """The checkpoints that are saved while training."""
 
     every_steps: Annotated[int, Field(ge=1)] = 100
@@ -625,7 +645,7 @@ class CheckpointConfig(_Section):
     """Writes checkpoints while training goes on."""
 
 
-class EvaluationConfig(_Section):
+class EvaluationConfig(Section):
     """Evaluation while training; its results go to metrics.jsonl and change nothing else."""
 
     every_steps: Annotated[int, Field(ge=1)] | None = None
@@ -640,7 +660,7 @@ class EvaluationConfig(_Section):
     """Evaluates a logistic regression, which is slower."""
 
 
-class TelemetryConfig(_Section):
+class TelemetryConfig(Section):
     """The records that a run writes besides metrics.jsonl."""
 
     tensorboard: bool = False
@@ -653,7 +673,9 @@ class TelemetryConfig(_Section):
     """
 
 
-class RunConfig(_Section):
+class TrainingConfig(Section):
+    """The settings of every training, whatever its loss."""
+
     out: str
     """The directory that the run becomes."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -666,15 +688,14 @@ class RunConfig(_Section):
     """auto: a GPU if there is one."""
     log_every: Annotated[int, Field(ge=1)] = 10
     """The number of steps between lines of metrics.jsonl."""
-    data: DataConfig
+    data: ReadingConfig
     model: TowerConfig
-    loss: LossConfig = LossConfig()
+    loss: AnyLossConfig
     augment: AugmentConfig = AugmentConfig()
     optim: OptimConfig = OptimConfig()
     schedule: ScheduleConfig
     compute: ComputeConfig = ComputeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
     @field_validator("out")
@@ -685,7 +706,27 @@ class RunConfig(_Section):
         return out
 
     @model_validator(mode="after")
+    def _warm_up_ends(self) -> Self:
+        if self.optim.warmup_steps > self.schedule.steps:
+            raise ValueError(
+                f"optim.warmup_steps={self.optim.warmup_steps} is more than "
+                f"schedule.steps={self.schedule.steps}: "
+                "the learning rate would never reach optim.lr"
+            )
+        return self
+
+
+class RunConfig(TrainingConfig):
+    """The settings of a training on images with labels."""
+
+    data: DataConfig
+    loss: LossConfig = LossConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
+        if self.model.freeze == "image":
+            raise ValueError("model.freeze=image is for training on pairs; write tower")
         for name, unused in (("layer_decay", 1.0), ("ema", None)):
             if self.model.freeze == "tower" and getattr(self.optim, name) != unused:
                 raise ValueError(f"optim.{name} has no effect with model.freeze=tower")
@@ -720,16 +761,6 @@ class RunConfig(_Section):
         for name, given in of_centers.items():
             if given is not None:
                 raise ValueError(f"{name} has no effect on {self.loss.kind}")
-        return self
-
-    @model_validator(mode="after")
-    def _warm_up_ends(self) -> Self:
-        if self.optim.warmup_steps > self.schedule.steps:
-            raise ValueError(
-                f"optim.warmup_steps={self.optim.warmup_steps} is more than "
-                f"schedule.steps={self.schedule.steps}: "
-                "the learning rate would never reach optim.lr"
-            )
         return self
 
     def identity(self) -> dict[str, Any]:
@@ -767,22 +798,25 @@ def load_config(
     those of the weights. Raises ConfigInvalid, which names the key and, for a misspelled one, makes
     a suggestion, and the errors of `training.start.open_start`.
     """
-    fields = _overridden(_read_recipe(recipe), overrides, fallback or {})
+    return validate_config(read_fields(recipe, overrides, fallback=fallback))
+
+
+def read_fields(
+    recipe: str, overrides: Sequence[str] = (), *, fallback: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Returns the fields of a recipe as `load_config` builds a configuration of them."""
+    fields = overridden(_read_recipe(recipe), overrides, fallback or {})
     tower = fields.get("model")
     if isinstance(tower, dict) and (start := tower.get("start")) is not None:
         sizes = tower_fields(str(start), tower.get("like"), tower)
         fields["model"] = {**tower, **sizes}
-    return validate_config(fields)
+    return fields
 
 
-def change_config(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """Returns the configuration with `a.b=c` applied. Raises ConfigInvalid as in `load_config`."""
-    return validate_config(_overridden(config.model_dump(mode="json"), overrides, {}))
-
-
-def _overridden(
+def overridden(
     fields: dict[str, Any], overrides: Sequence[str], fallback: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """Returns the fields with `a.b=c` applied; fallback is that of `load_config`."""
     for override in overrides:
         name, separator, value = override.partition("=")
         if not separator or not name:
@@ -811,26 +845,44 @@ def _parsed(name: str, value: str) -> object:
         raise ConfigInvalid(f"{name}={value} cannot be read", remedy="quote it as YAML") from error
 
 
+def states_pairs(fields: Mapping[str, Any]) -> bool:
+    """Tells whether the fields are of a training on pairs of images and captions."""
+    data, loss = fields.get("data"), fields.get("loss")
+    if isinstance(data, Mapping) and "pairs" in data:
+        return True
+    return isinstance(loss, Mapping) and loss.get("kind") in get_args(PairLossKind)
+
+
 def validate_config(fields: dict[str, Any]) -> RunConfig:
-    """Builds the configuration from its fields.
+    """Builds the configuration of a training with labels; raises as `validated`."""
+    if states_pairs(fields):
+        raise ConfigInvalid(
+            "a recipe of pairs of images and captions has no plan, rounds or replay",
+            remedy="give `mlcd train` nothing but the recipe and its settings",
+        )
+    return validated(RunConfig, fields)
+
+
+def validated(kind: type[_Config], fields: dict[str, Any]) -> _Config:
+    """Builds a configuration from its fields.
 
     Raises ConfigInvalid, which names an unknown key, or else everything that is missing.
     """
     required = (
-        name
-        for name, field in RunConfig.model_fields.items()
-        if field.is_required() and name != "out"
+        name for name, field in kind.model_fields.items() if field.is_required() and name != "out"
     )
     sections: dict[str, Any] = {name: {} for name in required}
     try:
-        return RunConfig.model_validate({**sections, **fields})
+        return kind.model_validate({**sections, **fields})
     except ValidationError as error:
         errors = error.errors()
         # A misspelled key comes first, because it may be why another one is missing.
         for found in errors:
             if found["type"] == "extra_forbidden":
                 name = _dotted(found["loc"])
-                raise ConfigInvalid(f"unknown key {name}", remedy=_suggestion(name)) from error
+                raise ConfigInvalid(
+                    f"unknown key {name}", remedy=_suggestion(name, kind)
+                ) from error
         if missing := [
             name for found in errors if found["type"] == "missing" for name in _missing(found)
         ]:
@@ -862,13 +914,13 @@ def _missing(found: Mapping[str, Any]) -> list[str]:
     )
 
 
-def _suggestion(name: str) -> str:
+def _suggestion(name: str, kind: type[TrainingConfig]) -> str:
     """Returns the remedy for an unknown key: the likeliest known one.
 
     That is a key of the same last word elsewhere, one for a name from other programs, or a similar
     spelling.
     """
-    known = _known_keys(RunConfig)
+    known = _known_keys(kind)
     section, _, word = name.rpartition(".")
     if (other := _OTHER_NAMES.get(word.lower())) is not None:
         return f"did you mean {other}?"

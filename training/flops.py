@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 
 from mlcd.models.vit import Output, ViTConfig
-from training.config import RunConfig
+from training.config import RunConfig, TrainingConfig
 
 
 def forward_flops(vit: ViTConfig, output: Output = "projected") -> float:
@@ -21,7 +21,7 @@ def forward_flops(vit: ViTConfig, output: Output = "projected") -> float:
     return _patch_flops(vit) + sum(_block_flops(vit, output)) + _projection_flops(vit)
 
 
-def backbone_flops(config: RunConfig, vit: ViTConfig | None = None) -> float:
+def backbone_flops(config: TrainingConfig, vit: ViTConfig | None = None) -> float:
     """Returns the FLOPs of one view forward and backward; compute.recompute repeats the blocks
     forward.
 
@@ -32,7 +32,7 @@ def backbone_flops(config: RunConfig, vit: ViTConfig | None = None) -> float:
     need.
     """
     vit, frozen = vit or config.model.vit(), config.model.num_frozen
-    if config.model.freeze == "tower":
+    if isinstance(config.model.freeze, str):
         return forward_flops(vit, "projected")
     blocks = _block_flops(vit, "projected")
     trained = sum(blocks[frozen:])

@@ -1,7 +1,7 @@
 """The training loop, in order of time: batch, step, log, evaluate, checkpoint."""
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,16 +13,46 @@ from mlcd.progress import Meter
 from mlcd.world import Elsewhere
 from training.bad_batch import bad_batch_path, bad_state_path, clear_bad_batch, keep_bad_batch
 from training.checkpoint.checkpoint_store import CheckpointStore
-from training.config import RunConfig
-from training.data.dataset import Dataset
-from training.data.loader import Loader, StepBatches
-from training.evaluation.image_features import PreparedImages
-from training.evaluation.while_training import evaluate_model
+from training.config import TrainingConfig
+from training.data.loader import StepBatches
 from training.parallel.processes import Processes
 from training.preemption import Interrupted, Preempted, Signals, received_signals
-from training.state import TrainState
-from training.step import Meters, NotFinite, train_step
+from training.step import NotFinite, StepMeters
 from training.telemetry.throughput import Throughput
+
+
+class Progress(Protocol):
+    """The part of a training's state that the loop counts; see `training.state.TrainState`."""
+
+    step: int
+    skipped_steps: int
+    skipped_samples: int
+
+
+class Work(Protocol):
+    """One kind of training: what the loop repeats."""
+
+    @property
+    def state(self) -> Progress: ...
+
+    def load(self) -> AbstractContextManager[Iterable[StepBatches[Any]]]:
+        """Opens the batches of the steps from the state's on."""
+        ...
+
+    def step(
+        self,
+        batch: StepBatches[Any],
+        shares: Sequence[float],
+        row_counts: Sequence[Sequence[int]],
+    ) -> StepMeters:
+        """Updates the state once, without counting the step; the arguments are those of
+        `training.step.train_step`.
+        """
+        ...
+
+    def evaluate(self) -> dict[str, float] | None:
+        """Returns what is measured after the state's last step; None if nothing is due."""
+        ...
 
 
 class StepLog(Protocol):
@@ -50,50 +80,38 @@ class Journal:
 
 
 def train(
-    state: TrainState,
-    dataset: Dataset,
-    config: RunConfig,
+    work: Work,
+    config: TrainingConfig,
     *,
     run: Path,
     store: CheckpointStore,
     processes: Processes,
     journal: Journal,
-    evaluation: PreparedImages | None,
 ) -> None:
-    """Trains `state` from its step to the last one of the schedule.
+    """Trains from the state's step to the last one of the schedule.
 
-    evaluation: the result of `check_evaluation`. Raises Diverged, Interrupted and Preempted on all
-    processes at the same step.
+    Raises Diverged, Interrupted and Preempted on all processes at the same step.
     """
-    work = [f"step {state.step}"]
-    world = processes.world
+    state = work.state
+    doing = [f"step {state.step}"]
     # Signals are outermost: torchrun stops the others when one fails, and they have to report it.
     with (
         received_signals() as signals,
         closing(store),
-        processes.watched(work),
-        Loader(
-            dataset,
-            config,
-            rank=world.rank,
-            size=world.size,
-            start_step=state.step,
-            local_size=processes.local_size,
-            device=processes.device,
-        ) as loader,
+        processes.watched(doing),
+        work.load() as loader,
     ):
         for batch, agreement in _agreed(loader, processes, store, signals, config):
-            work[0] = f"step {batch.step}"
+            doing[0] = f"step {batch.step}"
             meters = _step(
-                state, batch, agreement, config, run=run, store=store, processes=processes
+                work, batch, agreement, config, run=run, store=store, processes=processes
             )
             finished = state.step == config.schedule.steps
             _log_keys(journal, state, batch)
             journal.throughput.add(sum(len(part.keys) for part in batch.parts), batch.wait_s)
             if meters is not None and (state.step % config.log_every == 0 or finished):
-                _log(journal, state, meters, world.size)
-            if config.evaluation.every_steps and state.step % config.evaluation.every_steps == 0:
-                measured = evaluate_model(state.servable(), config, world=world, images=evaluation)
+                _log(journal, state, meters, processes.world.size)
+            if (measured := work.evaluate()) is not None:
                 journal.record({"step": state.step, **measured})
             journal.meter.advance(1)
             if finished or store.is_due(state.step) or agreement.stop:
@@ -101,7 +119,7 @@ def train(
             if agreement.stop and not finished:
                 store.join()
                 raise Preempted(state.step) if agreement.preempted else Interrupted
-        work[0] = "the last checkpoint"
+        doing[0] = "the last checkpoint"
         store.join()
 
 
@@ -130,12 +148,12 @@ class _Agreement:
 
 
 def _agreed(
-    loader: Loader,
+    loader: Iterable[StepBatches[Any]],
     processes: Processes,
     store: CheckpointStore,
     signals: Signals,
-    config: RunConfig,
-) -> Iterator[tuple[StepBatches, _Agreement]]:
+    config: TrainingConfig,
+) -> Iterator[tuple[StepBatches[Any], _Agreement]]:
     """Yields each step's batch with what one sum over all processes says about it.
 
     The sum is on the host, so that no GPU waits.
@@ -143,7 +161,7 @@ def _agreed(
     steps = iter(loader)
     while True:
         failure: MlcdError | None = None
-        batch: StepBatches | None = None
+        batch: StepBatches[Any] | None = None
         try:
             batch = next(steps, None)
         except MlcdError as error:
@@ -171,21 +189,22 @@ def _agreed(
 
 
 def _step(
-    state: TrainState,
-    batch: StepBatches,
+    work: Work,
+    batch: StepBatches[Any],
     agreement: _Agreement,
-    config: RunConfig,
+    config: TrainingConfig,
     *,
     run: Path,
     store: CheckpointStore,
     processes: Processes,
-) -> Meters | None:
-    """Takes one step of `state`. Returns None if it was skipped because it was not finite.
+) -> StepMeters | None:
+    """Takes one step. Returns None if it was skipped because it was not finite.
 
     Raises Diverged after too many skips.
     """
+    state = work.state
     try:
-        meters = train_step(state, batch.parts, agreement.shares, config, agreement.row_counts)
+        meters: StepMeters | None = work.step(batch, agreement.shares, agreement.row_counts)
     except NotFinite as error:
         meters = None
         _keep(state, batch, error.meters, run=run, store=store, processes=processes)
@@ -203,9 +222,9 @@ def _step(
 
 
 def _keep(
-    state: TrainState,
-    batch: StepBatches,
-    meters: Meters,
+    state: Progress,
+    batch: StepBatches[Any],
+    meters: StepMeters,
     *,
     run: Path,
     store: CheckpointStore,
@@ -223,15 +242,16 @@ def _keep(
     store.join()
 
 
-def _diverged(run: Path, step: int, meters: Meters) -> Diverged:
+def _diverged(run: Path, step: int, meters: StepMeters) -> Diverged:
+    loss, *norms = (norm.item() for norm in meters.norms.values())
     return Diverged(
-        f"step {step}: loss {meters.loss.item()}, gradient norms {meters.grad_norm.item()} and"
-        f" {meters.center_grad_norm.item()}; the batch is in {bad_batch_path(run, step, 0)}",
+        f"step {step}: loss {loss}, gradient norms {' and '.join(map(str, norms))}; the batch is in"
+        f" {bad_batch_path(run, step, 0)}",
         remedy="study it with --replay, lower optim.lr or loss.scale, or allow optim.max_skips",
     )
 
 
-def _log(journal: Journal, state: TrainState, meters: Meters, num_processes: int) -> None:
+def _log(journal: Journal, state: Progress, meters: StepMeters, num_processes: int) -> None:
     numbers = meters.to_dict()
     rates = journal.throughput.read()
     rates["images_per_s"] *= num_processes
@@ -246,7 +266,7 @@ def _log(journal: Journal, state: TrainState, meters: Meters, num_processes: int
     journal.meter.advance(0, **shown)
 
 
-def _log_keys(journal: Journal, state: TrainState, batch: StepBatches) -> None:
+def _log_keys(journal: Journal, state: Progress, batch: StepBatches[Any]) -> None:
     if journal.keys is not None:
         keys = [key for part in batch.parts for key in part.keys]
         journal.keys.append({"step": state.step, "keys": keys})

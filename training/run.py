@@ -23,13 +23,15 @@ from mlcd.parts.encoded import check_outside, images_parent
 from mlcd.progress import Reporter
 from mlcd.world import World
 from training.checkpoint.checkpoint_store import CheckpointStore
+from training.checkpoint.classifier_contents import ClassifierContents
 from training.class_examples import write_examples
-from training.config import ARITHMETIC, RunConfig, validate_config
+from training.classification import Classification
+from training.config import ARITHMETIC, RunConfig, TrainingConfig, validate_config
 from training.data.dataset import Dataset
 from training.data.maps import open_shared_dataset
 from training.evaluation.while_training import check_evaluation
 from training.flops import step_flops
-from training.loop import Journal, StepLog, train
+from training.loop import Journal, Progress, StepLog, Work, train
 from training.optim.average import WeightAverage
 from training.optim.groups import (
     adamw_settings,
@@ -73,48 +75,64 @@ def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifac
         for part in dataset.parts:
             check_outside(part.source.location, out)
         evaluation = check_evaluation(config, [part.listing_digest for part in dataset.parts])
-        start = _start(config)
+        start = open_tower_start(config)
         centers = _initial_centers(config, dataset, start)
         request = _request(config, out, dataset, start)
         _refuse_earlier(out, request)
         done = find_published(out, request)
     if done is not None:
         return done
-    with _draft(out, request, processes) as draft:
+    with open_draft(out, request, processes) as draft:
         with processes.failing_together():
             model = initial_model(config, start)
             state = initial_state(config, dataset.num_centers, processes, model, centers)
             store = _store(draft.path, config, dataset, processes, request.parents)
-        with closing(store):
-            if (step := _agreed_latest(store, processes)) is None:
-                store.save(state)
-            else:
-                store.load(state, step)
-            with (
-                reporter.stage("train", config.schedule.steps, done=state.step) as meter,
-                _journal(draft.path, config, dataset, state, processes, meter) as journal,
-            ):
-                train(
-                    state,
-                    dataset,
-                    config,
-                    run=draft.path,
-                    store=store,
-                    processes=processes,
-                    journal=journal,
-                    evaluation=evaluation,
-                )
+        work = Classification(state, dataset, config, processes, evaluation)
+        flops = step_flops(config, dataset.num_centers)
+        go_on(work, config, draft.path, store, processes, reporter, flops=flops)
         fingerprint = state.servable().float().fingerprint()
         processes.meet("the end")
         if processes.world.rank == 0:
             # config.yaml contains paths, which are no part of the result, so it is kept like a log.
-            summary = _summary(draft.path, dataset, state)
-            draft.publish(fingerprint=fingerprint, summary=summary, logs=_logs(draft.path))
+            summary = {
+                "samples": len(dataset),
+                "unlabeled": dataset.num_unlabeled,
+                "classes": dataset.num_centers,
+                **outcome(draft.path, state),
+            }
+            draft.publish(fingerprint=fingerprint, summary=summary, logs=log_paths(draft.path))
     processes.meet("the end")
     return open_artifact(out, "run", verify_files=False)
 
 
-def is_deterministic(config: RunConfig, device: torch.device) -> bool:
+def go_on(
+    work: Work,
+    config: TrainingConfig,
+    run: Path,
+    store: CheckpointStore,
+    processes: Processes,
+    reporter: Reporter,
+    *,
+    flops: float,
+) -> None:
+    """Trains from the last checkpoint, or from step 0, which is saved first, to the last step.
+
+    flops: the FLOPs of one sample in a step.
+    """
+    state = work.state
+    with closing(store):
+        if (step := _agreed_latest(store, processes)) is None:
+            store.save(state)
+        else:
+            store.load(state, step)
+        with (
+            reporter.stage("train", config.schedule.steps, done=state.step) as meter,
+            _journal(run, config, flops, state.step, processes, meter) as journal,
+        ):
+            train(work, config, run=run, store=store, processes=processes, journal=journal)
+
+
+def is_deterministic(config: TrainingConfig, device: torch.device) -> bool:
     """Tells whether only algorithms are used that give the same bits each time."""
     if config.compute.deterministic is not None:
         return config.compute.deterministic
@@ -144,8 +162,20 @@ def _refuse_earlier(out: Path, request: Request) -> None:
             )
 
 
+def write_config(config: TrainingConfig, run: Path) -> None:
+    (run / CONFIG).write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+
+
 def read_run_config(run: Path) -> RunConfig:
-    """Reads the config of a run, finished or interrupted (`RUN` names either)."""
+    """Reads the config of a run with labels, finished or interrupted (`RUN` names either)."""
+    return validate_config(read_run_fields(run))
+
+
+def read_run_fields(run: Path) -> dict[str, Any]:
+    """Returns the fields of the config of any run, finished or interrupted.
+
+    Raises ConfigInvalid.
+    """
     path = run_directory(run) / CONFIG
     try:
         fields = yaml.safe_load(path.read_text())
@@ -156,7 +186,7 @@ def read_run_config(run: Path) -> RunConfig:
             f"{path} is damaged",
             remedy="run the command that started the run again, with its recipe",
         )
-    return validate_config(fields)
+    return fields
 
 
 def run_directory(run: Path) -> Path:
@@ -169,7 +199,8 @@ def run_directory(run: Path) -> Path:
     )
 
 
-def _start(config: RunConfig) -> Start | None:
+def open_tower_start(config: TrainingConfig) -> Start | None:
+    """Opens the tower that the run starts from; None for random weights."""
     tower = config.model
     if tower.start is None:
         return None
@@ -294,7 +325,7 @@ def _parents(
 
 
 @contextmanager
-def _draft(out: Path, request: Request, processes: Processes) -> Iterator[Draft]:
+def open_draft(out: Path, request: Request, processes: Processes) -> Iterator[Draft]:
     """Opens the draft of the run for every process.
 
     The first process alone holds the lock and publishes; the others write into the same directory.
@@ -335,7 +366,7 @@ def _store(
     parents: tuple[Parent, ...],
 ) -> CheckpointStore:
     if processes.world.rank == 0:
-        (run / CONFIG).write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        write_config(config, run)
         write_examples(dataset, run)
     sizes = np.zeros(dataset.num_centers, dtype=np.int64)
     for part in dataset.parts:
@@ -345,9 +376,7 @@ def _store(
         config.checkpoint,
         processes,
         parents=parents,
-        names=dataset.names,
-        sizes=sizes,
-        classes=dataset.classes,
+        contents=ClassifierContents(run, dataset.names, sizes, dataset.classes),
     )
 
 
@@ -359,9 +388,9 @@ def _first_label_counts(labels: NDArray[np.int32], num_centers: int) -> NDArray[
 @contextmanager
 def _journal(
     run: Path,
-    config: RunConfig,
-    dataset: Dataset,
-    state: TrainState,
+    config: TrainingConfig,
+    flops: float,
+    step: int,
     processes: Processes,
     meter: Any,
 ) -> Iterator[Journal]:
@@ -371,10 +400,10 @@ def _journal(
         records: list[StepLog] = []
         with processes.failing_together():
             if rank == 0:
-                records.append(MetricsLog(run, state.step))
-                KeysLog.cut_all(run, state.step)
+                records.append(MetricsLog(run, step))
+                KeysLog.cut_all(run, step)
             if rank == 0 and config.telemetry.tensorboard:
-                tensorboard = TensorBoardLog(run, state.step)
+                tensorboard = TensorBoardLog(run, step)
                 stack.callback(tensorboard.close)
                 records.append(tensorboard)
         peak = config.telemetry.peak_tflops or measured_peak_tflops(
@@ -384,24 +413,24 @@ def _journal(
             records=tuple(records),
             keys=KeysLog(run, rank) if config.telemetry.keys else None,
             meter=meter,
-            throughput=Throughput(step_flops(config, dataset.num_centers), peak, device),
+            throughput=Throughput(flops, peak, device),
         )
 
 
-def _summary(run: Path, dataset: Dataset, state: TrainState) -> dict[str, Any]:
+def outcome(run: Path, state: Progress) -> dict[str, Any]:
+    """Returns the facts for the manifest that every training has: what was skipped, and the last
+    numbers.
+    """
     lines = (json.loads(line) for line in (run / METRICS).read_text().splitlines())
     logged = [line for line in lines if line.get("loss") is not None]
     return {
-        "samples": len(dataset),
-        "unlabeled": dataset.num_unlabeled,
-        "classes": dataset.num_centers,
         "skipped_samples": state.skipped_samples,
         "skipped_steps": state.skipped_steps,
         "final": logged[-1] if logged else {"step": state.step, "loss": None},
     }
 
 
-def _logs(run: Path) -> tuple[str, ...]:
+def log_paths(run: Path) -> tuple[str, ...]:
     """Returns the paths of all files but the checkpoints.
 
     They describe how the run was made and are no part of its result.

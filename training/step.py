@@ -1,7 +1,7 @@
 """One training step, from micro-batches to loss, gradients, update and meters."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.losses.positives import check_labels
-from training.config import RunConfig
+from training.config import RunConfig, TrainingConfig
 from training.data.colors import draw_colors
 from training.data.recoloring import recolor
 from training.drop_path import branch_scales
@@ -48,19 +48,37 @@ class Meters:
     center_grad_norm: Tensor
     lr: float
 
-    def to_dict(self) -> dict[str, float | None]:
-        tensors = {
+    @property
+    def norms(self) -> dict[str, Tensor]:
+        """Returns the loss and the gradient norms."""
+        return {
             "loss": self.loss,
-            **self.head,
             "grad_norm": self.grad_norm,
             "center_grad_norm": self.center_grad_norm,
         }
-        # JSON has no NaN, so a mean over nothing (no positive, no negative) is null.
-        values = {name: tensor.item() for name, tensor in tensors.items()}
-        return {
-            **{name: value if math.isfinite(value) else None for name, value in values.items()},
-            "lr": self.lr,
-        }
+
+    def to_dict(self) -> dict[str, float | None]:
+        return {**numbers({"loss": self.loss, **self.head, **self.norms}), "lr": self.lr}
+
+
+def numbers(tensors: Mapping[str, Tensor]) -> dict[str, float | None]:
+    """Returns the values of scalar tensors; one that is not finite is None.
+
+    JSON has no NaN, and a mean over nothing (no positive, no negative) is one.
+    """
+    values = {name: tensor.item() for name, tensor in tensors.items()}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+class StepMeters(Protocol):
+    """The numbers of a step of any training."""
+
+    @property
+    def norms(self) -> dict[str, Tensor]:
+        """Returns the loss and the gradient norms, by which a step is judged."""
+        ...
+
+    def to_dict(self) -> dict[str, float | None]: ...
 
 
 class NotFinite(Exception):
@@ -69,7 +87,7 @@ class NotFinite(Exception):
     Nothing was updated, and the gradients are dropped.
     """
 
-    def __init__(self, meters: Meters) -> None:
+    def __init__(self, meters: StepMeters) -> None:
         super().__init__("not finite")
         self.meters = meters
 
@@ -92,7 +110,7 @@ def train_step(
     all processes; a micro-batch without a share is left out. row_counts: for each micro-batch the
     samples of each process; None asks the processes. Raises NotFinite before the update.
     """
-    lr = _set_learning_rate(state, config)
+    lr = set_learning_rate(state.optimizers, state.step, config)
     # No sample of the step could be used.
     if not any(shares):
         nothing = torch.tensor(math.nan)
@@ -222,14 +240,17 @@ def _view(batch: MicroBatch, view: int, config: RunConfig, device: torch.device)
     return images if colors is None else recolor(images, colors)
 
 
-def _set_learning_rate(state: TrainState, config: RunConfig) -> float:
+def set_learning_rate(
+    optimizers: Iterable[torch.optim.Optimizer], step: int, config: TrainingConfig
+) -> float:
+    """Gives every group of parameters its rate at a step; returns that of `optim.lr`."""
     factor = learning_rate(
-        state.step,
+        step,
         peak=1.0,
         warmup_steps=config.optim.warmup_steps,
         num_steps=config.schedule.steps,
     )
-    for optimizer in state.optimizers:
+    for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = factor * group["peak_lr"]
     return factor * config.optim.lr

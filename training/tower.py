@@ -8,13 +8,13 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import VisionTower, ViT
 from mlcd.randomness import Stream, hash_counters
-from training.config import RunConfig, TowerConfig
+from training.config import TowerConfig, TrainingConfig
 from training.start import Start, at_size
 
 _AFTER_BLOCKS: Final = ("norm_post.", "proj.")
 
 
-def initial_model(config: RunConfig, start: Start | None = None) -> Servable:
+def initial_model(config: TrainingConfig, start: Start | None = None) -> Servable:
     """Returns the tower of step 0, on the CPU: that of the start, or a random one of this seed."""
     if start is not None:
         return at_size(start.model, config.model.image_size)
@@ -34,7 +34,7 @@ def freeze(trunk: VisionTower, config: TowerConfig) -> None:
 
 def is_trained(name: str, config: TowerConfig) -> bool:
     """Tells whether a parameter of the tower is trained."""
-    if config.freeze == "tower":
+    if isinstance(config.freeze, str):
         return False
     return config.freeze == 0 or layer_of(name, config.depth) > config.freeze
 

@@ -229,6 +229,27 @@ class EmbeddingsArtifact:
             verify_file(self.artifact, name)
             self._verified.add(name)
 
+    def rows_at(self, rows: NDArray[np.int64]) -> Embeddings:
+        """Returns the rows of these numbers, float32 [n, D] in this order, from the files as the
+        system holds them in memory.
+        """
+        found = np.empty((len(rows), self.dimension), np.float32)
+        part_of_row = np.searchsorted(self._starts, rows, side="right") - 1
+        for part in np.unique(part_of_row).tolist():
+            self._verify(part_name(part))
+            here = part_of_row == part
+            found[here] = self._maps[part][rows[here] - self._starts[part]]
+        return found
+
+    @cached_property
+    def _maps(self) -> list[NDArray[np.floating]]:
+        return [self._map(part) for part in range(self.num_parts)]
+
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        """Returns the number of the first row of each part."""
+        return np.cumsum([0, *map(len, self._maps)])[:-1]
+
     def load(self) -> Embeddings:
         """Returns all rows in memory: [N, D] float32."""
         return np.concatenate([block for _, block in self.blocks()])

@@ -32,6 +32,7 @@ from mlcd.models.checkpoints import write_state
 from mlcd.models.configs import write_hf_config, write_hf_preprocessing
 from mlcd.models.runs import find_checkpoint, holds_checkpoints, trained_images
 from mlcd.models.servable import CONFIG, WEIGHTS, Servable
+from mlcd.models.servable_text import ServableText
 from mlcd.models.text_part import FOLDER, digest_of_both, text_digest
 from mlcd.models.weight_files import digest_of_weights
 from mlcd.models.zoo import LoadOptions, load
@@ -104,8 +105,15 @@ def _find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
     trained = open_artifact(checkpoint, "checkpoint")
     read = partial(Servable.read, checkpoint / "weights")
     parent = trained.as_parent_of(out, "checkpoint")
-    centers = checkpoint / "centers" if "centers" in trained.children else None
-    return Weights(parent, trained.fingerprint, read, centers, trained_images(trained))
+    text = checkpoint / FOLDER
+    return Weights(
+        parent,
+        trained.fingerprint,
+        read,
+        checkpoint / "centers" if "centers" in trained.children else None,
+        trained_images(trained),
+        TextOrigin(partial(ServableText.read, text)) if text.is_dir() else None,
+    )
 
 
 def export_model(

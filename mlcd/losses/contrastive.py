@@ -5,17 +5,23 @@ Each process passes its own pairs and gets a loss whose average over processes i
 global batch. So averaged gradients, as under DDP, are those of one process that holds the whole
 batch; this includes the scalars. (With open_clip's defaults they are 1/W of it for the towers, and
 not for the scale.)
+
+Logits are computed in chunks of rows, and again in the backward pass, so that there are never more
+than `CHUNK_ENTRIES` of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
+from torch.utils.checkpoint import checkpoint
 
 from mlcd.world import World
 
-_ALONE = World()
+CHUNK_ENTRIES: Final = 1 << 22  # logits held at once: 16 MiB in float32
+_ALONE: Final = World()
 
 
 def clip_loss(
@@ -38,8 +44,8 @@ def clip_loss(
         all_images = world.gather_rows(images_BD, counts)
         all_texts = world.gather_rows(texts_BD, counts)
         targets = _own_columns(images_BD, counts, world)
-        of_images = cross_entropy(scale * images_BD @ all_texts.T, targets, reduction="sum")
-        of_texts = cross_entropy(scale * texts_BD @ all_images.T, targets, reduction="sum")
+        of_images = _summed(_softmax_losses, images_BD, all_texts, targets, scale)
+        of_texts = _summed(_softmax_losses, texts_BD, all_images, targets, scale)
         return (of_images + of_texts) / 2 * (world.size / all_images.shape[0])
 
 
@@ -62,11 +68,43 @@ def siglip_loss(
     with torch.autocast(images_BD.device.type, enabled=False):
         counts = counts or world.row_counts(len(images_BD), images_BD.device)
         all_texts = world.gather_rows(texts_BD, counts)
-        logits = scale * images_BD @ all_texts.T + bias
-        signs = -torch.ones_like(logits)
-        own = _own_columns(images_BD, counts, world)
-        signs[torch.arange(len(logits), device=own.device), own] = 1.0
-        return -logsigmoid(signs * logits).sum() * (world.size / all_texts.shape[0])
+        targets = _own_columns(images_BD, counts, world)
+        total = _summed(_sigmoid_losses, images_BD, all_texts, targets, scale, bias)
+        return total * (world.size / all_texts.shape[0])
+
+
+def _softmax_losses(rows_RD: Tensor, others_BD: Tensor, targets_R: Tensor, scale: Tensor) -> Tensor:
+    return cross_entropy(scale * rows_RD @ others_BD.T, targets_R, reduction="sum")
+
+
+def _sigmoid_losses(
+    rows_RD: Tensor, others_BD: Tensor, targets_R: Tensor, scale: Tensor, bias: Tensor
+) -> Tensor:
+    logits = scale * rows_RD @ others_BD.T + bias
+    signs = -torch.ones_like(logits)
+    signs[torch.arange(len(logits), device=targets_R.device), targets_R] = 1.0
+    return -logsigmoid(signs * logits).sum()
+
+
+def _summed(
+    losses: Callable[..., Tensor], rows: Tensor, others: Tensor, targets: Tensor, *scalars: Tensor
+) -> Tensor:
+    """Sums the losses of all rows, whose logits with all others live in one chunk at a time."""
+    size = max(1, CHUNK_ENTRIES // max(1, len(others)))
+    if len(rows) <= size:
+        return losses(rows, others, targets, *scalars)
+    total = rows.new_zeros(())
+    for chunk, wanted in zip(rows.split(size), targets.split(size), strict=True):
+        total = total + checkpoint(
+            losses,
+            chunk,
+            others,
+            wanted,
+            *scalars,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+    return total
 
 
 def _own_columns(rows: Tensor, counts: Sequence[int], world: World) -> Tensor:

@@ -3,6 +3,7 @@
 Shapes: B batch, T tokens, Q queries, W width, H heads, D head dimension.
 """
 
+from collections.abc import Mapping
 from typing import Final, Literal, Protocol, get_args
 
 import torch
@@ -43,6 +44,24 @@ def check_block_sizes(sizes: BlockSizes) -> None:
         raise ConfigInvalid(
             f"unknown activation {sizes.activation}", remedy=f"use {', '.join(ACTIVATIONS)}"
         )
+
+
+@torch.no_grad()
+def initialize(
+    tower: nn.Module, deviations: Mapping[str, float], generator: torch.Generator
+) -> None:
+    """Draws a tower's weights from `generator`; norms become the identity and biases zero.
+
+    deviations: the standard deviation of the parameters whose name ends so.
+    """
+    for name, parameter in tower.named_parameters():
+        if "norm" in name:
+            parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+        elif name.endswith("bias"):
+            parameter.zero_()
+        else:
+            suffix = next(suffix for suffix in deviations if name.endswith(suffix))
+            parameter.normal_(0.0, deviations[suffix], generator=generator)
 
 
 class Attention(nn.Module):

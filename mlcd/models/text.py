@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mlcd.errors import ConfigInvalid
-from mlcd.models.blocks import Activation, TransformerBlock, check_block_sizes
+from mlcd.models.blocks import Activation, TransformerBlock, check_block_sizes, initialize
 
 # eos: the first token that is `eos_token_id`. highest_id: the first token of the highest id, which
 # is the end of text in OpenAI's vocabulary. last: the last token of the row, padding or not.
@@ -69,6 +69,20 @@ class TextTower(nn.Module):
         )
         self.norm_post = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.proj = nn.Linear(config.width, config.embedding_dim, bias=config.projection_bias)
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draws CLIP's initialization (openai/CLIP model.py) from `generator`."""
+        width, depth = self.config.width, self.config.depth
+        deviations = {
+            "attn.qkv.weight": width**-0.5,
+            "attn.out.weight": width**-0.5 * (2 * depth) ** -0.5,
+            "mlp.fc1.weight": (2 * width) ** -0.5,
+            "mlp.fc2.weight": width**-0.5 * (2 * depth) ** -0.5,
+            "token.weight": 0.02,
+            "pos": 0.01,
+            "proj.weight": width**-0.5,
+        }
+        initialize(self, deviations, generator)
 
     def forward(self, ids_NT: Tensor) -> Tensor:
         """Returns the embedding of every row; raises ConfigInvalid for rows beyond the context."""

@@ -149,6 +149,11 @@ class Tokenizer:
         settings = read_object(stated) if stated.is_file() else {}
         return cls(backend, settings, int(padding["length"]))
 
+    def definition(self) -> str:
+        """Returns all that the tokenizer does to a text, as JSON."""
+        definition: str = self._backend.to_str()
+        return definition
+
     def write(self, directory: Path) -> None:
         """Writes tokenizer.json and tokenizer_config.json, which transformers reads too."""
         self._backend.save(str(directory / TOKENIZER))

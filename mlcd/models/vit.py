@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mlcd.errors import ConfigInvalid
-from mlcd.models.blocks import Activation, TransformerBlock, check_block_sizes
+from mlcd.models.blocks import Activation, TransformerBlock, check_block_sizes, initialize
 from mlcd.models.rope import RotaryPositions
 
 Positions = Literal["learned", "rope"]
@@ -151,15 +151,7 @@ class ViT(VisionTower):
             "pos": 0.01,
             "rope.cls_angle": (self.config.head_dim // 2) ** -0.5,
         }
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                if "norm" in name:
-                    parameter.fill_(1.0 if name.endswith("weight") else 0.0)
-                elif name.endswith("bias"):
-                    parameter.zero_()
-                else:
-                    suffix = next(suffix for suffix in deviations if name.endswith(suffix))
-                    parameter.normal_(0.0, deviations[suffix], generator=generator)
+        initialize(self, deviations, generator)
 
     def forward(
         self,

@@ -23,7 +23,7 @@ from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.models.servable import Servable
 from training.config import RunConfig
 from training.data.dataset import open_dataset
-from training.data.loader import Loader, StepBatches
+from training.data.loader import Batch, Loader, StepBatches
 from training.optim.groups import adamw_settings, parameter_groups
 from training.optim.schedule import learning_rate
 from training.parallel.processes import open_processes
@@ -126,7 +126,7 @@ def _view(config: RunConfig, crop_seed: int) -> Loader:
 
 def _step(
     training: _Training,
-    views: tuple[StepBatches, StepBatches],
+    views: tuple[StepBatches[Batch], StepBatches[Batch]],
     config: RunConfig,
     device: torch.device,
 ) -> dict[str, Tensor]:

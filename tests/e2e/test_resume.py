@@ -148,13 +148,13 @@ def test_a_crash_inside_a_checkpoint_does_not_stop_the_run_for_ever(
     """kill -9 after the nested centers are published and before the checkpoint is."""
     code = """
 import os, sys
-from training.checkpoint.checkpoint_store import CheckpointStore
-original = CheckpointStore._write_centers
+from training.checkpoint.classifier_contents import ClassifierContents
+original = ClassifierContents._write_centers
 def die(self, snapshot, *rest):
     original(self, snapshot, *rest)
     if snapshot.step == 10:
         os.kill(os.getpid(), 9)
-CheckpointStore._write_centers = die
+ClassifierContents._write_centers = die
 from mlcd.cli import main
 main()
 """

@@ -4,6 +4,7 @@ itself.
 state/    all that training needs to go on; torch.distributed.checkpoint, one file a process
 weights/  model.safetensors, config.json, preprocess.json: input of export and evaluation
 centers/  the head's unit centers as a Centers artifact in the trained space, if it has any
+text/     of a training on pairs: the text tower and its tokenizer
 
 When all processes have written their part, the first makes the rest from it and publishes by one
 rename.
@@ -11,40 +12,61 @@ rename.
 
 import shutil
 import threading
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
-from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.disk import refuse_full_disk
 from mlcd.artifacts.draft import Draft
-from mlcd.artifacts.examples import EXAMPLES, Examples
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.models.runs import checkpoint_name, checkpoint_steps
-from training.checkpoint.files import write_tensors
-from training.checkpoint.snapshot import (
-    Snapshot,
-    read_servable,
-    read_unit_centers,
-    restore,
-    take_snapshot,
-)
+from mlcd.types import Fingerprint
+from training.checkpoint.files import STATE, write_tensors
+from training.checkpoint.snapshot import restore
 from training.config import CheckpointConfig
 from training.parallel.processes import Processes
-from training.start import CLASSES
 from training.state import TrainState
 
 # Layouts 1 and 2 had files of our own instead of torch.distributed.checkpoint's.
 LAYOUT: Final = 3
-_STATE: Final = "state"
 _POLL_S: Final = 0.02
 _CLOSE_S: Final = 30.0
+
+
+class Copied(Protocol):
+    """A copy of a training's state in the host's memory; see `training.checkpoint.snapshot`."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def tensors(self) -> dict[str, Tensor]: ...
+
+
+_Copy = TypeVar("_Copy", bound=Copied)
+
+
+class Contents(Protocol[_Copy]):
+    """The part of a checkpoint that depends on the kind of training."""
+
+    def copy(self, state: Any) -> _Copy:
+        """Copies the state, so that training cannot change the copy; every process calls it."""
+        ...
+
+    def restore(self, state: Any, directory: Path, step: int, group: Any) -> None:
+        """Restores the state from the files of `write_tensors`, bit for bit; every process calls
+        it.
+        """
+        ...
+
+    def write(self, copy: _Copy, directory: Path) -> Fingerprint:
+        """Writes the models into `directory`, which holds the files of `write_tensors` in `state/`;
+        returns the identity of the image tower.
+        """
+        ...
 
 
 class CheckpointStore:
@@ -60,17 +82,11 @@ class CheckpointStore:
         processes: Processes,
         *,
         parents: tuple[Parent, ...],
-        names: Sequence[str | None] | None,
-        sizes: NDArray[np.int64],
-        classes: str | None,
+        contents: Contents[Any],
     ) -> None:
-        """classes: the digest of the clusters that the labels name, by which a later run knows
-        whether it can keep the head.
-        """
         self._folder = run / "checkpoints"
         self._config, self._processes, self._parents = config, processes, parents
-        self._names = None if names is None else tuple(names)
-        self._sizes, self._classes = sizes, classes
+        self._contents = contents
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
 
@@ -87,14 +103,14 @@ class CheckpointStore:
         """
         return self._error is not None
 
-    def save(self, state: TrainState, out: Path | None = None) -> None:
+    def save(self, state: Any, out: Path | None = None) -> None:
         """Copies `state` and writes the copy while training goes on; every process calls it.
 
         out: a path outside of the run's checkpoints, ignored by resuming and retiring; an existing
         one is replaced. It waits for the save before and raises that one's error.
         """
         self.join()
-        snapshot = take_snapshot(state)
+        copy = self._contents.copy(state)
         path = out or self._folder / checkpoint_name(state.step)
         self._processes.meet(f"the checkpoint of step {state.step}")
         with ExitStack() as stack:
@@ -109,7 +125,7 @@ class CheckpointStore:
             kept = stack.pop_all()
         self._writer = threading.Thread(
             target=self._write,
-            args=(snapshot, draft, kept),
+            args=(copy, draft, kept),
             name=f"checkpoint-{state.step}",
             daemon=True,
         )
@@ -146,7 +162,7 @@ class CheckpointStore:
             self._writer.join(_CLOSE_S)
         self._writer, self._error = None, None
 
-    def load(self, state: TrainState, step: int) -> None:
+    def load(self, state: Any, step: int) -> None:
         """Restores `state` from checkpoint `step`, bit for bit; every process calls it.
 
         Raises ArtifactInvalid if it is damaged or of a newer layout.
@@ -155,12 +171,12 @@ class CheckpointStore:
         with self._processes.failing_together():
             checked_checkpoint(path, verify_files=self._processes.world.rank == 0)
         with self._processes.failing_together():
-            restore(state, path / _STATE, step, self._processes.saving)
+            self._contents.restore(state, path / STATE, step, self._processes.saving)
 
-    def _write(self, snapshot: Snapshot, draft: Draft, kept: ExitStack) -> None:
+    def _write(self, copy: Copied, draft: Draft, kept: ExitStack) -> None:
         try:
             with kept:
-                self._write_part(snapshot, draft)
+                self._write_part(copy, draft)
         except Exception as error:  # noqa: BLE001 - it is raised where the trainer asks
             try:
                 refuse_full_disk(error, draft.out)
@@ -169,35 +185,13 @@ class CheckpointStore:
             else:
                 self._error = error
 
-    def _write_part(self, snapshot: Snapshot, draft: Draft) -> None:
-        write_tensors(snapshot.tensors, draft.path / _STATE, self._processes.saving)
+    def _write_part(self, copy: Copied, draft: Draft) -> None:
+        write_tensors(copy.tensors, draft.path / STATE, self._processes.saving)
         if self._processes.world.rank:
             return
-        model = read_servable(snapshot, draft.path / _STATE)
-        fingerprint = model.fingerprint()
-        weights = draft.path / "weights"
-        weights.mkdir()
-        model.write(weights)
-        if snapshot.has_centers:
-            self._write_centers(snapshot, draft.path, fingerprint)
-        draft.publish(fingerprint=fingerprint)
+        draft.publish(fingerprint=self._contents.write(copy, draft.path))
         if draft.out.parent == self._folder:
-            self._retire(snapshot.step)
-
-    def _write_centers(self, snapshot: Snapshot, directory: Path, fingerprint: str) -> None:
-        config = {"origin": "training", "step": snapshot.step, CLASSES: self._classes}
-        request = Request("centers", config, (), fingerprint)
-        vectors = read_unit_centers(directory / _STATE)
-        examples = self._folder.with_name(EXAMPLES)
-        with Draft(directory / "centers", request, fresh=True) as draft:
-            Centers(
-                vectors=vectors,
-                sizes=self._sizes,
-                fingerprint=fingerprint,
-                names=self._names,
-                examples=Examples.open(examples) if examples.is_file() else None,
-            ).write(draft)
-            draft.publish()
+            self._retire(copy.step)
 
     def _retire(self, newest: int) -> None:
         """Keeps step 0, the newest, the last regular ones and those of keep_every.
@@ -223,7 +217,7 @@ def load_checkpoint(state: TrainState, path: Path) -> None:
 
     Raises ArtifactInvalid.
     """
-    restore(state, path / _STATE, checked_checkpoint(path).config["step"], None)
+    restore(state, path / STATE, checked_checkpoint(path).config["step"], None)
 
 
 def checked_checkpoint(path: Path, *, verify_files: bool = True) -> Artifact:

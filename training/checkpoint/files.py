@@ -28,6 +28,7 @@ from torch.futures import Future
 
 from mlcd.errors import ArtifactInvalid
 
+STATE: Final = "state"  # the directory in a checkpoint
 _HEADER_BYTES: Final = 8
 
 # One process is intended where there is only one.

@@ -55,15 +55,15 @@ def take_snapshot(state: TrainState) -> Snapshot:
     tensors: dict[str, Tensor] = {}
     for name, tensor in _backbone_tensors(state):
         if isinstance(tensor, DTensor):
-            tensors[name] = _part_of(tensor, _copied(tensor.to_local()), mesh)
+            tensors[name] = _part_of(tensor, copied(tensor.to_local()), mesh)
         elif world.rank == 0:
-            tensors[name] = _copied(tensor)
+            tensors[name] = copied(tensor)
     for name, tensor, shard in _center_tensors(state):
         if tensor.dim():
-            tensors[name] = _as_rows(_copied(tensor), shard, mesh)
+            tensors[name] = _as_rows(copied(tensor), shard, mesh)
         # Dense AdamW has one clock for all rows.
         elif world.rank == 0:
-            tensors[name] = _copied(tensor)
+            tensors[name] = copied(tensor)
     if world.rank == 0:
         tensors |= {name: torch.tensor(getattr(state, name)) for name in _COUNTERS}
     return Snapshot(state.step, state.model.trunk.config, state.model.preprocess, tensors)
@@ -167,20 +167,21 @@ def _center_tensors(state: TrainState) -> Iterator[tuple[str, Tensor, Shard]]:
 def _put(state: TrainState, tensors: Mapping[str, Tensor], step: int) -> None:
     for prefix, name, parameter in _replicated(state):
         _local(parameter).copy_(tensors[prefix + name])
-        _restore_moments(state.optimizer, parameter, _under(tensors, f"{_MOMENTS}{name}."))
+        restore_moments(state.optimizer, parameter, under(tensors, f"{_MOMENTS}{name}."))
     if state.average is not None:
         for name, average in state.average.weights.items():
             _local(average).copy_(tensors[_AVERAGE + name])
     if state.centers is not None and state.center_optimizer is not None:
-        rows = _under(tensors, _CENTERS)
+        rows = under(tensors, _CENTERS)
         state.centers.weight.copy_(rows.pop("weight"))
-        _restore_moments(state.center_optimizer, state.centers.weight, rows)
+        restore_moments(state.center_optimizer, state.centers.weight, rows)
     state.step = step
     for name in _COUNTERS:
         setattr(state, name, int(tensors[name]))
 
 
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Returns the tensors whose names begin so, by the rest of their names."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -188,9 +189,10 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     }
 
 
-def _restore_moments(
+def restore_moments(
     optimizer: torch.optim.Optimizer, parameter: Tensor, moments: Mapping[str, Tensor]
 ) -> None:
+    """Gives the optimizer its moments of a parameter, if there are any yet."""
     if moments:
         # AdamW keeps its step counter on the CPU.
         optimizer.state[parameter] = {
@@ -209,9 +211,10 @@ def _placed_like(local: Tensor, parameter: Tensor) -> Tensor:
     )
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    copied: Tensor = tensor.detach().to("cpu", copy=True).contiguous()
-    return copied
+def copied(tensor: Tensor) -> Tensor:
+    """Returns a copy in the host's memory."""
+    copy: Tensor = tensor.detach().to("cpu", copy=True).contiguous()
+    return copy
 
 
 def _part_of(whole: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:

@@ -32,14 +32,14 @@ class Part:
     """The n samples of one data set, in columns because there may be many millions.
 
     labels: int32 [n, L], best first, -1 for none. sha256: uint8 [n, 32], of the images that were
-    labeled. scores: float16 [n, L], of the labels, if the loss weighs by them. listing: the digest
-    of the source's listing; None where this process listed it.
+    labeled; None where they are not compared. scores: float16 [n, L], of the labels, if the loss
+    weighs by them. listing: the digest of the source's listing; None where this process listed it.
     """
 
     source: Source
     entries: Entries
     labels: NDArray[np.int32]
-    sha256: NDArray[np.uint8]
+    sha256: NDArray[np.uint8] | None
     weight: float
     scores: NDArray[np.float16] | None = None
     listing: str | None = None

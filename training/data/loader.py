@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -24,8 +24,11 @@ from training.data.crops import Crops, PictureCrops
 from training.data.dataset import Dataset
 from training.data.decoders import Decoders, ProcessDecoders, ThreadDecoders, block_stop_signals
 from training.data.drawing import drawn_columns, label_weights
-from training.data.order import locate, own_part, part_counts, part_indices, step_positions
+from training.data.order import locate, part_counts, part_indices, step_shares
 from training.data.pictures import DecodedPictures, HeldPictures, Sample, picture_side
+
+if TYPE_CHECKING:
+    from training.pairs.config import PairsConfig
 
 _log = logging.getLogger(__name__)
 
@@ -56,16 +59,42 @@ class Batch:
     weights: Tensor | None = None
     more_views: tuple[Tensor, ...] = ()
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns all that the step computes with, by name."""
+        tensors = {
+            "images": self.images,
+            "labels": self.labels,
+            "positions": torch.from_numpy(self.positions),
+        }
+        if self.weights is not None:
+            tensors["weights"] = self.weights
+        views = enumerate(self.more_views, start=1)
+        return {**tensors, **{f"views.{view}": pixels for view, pixels in views}}
+
+
+class Part(Protocol):
+    """A micro-batch of any training."""
+
+    @property
+    def keys(self) -> tuple[SampleKey, ...]: ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns all that the step computes with, by name."""
+        ...
+
+
+_Part = TypeVar("_Part", bound=Part)
+
 
 @dataclass(frozen=True)
-class StepBatches:
+class StepBatches(Generic[_Part]):
     """One process's work in a step.
 
     parts: computed one after the other. wait_s: the time that the trainer waited for them.
     """
 
     step: int
-    parts: tuple[Batch, ...]
+    parts: tuple[_Part, ...]
     wait_s: float
 
 
@@ -84,7 +113,7 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset,
-        config: RunConfig,
+        config: "RunConfig | PairsConfig",
         *,
         rank: int,
         size: int,
@@ -113,7 +142,7 @@ class Loader:
             1, thread_name_prefix="assemble", initializer=_begin_thread, initargs=(device,)
         )
 
-    def __iter__(self) -> Iterator[StepBatches]:
+    def __iter__(self) -> Iterator[StepBatches[Batch]]:
         assembled = self._assembled()
         steps = iter(range(self._start_step, self._config.schedule.steps))
 
@@ -189,12 +218,15 @@ class Loader:
                     yield samples[start : start + size]
 
     def _shares(self, step: int) -> Iterator[NDArray[np.int64]]:
-        """Yields the positions of this process's share of each micro-batch of a step."""
-        positions = step_positions(step, self._config.schedule.batch_size)
-        num_parts = self._config.compute.accumulation
-        for part in range(num_parts):
-            micro_batch = positions[own_part(len(positions), part, num_parts)]
-            yield micro_batch[own_part(len(micro_batch), self._rank, self._size)]
+        """Returns the positions of this process's share of each micro-batch of a step."""
+        config = self._config
+        return step_shares(
+            step,
+            config.schedule.batch_size,
+            config.compute.accumulation,
+            self._rank,
+            self._size,
+        )
 
     def _samples(self, positions: NDArray[np.int64]) -> list[Sample]:
         dataset = self._dataset
@@ -210,9 +242,8 @@ class Loader:
 
     def _sample(self, part: int, row: int, position: int, *, check: bool) -> Sample:
         known = self._dataset.parts[part]
-        return Sample(
-            part, row, known.entries[row], known.sha256[row].tobytes() if check else None, position
-        )
+        digest = known.sha256[row].tobytes() if check and known.sha256 is not None else None
+        return Sample(part, row, known.entries[row], digest, position)
 
     def _batch(self, planned: deque["_Plan"], decoded: Iterator[Crops]) -> Batch:
         # The batch of a chunk is certain to be planned only after the chunk has come back.

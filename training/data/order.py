@@ -4,7 +4,7 @@ So resuming needs one integer. The order depends only on the data sets' sizes, t
 seed: not on the batch size, the number of processes or the number of workers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -20,6 +20,16 @@ BLOCK: Final = 4096
 def step_positions(step: int, batch_size: int) -> NDArray[np.int64]:
     """Returns the positions of a step's samples in the endless stream, for all processes."""
     return np.arange(step * batch_size, (step + 1) * batch_size)
+
+
+def step_shares(
+    step: int, batch_size: int, num_parts: int, rank: int, size: int
+) -> Iterator[NDArray[np.int64]]:
+    """Yields the positions of a process's share of each of the micro-batches of a step."""
+    positions = step_positions(step, batch_size)
+    for part in range(num_parts):
+        micro_batch = positions[own_part(len(positions), part, num_parts)]
+        yield micro_batch[own_part(len(micro_batch), rank, size)]
 
 
 def own_part(num: int, rank: int, size: int) -> slice:

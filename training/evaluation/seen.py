@@ -154,7 +154,8 @@ def _trained(checkpoint: Artifact) -> _Digests:
                 f"{PurePosixPath(parent.path).name} has more images than when the run began"
             )
     config = read_run_config(checkpoint.path.resolve().parents[1])
-    return np.concatenate([part.sha256 for part in open_dataset(_moved(config, checkpoint)).parts])
+    parts = open_dataset(_moved(config, checkpoint)).parts
+    return np.concatenate([part.sha256 for part in parts if part.sha256 is not None])
 
 
 def _moved(config: RunConfig, checkpoint: Artifact) -> RunConfig:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from mlcd.models.text import TextTower
 from mlcd.models.vit import VisionTower
 from training.config import OptimConfig
 from training.optim.row_adamw import RowAdamW
@@ -39,6 +40,20 @@ def parameter_groups(trunk: VisionTower, config: OptimConfig) -> list[dict[str, 
             "peak_lr": rate,
         }
         for rate, decays in sorted(groups, reverse=True)
+    ]
+
+
+def text_groups(trunk: TextTower, config: OptimConfig) -> list[dict[str, Any]]:
+    """Returns AdamW's groups of a text tower, in which all matrices decay but positions."""
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in trunk.named_parameters():
+        decays = parameter.dim() > 1 and name not in _POSITIONS
+        (matrices if decays else others).append(parameter)
+    decay = config.weight_decay
+    return [
+        {"params": matrices, "weight_decay": decay, "peak_lr": config.lr},
+        {"params": others, "weight_decay": 0.0, "peak_lr": config.lr},
     ]
 
 

@@ -1,4 +1,6 @@
-"""The tower over processes: replicated with averaged gradients (ddp), or sharded itself (fsdp)."""
+"""The towers over processes: replicated with averaged gradients (ddp), or sharded themselves
+(fsdp).
+"""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -6,7 +8,7 @@ from functools import partial
 from typing import Final, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -14,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from mlcd.models.servable import Servable
+from mlcd.models.text import TextTower
 from mlcd.models.vit import VisionTower, ViT
 from mlcd.world import World
 
@@ -47,8 +50,11 @@ class Backbone:
         self._sharded = sharded and world.size > 1
         trained = any(parameter.requires_grad for parameter in model.trunk.parameters())
         replicate = world.size > 1 and not self._sharded and trained
-        self._replicas = _replicate(model.trunk, world) if replicate else None
-        _prepare_blocks(model.trunk, recompute=recompute, compiled=compiled)
+        self._replicas = None
+        if replicate:
+            side, like = model.trunk.config.image_size, next(model.trunk.parameters())
+            self._replicas = _replicate(model.trunk, world, like.new_zeros((0, 3, side, side)))
+        _prepare_blocks(model.trunk.blocks, recompute=recompute, compiled=compiled)
         if self._sharded:
             _shard(model.trunk, world)
 
@@ -95,8 +101,47 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _prepare_blocks(trunk: VisionTower, *, recompute: bool, compiled: bool) -> None:
-    for block in trunk.blocks:
+class TextBackbone:
+    """A text tower as a step uses it, replicated over processes with averaged gradients.
+
+    Options change results by no more than rounding.
+    """
+
+    def __init__(
+        self,
+        trunk: TextTower,
+        world: World,
+        *,
+        precision: Precision = "fp32",
+        recompute: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        """See `training.config.ComputeConfig` for the meaning of each."""
+        self.trunk, self.world = trunk, world
+        self._bf16 = precision == "bf16"
+        if precision == "fp64":
+            trunk.double()
+        self._replicas = None
+        if world.size > 1:
+            nothing = torch.zeros(
+                (0, trunk.config.context_length), dtype=torch.int64, device=trunk.pos.device
+            )
+            self._replicas = _replicate(trunk, world, nothing)
+        _prepare_blocks(trunk.blocks, recompute=recompute, compiled=compiled)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Returns embeddings [B, D], not yet unit, of token ids [B, T]; B may be 0."""
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=self._bf16):
+            embedding: Tensor = (self._replicas or self.trunk)(ids)
+            return embedding
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """A context for `embed` and the backward pass of every micro-batch but a step's last."""
+        return nullcontext() if self._replicas is None else self._replicas.no_sync()
+
+
+def _prepare_blocks(blocks: nn.ModuleList, *, recompute: bool, compiled: bool) -> None:
+    for block in blocks:
         if recompute:
             # Nothing in a block is random. On the instance, so that the names of parameters stay.
             block.forward = partial(
@@ -106,7 +151,10 @@ def _prepare_blocks(trunk: VisionTower, *, recompute: bool, compiled: bool) -> N
             block.compile()
 
 
-def _replicate(trunk: VisionTower, world: World) -> DistributedDataParallel:
+def _replicate(
+    trunk: VisionTower | TextTower, world: World, nothing: Tensor
+) -> DistributedDataParallel:
+    """Replicates a tower; nothing: an input of no samples."""
     replicas = DistributedDataParallel(
         trunk,
         process_group=world.group,
@@ -116,9 +164,8 @@ def _replicate(trunk: VisionTower, world: World) -> DistributedDataParallel:
     )
     # DDP changes its buckets after a process's first backward pass, and a sum over three processes
     # depends on an entry's place in its bucket. A resumed run would then differ in the last bits,
-    # so that first pass is one without images.
-    side, like = trunk.config.image_size, next(trunk.parameters())
-    replicas(like.new_zeros((0, 3, side, side))).sum().backward()
+    # so that first pass is one without samples.
+    replicas(nothing).sum().backward()
     trunk.zero_grad(set_to_none=True)
     return replicas
 

@@ -67,8 +67,8 @@ def add_sentence_encoder(graph: GraphWriter, encoder: Any, ids: str) -> str:
     return graph.unit_rows(total)
 
 
-def sentence_tokenizer() -> Any:
-    """Returns BERT's uncased tokenizer, which cuts to CONTEXT_LENGTH and pads on the right."""
+def sentence_tokenizer(context_length: int = CONTEXT_LENGTH) -> Any:
+    """Returns BERT's uncased tokenizer, which cuts to a length and pads on the right."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     words = files("mlcd.export.starter").joinpath(_VOCABULARY).read_text(encoding="utf-8")
@@ -82,6 +82,6 @@ def sentence_tokenizer() -> Any:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
     )
-    tokenizer.enable_truncation(CONTEXT_LENGTH)
-    tokenizer.enable_padding(length=CONTEXT_LENGTH, pad_id=PAD_ID, pad_token="[PAD]")  # noqa: S106
+    tokenizer.enable_truncation(context_length)
+    tokenizer.enable_padding(length=context_length, pad_id=PAD_ID, pad_token="[PAD]")  # noqa: S106
     return tokenizer

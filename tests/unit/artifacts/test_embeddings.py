@@ -39,3 +39,9 @@ def test_rows_without_keys_are_refused(tmp_path):
     assert EmbeddingsArtifact.open(write(tmp_path / "sound", (3, 2), (3, 2))).num_rows == 5
     with pytest.raises(ArtifactInvalid, match=r"part-00001\.npy has 2 rows and 3 keys"):
         EmbeddingsArtifact.open(write(tmp_path / "other", (3, 2), (3, 3)))
+
+
+def test_rows_are_read_in_any_order_from_all_parts(tmp_path):
+    embeddings = EmbeddingsArtifact.open(write(tmp_path / "e", (3, 4), (3, 4)))
+    wanted = np.array([6, 0, 3, 3, 2, 5])
+    np.testing.assert_array_equal(embeddings.rows_at(wanted), embeddings.load()[wanted])

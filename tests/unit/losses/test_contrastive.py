@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 
+from mlcd.losses import contrastive
 from mlcd.losses.contrastive import clip_loss, siglip_loss
 
 DOUBLE = {"dtype": torch.float64}
@@ -70,6 +71,27 @@ def test_gradients():
     scale, bias = scalar(3.0).requires_grad_(), scalar(-1.0).requires_grad_()
     assert torch.autograd.gradcheck(clip_loss, (images, texts, scale))
     assert torch.autograd.gradcheck(siglip_loss, (images, texts, scale, bias))
+
+
+@pytest.mark.parametrize("loss", [clip_loss, siglip_loss])
+def test_chunks_of_rows_equal_the_whole(loss, monkeypatch):
+    def gradients():
+        images, texts = (rows.clone().requires_grad_() for rows in random_pairs())
+        scalars = [scalar(3.0).requires_grad_(), scalar(-1.0).requires_grad_()]
+        inputs = [images, texts, *scalars[: 1 + (loss is siglip_loss)]]
+        value = loss(*inputs)
+        return value, *torch.autograd.grad(value, inputs)
+
+    whole = gradients()
+    seen = []
+    monkeypatch.setattr(contrastive, "CHUNK_ENTRIES", 3 * 7)
+    for name in ("_softmax_losses", "_sigmoid_losses"):
+        original = getattr(contrastive, name)
+        counted = lambda rows, *rest, of=original: (seen.append(len(rows)), of(rows, *rest))[1]  # noqa: E731
+        monkeypatch.setattr(contrastive, name, counted)
+    for one, other in zip(gradients(), whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+    assert max(seen) == 3
 
 
 def test_half_precision_is_computed_in_float32():

@@ -28,9 +28,9 @@ def read_log(run):
 
 def before_step(monkeypatch, number, strike):
     """Call `strike(state)` when step `number` begins; returns the list of steps begun."""
-    from training import loop
+    from training import classification
 
-    original, begun = loop.train_step, []
+    original, begun = classification.train_step, []
 
     def step(state, *rest):
         begun.append(state.step)
@@ -38,5 +38,5 @@ def before_step(monkeypatch, number, strike):
             strike(state)
         return original(state, *rest)
 
-    monkeypatch.setattr(loop, "train_step", step)
+    monkeypatch.setattr(classification, "train_step", step)
     return begun

@@ -16,6 +16,7 @@ from mlcd.models.vit import ViT, ViTConfig
 from tests.unit.training.running import INSTANCES, VIEWS
 from training.cli import train
 from training.config import LossConfig, built_in_recipes, load_config, validate_config
+from training.pairs.config import load_any_config
 from training.run import is_deterministic
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
@@ -41,7 +42,8 @@ def a_start(tmp_path, monkeypatch):
 def places(recipe):
     """Returns what a recipe has to be told."""
     words = shlex.split(header(recipe)["command"])
-    return PLACES + [word for word in words if word.startswith("model.start=")]
+    own = [word for word in words if word.startswith(("model.start=", "data.pairs="))]
+    return [*(PLACES[-1:] if "data.pairs" in str(own) else PLACES), *own]
 
 
 PLANNED = [recipe for recipe in built_in_recipes() if "plan" in header(recipe)]
@@ -57,7 +59,7 @@ def test_a_saved_configuration_is_read_again(options):
 
 @pytest.mark.parametrize("recipe", built_in_recipes())
 def test_every_built_in_recipe_is_valid_and_states_what_it_costs(recipe):
-    load_config(recipe, places(recipe))
+    load_any_config(recipe, places(recipe))
     assert {"command", "hardware", "time", "expected"} <= header(recipe).keys()
 
 
@@ -65,7 +67,7 @@ def test_every_built_in_recipe_is_valid_and_states_what_it_costs(recipe):
 def test_the_command_in_a_recipe_s_header_is_one(recipe):
     program, command, name, *overrides = shlex.split(header(recipe)["command"])
     assert (program, command, name) == ("mlcd", "train", recipe)
-    config = load_config(name, overrides)
+    config = load_any_config(name, overrides)
     assert config.out == "OUT" if config.model.start else config.out == "RUN"
 
 

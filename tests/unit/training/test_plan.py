@@ -339,7 +339,7 @@ def test_what_cannot_run_is_refused(overrides, num_classes, world_size, message)
         plan_training(small(*overrides), num_classes, 1000, world_size, H200)
 
 
-@pytest.mark.parametrize("recipe", built_in_recipes())
+@pytest.mark.parametrize("recipe", sorted({*built_in_recipes()} - {"lit", "clip", "siglip"}))
 def test_every_recipe_plans_without_data(recipe, tmp_path):
     trunk = ViT(ViTConfig(28, 14, 32, 2, 2, 64, 16))
     trunk.initialize(torch.Generator().manual_seed(0))

@@ -342,7 +342,7 @@ def test_what_fails_later_costs_no_saved_step(config, monkeypatch):
         raise InvalidInput("no image can be decoded")
 
     for every_steps, kept in ((4, False), (12, True)):
-        monkeypatch.setattr("training.loop.evaluate_model", refuse)
+        monkeypatch.setattr("training.classification.evaluate_model", refuse)
         with pytest.raises(InvalidInput, match="can be decoded"):
             run_training(config("run", f"evaluation.every_steps={every_steps}"), SILENT)
         assert partial.exists() is kept

@@ -1,0 +1,116 @@
+"""Tiny runs on digits with captions, and the work of a process in the distributed test."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from mlcd.images.transform import PreprocessSpec
+from mlcd.models.servable import Servable
+from mlcd.models.text import TextTower
+from mlcd.models.vit import ViT
+from mlcd.world import World
+from tests.conftest import write_digits
+from training.pairs.batches import PairBatch
+from training.pairs.config import validate_any
+from training.pairs.state import initial_state
+from training.pairs.step import backward, pair_step
+from training.parallel.processes import Processes
+
+NUM_IMAGES = 40
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+FIELDS = {
+    "data": {"pairs": "PAIRS"},
+    "model": {
+        "image_size": 16,
+        "patch_size": 8,
+        "width": 16,
+        "depth": 2,
+        "heads": 2,
+        "mlp_width": 32,
+        "embedding_dim": 12,
+    },
+    "text": {"width": 16, "depth": 1, "heads": 2, "context_length": 12},
+    "schedule": {"steps": 6, "batch_size": 8},
+    "optim": {"warmup_steps": 1},
+    "checkpoint": {"every_steps": 2},
+    "telemetry": {"peak_tflops": 1, "keys": True},
+    "num_threads": 1,
+    "log_every": 1,
+    "device": "cpu",
+}
+
+
+def write_pairs(folder: Path) -> Path:
+    """40 digits with one or two captions each, but for the last, which has none."""
+    write_digits(folder, NUM_IMAGES)
+    paths = sorted(path.relative_to(folder) for path in folder.rglob("*.png"))
+    lines = []
+    for number, path in enumerate(paths[:-1]):
+        name = path.parent.name
+        texts = [f"a photo of the digit {WORDS[int(name)]}", f"{name}, from {path.stem}"]
+        lines.append({"path": path.as_posix(), "captions": texts[: 1 + number % 2]})
+    (folder / "captions.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return folder
+
+
+def pairs_config(out, pairs="PAIRS", *, kind="clip", **sections):
+    fields = {**FIELDS, "out": str(out), "loss": {"kind": kind}}
+    fields["data"] = {"pairs": str(pairs)}
+    for name, changes in sections.items():
+        given = {} if name == "text" else fields.get(name, {})
+        fields[name] = {**given, **changes} if isinstance(changes, dict) else changes
+    return validate_any(fields)
+
+
+def new_state(config, world):
+    """Two random towers and scalars in float64."""
+    trunk = ViT(config.model.vit())
+    trunk.initialize(torch.Generator().manual_seed(0))
+    size = config.model.image_size
+    model = Servable(trunk, PreprocessSpec(resize_shortest=size, crop=size))
+    sizes = {"vocab_size": 50, "eos_token_id": 49, "embedding_dim": config.model.output_dim}
+    text = TextTower(config.text.tower(**sizes))
+    text.initialize(torch.Generator().manual_seed(1))
+    scalars = {"log_scale": 2.0} | ({"bias": -1.5} if config.loss.kind == "siglip" else {})
+    return initial_state(config, Processes(world, torch.device("cpu")), model, text, scalars)
+
+
+def random_batch(num=10, side=16):
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randint(0, 256, (num, 3, side, side), generator=generator, dtype=torch.uint8)
+    ids = torch.randint(0, 49, (num, 9), generator=generator)
+    ids[torch.arange(num), torch.randint(1, 9, (num,), generator=generator)] = 49
+    return PairBatch(images, ids, np.arange(num), tuple(map(str, range(num))))
+
+
+def rows(batch, start, stop):
+    part = slice(start, stop)
+    return PairBatch(batch.images[part], batch.ids[part], batch.positions[part], batch.keys[part])
+
+
+def gradients(world, kind, cuts):
+    """Loss and gradients of the batch, of which this process has the micro-batches between cuts."""
+    config = pairs_config("RUN", kind=kind, compute={"precision": "fp64"})
+    state = new_state(config, world)
+    batch = random_batch()
+    parts = [rows(batch, start, stop) for start, stop in cuts]
+    loss, values = backward(state, parts, len(batch.keys), config)
+    found = {name: parameter.grad.clone() for name, parameter in state.trained()}
+    pair_step(state, parts, len(batch.keys), config)
+    after = {f"after.{name}": each.detach() for name, each in state.trained()}
+    return {"loss": loss, **values, **found, **after}
+
+
+# The micro-batches of each of two processes; one has nothing of the second.
+CUTS = (((0, 3), (5, 5)), ((3, 5), (5, 10)))
+
+
+def run(rank, size, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    torch.set_num_threads(1)
+    for kind in ("clip", "siglip"):
+        torch.save(gradients(World.current(), kind, CUTS[rank]), f"{folder}/{kind}-{rank}.pt")
+    dist.destroy_process_group()

@@ -1,0 +1,254 @@
+"""Training on images with captions: LiT over cached embeddings, and both towers."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mlcd.encoders import open_text_encoder
+from mlcd.errors import ConfigInvalid
+from mlcd.export.model_artifact import export_model
+from mlcd.images.sources import open_source
+from mlcd.models.servable_text import ServableText
+from mlcd.pipelines.embed import embed
+from mlcd.world import World
+from tests.unit.training.pairing import (
+    CUTS,
+    NUM_IMAGES,
+    gradients,
+    new_state,
+    pairs_config,
+    random_batch,
+    rows,
+    run,
+    write_pairs,
+)
+from tests.unit.training.running import SILENT, read_log
+from training.data.order import locate
+from training.pairs import run as pairs_run
+from training.pairs.batches import PairReader
+from training.pairs.dataset import open_pairs
+from training.pairs.run import run_pairs
+from training.pairs.step import pair_step
+from training.pairs.tokens import Tokens, open_tokenizer
+from training.parallel.processes import Processes
+
+LIT = {"start": None, "freeze": "image", "embedding_dim": 32, "width": 32, "mlp_width": 64}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return write_pairs(tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture
+def lit(pairs, two_tower_model, tmp_path):
+    """Configurations of LiT that start from a tiny CLIP's tower."""
+    model = {**LIT, "start": str(two_tower_model), "activation": "quick_gelu"}
+
+    def make(out, **sections):
+        return pairs_config(
+            tmp_path / out, pairs, **{**sections, "model": {**model, **sections.get("model", {})}}
+        )
+
+    return make
+
+
+def at_last_step(run, part):
+    return load_file(run.path / "checkpoints" / "step_000006" / part / "model.safetensors")
+
+
+def struck(monkeypatch, number):
+    """A run stops with the error of a machine that is gone when step `number` begins."""
+    original = pairs_run.pair_step
+
+    def step(state, *rest):
+        if state.step == number:
+            raise ConnectionError
+        return original(state, *rest)
+
+    monkeypatch.setattr(pairs_run, "pair_step", step)
+
+
+def test_lit_trains_the_texts_alone_over_embeddings_made_once(
+    lit, two_tower_model, tmp_path, monkeypatch
+):
+    config = lit("run")
+    done = run_pairs(config, SILENT)
+    assert done.summary["samples"] == NUM_IMAGES - 1
+    assert done.summary["without_caption"] == 1
+    untouched = load_file(two_tower_model / "model.safetensors")
+    assert all(
+        torch.equal(tensor, untouched[name])
+        for name, tensor in at_last_step(done, "weights").items()
+    )
+    first, last = (
+        (done.path / "checkpoints" / step / "weights" / "model.safetensors").read_bytes()
+        for step in ("step_000000", "step_000006")
+    )
+    assert first == last
+    # What was embedded is found again, and no image is decoded any more.
+    assert (tmp_path / "run-embeddings" / "manifest.json").is_file()
+    monkeypatch.setattr("training.pairs.features.embed", None)
+    again = run_pairs(lit("again", data={"embeddings": str(tmp_path / "run-embeddings")}), SILENT)
+    assert read_numbers(again) == read_numbers(done)
+    # The artifact that the service reads embeds texts as the trained tower does.
+    monkeypatch.undo()
+    export_model(str(done.path), tmp_path / "model", name="lit", reporter=SILENT)
+    encoder = open_text_encoder(str(tmp_path / "model"))
+    texts = ["a photo of the digit three", "7"]
+    trained = ServableText.read(done.path / "checkpoints" / "step_000006" / "text")
+    with torch.no_grad():
+        expected = trained(torch.from_numpy(trained.tokenizer(texts))).numpy()
+    np.testing.assert_allclose(encoder.encode(encoder.tokenizer(texts)), expected, atol=1e-5)
+    scale = read_log(done)[-1]["scale"]
+    assert encoder.calibration.scale == pytest.approx(scale, rel=1e-2)
+
+
+def read_numbers(run):
+    """The log without what depends on the clock."""
+    clocked = {"images_per_s", "tflops", "mfu", "data_wait", "peak_memory_gib"}
+    return [{k: v for k, v in line.items() if k not in clocked} for line in read_log(run)]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_run_that_was_struck_ends_with_the_same_bits(pairs, tmp_path, monkeypatch, accumulation):
+    """Both towers from scratch, from decoded images."""
+    more = {"compute": {"accumulation": accumulation}, "augment": {"min_area": 0.5}}
+    whole = run_pairs(pairs_config(tmp_path / "whole", pairs, kind="siglip", **more), SILENT)
+    config = pairs_config(tmp_path / "parts", pairs, kind="siglip", **more)
+    struck(monkeypatch, 3)
+    with pytest.raises(ConnectionError):
+        run_pairs(config, SILENT)
+    monkeypatch.undo()
+    parts = run_pairs(config, SILENT)
+    assert read_numbers(parts) == read_numbers(whole)
+    for part in ("weights", "text"):
+        expected = at_last_step(whole, part)
+        assert all(
+            torch.equal(each, expected[name]) for name, each in at_last_step(parts, part).items()
+        )
+    begun = load_file(whole.path / "checkpoints" / "step_000000" / "weights" / "model.safetensors")
+    assert not torch.equal(begun["proj.weight"], at_last_step(whole, "weights")["proj.weight"])
+    # The bias starts where as many pairs are expected as there are.
+    assert read_log(whole)[0]["bias"] == pytest.approx(-math.log(7))
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_micro_batches_equal_one_batch(kind):
+    alone = World()
+    whole = gradients(alone, kind, [(0, 10)])
+    parts = gradients(alone, kind, [(0, 4), (4, 4), (4, 10)])
+    assert whole.keys() == parts.keys()
+    for name, value in whole.items():
+        torch.testing.assert_close(parts[name], value, rtol=1e-9, atol=1e-10, msg=name)
+
+
+def test_processes_equal_one(tmp_path):
+    torch.multiprocessing.spawn(run, (2, str(tmp_path)), nprocs=2)
+    for kind in ("clip", "siglip"):
+        whole = gradients(World(), kind, [(0, 10)])
+        for rank in range(len(CUTS)):
+            found = torch.load(tmp_path / f"{kind}-{rank}.pt")
+            for name, value in whole.items():
+                torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-10, msg=name)
+
+
+def test_the_scale_is_clamped_and_no_scalar_decays():
+    config = pairs_config("RUN", kind="siglip", optim={"weight_decay": 0.5, "lr": 10.0})
+    state = new_state(config, World())
+    by_parameter = {
+        id(parameter): group["weight_decay"]
+        for group in state.optimizer.param_groups
+        for parameter in group["params"]
+    }
+    trained = dict(state.trained())
+    assert by_parameter.keys() == {id(parameter) for parameter in trained.values()}
+    decays = {name for name, parameter in trained.items() if by_parameter[id(parameter)]}
+    assert "text.token.weight" in decays
+    assert not decays & {"scalar.log_scale", "scalar.bias", "text.pos", "image.cls"}
+    pair_step(state, [rows(random_batch(), 0, 10)], 10, config)
+    assert state.scalars["log_scale"].item() in (0.0, pytest.approx(math.log(100)))
+
+
+def test_a_caption_is_drawn_by_seed_and_position(pairs):
+    opened = open_pairs(pairs_config("RUN", pairs))
+    assert len(opened) == NUM_IMAGES - 1
+    two = next(
+        row for row in range(len(opened)) if len(opened.captions.of(int(opened.numbers[row]))) == 2
+    )
+    at, positions = np.full(400, two), np.arange(400)
+    drawn = opened.draw(at, positions, 0)
+    assert set(drawn) == set(opened.captions.of(int(opened.numbers[two])))
+    assert 150 < drawn.count(drawn[0]) < 250
+    assert opened.draw(at[7:9], positions[7:9], 0) == drawn[7:9]
+    assert opened.draw(at, positions, 1) != drawn
+
+
+def test_cropped_images_come_with_their_own_captions(pairs):
+    config = pairs_config("RUN", pairs, schedule={"steps": 2, "batch_size": 39})
+    opened = open_pairs(config)
+    tokens = Tokens(open_tokenizer(config.text), trims=True)
+    reader = PairReader(opened, tokens, None, config, Processes(World(), torch.device("cpu")))
+    texts_of = {opened.entries[row].key: row for row in range(len(opened))}
+    with reader.open(1) as steps:
+        (step,) = steps
+    (part,) = step.parts
+    assert (step.step, sorted(part.keys)) == (1, sorted(texts_of))
+    own = np.array([texts_of[key] for key in part.keys])
+    assert torch.equal(part.ids, tokens.ids(opened.draw(own, part.positions, config.seed)))
+    _, expected = locate(part.positions, (39,), (1.0,), config.seed)
+    assert own.tolist() == expected.tolist()
+    assert part.ids.shape[1] < config.text.context_length
+
+
+def test_both_towers_go_on_from_weights(pairs, two_tower_model, tmp_path):
+    model = {**LIT, "freeze": 0, "start": str(two_tower_model), "activation": "quick_gelu"}
+    fields = {"text": {"start": str(two_tower_model)}, "model": model}
+    config = pairs_config(tmp_path / "run", pairs, **fields)
+    done = run_pairs(config, SILENT)
+    first = load_file(done.path / "checkpoints" / "step_000000" / "text" / "model.safetensors")
+    start = load_file(two_tower_model / "text" / "model.safetensors")
+    assert all(torch.equal(first[name], tensor) for name, tensor in start.items())
+    assert read_log(done)[0]["scale"] == pytest.approx(math.exp(2.0))
+    assert {parent.role for parent in done.parents} == {"images", "start", "text"}
+
+
+def test_embeddings_of_another_model_are_refused(lit, pairs, tmp_path):
+    from mlcd.encoders import open_encoder
+
+    embed(open_source(str(pairs)), open_encoder("pixels"), tmp_path / "other", SILENT)
+    with pytest.raises(ConfigInvalid, match="was not made by"):
+        run_pairs(lit("run", data={"embeddings": str(tmp_path / "other")}), SILENT)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"model": {"freeze": "tower", "start": "M"}}, "write image"),
+        ({"model": {"freeze": "image"}}, "needs model.start"),
+        ({"data": {"cache": False}}, "data.cache has no effect"),
+        ({"data": {"embeddings": "E"}}, "data.embeddings has no effect"),
+        ({"model": {"freeze": "image", "start": "M"}, "augment": {"flip": 0}}, "embedded once"),
+        ({"optim": {"ema": 0.9}}, "optim.ema has no effect"),
+        ({"optim": {"center_lr": 0.9}}, "optim.center_lr has no effect"),
+        ({"compute": {"backbone": "fsdp"}}, "fsdp has no effect"),
+        ({"loss": {"bias": 1.0}}, "loss.bias has no effect on clip"),
+        ({"text": {"start": "M", "width": 32}}, "which states it"),
+        ({"schedule": {"batch_size": 1}}, "2 or more"),
+        ({"evaluation": {"knn": True}}, "unknown key evaluation"),
+    ],
+)
+def test_settings_without_effect_are_refused(sections, message):
+    with pytest.raises(ConfigInvalid, match=message):
+        pairs_config("RUN", **{**sections, "data": {"pairs": "P", **sections.get("data", {})}})
+
+
+def test_the_manifest_names_what_the_run_was_made_from(lit):
+    done = run_pairs(lit("run", schedule={"steps": 1}), SILENT)
+    manifest = json.loads((done.path / "manifest.json").read_text())
+    assert [parent["role"] for parent in manifest["parents"]] == ["images", "start", "embeddings"]
+    assert len(manifest["config"]["captions"]) == len(manifest["config"]["tokenizer"]) == 64

@@ -1,0 +1,71 @@
+"""The contents of a checkpoint of a tower with its classifier."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.examples import EXAMPLES, Examples
+from mlcd.artifacts.manifest import Request
+from mlcd.types import Fingerprint
+from training.checkpoint.files import STATE
+from training.checkpoint.snapshot import (
+    Snapshot,
+    read_servable,
+    read_unit_centers,
+    restore,
+    take_snapshot,
+)
+from training.start import CLASSES
+from training.state import TrainState
+
+
+@dataclass(frozen=True)
+class ClassifierContents:
+    """The tower and the unit centers of the classes.
+
+    run: the directory with the classes' examples. names, sizes: those of the classes. classes: the
+    digest of the clusters that the labels name, by which a later run knows whether it can keep the
+    head.
+    """
+
+    run: Path
+    names: Sequence[str | None] | None
+    sizes: NDArray[np.int64]
+    classes: str | None
+
+    def copy(self, state: TrainState) -> Snapshot:
+        return take_snapshot(state)
+
+    def restore(self, state: TrainState, directory: Path, step: int, group: Any) -> None:
+        restore(state, directory, step, group)
+
+    def write(self, copy: Snapshot, directory: Path) -> Fingerprint:
+        """Writes the tower, and the centers if there are any."""
+        model = read_servable(copy, directory / STATE)
+        fingerprint = model.fingerprint()
+        weights = directory / "weights"
+        weights.mkdir()
+        model.write(weights)
+        if copy.has_centers:
+            self._write_centers(copy, directory, fingerprint)
+        return fingerprint
+
+    def _write_centers(self, copy: Snapshot, directory: Path, fingerprint: Fingerprint) -> None:
+        config = {"origin": "training", "step": copy.step, CLASSES: self.classes}
+        request = Request("centers", config, (), fingerprint)
+        examples = self.run / EXAMPLES
+        with Draft(directory / "centers", request, fresh=True) as draft:
+            Centers(
+                vectors=read_unit_centers(directory / STATE),
+                sizes=self.sizes,
+                fingerprint=fingerprint,
+                names=None if self.names is None else tuple(self.names),
+                examples=Examples.open(examples) if examples.is_file() else None,
+            ).write(draft)
+            draft.publish()

@@ -1,0 +1,3 @@
+"""Training on pairs of images and captions: two towers, or a text tower beside a frozen image
+tower.
+"""

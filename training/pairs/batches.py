@@ -1,0 +1,148 @@
+"""The batches of pairs, step after step, a few steps ahead of the trainer."""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.types import SampleKey
+from training.data.decoders import block_stop_signals
+from training.data.loader import Batch, Loader, StepBatches
+from training.data.order import locate, step_shares
+from training.pairs.config import PairsConfig
+from training.pairs.dataset import PairSet
+from training.pairs.tokens import Tokens
+from training.parallel.processes import Processes
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """One process's share of a micro-batch.
+
+    images: uint8 [b, 3, S, S], one crop of each image, or float32 [b, D], its embedding. ids: int64
+    [b, T], of one caption of each. positions: int64 [b], in the endless stream of samples.
+    """
+
+    images: Tensor
+    ids: Tensor
+    positions: NDArray[np.int64]
+    keys: tuple[SampleKey, ...]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns all that the step computes with, by name."""
+        positions = torch.from_numpy(self.positions)
+        return {"images": self.images, "ids": self.ids, "positions": positions}
+
+
+@dataclass(frozen=True)
+class Features:
+    """The embeddings of the images of a run.
+
+    rows: int64 [n], of each image in the artifact.
+    """
+
+    artifact: EmbeddingsArtifact
+    rows: NDArray[np.int64]
+
+    def at(self, indices: NDArray[np.int64]) -> Tensor:
+        """Returns the embeddings of these images, float32 [b, D]."""
+        return torch.from_numpy(self.artifact.rows_at(self.rows[indices]))
+
+
+@dataclass(frozen=True)
+class PairReader:
+    """The reader of all batches.
+
+    features: the embeddings of the images; None to decode and crop the images themselves.
+    """
+
+    pairs: PairSet
+    tokens: Tokens
+    features: Features | None
+    config: PairsConfig
+    processes: Processes
+
+    @contextmanager
+    def open(self, start_step: int) -> Iterator[Iterator[StepBatches[PairBatch]]]:
+        """Opens the batches of the steps from `start_step` on."""
+        num = self.config.data.prefetch_steps
+        if self.features is not None:
+            with _ahead(self._embedded(self.features, start_step), num) as steps:
+                yield steps
+            return
+        world = self.processes.world
+        loader = Loader(
+            self.pairs.as_dataset(),
+            self.config,
+            rank=world.rank,
+            size=world.size,
+            start_step=start_step,
+            local_size=self.processes.local_size,
+            device=self.processes.device,
+        )
+        with loader, _ahead(self._cropped(loader), num) as steps:
+            yield steps
+
+    def _embedded(self, features: Features, start_step: int) -> Iterator[StepBatches[PairBatch]]:
+        config, world = self.config, self.processes.world
+        for step in range(start_step, config.schedule.steps):
+            shares = step_shares(
+                step,
+                config.schedule.batch_size,
+                config.compute.accumulation,
+                world.rank,
+                world.size,
+            )
+            yield StepBatches(step, tuple(self._batch(features, share) for share in shares), 0.0)
+
+    def _batch(self, features: Features, positions: NDArray[np.int64]) -> PairBatch:
+        _, rows = locate(positions, (len(self.pairs),), (1.0,), self.config.seed)
+        keys = tuple(self.pairs.entries[int(row)].key for row in rows)
+        return PairBatch(features.at(rows), self._ids(rows, positions), positions, keys)
+
+    def _cropped(self, loader: Iterable[StepBatches[Batch]]) -> Iterator[StepBatches[PairBatch]]:
+        for step in loader:
+            yield StepBatches(step.step, tuple(map(self._captioned, step.parts)), 0.0)
+
+    def _captioned(self, part: Batch) -> PairBatch:
+        ids = self._ids(part.labels[:, 0].numpy(), part.positions)
+        return PairBatch(part.images, ids, part.positions, part.keys)
+
+    def _ids(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        return self.tokens.ids(self.pairs.draw(rows, positions, self.config.seed))
+
+
+@contextmanager
+def _ahead(
+    steps: Iterator[StepBatches[PairBatch]], num: int
+) -> Iterator[Iterator[StepBatches[PairBatch]]]:
+    """Makes `num` steps ahead in a thread."""
+    pool = ThreadPoolExecutor(1, thread_name_prefix="pairs", initializer=block_stop_signals)
+    try:
+        yield _taken(pool, steps, num)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _taken(
+    pool: ThreadPoolExecutor, steps: Iterator[StepBatches[PairBatch]], num: int
+) -> Iterator[StepBatches[PairBatch]]:
+    def submit() -> Future[StepBatches[PairBatch] | None]:
+        return pool.submit(next, steps, None)
+
+    waiting = deque(submit() for _ in range(num))
+    while True:
+        began = time.perf_counter()
+        batch = waiting.popleft().result()
+        if batch is None:
+            return
+        waiting.append(submit())
+        yield replace(batch, wait_s=time.perf_counter() - began)

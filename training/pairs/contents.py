@@ -1,0 +1,103 @@
+"""The contents of a checkpoint of two towers: both models, and the state of what is trained."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import Tensor
+
+from mlcd.models.servable import Servable
+from mlcd.models.servable_text import ServableText
+from mlcd.models.text import TextTower
+from mlcd.models.text_part import FOLDER
+from mlcd.models.tokenizer import Tokenizer
+from mlcd.models.two_towers import TwoTowers
+from mlcd.models.vit import VisionTower
+from mlcd.types import Fingerprint
+from training.checkpoint.files import read_tensors, stored_tensors
+from training.checkpoint.snapshot import copied, restore_moments, under
+from training.pairs.state import PairState
+
+_Tower = TypeVar("_Tower", TextTower, VisionTower)
+_MOMENTS: Final = "moments."
+_COUNTERS: Final = ("skipped_steps", "skipped_samples")
+
+
+@dataclass(frozen=True)
+class PairCopy:
+    """A copy of the state in the host's memory.
+
+    tensors: what is trained, its moments and the counters, on the first process only. model, text:
+    the towers, of which nothing but what is not trained is read.
+    """
+
+    step: int
+    tensors: dict[str, Tensor]
+    model: Servable
+    text: TextTower
+
+
+@dataclass(frozen=True)
+class PairContents:
+    """The towers of images and texts. tokenizer: that of the texts."""
+
+    tokenizer: Tokenizer
+
+    def copy(self, state: PairState) -> PairCopy:
+        tensors: dict[str, Tensor] = {}
+        if state.world.rank == 0:
+            tensors = {name: copied(tensor) for name, tensor in _tensors(state)}
+            tensors |= {name: torch.tensor(getattr(state, name)) for name in _COUNTERS}
+        return PairCopy(state.step, tensors, state.model, state.texts.trunk)
+
+    @torch.no_grad()
+    def restore(self, state: PairState, directory: Path, step: int, group: Any) -> None:
+        stored = stored_tensors(directory)
+        tensors = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in stored.items()}
+        read_tensors(tensors, directory, group)
+        for name, parameter in state.trained():
+            parameter.copy_(tensors[name])
+            restore_moments(state.optimizer, parameter, under(tensors, f"{_MOMENTS}{name}."))
+        state.step = step
+        for name in _COUNTERS:
+            setattr(state, name, int(tensors[name]))
+
+    def write(self, copy: PairCopy, directory: Path) -> Fingerprint:
+        """Writes both towers, in float32; what is not trained is as it was at the start."""
+        scalars = under(copy.tensors, "scalar.")
+        towers = TwoTowers(
+            _tower(copy.model.trunk, under(copy.tensors, "image.")),
+            _tower(copy.text, under(copy.tensors, "text.")),
+            logit_scale=scalars["log_scale"],
+            logit_bias=scalars.get("bias"),
+        )
+        model = Servable(towers.vision, copy.model.preprocess).eval()
+        for name, part in (
+            ("weights", model),
+            (FOLDER, ServableText.of(towers, self.tokenizer)),
+        ):
+            folder = directory / name
+            folder.mkdir()
+            part.write(folder)
+        return model.fingerprint()
+
+
+def _tensors(state: PairState) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in state.trained():
+        yield name, parameter
+        for kind, moment in state.optimizer.state.get(parameter, {}).items():
+            yield f"{_MOMENTS}{name}.{kind}", moment
+
+
+def _tower(like: _Tower, trained: Mapping[str, Tensor]) -> _Tower:
+    """Returns a tower of these weights, in float32; those that are not trained are as in `like`."""
+    weights = {
+        name: trained.get(name, parameter.detach()).float().cpu()
+        for name, parameter in like.named_parameters()
+    }
+    with torch.device("meta"):
+        tower = type(like)(like.config)
+    tower.load_state_dict(weights, assign=True)
+    return tower

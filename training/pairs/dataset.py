@@ -1,0 +1,121 @@
+"""The pairs of a run: images joined with their captions, of which each step draws one."""
+
+import hashlib
+import logging
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.errors import InvalidInput
+from mlcd.images.captions import Captions, read_captions
+from mlcd.images.entries import Entries
+from mlcd.images.jpeg import require_simplejpeg
+from mlcd.images.source import Source
+from mlcd.images.sources import open_source
+from mlcd.keys import held_out, split_positions
+from mlcd.randomness import Stream, uniform
+from training.data.dataset import Dataset, Part
+from training.pairs.config import PairsConfig
+
+_log = logging.getLogger(__name__)
+_BLOCK: Final = 1 << 16  # captions that are Python objects at a time
+
+
+@dataclass(frozen=True)
+class PairSet:
+    """The n images that have captions and are not held out.
+
+    numbers: int64 [n], of each image in `captions`. num_without: images without a caption.
+    """
+
+    source: Source
+    entries: Entries
+    captions: Captions
+    numbers: NDArray[np.int64]
+    num_without: int
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def select(self, rows: NDArray[np.int64]) -> Self:
+        """Returns the pairs of these rows."""
+        return replace(self, entries=self.entries.select(rows), numbers=self.numbers[rows])
+
+    def draw(self, rows: NDArray[np.int64], positions: NDArray[np.int64], seed: int) -> list[str]:
+        """Draws a caption for the image of each row.
+
+        positions: int64 [b], in the endless stream of samples; the draw depends on them and the
+        seed only.
+        """
+        chances = uniform(seed, Stream.CAPTIONS, positions)
+        found = (self.captions.of(int(number)) for number in self.numbers[rows])
+        return [
+            texts[int(chance * len(texts))]
+            for texts, chance in zip(found, chances.tolist(), strict=True)
+        ]
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of all captions of the source, in the order of its images."""
+        texts = self.captions.texts
+        sha256 = hashlib.sha256(texts.value_lengths().to_numpy(zero_copy_only=False).tobytes())
+        flat = texts.flatten()
+        for start in range(0, len(flat), _BLOCK):
+            sha256.update("\0".join(flat[start : start + _BLOCK].to_pylist()).encode())
+        return sha256.hexdigest()
+
+    def as_dataset(self) -> Dataset:
+        """Returns the images as the loader takes them; the label of each is its row."""
+        labels = np.arange(len(self), dtype=np.int32)[:, None]
+        part = Part(self.source, self.entries, labels, sha256=None, weight=1.0)
+        return Dataset((part,), self.num_without, 0, len(self), None, ())
+
+
+def open_pairs(config: PairsConfig) -> PairSet:
+    """Lists the images with their captions.
+
+    Raises NotFound or InvalidInput if there are none.
+    """
+    if config.data.decode == "fast":
+        require_simplejpeg()
+    source = open_source(config.data.pairs)
+    source.check_not_empty()
+    for problem in source.problems:
+        _log.warning("%s: %s: %s", config.data.pairs, problem.key, problem.detail)
+    entries = source.entries
+    captions = read_captions(source, entries)
+    kept_out = held_out(
+        split_positions(entries.keys(), entries.class_names()), config.data.hold_out
+    )
+    captioned = captions.texts.value_lengths().to_numpy(zero_copy_only=False) > 0
+    numbers = np.flatnonzero(captioned & ~kept_out)
+    if not len(numbers):
+        raise InvalidInput(
+            f"no image of {config.data.pairs} has a caption",
+            remedy="put a captions.jsonl beside them, with path and caption in each line",
+        )
+    num_without = int((~captioned & ~kept_out).sum())
+    return PairSet(source, entries.select(numbers), captions, numbers, num_without)
+
+
+def embedded(pairs: PairSet, embeddings: EmbeddingsArtifact) -> tuple[PairSet, NDArray[np.int64]]:
+    """Returns the pairs whose images have a row among the embeddings, and their rows, int64 [n].
+
+    Raises InvalidInput if there are none.
+    """
+    keys = pa.chunked_array([pa.array(embeddings.keys, pa.large_string())])
+    index_of_row = pairs.entries.find(keys)
+    row_of_index = np.full(len(pairs) + 1, -1, dtype=np.int64)
+    row_of_index[index_of_row] = np.arange(len(index_of_row))  # the last stands for other keys
+    found = np.flatnonzero(row_of_index[:-1] >= 0)
+    if not len(found):
+        raise InvalidInput(
+            f"no image of {pairs.source.location} is in {embeddings.artifact.path}",
+            remedy="were these images embedded?",
+        )
+    if missing := len(pairs) - len(found):
+        _log.warning("%d images have no row in %s", missing, embeddings.artifact.path)
+    return pairs.select(found), row_of_index[found]

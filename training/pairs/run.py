@@ -1,0 +1,222 @@
+"""The composition root of training on pairs: it turns a config into objects and runs the loop."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mlcd.artifacts.draft import find_published
+from mlcd.artifacts.manifest import Artifact, Parent, Request, open_artifact
+from mlcd.errors import ConfigInvalid
+from mlcd.models.runs import find_checkpoint
+from mlcd.models.servable_text import ServableText
+from mlcd.models.text import TextTower
+from mlcd.models.tokenizer import Tokenizer
+from mlcd.models.zoo import LoadOptions
+from mlcd.parts.encoded import check_source, images_parent
+from mlcd.progress import Reporter
+from mlcd.randomness import Stream, hash_counters
+from training.checkpoint.checkpoint_store import CheckpointStore
+from training.data.loader import StepBatches
+from training.pairs.batches import Features, PairBatch, PairReader
+from training.pairs.config import MAX_LOG_SCALE, PairsConfig
+from training.pairs.contents import PairContents
+from training.pairs.dataset import PairSet, embedded, open_pairs
+from training.pairs.features import image_embeddings
+from training.pairs.flops import pair_flops
+from training.pairs.state import PairState, initial_state
+from training.pairs.step import PairMeters, pair_step
+from training.pairs.tokens import Tokens, digest, end_of_text, open_tokenizer
+from training.parallel.processes import Processes, open_processes
+from training.run import (
+    go_on,
+    is_deterministic,
+    log_paths,
+    open_draft,
+    open_tower_start,
+    outcome,
+    write_config,
+)
+from training.tower import initial_model
+
+_SAMPLED = 256  # captions by whose length the arithmetic of a step is estimated
+
+
+@dataclass(frozen=True)
+class TextStart:
+    """The text side at step 0.
+
+    log_scale, bias: those that the weights state, if the tower begins with weights. parent: the
+    identity of the weights.
+    """
+
+    tower: TextTower
+    tokenizer: Tokenizer
+    log_scale: float | None = None
+    bias: float | None = None
+    parent: Parent | None = None
+
+
+@dataclass(frozen=True)
+class PairTraining:
+    """The state with its pairs: the work that the loop repeats."""
+
+    state: PairState
+    reader: PairReader
+    config: PairsConfig
+
+    def load(self) -> AbstractContextManager[Iterator[StepBatches[PairBatch]]]:
+        """Opens the batches of the steps from the state's on."""
+        return self.reader.open(self.state.step)
+
+    def step(
+        self,
+        batch: StepBatches[PairBatch],
+        shares: Sequence[float],
+        row_counts: Sequence[Sequence[int]],
+    ) -> PairMeters:
+        """Updates the state once, without counting the step."""
+        del shares  # each pair counts alike
+        return pair_step(self.state, batch.parts, sum(map(sum, row_counts)), self.config)
+
+    def evaluate(self) -> None:
+        """Returns None: nothing is measured while training."""
+        return
+
+
+def run_pairs(config: PairsConfig, reporter: Reporter) -> Artifact:
+    """Trains, or goes on training, and publishes the run at `config.out`.
+
+    It is called, goes on and ends as `training.run.run_training`.
+    """
+    with open_processes(config.device, config.num_threads) as processes:
+        processes.meet("the start")
+        return _run(config, reporter, processes)
+
+
+def _run(config: PairsConfig, reporter: Reporter, processes: Processes) -> Artifact:
+    torch.use_deterministic_algorithms(is_deterministic(config, processes.device), warn_only=True)
+    out = Path(config.out)
+    with processes.failing_together():
+        pairs = open_pairs(config)
+        check_source(pairs.source, out)
+        start = open_tower_start(config)
+        model = initial_model(config, start)
+        text = _text_start(config, out)
+        features = None
+        if config.cached:
+            embeddings = image_embeddings(config, model, pairs.source, processes, reporter)
+            pairs, rows = embedded(pairs, embeddings)
+            features = Features(embeddings, rows)
+        parents = [images_parent(pairs.source, out)]
+        parents += [each.parent for each in (start, text) if each is not None and each.parent]
+        if features is not None:
+            parents.append(features.artifact.artifact.as_parent_of(out, "embeddings"))
+        request = _request(config, pairs, text, tuple(parents))
+        done = find_published(out, request)
+    if done is not None:
+        return done
+    with open_draft(out, request, processes) as draft:
+        with processes.failing_together():
+            tokens = Tokens.of(text.tokenizer, text.tower.config)
+            state = initial_state(config, processes, model, text.tower, _scalars(config, text))
+            if processes.world.rank == 0:
+                write_config(config, draft.path)
+            store = CheckpointStore(
+                draft.path,
+                config.checkpoint,
+                processes,
+                parents=request.parents,
+                contents=PairContents(text.tokenizer),
+            )
+        reader = PairReader(pairs, tokens, features, config, processes)
+        work = PairTraining(state, reader, config)
+        flops = pair_flops(config, text.tower.config, _num_tokens(pairs, tokens))
+        go_on(work, config, draft.path, store, processes, reporter, flops=flops)
+        processes.meet("the end")
+        if processes.world.rank == 0:
+            last = open_artifact(find_checkpoint(draft.path), verify_files=False)
+            summary = {
+                "samples": len(pairs),
+                "without_caption": pairs.num_without,
+                **outcome(draft.path, state),
+            }
+            logs = log_paths(draft.path)
+            draft.publish(fingerprint=last.fingerprint, summary=summary, logs=logs)
+    processes.meet("the end")
+    return open_artifact(out, "run", verify_files=False)
+
+
+def _text_start(config: PairsConfig, out: Path) -> TextStart:
+    """Returns the text tower of text.start, or a random one of this seed.
+
+    Raises ConfigInvalid if it does not embed texts or not in the space of the images.
+    """
+    if config.text.start is not None:
+        return _loaded_text(config.text.start, config, out)
+    tokenizer = open_tokenizer(config.text)
+    tower = TextTower(
+        config.text.tower(
+            vocab_size=tokenizer.num_ids,
+            eos_token_id=end_of_text(tokenizer),
+            embedding_dim=config.model.output_dim,
+        )
+    )
+    seed = int(hash_counters(config.seed, Stream.TEXT_TOWER)[0])
+    tower.initialize(torch.Generator().manual_seed(seed))
+    return TextStart(tower, tokenizer)
+
+
+def _loaded_text(spec: str, config: PairsConfig, out: Path) -> TextStart:
+    # It reaches onnx and an engine, which only a run that starts from weights has to load.
+    from mlcd.export.model_artifact import find_weights
+
+    weights = find_weights(spec, out, LoadOptions())
+    if weights.text is None or weights.text.load is None:
+        raise ConfigInvalid(
+            f"{spec} has no text tower with weights", remedy="leave out text.start, or give another"
+        )
+    text: ServableText = weights.text.load()
+    if text.settings.dimension != config.model.output_dim:
+        raise ConfigInvalid(
+            f"the texts of {spec} have {text.settings.dimension} dimensions, the images "
+            f"{config.model.output_dim}",
+            remedy="start both towers from one model",
+        )
+    return TextStart(
+        text.trunk,
+        text.tokenizer,
+        text.settings.logit_scale,
+        text.settings.logit_bias,
+        replace(weights.parent, role="text"),
+    )
+
+
+def _scalars(config: PairsConfig, text: TextStart) -> dict[str, float]:
+    """Returns the values that the scale's logarithm, and the bias of siglip, start from."""
+    loss = config.loss
+    log_scale = math.log(loss.plain_scale) if text.log_scale is None else text.log_scale
+    if loss.scale is not None:
+        log_scale = math.log(loss.scale)
+    scalars = {"log_scale": min(max(log_scale, 0.0), MAX_LOG_SCALE)}
+    if loss.kind == "siglip":
+        bias = -math.log(config.schedule.batch_size - 1) if text.bias is None else text.bias
+        scalars["bias"] = bias if loss.bias is None else loss.bias
+    return scalars
+
+
+def _request(
+    config: PairsConfig, pairs: PairSet, text: TextStart, parents: tuple[Parent, ...]
+) -> Request:
+    facts: dict[str, Any] = {"captions": pairs.digest(), "tokenizer": digest(text.tokenizer)}
+    return Request("run", {**config.identity(), **facts}, parents)
+
+
+def _num_tokens(pairs: PairSet, tokens: Tokens) -> int:
+    rows = np.arange(min(_SAMPLED, len(pairs)))
+    return tokens.ids(pairs.draw(rows, rows, 0)).shape[1]

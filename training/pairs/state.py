@@ -1,0 +1,129 @@
+"""The state of a training on pairs: two towers or one, the temperature, and their moments."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from mlcd.losses.contrastive import clip_loss, siglip_loss
+from mlcd.models.servable import Servable
+from mlcd.models.text import TextTower
+from mlcd.world import World
+from training.data.colors import draw_colors
+from training.data.recoloring import recolor
+from training.drop_path import branch_scales
+from training.optim.groups import adamw_settings, parameter_groups, text_groups
+from training.pairs.batches import PairBatch
+from training.pairs.config import MAX_LOG_SCALE, PairsConfig
+from training.parallel.backbone import Backbone, TextBackbone
+from training.parallel.processes import Processes
+from training.step import on_device
+from training.tower import freeze
+
+
+@dataclass
+class PairState:
+    """The state of a training on pairs.
+
+    model: the image tower, frozen or not. images: the same as a step uses it; None if its
+    embeddings are read instead. scalars: log_scale, and bias for siglip. step, skipped_steps and
+    skipped_samples: those of `training.state.TrainState`.
+    """
+
+    model: Servable
+    images: Backbone | None
+    texts: TextBackbone
+    scalars: dict[str, nn.Parameter]
+    optimizer: torch.optim.AdamW
+    step: int = 0
+    skipped_steps: int = 0
+    skipped_samples: int = 0
+
+    @property
+    def world(self) -> World:
+        return self.texts.world
+
+    @property
+    def device(self) -> torch.device:
+        return self.scalars["log_scale"].device
+
+    def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yields all that is trained, by name."""
+        towers: dict[str, nn.Module] = {"image": self.model.trunk, "text": self.texts.trunk}
+        for tower, trunk in towers.items():
+            for name, parameter in trunk.named_parameters():
+                if parameter.requires_grad:
+                    yield f"{tower}.{name}", parameter
+        for name, parameter in self.scalars.items():
+            yield f"scalar.{name}", parameter
+
+    def embed(self, batch: PairBatch, config: PairsConfig) -> tuple[Tensor, Tensor]:
+        """Returns unit rows of the images and of the texts of a micro-batch, [b, D] each."""
+        texts = _unit(self.texts.embed(batch.ids.to(self.device, non_blocking=True)))
+        images = on_device(batch.images, self.device)
+        if self.images is not None:
+            colors = draw_colors(batch.positions, config.augment, config.seed, 0)
+            pixels = images if colors is None else recolor(images, colors)
+            scales = branch_scales(config.model, batch.positions, config.seed)
+            images = self.images.embed(pixels, None if scales is None else scales.to(pixels))
+        return _unit(images).to(texts.dtype), texts
+
+    def loss(self, images: Tensor, texts: Tensor) -> Tensor:
+        """Computes the loss of the pairs of all processes, from the unit rows of this one."""
+        scale, bias = self.scalars["log_scale"].exp(), self.scalars.get("bias")
+        if bias is None:
+            return clip_loss(images, texts, scale, world=self.world)
+        return siglip_loss(images, texts, scale, bias, world=self.world)
+
+    def accumulating(self) -> AbstractContextManager[object]:
+        """A context for every micro-batch but a step's last, in which gradients stay on each
+        process.
+        """
+        stack = ExitStack()
+        for tower in (self.images, self.texts):
+            if tower is not None:
+                stack.enter_context(tower.accumulating())
+        return stack
+
+    @torch.no_grad()
+    def clamp(self) -> None:
+        """Holds the scale between 1 and 100, as CLIP does after each update."""
+        self.scalars["log_scale"].clamp_(0.0, MAX_LOG_SCALE)
+
+
+def initial_state(
+    config: PairsConfig,
+    processes: Processes,
+    model: Servable,
+    text: TextTower,
+    scalars: dict[str, float],
+) -> PairState:
+    """Builds the state at step 0 of two towers and the values that the scalars start from."""
+    compute, device = config.compute, processes.device
+    text = text.to(device).train()
+    options = {"recompute": compute.recompute, "compiled": compute.compile}
+    freeze(model.trunk, config.model)
+    images = None
+    if not config.cached:
+        model = model.to(device)
+        images = Backbone(model, processes.world, precision=compute.precision, **options)
+    texts = TextBackbone(text, processes.world, precision=compute.precision, **options)
+    dtype = torch.float64 if compute.precision == "fp64" else torch.float32
+    learned = {
+        name: nn.Parameter(torch.tensor(value, dtype=dtype, device=device))
+        for name, value in scalars.items()
+    }
+    groups = parameter_groups(model.trunk, config.optim) + text_groups(text, config.optim)
+    # Scalars never decay.
+    groups.append(
+        {"params": list(learned.values()), "weight_decay": 0.0, "peak_lr": config.optim.lr}
+    )
+    optimizer = torch.optim.AdamW(groups, **adamw_settings(config.optim))
+    return PairState(model, images, texts, learned, optimizer)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return normalize(rows if rows.dtype == torch.float64 else rows.float(), dim=1)

@@ -1,0 +1,129 @@
+"""One step of a training on pairs.
+
+The loss needs the embeddings of the whole batch. With several micro-batches they are computed
+twice: first without gradients, for the loss and its gradient by each embedding, then again to go
+on from there (GradCache: Gao et al., 2021). So micro-batches equal one batch.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from training.optim.clip import clip_global_norm
+from training.pairs.batches import PairBatch
+from training.pairs.config import PairsConfig
+from training.pairs.state import PairState
+from training.step import NotFinite, numbers, set_learning_rate
+
+
+@dataclass(frozen=True)
+class PairMeters:
+    """The scalar tensors of one step, over all processes; read them only when they are logged.
+
+    values: the mean cosine of pairs, and the scale and bias of the step.
+    """
+
+    loss: Tensor
+    values: dict[str, Tensor]
+    grad_norm: Tensor
+    lr: float
+
+    @property
+    def norms(self) -> dict[str, Tensor]:
+        """Returns the loss and the gradient norm."""
+        return {"loss": self.loss, "grad_norm": self.grad_norm}
+
+    def to_dict(self) -> dict[str, float | None]:
+        return {**numbers({"loss": self.loss, **self.values, **self.norms}), "lr": self.lr}
+
+
+def pair_step(
+    state: PairState, batches: Sequence[PairBatch], num_samples: int, config: PairsConfig
+) -> PairMeters:
+    """Updates `state` once, by micro-batches, without advancing `state.step`.
+
+    num_samples: the samples of all processes. Raises NotFinite before the update.
+    """
+    lr = set_learning_rate([state.optimizer], state.step, config)
+    # No sample of the step could be used.
+    if not num_samples:
+        nothing = torch.tensor(math.nan)
+        return PairMeters(nothing, {}, nothing, lr)
+    loss, values = backward(state, batches, num_samples, config)
+    trained = [parameter for _, parameter in state.trained()]
+    max_norm = config.optim.clip_norm or float("inf")
+    norm, _ = clip_global_norm(trained, [], max_norm, state.world)
+    meters = PairMeters(loss, values, norm, lr)
+    finite = torch.isfinite(loss) & torch.isfinite(norm)
+    # This is the only value that the host reads. It is a maximum, so that all processes decide
+    # alike.
+    if bool(state.world.max(torch.where(finite, 0.0, 1.0))):
+        state.optimizer.zero_grad(set_to_none=True)
+        raise NotFinite(meters)
+    state.optimizer.step()
+    state.optimizer.zero_grad(set_to_none=True)
+    state.clamp()
+    return meters
+
+
+def backward(
+    state: PairState, batches: Sequence[PairBatch], num_samples: int, config: PairsConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Computes gradients of the global loss in all that is trained; returns loss and meters.
+
+    The gradients are the same on every process.
+    """
+    state.optimizer.zero_grad(set_to_none=True)
+    if len(batches) == 1:
+        images, texts = state.embed(batches[0], config)
+        loss = state.loss(images, texts)
+        loss.backward()
+    else:
+        images, texts = _all_embeddings(state, batches, config)
+        loss = state.loss(images, texts)
+        loss.backward()
+        _go_on(state, batches, images, texts, config)
+    for scalar in state.scalars.values():
+        assert scalar.grad is not None
+        scalar.grad = state.world.sum(scalar.grad) / state.world.size
+    with torch.no_grad():
+        sums = state.world.sum(torch.stack([loss.detach(), (images * texts).sum()]))
+        scale = state.scalars["log_scale"].detach().exp()
+    values = {"positive_cosine": sums[1] / num_samples, "scale": scale}
+    if (bias := state.scalars.get("bias")) is not None:
+        values["bias"] = bias.detach().clone()
+    return sums[0] / state.world.size, values
+
+
+@torch.no_grad()
+def _all_embeddings(
+    state: PairState, batches: Sequence[PairBatch], config: PairsConfig
+) -> tuple[Tensor, Tensor]:
+    """Returns the unit rows of all micro-batches, which collect gradients."""
+    embedded = [state.embed(batch, config) for batch in batches]
+    images, texts = (torch.cat(rows) for rows in zip(*embedded, strict=True))
+    return images.requires_grad_(), texts.requires_grad_()
+
+
+def _go_on(
+    state: PairState,
+    batches: Sequence[PairBatch],
+    images: Tensor,
+    texts: Tensor,
+    config: PairsConfig,
+) -> None:
+    """Computes the embeddings again, and their gradients further back."""
+    assert images.grad is not None
+    assert texts.grad is not None
+    sizes = [len(batch.ids) for batch in batches]
+    gradients = zip(images.grad.split(sizes), texts.grad.split(sizes), strict=True)
+    last = len(batches) - 1
+    for index, (batch, of_rows) in enumerate(zip(batches, gradients, strict=True)):
+        with nullcontext() if index == last else state.accumulating():
+            rows = state.embed(batch, config)
+            pairs = [pair for pair in zip(rows, of_rows, strict=True) if pair[0].requires_grad]
+            torch.autograd.backward([row for row, _ in pairs], [grad for _, grad in pairs])
