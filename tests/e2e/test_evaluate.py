@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import call_mlcd, free_port
+from training.evaluation.representations import locate, open_representation
 
 
 def evaluated(*arguments):
@@ -157,3 +158,44 @@ def test_the_probe_of_stored_features_is_scikit_learns(journey):
     assert result["metrics"]["linear_probe_accuracy"] == pytest.approx(
         peer.score(rows[test], names[test]), abs=1e-12
     )
+
+
+def test_split_files_folds_and_labels_are_taken_by_key(journey, digits, tmp_path):
+    keys = sorted(str(path.relative_to(digits)) for path in digits.rglob("*.png"))
+    split, folds, labels = (
+        tmp_path / name for name in ("split.json", "folds.json", "labels.jsonl")
+    )
+    parts = {"train": keys[::2], "test": keys[1::4]}
+    split.write_text(json.dumps(parts))
+    folds.write_text(json.dumps({"folds": [keys[::4], keys[2::4]], "test": parts["test"]}))
+    rows = [{"path": key, "labels": ["even"] * (int(key[0]) % 2 == 0)} for key in keys]
+    rows = [
+        row | {"labels": [*row["labels"], "small"] if row["path"] < "5" else row["labels"]}
+        for row in rows
+    ]
+    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "out"
+    features, run = journey / "features", journey / "run"
+    (one,) = evaluated("knn", features, "--split", split, "--out", out)
+    assert one["metrics"]["test_images"] == len(parts["test"])
+    low, high = one["intervals"]["knn_accuracy"]
+    assert low <= one["metrics"]["knn_accuracy"] <= high
+    assert (out / "images-00000.parquet").is_file()
+    assert "difference +0 " in call_mlcd("evaluate", "compare", out, out).stdout
+    (mean,) = evaluated("knn", features, "--split", folds)
+    assert mean["metrics"]["deviation_of_folds"] >= 0
+    assert mean["protocol"]["folds"] == 2
+    probe = ("linear-probe", "--labels", labels, "--metric", "map-11", "--split", split, "--seen")
+    (result,) = evaluated(*probe, run, "--images", digits)
+    assert result["metrics"]["linear_probe_map_11"] > 0.6
+    assert result["protocol"]["metric"] == "map-11"
+    assert result["protocol"]["classes"] == 2
+    stored = open_representation(locate(features), listed=keys[::3]).samples
+    assert list(stored.keys) == keys[::3]
+    (alone,) = evaluated("knn", features, "--leave-one-out")
+    assert alone["metrics"]["test_images"] == 200
+    refused("knn", features, "--leave-one-out", "--hold-out", 0.5, contains="leave out --hold-out")
+    refused("knn", features, "--split", split, "--hold-out", 0.5, contains="--split says what")
+    refused("linear-probe", features, "--labels", labels, contains="go together")
+    labels.write_text('{"path": "elsewhere.png", "labels": ["even"]}\n')
+    refused(*probe, run, "--images", digits, contains="elsewhere.png is listed and not in")
