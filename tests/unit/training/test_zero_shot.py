@@ -1,13 +1,18 @@
 """Zero-shot classification: CLIP's ensembles, honest names and ties, numbers with their protocol."""
 
+import importlib.metadata
+import importlib.util
 import json
 import shutil
+from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from mlcd.encoders import open_encoder, open_text_encoder
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd
@@ -49,6 +54,30 @@ def test_a_class_is_the_mean_of_its_unit_prompts_made_a_unit_row():
         assert np.abs(rows[place] - expected).max() < 1e-6
 
 
+def test_the_classifier_is_open_clips_on_the_same_weights(two_tower_model):
+    """open_clip's builder, by file: the package itself asks for torchvision and timm."""
+    import torch
+
+    from mlcd.models.servable_text import ServableText
+
+    path = importlib.metadata.distribution("open_clip_torch").locate_file(
+        "open_clip/zero_shot_classifier.py"
+    )
+    spec = importlib.util.spec_from_file_location("open_clip_zero_shot", path)
+    theirs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(theirs)
+    tower = ServableText.read(two_tower_model / "text")
+    model = SimpleNamespace(encode_text=lambda ids, normalize: tower(ids))
+    names, templates = ["cat", "two dogs", "sky"], ["a photo of the {}", "an old {}", "{}"]
+    expected = theirs.build_zero_shot_classifier(
+        model, lambda texts: torch.from_numpy(tower.tokenizer(texts)), names, templates
+    )
+    prompts, counts = class_prompts([(name,) for name in names], templates)
+    with closing(open_text_encoder(str(two_tower_model), EncoderOptions(engine="torch"))) as ours:
+        rows = classifier(ours.encode(ours.tokenizer(prompts)), counts)
+    assert np.abs(rows - expected.numpy().T).max() < 1e-6
+
+
 def test_an_equally_near_class_counts_against_the_image():
     images = unit_rows(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
     classes = unit_rows(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
@@ -76,8 +105,6 @@ def test_the_interval_of_a_share_is_about_two_standard_errors_each_way():
 
 
 def test_the_command_measures_what_the_definition_says(two_tower_model, animals, tmp_path):
-    from contextlib import closing
-
     out, table = tmp_path / "out", tmp_path / "names.json"
     table.write_text(json.dumps({"dog": ["dog", "two dogs"], "old_cat": "cat", "sky": "the sky"}))
     prompts = tmp_path / "prompts.txt"
