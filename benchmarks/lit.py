@@ -6,12 +6,12 @@
 `speed` trains a text tower beside ViT-B/32 with random weights, at the same settings once from
 cached embeddings and once from decoded crops, and gives the steps per second of each.
 
-`learn` trains on 2,000 photographs of products with their names, and retrieves among the 642 that
+`learn` trains on 2,358 photographs of products with their names, and retrieves among the 642 that
 are kept apart: recall at 1, 5 and 10 of texts by images and of images by texts, with the standard
 error of the images and that of chance. It compares
 
   lit            a text tower beside a frozen tower, which `mlcd train small` has trained on
-                 clusters of the same 2,000 photographs
+                 clusters of the same photographs
   clip, siglip   both towers from scratch, of the same sizes
 
 each in as much time. A pair is found if fewer than k others have a higher cosine; those of an equal
