@@ -9,6 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
+from PIL import Image, ImageOps
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput
@@ -21,7 +22,7 @@ from training.evaluation.while_training import check_evaluation
 @pytest.fixture(scope="module")
 def split_folders(tmp_path_factory):
     """train/ and test/ with one sub-folder per class: photographs where they are at hand, else
-    digits.
+    digits in a mirror, which no run of the tests has seen.
     """
     from tests.conftest import SHARED
 
@@ -34,6 +35,8 @@ def split_folders(tmp_path_factory):
             ]
     else:
         digits = write_digits(tmp_path_factory.mktemp("digits"), 300)
+        for path in digits.glob("*/*"):
+            ImageOps.mirror(Image.open(path)).save(path)
         places = [
             (path, "test" if n % 4 == 0 else "train")
             for n, path in enumerate(sorted(digits.glob("*/*")))
