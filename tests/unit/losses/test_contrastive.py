@@ -1,9 +1,7 @@
 """Known values, the definitions, and the losses of transformers and open_clip (distributed:
-test_partial_fc).
+test_partial_fc, test_pairs).
 """
 
-import importlib.metadata
-import importlib.util
 import math
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 
 from mlcd.losses import contrastive
 from mlcd.losses.contrastive import clip_loss, siglip_loss
+from tests.open_clip_files import open_clip_module
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -102,15 +101,6 @@ def test_half_precision_is_computed_in_float32():
     assert half.item() == pytest.approx(exact.item(), rel=1e-5)
 
 
-def open_clip_losses():
-    """open_clip's module of losses, by file: the package itself asks for torchvision and timm."""
-    path = importlib.metadata.distribution("open_clip_torch").locate_file("open_clip/loss.py")
-    spec = importlib.util.spec_from_file_location("open_clip_loss", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def gradients_of(loss, images, texts, *scalars):
     leaves = [leaf.detach().clone().requires_grad_() for leaf in (images, texts, *scalars)]
     value = loss(*leaves)
@@ -128,7 +118,7 @@ def test_clip_equals_open_clip_and_transformers():
 
     arguments = (*random_pairs(), scalar(9.0))
     ours = gradients_of(clip_loss, *arguments)
-    assert_same(ours, gradients_of(open_clip_losses().ClipLoss(), *arguments))
+    assert_same(ours, gradients_of(open_clip_module("loss").ClipLoss(), *arguments))
     assert_same(
         ours, gradients_of(lambda i, t, s: image_text_contrastive_loss(s * t @ i.T), *arguments)
     )
@@ -139,7 +129,7 @@ def test_siglip_equals_open_clip_and_transformers():
 
     arguments = (*random_pairs(), scalar(9.0), scalar(-4.0))
     ours = gradients_of(siglip_loss, *arguments)
-    assert_same(ours, gradients_of(open_clip_losses().SigLipLoss(), *arguments))
+    assert_same(ours, gradients_of(open_clip_module("loss").SigLipLoss(), *arguments))
 
     # transformers computes its loss inside the model, from embeddings that it returns too.
     small = {

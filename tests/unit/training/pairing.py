@@ -1,18 +1,23 @@
-"""Tiny runs on digits with captions, and the work of a process in the distributed test."""
+"""Tiny runs on digits with captions, and the work of a process in the distributed tests."""
 
+import contextlib
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
 from mlcd.images.transform import PreprocessSpec
+from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.models.servable import Servable
 from mlcd.models.text import TextTower
 from mlcd.models.vit import ViT
 from mlcd.world import World
 from tests.conftest import write_digits
+from tests.open_clip_files import open_clip_module
 from training.pairs.batches import PairBatch
 from training.pairs.config import validate_any
 from training.pairs.state import initial_state
@@ -104,13 +109,66 @@ def gradients(world, kind, cuts):
     return {"loss": loss, **values, **found, **after}
 
 
-# The micro-batches of each of two processes; one has nothing of the second.
-CUTS = (((0, 3), (5, 5)), ((3, 5), (5, 10)))
+# The micro-batches of each process: processes have unequal shares, and one has nothing of one.
+CUTS = {
+    1: {"whole": [[(0, 10)]], "accumulated": [[(0, 4), (4, 4), (4, 10)]]},
+    2: {"whole": [[(0, 3)], [(3, 10)]], "accumulated": [[(0, 3), (5, 5)], [(3, 5), (5, 10)]]},
+    3: {
+        "whole": [[(0, 5)], [(5, 5)], [(5, 10)]],
+        "accumulated": [[(0, 3), (4, 6)], [(3, 4), (6, 9)], [(4, 4), (9, 10)]],
+    },
+}
+KINDS = ("clip", "siglip")
+# Every way in which open_clip computes its losses with distributed gradients on.
+OPEN_CLIP = {
+    "clip": ({"local_loss": True}, {"local_loss": False}),
+    "siglip": tuple({"dist_impl": name} for name in ("bidir", "shift", "reduce", "gather")),
+}
+
+
+def of_rows(world, compute, kind):
+    """The loss, and its gradients as data parallelism averages them, by the rows of this process's
+    two pairs and by the scalars.
+    """
+    generator = torch.Generator().manual_seed(3)
+    every = torch.randn((2, 2 * world.size, 5), generator=generator, dtype=torch.float64)
+    own = torch.nn.functional.normalize(every, dim=2)[:, 2 * world.rank : 2 * world.rank + 2]
+    images, texts = (side.clone().requires_grad_() for side in own)
+    scalars = [torch.tensor(9.0).double(), torch.tensor(-4.0).double()][: 1 + (kind == "siglip")]
+    scalars = [each.requires_grad_() for each in scalars]
+    loss = compute(images, texts, *scalars)
+    loss.backward()
+    means = [world.sum(each) / world.size for each in (loss, *(each.grad for each in scalars))]
+    return [images.grad / world.size, texts.grad / world.size, *means]
+
+
+def beside_open_clip(world, losses):
+    """Our numbers, and open_clip's in each of its ways, of both losses."""
+    theirs = {"clip": losses.ClipLoss, "siglip": losses.SigLipLoss}
+    found = {}
+    for kind, ours in (("clip", clip_loss), ("siglip", siglip_loss)):
+        found[kind] = [of_rows(world, partial(ours, world=world), kind)]
+        for way in OPEN_CLIP[kind]:
+            more = {"gather_with_grad": True} if kind == "clip" else {}
+            loss = theirs[kind](rank=world.rank, world_size=world.size, **way, **more)
+            found[kind].append(of_rows(world, loss, kind))
+    return found
 
 
 def run(rank, size, folder):
+    """The work of one of three processes, of which one, two and all compute the same."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
     torch.set_num_threads(1)
-    for kind in ("clip", "siglip"):
-        torch.save(gradients(World.current(), kind, CUTS[rank]), f"{folder}/{kind}-{rank}.pt")
+    found = {}
+    for number, forms in CUTS.items():
+        group = dist.new_group(list(range(number)))
+        if rank < number:
+            world = World(rank, number, group)
+            for form, cuts in forms.items():
+                for kind in KINDS:
+                    found[number, form, kind] = gradients(world, kind, cuts[rank])
+    with contextlib.suppress(pytest.skip.Exception):
+        losses = open_clip_module("loss")
+        found["open_clip"] = beside_open_clip(World.current(), losses)
+    torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()

@@ -1,7 +1,5 @@
 """Zero-shot classification: CLIP's ensembles, honest names and ties, numbers with their protocol."""
 
-import importlib.metadata
-import importlib.util
 import json
 import shutil
 from contextlib import closing
@@ -16,6 +14,7 @@ from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd
+from tests.open_clip_files import open_clip_module
 from training.evaluation.intervals import bootstrap
 from training.evaluation.suite.prompts import set_prompts
 from training.evaluation.texts.class_names import names_of, read_names, table_of_set
@@ -55,17 +54,11 @@ def test_a_class_is_the_mean_of_its_unit_prompts_made_a_unit_row():
 
 
 def test_the_classifier_is_open_clips_on_the_same_weights(two_tower_model):
-    """open_clip's builder, by file: the package itself asks for torchvision and timm."""
     import torch
 
     from mlcd.models.servable_text import ServableText
 
-    path = importlib.metadata.distribution("open_clip_torch").locate_file(
-        "open_clip/zero_shot_classifier.py"
-    )
-    spec = importlib.util.spec_from_file_location("open_clip_zero_shot", path)
-    theirs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(theirs)
+    theirs = open_clip_module("zero_shot_classifier")
     tower = ServableText.read(two_tower_model / "text")
     model = SimpleNamespace(encode_text=lambda ids, normalize: tower(ids))
     names, templates = ["cat", "two dogs", "sky"], ["a photo of the {}", "an old {}", "{}"]
