@@ -23,7 +23,7 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.collection import Collection
 from mlcd.errors import ConfigInvalid
 from mlcd.pipelines.resolve import resolve_model
-from mlcd.pipelines.shard import Equipment, OpenedCenters
+from mlcd.pipelines.shard import Equipment, OpenedCenters, ThumbnailChoice
 from mlcd.types import Fingerprint
 from service.fetch.fetcher import Fetcher
 from service.host.threads import ThreadBudget, forbid_tokenizer_threads, limit_blas
@@ -295,7 +295,13 @@ def _opened_equipment(settings: Settings, announce: Callable[[str], None]) -> It
             _open_centers(settings, folder, encoder.fingerprint),
             num_threads=threads.decode,
             in_flight=IN_FLIGHT if settings.engine == "triton" else 1,
+            thumbnails=_thumbnails(settings),
         )
+
+
+def _thumbnails(settings: Settings) -> ThumbnailChoice | None:
+    chosen = settings.thumbnails
+    return ThumbnailChoice(chosen.side, chosen.max_bytes) if chosen.enabled else None
 
 
 def _open_centers(

@@ -252,7 +252,9 @@ class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
 
 
 class Thumbnails(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The thumbnails of items that are added by image, kept beside each collection."""
+    """The thumbnails of items that are added by image or by an `index` job, kept beside each
+    collection.
+    """
 
     enabled: bool = True
     """Make thumbnails. Those that exist are served in any case."""

@@ -145,6 +145,7 @@ class AsyncClient(BaseClient):
         threshold: float | None = None,
         exact: bool = False,
         metadata: bool = True,
+        without: Mapping[str, Any] | None = None,
         strict: bool = False,
     ) -> Found:
         ask = partial(
@@ -155,6 +156,7 @@ class AsyncClient(BaseClient):
             threshold=threshold,
             exact=exact,
             metadata=metadata,
+            without=without,
         )
         check_one_given(images=images, text=text, texts=texts, embeddings=embeddings, key=key)
         batches = self._batches(images, embeddings, key, text=text, texts=texts)

@@ -211,10 +211,16 @@ class Server:
         threshold: float | None,
         exact: bool,
         metadata: bool,
+        without: Mapping[str, Any] | None,
     ) -> Answer[list[ItemMatch]]:
-        text = None if condition is None else json.dumps(condition)
-        switches = {"exact": "true" if exact else None, "metadata": None if metadata else "false"}
-        given = {"top": top, "filter": text, "threshold": threshold, **switches}
+        given = {
+            "top": top,
+            "filter": None if condition is None else json.dumps(condition),
+            "threshold": threshold,
+            "exact": "true" if exact else None,
+            "metadata": None if metadata else "false",
+            "without": None if without is None else json.dumps(without),
+        }
         return await self._look_up(f"{_path(collection)}/search", _stated(given), batch, read_found)
 
     async def collections(self) -> list[DescribedCollection]:

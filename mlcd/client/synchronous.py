@@ -180,6 +180,7 @@ class Client(BaseClient):
         threshold: float | None = None,
         exact: bool = False,
         metadata: bool = True,
+        without: Mapping[str, Any] | None = None,
         strict: bool = False,
     ) -> Found:
         """Returns the items of a collection most similar to images, to one text or several, to
@@ -187,7 +188,8 @@ class Client(BaseClient):
 
         filter: only items that fulfill it. threshold: only items at least so similar. exact:
         compares all items, whatever the index. metadata: False leaves the matches' metadata out,
-        where the answer would be too large with them.
+        where the answer would be too large with them. without: items that the matches are to be
+        less like, such as {"ids": ["sea/a.jpg"], "weight": 0.5}.
         """
         ask = partial(
             self._server.search,
@@ -197,6 +199,7 @@ class Client(BaseClient):
             threshold=threshold,
             exact=exact,
             metadata=metadata,
+            without=without,
         )
         check_one_given(images=images, text=text, texts=texts, embeddings=embeddings, key=key)
         batches = self._batches(images, embeddings, key, text=text, texts=texts)

@@ -15,6 +15,7 @@ from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.cores import available_cores
 from mlcd.encoders.encoder import Encoder
 from mlcd.images.entries import Entries
+from mlcd.images.prefetch import thumbnails_all
 from mlcd.images.source import Source
 from mlcd.keys import split_positions
 from mlcd.parts.encoded import (
@@ -33,6 +34,7 @@ from mlcd.parts.encoded import (
     write_errors,
 )
 from mlcd.parts.ownership import take_over
+from mlcd.parts.thumbnail_parts import write_thumbnails
 from mlcd.progress import Reporter
 from mlcd.types import SampleKey
 
@@ -73,14 +75,17 @@ class Embedder:
         num_threads: int,
         part_entries: int = PART_ENTRIES,
         in_flight: int = 1,
+        thumbnail_side: int | None = None,
     ) -> None:
-        """num_threads: those that decode. in_flight: see `encode_entries`. Raises InvalidInput
-        where there is no image.
+        """num_threads: those that decode. in_flight: see `encode_entries`. thumbnail_side: pixels
+        of the thumbnails that are written beside; None for none. Raises InvalidInput where there is
+        no image.
         """
         check_source(source, out)
         self.source = source
         self._encoder, self._part_entries = encoder, part_entries
         self._num_threads, self._in_flight = num_threads, in_flight
+        self._thumbnail_side = thumbnail_side
         engine = {"precision": encoder.precision, "engine": encoder.engine}
         self.request = Request(
             "embeddings",
@@ -99,6 +104,14 @@ class Embedder:
 
     def make(self, draft: Draft, part: int, on_done: OnDone) -> None:
         """Writes one part; its errors come last and mark it as finished."""
+        if self._thumbnail_side is not None:
+            made = thumbnails_all(
+                self.source,
+                self.entries(part),
+                side=self._thumbnail_side,
+                num_threads=self._num_threads,
+            )
+            write_thumbnails(draft, part, made, lambda: on_done(0, 0))
         encoded = encode_entries(
             self.source,
             self.entries(part),

@@ -22,6 +22,7 @@ from mlcd.parts import ownership
 from mlcd.parts.encoded import PART_ENTRIES, OnDone, check_source
 from mlcd.parts.label_inputs import ImagesInput
 from mlcd.parts.ownership import NotRemoved
+from mlcd.parts.thumbnail_parts import ThumbnailChoice
 from mlcd.pipelines.embed import Embedder
 from mlcd.pipelines.label import LabelOptions, labeling_of
 from mlcd.pipelines.shard_collection import EMBEDDINGS, CollectionShards
@@ -35,6 +36,7 @@ __all__ = [
     "OtherSettings",
     "OutputGone",
     "Shards",
+    "ThumbnailChoice",
     "discard",
     "open_shards",
 ]
@@ -51,13 +53,15 @@ class OpenedCenters:
 @dataclass(frozen=True)
 class Equipment:
     """The parts that a process opens once, for all its shards. num_threads: threads that decode.
-    in_flight: batches that the encoder is given at one time.
+    in_flight: batches that the encoder is given at one time. thumbnails: those of the collections
+    that it makes; None for none.
     """
 
     encoder: Encoder
     centers: OpenedCenters | None
     num_threads: int
     in_flight: int = 1
+    thumbnails: ThumbnailChoice | None = None
 
 
 class Shards(Protocol):
@@ -131,6 +135,7 @@ def open_shards(
             _labeling(job, rows, equipment, part_entries), rows, out, owner, check_files
         )
     embeddings_out = out if job.kind == "embed" else draft_path(out) / EMBEDDINGS
+    thumbnails = equipment.thumbnails if job.kind == "index" else None
     embedding = Embedder(
         source,
         equipment.encoder,
@@ -138,9 +143,13 @@ def open_shards(
         num_threads=equipment.num_threads,
         part_entries=part_entries,
         in_flight=equipment.in_flight,
+        thumbnail_side=thumbnails.side if thumbnails else None,
     )
     made = PartShards(embedding, embedding, embeddings_out, owner, check_files)
-    return made if job.kind == "embed" else CollectionShards(made, source, out, owner)
+    if job.kind == "embed":
+        return made
+    max_bytes = thumbnails.max_bytes if thumbnails else 0
+    return CollectionShards(made, source, out, owner, max_thumbnail_bytes=max_bytes)
 
 
 def _labeling(job: LabelJob, rows: ImagesInput, equipment: Equipment, part_entries: int) -> Making:

@@ -1,6 +1,6 @@
 """Shards of a collection: the shards of its embeddings, which are made first and do not stay.
 
-OUT.partial/embeddings             as `mlcd embed` makes it
+OUT.partial/embeddings             as `mlcd embed` makes it, with the thumbnails of each shard
 OUT.partial/attempt-…/collection   made of it; at the end it becomes OUT, and OUT.partial
                                    goes
 OUT/errors.jsonl                   of the embeddings: the images that the collection lacks
@@ -18,13 +18,14 @@ from typing import Final
 from mlcd.artifacts.disk import refuse_full_disk, sync_path, translated_os_errors
 from mlcd.artifacts.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.artifacts.manifest import draft_path
-from mlcd.collections.collection import GENERATIONS, LEDGER
+from mlcd.collections.collection import GENERATIONS, LEDGER, Collection
 from mlcd.collections.item import check_new_id, encode_metadata
 from mlcd.errors import Conflict, InvalidInput
 from mlcd.images.source import Source
 from mlcd.parts.attempt import Attempt
 from mlcd.parts.encoded import NoUsableImage, OnDone, images_parent, num_listed
 from mlcd.parts.ownership import claim, discard, give_up, owner_of, write_owner
+from mlcd.parts.thumbnail_parts import read_thumbnails
 from mlcd.pipelines.index import INDEX_STAGE, index, metadata_of
 from mlcd.pipelines.shard_parts import OutputGone, PartShards
 
@@ -37,10 +38,20 @@ _SHOWN: Final = 40
 class CollectionShards:
     """The `Shards` protocol: embeddings, and a collection of them when all are made."""
 
-    def __init__(self, embeddings: PartShards, source: Source, out: Path, owner: str) -> None:
-        """embeddings: those at `EMBEDDINGS` in the draft of `out`."""
+    def __init__(
+        self,
+        embeddings: PartShards,
+        source: Source,
+        out: Path,
+        owner: str,
+        *,
+        max_thumbnail_bytes: int,
+    ) -> None:
+        """embeddings: those at `EMBEDDINGS` in the draft of `out`. max_thumbnail_bytes: above this,
+        items have no thumbnails.
+        """
         self._embeddings, self._source, self._out, self._owner = embeddings, source, out, owner
-        self._draft = draft_path(out)
+        self._draft, self._max_thumbnail_bytes = draft_path(out), max_thumbnail_bytes
         self.sizes, self.damaged_files = embeddings.sizes, embeddings.damaged_files
 
     def plan(self) -> None:
@@ -135,9 +146,27 @@ class CollectionShards:
         stages = _CountedStages(on_done, images=sum(self.sizes), rows=embeddings.num_rows)
         source = images_parent(self._source, self._out / GENERATIONS / "0")
         index(embeddings, building, stages, recall=None, source=source)
+        self._add_thumbnails(embeddings, building, on_done)
         shutil.copyfile(embeddings.artifact.file(ERRORS), building / ERRORS)
         sync_path(building / ERRORS)
         write_owner(building, self._owner)
+
+    def _add_thumbnails(
+        self, embeddings: EmbeddingsArtifact, building: Path, on_done: OnDone
+    ) -> None:
+        """Gives the items the thumbnails that were made, until the store is full."""
+        if not self._max_thumbnail_bytes:
+            return
+        folder = embeddings.artifact.path
+        with Collection.open(
+            building, background=False, max_thumbnail_bytes=self._max_thumbnail_bytes
+        ) as collection:
+            for part in range(len(self.sizes)):
+                for pictures in read_thumbnails(folder, part):
+                    on_done(0, 0)
+                    collection.add_thumbnails(pictures)
+                    if not collection.takes_thumbnails:
+                        return
 
 
 def _shown(key: str) -> str:

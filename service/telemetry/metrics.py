@@ -6,7 +6,7 @@ Those of collections are written by name, or summed up for a scraper that may no
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
@@ -28,7 +28,7 @@ from service.telemetry.text_metrics import TextMetrics
 from service.timings import METRICS_POLL_S
 
 if TYPE_CHECKING:  # it imports faiss
-    from mlcd.collections.collection import Collection, Description
+    from mlcd.collections.collection import Collection
 
 _FIRST_ERROR: Final = 400  # of HTTP's statuses
 
@@ -39,6 +39,8 @@ _COUNTED: Final = {
     "items": "Items that can be found.",
     "indexed": "Items that its index was made of.",
     "unindexed": "Items that every search scans beside the index.",
+    "thumbnails": "Items that have a thumbnail.",
+    "thumbnail_bytes": "Bytes of thumbnails; an equal picture counts once.",
 }
 _RECALL: Final = "Recall@10 that the audit of its index measured; none where searches are exact."
 
@@ -341,30 +343,38 @@ class CollectionMetrics(Collector):
             "mlcd_collections", "Collections that are open.", value=len(self._opened)
         )
         if self._names:
-            yield from _by_name(
-                {name: one.describe() for name, one in islice(self._opened.items(), _MAX_NAMED)}
-            )
+            named = islice(self._opened.items(), _MAX_NAMED)
+            yield from _by_name({name: _figures(one) for name, one in named})
         else:
-            yield from _summed([one.describe() for one in self._opened.values()])
+            yield from _summed([_figures(one) for one in self._opened.values()])
 
 
-def _by_name(described: Mapping[str, "Description"]) -> Iterator[GaugeMetricFamily]:
-    for what, meaning in _COUNTED.items():
+def _figures(collection: "Collection") -> dict[str, float | None]:
+    """Returns the values of `_COUNTED`, and the recall."""
+    described, pictured = collection.describe(), collection.described_thumbnails()
+    return {
+        "items": described.items,
+        "indexed": described.indexed,
+        "unindexed": described.unindexed,
+        "thumbnails": pictured.items if pictured else 0,
+        "thumbnail_bytes": pictured.bytes if pictured else 0,
+        "recall": described.recall["measured"] if described.recall else None,
+    }
+
+
+def _by_name(figures: Mapping[str, Mapping[str, float | None]]) -> Iterator[GaugeMetricFamily]:
+    for what, meaning in {**_COUNTED, "recall": _RECALL}.items():
         family = GaugeMetricFamily(f"mlcd_collection_{what}", meaning, labels=["collection"])
-        for name, one in described.items():
-            family.add_metric([name], getattr(one, what))
+        for name, facts in figures.items():
+            if (value := facts[what]) is not None:
+                family.add_metric([name], value)
         yield family
-    recall = GaugeMetricFamily("mlcd_collection_recall", _RECALL, labels=["collection"])
-    for name, one in described.items():
-        if one.recall is not None:
-            recall.add_metric([name], one.recall["measured"])
-    yield recall
 
 
-def _summed(described: list["Description"]) -> Iterator[GaugeMetricFamily]:
+def _summed(figures: Sequence[Mapping[str, float | None]]) -> Iterator[GaugeMetricFamily]:
     for what, meaning in _COUNTED.items():
-        total = sum(getattr(one, what) for one in described)
+        total = sum(facts[what] or 0 for facts in figures)
         yield GaugeMetricFamily(f"mlcd_collection_{what}", meaning, value=total)
-    recalls = [one.recall["measured"] for one in described if one.recall is not None]
+    recalls = [recall for facts in figures if (recall := facts["recall"]) is not None]
     if recalls:
         yield GaugeMetricFamily("mlcd_collection_recall", _RECALL, value=min(recalls))

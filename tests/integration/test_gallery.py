@@ -283,6 +283,19 @@ def test_less_like_this_moves_the_matches(client):
         assert answer.status_code == status, answer.text
 
 
+def test_less_like_this_goes_into_the_query_string_too(client, server):
+    """The Python client asks that way, because its images are the body."""
+    with Client(server) as mlcd_client:
+        key = mlcd_client.search("demo", embeddings=[row(client)], top=1).matches[0][0].id
+        query = {"key": key, "top": 3, "exact": True}
+        nearest = mlcd_client.search("demo", **query).matches[0]
+        without = {"ids": [nearest[2].id], "weight": 0.9}
+        moved = mlcd_client.search("demo", **query, without=without).matches[0]
+        assert nearest[2].id not in [match.id for match in moved]
+    wrong = client.post("/v1/collections/demo/search?without={", json={"id": key})
+    assert (wrong.status_code, wrong.json()["param"]) == (400, "without")
+
+
 def row(client):
     (item,) = client.post("/v1/collections/demo/layout/items", json={"limit": 1}).json()["items"]
     path = f"/v1/collections/demo/items/{quote(item['id'], safe='')}"

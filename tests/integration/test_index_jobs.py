@@ -61,6 +61,9 @@ def test_a_job_s_collection_is_searched_by_the_server_that_runs(journey, tmp_pat
             picture.relative_to(images).as_posix(),
             True,
         )
+        pictured = client.get(f"/v1/collections/digits/items/{match['id']}/thumbnail")
+        assert (pictured.status_code, pictured.headers["content-type"]) == (200, "image/webp")
+        assert server.metric('mlcd_collection_thumbnails{collection="digits"}') == 20
         described = client.get("/v1/collections/digits").json()
         assert (described["items"], described["writable"], described["usable"]) == (20, True, True)
         with pytest.raises(Conflict, match="another process has the collection digits open"):

@@ -14,9 +14,10 @@ from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
+from mlcd.images.thumbnail import thumbnail
 from mlcd.label_job import LabelJob
 from mlcd.parts.attempt import Attempt
-from mlcd.pipelines.shard import Equipment, discard, open_shards
+from mlcd.pipelines.shard import Equipment, ThumbnailChoice, discard, open_shards
 from tests.conftest import write_digits
 from tests.unit.nobody import nobody, open_folder
 
@@ -225,3 +226,54 @@ def test_what_a_killed_attempt_left_goes_when_the_next_one_begins(planned, job, 
     planned.publish(nothing)
     assert_complete(Path(job.output))
     assert names(folder) == ["out"]
+
+
+def finished_with_thumbnails(job, equipment, max_bytes):
+    """Made by two processes, one of which makes no thumbnails; returns how many items have one."""
+    choice = ThumbnailChoice(side=32, max_bytes=max_bytes)
+    shards = opened(job, replace(equipment, thumbnails=choice))
+    shards.plan()
+    assert opened(job, equipment).make(1, nothing) == 0
+    shards.publish(nothing)
+    with Collection.open(Path(job.output), background=False) as collection:
+        lacking = set(collection.without_thumbnail())
+        shown = [
+            item.id for block in collection.items() for item in block if item.id not in lacking
+        ]
+        for item_id in shown:
+            picture = collection.thumbnail(item_id).data
+            assert picture == thumbnail((Path(job.input) / item_id).read_bytes(), side=32).data
+        return len(shown)
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "num_shown"), [pytest.param(2**20, 20), pytest.param(1000, range(1, 20))]
+)
+def test_items_have_the_thumbnails_that_were_made_with_their_embeddings(
+    job, equipment, folder, max_bytes, num_shown
+):
+    """Of the shard that was made without thumbnails they have none, nor above the bound."""
+    shown = finished_with_thumbnails(job, equipment, max_bytes)
+    assert shown == num_shown if isinstance(num_shown, int) else shown in num_shown
+    assert names(folder) == ["out"]
+
+
+def test_thumbnails_go_with_work_that_is_discarded(job, equipment, folder):
+    choice = ThumbnailChoice(side=32, max_bytes=2**20)
+    shards = opened(job, replace(equipment, thumbnails=choice))
+    shards.plan()
+    told = []
+
+    def stop(done, errors):
+        told.append(done)
+        if len(told) == 7:
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        shards.make(0, stop)
+    partial = draft_path(Path(job.output))
+    assert list(partial.rglob("*thumbnails*")) == []
+    shards.make(0, nothing)
+    assert len(list(partial.rglob("*thumbnails*"))) == 1
+    discard(job, owner="job")
+    assert names(folder) == []

@@ -70,6 +70,7 @@ async def search(
     name: Name,
     request: Request,
     resources: Opened,
+    *,
     top: Annotated[int | None, Query(ge=1)] = None,
     filter: Annotated[  # noqa: A002 - the parameter's name
         str | None, Query(description="JSON, as the field of a JSON body")
@@ -77,13 +78,14 @@ async def search(
     threshold: Annotated[float | None, Query(ge=-1, le=1)] = None,
     exact: Annotated[bool | None, Query()] = None,
     metadata: Annotated[bool | None, Query()] = None,
+    without: Annotated[str | None, Query(description="JSON, as the field of a JSON body")] = None,
 ) -> Response:
     """Finds the items most similar to each image, text, embedding or item (JSON `ids`).
 
     It finds `top` items (10) that fulfill `filter` and are at least as similar as `threshold`. The
-    options go into the query string or into a JSON body; `without` into a body only: it moves the
-    queries away from the mean of stored items. `exact` compares with all items, whatever
-    the index; the answer says whether that was done, and how many items the filter leaves.
+    options go into the query string or into a JSON body. `without` moves the queries away from the
+    mean of stored items. `exact` compares with all items, whatever the index; the answer says
+    whether that was done, and how many items the filter leaves.
     `metadata=false` leaves the matches' metadata out (null): an answer of more than
     `max_answer_bytes` is refused before it is made.
     """
@@ -91,10 +93,11 @@ async def search(
     given = given_fields(
         {
             "top": top,
-            "filter": _parsed(filter),
+            "filter": _parsed(filter, "filter"),
             "threshold": threshold,
             "exact": exact,
             "metadata": metadata,
+            "without": _parsed(without, "without"),
         }
     )
     content = None
@@ -189,13 +192,13 @@ def _result(
     }
 
 
-def _parsed(text: str | None) -> object:
+def _parsed(text: str | None, name: str) -> object:
     if text is None:
         return None
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise BadRequest("the filter is not JSON, or nested too deep", param="filter") from error
+        raise BadRequest(f"{name} is not JSON, or nested too deep", param=name) from error
 
 
 def _check_queries(content: dict[str, Any]) -> None:

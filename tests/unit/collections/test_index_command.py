@@ -196,7 +196,6 @@ def test_thumbnails_are_made_of_the_images_that_were_embedded(pictured):
 
 
 def test_a_layout_by_t_sne_is_the_same_again_and_pca_removes_it(pictured):
-    pytest.importorskip("openTSNE")
     folder, _ = pictured
     layouts = []
     for name in ("c1", "c2"):
