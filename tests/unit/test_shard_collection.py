@@ -252,7 +252,7 @@ def finished_with_thumbnails(job, equipment, max_bytes):
 def test_items_have_the_thumbnails_that_were_made_with_their_embeddings(
     job, equipment, folder, max_bytes, num_shown
 ):
-    """Of the shard that was made without thumbnails they have none, nor above the bound."""
+    """Items of the shard that was made without have none, nor do those above the bound."""
     shown = finished_with_thumbnails(job, equipment, max_bytes)
     assert shown == num_shown if isinstance(num_shown, int) else shown in num_shown
     assert names(folder) == ["out"]
