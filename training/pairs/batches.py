@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.manifest import Artifact
 from mlcd.types import SampleKey
 from training.data.decoders import block_stop_signals
 from training.data.loader import Batch, Loader, StepBatches
@@ -42,19 +44,37 @@ class PairBatch:
         return {"images": self.images, "ids": self.ids, "positions": positions}
 
 
+class ImageRows(Protocol):
+    """The embeddings of the images of a run, made before it."""
+
+    @property
+    def artifact(self) -> Artifact: ...
+
+    def at(self, indices: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """Returns the embeddings of these images at these positions of the stream, float32
+        [b, D]; NaN where an image cannot be used.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Features:
-    """The embeddings of the images of a run.
+    """The embeddings of whole images.
 
     rows: int64 [n], of each image in the artifact.
     """
 
-    artifact: EmbeddingsArtifact
+    embeddings: EmbeddingsArtifact
     rows: NDArray[np.int64]
 
-    def at(self, indices: NDArray[np.int64]) -> Tensor:
-        """Returns the embeddings of these images, float32 [b, D]."""
-        return torch.from_numpy(self.artifact.rows_at(self.rows[indices]))
+    @property
+    def artifact(self) -> Artifact:
+        return self.embeddings.artifact
+
+    def at(self, indices: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """Returns the embeddings of these images, whatever their positions, float32 [b, D]."""
+        del positions
+        return torch.from_numpy(self.embeddings.rows_at(self.rows[indices]))
 
 
 @dataclass(frozen=True)
@@ -66,7 +86,7 @@ class PairReader:
 
     pairs: PairSet
     tokens: Tokens
-    features: Features | None
+    features: ImageRows | None
     config: PairsConfig
     processes: Processes
 
@@ -91,7 +111,7 @@ class PairReader:
         with loader, _ahead(self._cropped(loader), num) as steps:
             yield steps
 
-    def _embedded(self, features: Features, start_step: int) -> Iterator[StepBatches[PairBatch]]:
+    def _embedded(self, features: ImageRows, start_step: int) -> Iterator[StepBatches[PairBatch]]:
         config, world = self.config, self.processes.world
         for step in range(start_step, config.schedule.steps):
             shares = step_shares(
@@ -103,10 +123,13 @@ class PairReader:
             )
             yield StepBatches(step, tuple(self._batch(features, share) for share in shares), 0.0)
 
-    def _batch(self, features: Features, positions: NDArray[np.int64]) -> PairBatch:
+    def _batch(self, features: ImageRows, positions: NDArray[np.int64]) -> PairBatch:
         _, rows = locate(positions, (len(self.pairs),), (1.0,), self.config.seed)
+        images = features.at(rows, positions)
+        usable = ~torch.isnan(images[:, 0])
+        rows, positions = rows[usable.numpy()], positions[usable.numpy()]
         keys = tuple(self.pairs.entries[int(row)].key for row in rows)
-        return PairBatch(features.at(rows), self._ids(rows, positions), positions, keys)
+        return PairBatch(images[usable], self._ids(rows, positions), positions, keys)
 
     def _cropped(self, loader: Iterable[StepBatches[Batch]]) -> Iterator[StepBatches[PairBatch]]:
         for step in loader:

@@ -37,11 +37,15 @@ class PairsDataConfig(ReadingConfig):
     """
     embeddings: str | None = None
     """With model.freeze=image: an embeddings artifact of these images by model.start, or the place
-    where it is made. None: OUT-embeddings.
+    where it is made. None: OUT-embeddings, or OUT-views with data.cached_views.
     """
     cache: bool = True
     """With model.freeze=image: each image is embedded once, without augmentation. false: again
     in every step, from an augmented crop.
+    """
+    cached_views: Annotated[int, Field(ge=0)] = 0
+    """With model.freeze=image: so many augmented crops of each image are embedded once, those of
+    the first epochs; later epochs take them in turn.
     """
     hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of all images that is kept for evaluation, chosen by the hash of the key."""
@@ -145,7 +149,7 @@ class PairsConfig(TrainingConfig):
 
     @property
     def cached(self) -> bool:
-        """Tells whether the images are embedded once, before the training."""
+        """Tells whether the images are embedded before the training."""
         return self.model.freeze == "image" and self.data.cache
 
     @model_validator(mode="after")
@@ -178,8 +182,12 @@ class PairsConfig(TrainingConfig):
                 "data.cache has no effect without model.freeze=image",
             ),
             (
-                self.cached and self.augment != AugmentConfig(),
-                "augment has no effect on images that are embedded once; set data.cache=false",
+                self.data.cached_views > 0 and not self.cached,
+                "data.cached_views has no effect without model.freeze=image and data.cache",
+            ),
+            (
+                self.cached and not self.data.cached_views and self.augment != AugmentConfig(),
+                "augment has no effect on whole images: set data.cached_views or data.cache=false",
             ),
             (optim.center_lr is not None, "optim.center_lr has no effect on pairs"),
             (optim.ema is not None, "optim.ema has no effect on pairs"),

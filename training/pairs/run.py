@@ -23,7 +23,7 @@ from mlcd.progress import Reporter
 from mlcd.randomness import Stream, hash_counters
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.data.loader import StepBatches
-from training.pairs.batches import Features, PairBatch, PairReader
+from training.pairs.batches import Features, ImageRows, PairBatch, PairReader
 from training.pairs.config import MAX_LOG_SCALE, PairsConfig
 from training.pairs.contents import PairContents
 from training.pairs.dataset import PairSet, embedded, open_pairs
@@ -32,6 +32,7 @@ from training.pairs.flops import pair_flops
 from training.pairs.state import PairState, initial_state
 from training.pairs.step import PairMeters, pair_step
 from training.pairs.tokens import Tokens, digest, end_of_text, open_tokenizer
+from training.pairs.views import image_views
 from training.parallel.processes import Processes, open_processes
 from training.run import (
     go_on,
@@ -108,15 +109,17 @@ def _run(config: PairsConfig, reporter: Reporter, processes: Processes) -> Artif
         start = open_tower_start(config)
         model = initial_model(config, start)
         text = _text_start(config, out)
-        features = None
-        if config.cached:
+        features: ImageRows | None = None
+        if config.data.cached_views:
+            features = image_views(config, model, pairs, processes, reporter)
+        elif config.cached:
             embeddings = image_embeddings(config, model, pairs.source, processes, reporter)
             pairs, rows = embedded(pairs, embeddings)
             features = Features(embeddings, rows)
         parents = [images_parent(pairs.source, out)]
         parents += [each.parent for each in (start, text) if each is not None and each.parent]
         if features is not None:
-            parents.append(features.artifact.artifact.as_parent_of(out, "embeddings"))
+            parents.append(features.artifact.as_parent_of(out, "embeddings"))
         request = _request(config, pairs, text, tuple(parents))
         done = find_published(out, request)
     if done is not None:

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -65,10 +67,7 @@ class PairState:
         texts = _unit(self.texts.embed(batch.ids.to(self.device, non_blocking=True)))
         images = on_device(batch.images, self.device)
         if self.images is not None:
-            colors = draw_colors(batch.positions, config.augment, config.seed, 0)
-            pixels = images if colors is None else recolor(images, colors)
-            scales = branch_scales(config.model, batch.positions, config.seed)
-            images = self.images.embed(pixels, None if scales is None else scales.to(pixels))
+            images = embed_crops(self.images, images, batch.positions, config)
         return _unit(images).to(texts.dtype), texts
 
     def loss(self, images: Tensor, texts: Tensor) -> Tensor:
@@ -92,6 +91,18 @@ class PairState:
     def clamp(self) -> None:
         """Holds the scale between 1 and 100, as CLIP does after each update."""
         self.scalars["log_scale"].clamp_(0.0, MAX_LOG_SCALE)
+
+
+def embed_crops(
+    tower: Backbone, crops: Tensor, positions: NDArray[np.int64], config: PairsConfig
+) -> Tensor:
+    """Returns embeddings, not yet unit, of uint8 crops on the tower's device, with the colors and
+    branches of their positions in the stream.
+    """
+    colors = draw_colors(positions, config.augment, config.seed, 0)
+    pixels = crops if colors is None else recolor(crops, colors)
+    scales = branch_scales(config.model, positions, config.seed)
+    return tower.embed(pixels, None if scales is None else scales.to(pixels))
 
 
 def initial_state(

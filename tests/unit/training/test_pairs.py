@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from tests.unit.training.pairing import (
 from tests.unit.training.running import SILENT, read_log
 from training.data.order import locate
 from training.pairs import run as pairs_run
+from training.pairs import views
 from training.pairs.batches import PairReader
 from training.pairs.dataset import open_pairs
 from training.pairs.run import run_pairs
@@ -223,6 +225,43 @@ def test_cropped_images_come_with_their_own_captions(pairs):
     assert part.ids.shape[1] < config.text.context_length
 
 
+def test_cached_views_are_the_crops_of_the_first_epochs_and_come_again(
+    lit, two_tower_model, tmp_path, monkeypatch
+):
+    """Three epochs of three steps, of which the first two are cached; one image is damaged."""
+    damaged = tmp_path / "pairs"
+    shutil.copytree(lit("x").data.pairs, damaged)
+    next(iter(sorted(damaged.rglob("*.png")))).write_bytes(b"no image")
+    fixed = {"schedule": {"steps": 9, "batch_size": 13}, "augment": {"min_area": 0.3}}
+    live = run_pairs(lit("live", data={"pairs": str(damaged), "cache": False}, **fixed), SILENT)
+    data = {"pairs": str(damaged), "cached_views": 2}
+    original = views._view
+
+    def struck_view(*arguments):
+        if arguments[3] == 1:
+            raise ConnectionError
+        return original(*arguments)
+
+    monkeypatch.setattr(views, "_view", struck_view)
+    with pytest.raises(ConnectionError):
+        run_pairs(lit("cached", data=data, **fixed), SILENT)
+    first = (tmp_path / "cached-views.partial" / "view-00000.npy").read_bytes()
+    monkeypatch.undo()
+    cached = run_pairs(lit("cached", data=data, **fixed), SILENT)
+    assert (tmp_path / "cached-views" / "view-00000.npy").read_bytes() == first
+    of_cached, of_live = (
+        [line["positive_cosine"] for line in read_log(run)] for run in (cached, live)
+    )
+    assert of_cached[:6] == pytest.approx(of_live[:6], rel=1e-4)
+    assert of_cached[6:] != pytest.approx(of_live[6:], rel=1e-4)
+    assert cached.summary["skipped_samples"] == live.summary["skipped_samples"] == 3
+    rows = [np.load(tmp_path / "cached-views" / f"view-0000{view}.npy") for view in (0, 1)]
+    assert [int(np.isnan(each[:, 0]).sum()) for each in rows] == [1, 1]
+    assert not np.allclose(*rows, equal_nan=True)
+    parents = {parent.role for parent in cached.parents}
+    assert parents == {"images", "start", "embeddings"}
+
+
 def test_both_towers_go_on_from_weights(pairs, two_tower_model, tmp_path):
     model = {**LIT, "freeze": 0, "start": str(two_tower_model), "activation": "quick_gelu"}
     fields = {"text": {"start": str(two_tower_model)}, "model": model}
@@ -250,7 +289,8 @@ def test_embeddings_of_another_model_are_refused(lit, pairs, tmp_path):
         ({"model": {"freeze": "image"}}, "needs model.start"),
         ({"data": {"cache": False}}, "data.cache has no effect"),
         ({"data": {"embeddings": "E"}}, "data.embeddings has no effect"),
-        ({"model": {"freeze": "image", "start": "M"}, "augment": {"flip": 0}}, "embedded once"),
+        ({"data": {"cached_views": 2}}, "data.cached_views has no effect"),
+        ({"model": {"freeze": "image", "start": "M"}, "augment": {"flip": 0}}, "whole images"),
         ({"optim": {"ema": 0.9}}, "optim.ema has no effect"),
         ({"optim": {"center_lr": 0.9}}, "optim.center_lr has no effect"),
         ({"compute": {"backbone": "fsdp"}}, "fsdp has no effect"),

@@ -1,0 +1,148 @@
+"""The embeddings of augmented crops by a frozen image tower: those of the first epochs, which later
+epochs take in turn.
+
+view-00000.npy   float32 [n, D], of the crop of each image in the first epoch; NaN in the rows of
+                 images that cannot be used
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.manifest import Artifact, Request
+from mlcd.errors import ConfigInvalid
+from mlcd.models.servable import Servable
+from mlcd.parts.encoded import images_parent
+from mlcd.progress import Meter, Reporter
+from training.data.loader import Batch, Loader
+from training.pairs.config import PairsConfig
+from training.pairs.dataset import PairSet
+from training.pairs.state import embed_crops
+from training.parallel.backbone import Backbone
+from training.parallel.processes import Processes
+
+_BATCH: Final = 64
+
+
+@dataclass(frozen=True)
+class Views:
+    """A reader of the embeddings of all views.
+
+    rows: of each view, [n, D].
+    """
+
+    artifact: Artifact
+    rows: tuple[NDArray[np.float32], ...]
+
+    def at(self, indices: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
+        """Returns the embeddings of these images at these positions of the stream, float32
+        [b, D]; NaN where an image cannot be used.
+        """
+        views = positions // len(self.rows[0]) % len(self.rows)
+        found = [self.rows[view][index] for view, index in zip(views, indices, strict=True)]
+        return torch.from_numpy(np.stack(found) if found else self.rows[0][:0].copy())
+
+
+def image_views(
+    config: PairsConfig, model: Servable, pairs: PairSet, processes: Processes, reporter: Reporter
+) -> Views:
+    """Opens the views of the images by `model`; makes them first where they are not there yet.
+
+    Raises ConfigInvalid if several processes run and there are none.
+    """
+    out = Path(config.data.embeddings or f"{config.out}-views")
+    request = _request(config, model, pairs, out)
+    artifact = find_published(out, request)
+    if artifact is None:
+        if processes.world.size > 1:
+            raise ConfigInvalid(
+                f"{out} does not exist, and several processes do not make it",
+                remedy="start the same command without torchrun first; it makes them",
+            )
+        artifact = _make(config, model, pairs, processes, reporter, Draft(out, request))
+    names = map(_name, range(config.data.cached_views))
+    return Views(artifact, tuple(np.load(artifact.file(name), mmap_mode="r") for name in names))
+
+
+def _request(config: PairsConfig, model: Servable, pairs: PairSet, out: Path) -> Request:
+    settings = {
+        "views": config.data.cached_views,
+        "seed": config.seed,
+        "decode": config.data.decode,
+        "precision": config.compute.precision,
+        "augment": config.augment.model_dump(mode="json"),
+        "rows": hashlib.sha256(pairs.numbers.tobytes()).hexdigest(),
+    }
+    return Request("views", settings, (images_parent(pairs.source, out),), model.fingerprint())
+
+
+def _make(
+    config: PairsConfig,
+    model: Servable,
+    pairs: PairSet,
+    processes: Processes,
+    reporter: Reporter,
+    draft: Draft,
+) -> Artifact:
+    """Makes the views one after the other; a view that is finished stays, whatever comes."""
+    tower = Backbone(
+        model.to(processes.device), processes.world, precision=config.compute.precision
+    )
+    num, views = len(pairs), config.data.cached_views
+    with draft:
+        done = next((view for view in range(views) if not draft.has(_name(view))), views)
+        with reporter.stage("embed views", num * views, done=num * done) as meter:
+            for view in range(done, views):
+                rows = _view(config, tower, pairs, view, processes.device, meter)
+                with draft.write(_name(view)) as path, path.open("wb") as file:
+                    np.save(file, rows, allow_pickle=False)
+        return draft.publish(summary={"images": num, "views": views})
+
+
+@torch.no_grad()
+def _view(
+    config: PairsConfig,
+    tower: Backbone,
+    pairs: PairSet,
+    view: int,
+    device: torch.device,
+    meter: Meter,
+) -> NDArray[np.float32]:
+    rows = np.full((len(pairs), config.model.output_dim), np.nan, dtype=np.float32)
+    first = view * len(pairs)
+    for batch in _crops(config, pairs, first, first + len(pairs), device):
+        here = (batch.positions >= first) & (batch.positions < first + len(pairs))
+        found = embed_crops(tower, batch.images.to(device), batch.positions, config)
+        rows[batch.labels[:, 0].numpy()[here]] = found.float().cpu().numpy()[here]
+        meter.advance(int(here.sum()))
+    return rows
+
+
+def _crops(
+    config: PairsConfig, pairs: PairSet, first: int, stop: int, device: torch.device
+) -> Iterator[Batch]:
+    """Yields the crops of these positions of the stream, and a few beside them."""
+    steps = {"batch_size": _BATCH, "steps": -(-stop // _BATCH)}
+    changed = config.model_copy(
+        update={
+            "schedule": config.schedule.model_copy(update=steps),
+            "compute": config.compute.model_copy(update={"accumulation": 1}),
+        }
+    )
+    dataset = pairs.as_dataset()
+    start = first // _BATCH
+    with Loader(dataset, changed, rank=0, size=1, start_step=start, device=device) as loader:
+        for step in loader:
+            yield from step.parts
+
+
+def _name(view: int) -> str:
+    return f"view-{view:05d}.npy"
