@@ -106,6 +106,7 @@ def _run(config: PairsConfig, reporter: Reporter, processes: Processes) -> Artif
     with processes.failing_together():
         pairs = open_pairs(config)
         check_source(pairs.source, out)
+        _check_batch(config, len(pairs))
         start = open_tower_start(config)
         model = initial_model(config, start)
         text = _text_start(config, out)
@@ -153,6 +154,16 @@ def _run(config: PairsConfig, reporter: Reporter, processes: Processes) -> Artif
             draft.publish(fingerprint=last.fingerprint, summary=summary, logs=logs)
     processes.meet("the end")
     return open_artifact(out, "run", verify_files=False)
+
+
+def _check_batch(config: PairsConfig, num_pairs: int) -> None:
+    """Raises ConfigInvalid where an image would be in a batch twice, and told from itself."""
+    if config.schedule.batch_size > num_pairs:
+        raise ConfigInvalid(
+            f"schedule.batch_size={config.schedule.batch_size} is more than the {num_pairs} images "
+            "with captions",
+            remedy="lower schedule.batch_size",
+        )
 
 
 def _text_start(config: PairsConfig, out: Path) -> TextStart:

@@ -305,6 +305,12 @@ def test_settings_without_effect_are_refused(sections, message):
         pairs_config("RUN", **{**sections, "data": {"pairs": "P", **sections.get("data", {})}})
 
 
+def test_a_batch_larger_than_the_data_is_refused(pairs, tmp_path):
+    config = pairs_config(tmp_path / "run", pairs, schedule={"steps": 1, "batch_size": 40})
+    with pytest.raises(ConfigInvalid, match="more than the 39 images with captions"):
+        run_pairs(config, SILENT)
+
+
 def test_the_manifest_names_what_the_run_was_made_from(lit):
     done = run_pairs(lit("run", schedule={"steps": 1}), SILENT)
     manifest = json.loads((done.path / "manifest.json").read_text())
