@@ -13,7 +13,6 @@ audit.npy       optional: float16 [n, d], unit rows as the model gives them, to 
 approximate look-ups on
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.examples import EXAMPLES, Examples
-from mlcd.artifacts.given_names import read_given_names
+from mlcd.artifacts.given_names import MADE_NAMES, made_names, read_given_names
 from mlcd.artifacts.manifest import Artifact, open_artifact
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Fingerprint, unit_rows
@@ -86,7 +85,7 @@ class Centers:
             with draft.write(name) as path, path.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
         if self.names is not None:
-            draft.write_json("names.json", list(self.names))
+            draft.write_json(MADE_NAMES, list(self.names))
         if self.examples is not None:
             with draft.write(EXAMPLES) as path:
                 self.examples.write(path)
@@ -106,9 +105,7 @@ class Centers:
 
         sizes = load("sizes.npy").astype(np.int64)
         given = read_given_names(artifact, len(sizes))
-        names = None if given is None else given.names
-        if given is None and "names.json" in artifact.files:
-            names = tuple(json.loads(artifact.file("names.json").read_text()))
+        names = made_names(artifact) if given is None else given.names
         return cls(
             vectors=load("centers.npy").astype(np.float32),
             sizes=sizes,

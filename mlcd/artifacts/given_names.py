@@ -1,41 +1,62 @@
 """The names that centers were given, by people or from evidence: a file beside those of the Centers
 artifact, and no part of its identity.
 
-    given-names.json  {"centers": digest of the artifact, "names": [k] of name or null,
-                      "by_hand": ids of those that people named, "evidence": the file of
-                      `mlcd.artifacts.name_evidence` that tells why the others have theirs, or null,
-                      "checksum": SHA-256 of the rest}
+    given-names.json  {"centers": digest of the artifact, "version": the number of changes so far,
+                      "names": [k] of name or null, "by_hand": ids of those that people named,
+                      "evidence": the file of `mlcd.artifacts.name_evidence` that tells why the
+                      others have theirs, or null, "history": the last changes by people, each with
+                      version, center, the name before and the name since, "checksum": SHA-256 of
+                      the rest}
 
 It is in no manifest, so that naming changes no digest, and carries its own checksum instead.
 """
 
 import csv
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.artifacts.manifest import Artifact
+import numpy as np
+
+from mlcd.artifacts.disk import locked, translated_os_errors
+from mlcd.artifacts.manifest import MANIFEST, Artifact, read_manifest
 from mlcd.artifacts.sealed_json import read_sealed, write_sealed
-from mlcd.errors import ArtifactInvalid, InvalidInput, NotFound
+from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
 
 GIVEN_NAMES: Final = "given-names.json"
+MADE_NAMES: Final = "names.json"  # a file of the artifact itself
 MAX_NAME: Final = 200  # characters, because a name is shown in one line
 _HEADER: Final = ("id", "name")
+_MOST_REMEMBERED: Final = 1000  # changes by people in the file, which each change writes anew
 
 Names = tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Renaming:
+    """The change of one name by people, which made that version of the names."""
+
+    version: int
+    center: int
+    before: str | None
+    since: str | None
 
 
 @dataclass(frozen=True)
 class GivenNames:
     """The name of each center, the ids of those that people named, and the file of evidence for the
     others, where there is one.
+
+    version: the number of changes that led here. history: the last of those that people made.
     """
 
     names: Names
     by_hand: frozenset[int]
     evidence: str | None = None
+    version: int = 0
+    history: tuple[Renaming, ...] = ()
 
     def set_by_hand(self, changes: Mapping[int, str | None]) -> "GivenNames":
         """Returns the names with the changes; those of other centers stay.
@@ -44,7 +65,19 @@ class GivenNames:
         """
         names = tuple(changes.get(center, name) for center, name in enumerate(self.names))
         named = {center for center, name in changes.items() if name is not None}
-        return GivenNames(names, (self.by_hand - changes.keys()) | named, self.evidence)
+        made = [
+            Renaming(self.version + 1, center, self.names[center], name)
+            for center, name in changes.items()
+            if self.names[center] != name
+        ]
+        return self._next(
+            replace(
+                self,
+                names=names,
+                by_hand=(self.by_hand - changes.keys()) | named,
+                history=(*self.history, *made)[-_MOST_REMEMBERED:],
+            )
+        )
 
     def set_from(self, evidence: str, names: Names) -> "GivenNames":
         """Returns the names from the evidence, but for those that people gave."""
@@ -52,7 +85,47 @@ class GivenNames:
             given if center in self.by_hand else name
             for center, (given, name) in enumerate(zip(self.names, names, strict=True))
         )
-        return GivenNames(kept, self.by_hand, evidence)
+        return self._next(replace(self, names=kept, evidence=evidence))
+
+    def _next(self, changed: "GivenNames") -> "GivenNames":
+        return self if changed == self else replace(changed, version=self.version + 1)
+
+
+def current_names(artifact: Artifact) -> GivenNames:
+    """Returns the names that centers have now: those given, else those they were made with.
+
+    Raises ArtifactInvalid as `read_given_names` does.
+    """
+    sizes = np.load(artifact.file("sizes.npy"), mmap_mode="r", allow_pickle=False)
+    given = read_given_names(artifact, len(sizes))
+    return given or GivenNames(made_names(artifact) or (None,) * len(sizes), frozenset())
+
+
+def made_names(artifact: Artifact) -> Names | None:
+    """Returns the names that the centers were made with; None where they have none."""
+    if MADE_NAMES not in artifact.files:
+        return None
+    return tuple(json.loads(artifact.file(MADE_NAMES).read_text()))
+
+
+def change_names(
+    artifact: Artifact, change: Callable[[GivenNames], GivenNames]
+) -> tuple[GivenNames, GivenNames]:
+    """Changes the names and returns those before and those since, which are on the disk then.
+
+    One process changes them at a time. Raises Conflict where other centers lie there meanwhile.
+    """
+    manifest = artifact.path / MANIFEST
+    with translated_os_errors(artifact.path), locked(manifest):
+        if read_manifest(artifact.path).digest != artifact.digest:
+            raise Conflict(
+                "other centers have taken the place of these", remedy="open them and name them"
+            )
+        before = current_names(artifact)
+        since = change(before)
+        if since != before:
+            write_given_names(artifact, since)
+    return before, since
 
 
 def read_given_names(artifact: Artifact, num_centers: int) -> GivenNames | None:
@@ -71,16 +144,24 @@ def read_given_names(artifact: Artifact, num_centers: int) -> GivenNames | None:
         )
     # a file without these was written before there was evidence: by hand
     by_hand = stored.get("by_hand", [c for c, name in enumerate(names) if name is not None])
-    return GivenNames(names, frozenset(by_hand), stored.get("evidence"))
+    return GivenNames(
+        names,
+        frozenset(by_hand),
+        stored.get("evidence"),
+        stored.get("version", 0),
+        tuple(Renaming(**made) for made in stored.get("history", ())),
+    )
 
 
 def write_given_names(artifact: Artifact, given: GivenNames) -> None:
     """Writes the names; either all new names or all old ones are there."""
     content = {
         "centers": artifact.digest,
+        "version": given.version,
         "names": list(given.names),
         "by_hand": sorted(given.by_hand),
         "evidence": given.evidence,
+        "history": [asdict(made) for made in given.history],
     }
     write_sealed(artifact.path / GIVEN_NAMES, content)
 
@@ -105,12 +186,28 @@ def read_names_file(path: Path, num_centers: int) -> dict[int, str | None]:
             raise InvalidInput(
                 f"{path} names center {center} twice", remedy="give each center one name"
             )
-        found[center] = _checked_name(path, center, name)
+        try:
+            found[center] = checked_name(name)
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"what {path} gives center {center} is no name", remedy=error.remedy
+            ) from error
     if not found:
         raise InvalidInput(
             f"{path} holds no name", remedy='give JSON like {"3": "cat"}, or lines of id<TAB>name'
         )
     return found
+
+
+def checked_name(name: object) -> str | None:
+    """Returns the name without spaces around it, None for nothing. Raises InvalidInput."""
+    if name is None:
+        return None
+    if not isinstance(name, str) or not fits_a_name(name.strip()):
+        raise InvalidInput(
+            "that is no name", remedy=f"give printable text of at most {MAX_NAME} characters"
+        )
+    return name.strip() or None
 
 
 def fits_a_name(text: str) -> bool:
@@ -156,14 +253,3 @@ def _checked_id(path: Path, identifier: str, num_centers: int) -> int:
             remedy=f"there are {num_centers}: 0 to {num_centers - 1}",
         )
     return int(plain)
-
-
-def _checked_name(path: Path, center: int, name: object) -> str | None:
-    if name is None:
-        return None
-    if not isinstance(name, str) or not fits_a_name(name.strip()):
-        raise InvalidInput(
-            f"what {path} gives center {center} is no name",
-            remedy=f"give printable text of at most {MAX_NAME} characters",
-        )
-    return name.strip() or None

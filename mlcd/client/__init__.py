@@ -33,7 +33,7 @@ from mlcd.client.results import (
 from mlcd.client.synchronous import Client
 from mlcd.wire.found_items import ItemMatch as Match
 from mlcd.wire.found_items import LayoutItems
-from mlcd.wire.nearest_centers import Audit, Example, Label, ListedCenter, Member
+from mlcd.wire.nearest_centers import Audit, Example, Label, ListedCenter, Member, RenamedCenter
 from mlcd.wire.queued_jobs import FailedShard, Job, JobFailure, JobProgress
 from mlcd.wire.served_model import CenterSet, DescribedTexts, Info
 from mlcd.wire.stored_items import DeletedItem
@@ -80,4 +80,5 @@ __all__ = [
     "RefusedNotFound",
     "RefusedOverload",
     "RefusedUnavailable",
+    "RenamedCenter",
 ]

@@ -37,7 +37,7 @@ from mlcd.client.results import (
 from mlcd.client.text_batches import Texts, check_texts
 from mlcd.errors import Rejection
 from mlcd.wire.found_items import LayoutItems
-from mlcd.wire.nearest_centers import Label, LabelMode, ListedCenter, Member
+from mlcd.wire.nearest_centers import Label, LabelMode, ListedCenter, Member, RenamedCenter
 from mlcd.wire.served_model import Info
 from mlcd.wire.stored_items import DeletedItem, DescribedCollection
 
@@ -208,6 +208,9 @@ class AsyncClient(BaseClient):
     async def center(self, center: int) -> Center:
         return await self._server.center(center)
 
+    async def rename_center(self, center: int, name: str | None) -> RenamedCenter:
+        return await self._server.rename_center(center, name)
+
     async def delete_items(self, collection: str, keys: Sequence[str]) -> list[DeletedItem]:
         return await self._server.delete_items(collection, keys)
 
@@ -237,10 +240,16 @@ class AsyncClient(BaseClient):
         num: int = 60,
         sort: str | None = None,
         name: str | None = None,
+        query: str | None = None,
         examples: int = 4,
     ) -> list[ListedCenter]:
         return await self._server.centers(
-            num=num, collection=collection, sort=sort, name=name, examples=examples
+            num=num,
+            collection=collection,
+            sort=sort,
+            name=name,
+            query=query,
+            examples=examples,
         )
 
     async def members(self, center: int, collection: str, *, num: int = 60) -> list[Member]:

@@ -21,6 +21,7 @@ from mlcd.wire.nearest_centers import (
     ListedCenter,
     Member,
     MemberList,
+    RenamedCenter,
 )
 from mlcd.wire.queued_jobs import FailedShard, FailureList, Job, JobList
 from mlcd.wire.served_model import Info
@@ -148,8 +149,19 @@ def read_groups(response: httpx.Response) -> list[list[str]]:
 def read_center(response: httpx.Response) -> Center:
     center = DescribedCenter.model_validate_json(response.content)
     return Center(
-        center.id, center.size, center.name, center.nearest, center.examples, _origin(response)
+        center.id,
+        center.size,
+        center.name,
+        center.nearest,
+        center.examples,
+        _origin(response),
+        center.alternates,
     )
+
+
+@_translated()
+def read_renamed(response: httpx.Response) -> RenamedCenter:
+    return RenamedCenter.model_validate_json(response.content)
 
 
 @_translated()

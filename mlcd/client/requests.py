@@ -28,6 +28,7 @@ from mlcd.client.reading import (
     read_layout,
     read_layout_items,
     read_members,
+    read_renamed,
     read_rows,
 )
 from mlcd.client.refusals import RefusedInput, not_our_api
@@ -36,7 +37,7 @@ from mlcd.client.text_batches import Texts
 from mlcd.errors import Rejection
 from mlcd.wire.embedding import FittingName
 from mlcd.wire.found_items import ItemMatch, LayoutItems
-from mlcd.wire.nearest_centers import Label, LabelMode, ListedCenter, Member
+from mlcd.wire.nearest_centers import Label, LabelMode, ListedCenter, Member, RenamedCenter
 from mlcd.wire.served_model import Info
 from mlcd.wire.stored_items import DeletedItem, DescribedCollection
 
@@ -108,11 +109,28 @@ class Server:
     async def center(self, center: int) -> Center:
         return read_center(await self._connection.ask("GET", f"/v1/centers/{center:d}"))
 
+    async def rename_center(self, center: int, name: str | None) -> RenamedCenter:
+        answer = await self._connection.ask("PATCH", f"/v1/centers/{center:d}", json={"name": name})
+        return read_renamed(answer)
+
     async def centers(
-        self, *, num: int, collection: str | None, sort: str | None, name: str | None, examples: int
+        self,
+        *,
+        num: int,
+        collection: str | None,
+        sort: str | None,
+        name: str | None,
+        query: str | None,
+        examples: int,
     ) -> list[ListedCenter]:
         """Returns the first `num` centers, read page by page."""
-        given = {"collection": collection, "sort": sort, "name": name, "examples": examples}
+        given = {
+            "collection": collection,
+            "sort": sort,
+            "name": name,
+            "query": query,
+            "examples": examples,
+        }
 
         async def page(cursor: str | None, limit: int) -> tuple[list[ListedCenter], str | None]:
             params = _stated({**given, "limit": limit, "cursor": cursor})

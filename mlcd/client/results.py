@@ -6,7 +6,7 @@ N: items of a call. D: the model's dimension. L: labels per item.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -181,7 +181,7 @@ class Item:
 @dataclass(frozen=True)
 class Center:
     """One center. size: its members when it was clustered. nearest: other centers. examples:
-    samples near it.
+    samples near it. alternates: what the evidence for its name offers beside it.
     """
 
     id: int
@@ -190,6 +190,7 @@ class Center:
     nearest: list[Label]
     examples: list[Example]
     origin: Origin
+    alternates: list[str] = field(default_factory=list)
 
 
 def _errors(items: Sequence[_Value | Rejection]) -> dict[int, Rejection]:

@@ -33,7 +33,7 @@ from mlcd.client.results import (
 from mlcd.client.text_batches import Texts, check_texts
 from mlcd.errors import Rejection
 from mlcd.wire.found_items import LayoutItems
-from mlcd.wire.nearest_centers import Label, LabelMode, ListedCenter, Member
+from mlcd.wire.nearest_centers import Label, LabelMode, ListedCenter, Member, RenamedCenter
 from mlcd.wire.served_model import Info
 from mlcd.wire.stored_items import DeletedItem, DescribedCollection
 
@@ -270,6 +270,13 @@ class Client(BaseClient):
         """Returns one center with its examples and its nearest others."""
         return self._loop.run(self._server.center(center))
 
+    def rename_center(self, center: int, name: str | None) -> RenamedCenter:
+        """Gives a center a name, or takes it away; the server has it on its disk when it returns.
+
+        Raises RefusedNotFound; RefusedConflict where the server can only read its centers.
+        """
+        return self._loop.run(self._server.rename_center(center, name))
+
     def delete_items(self, collection: str, keys: Sequence[str]) -> list[DeletedItem]:
         """Deletes items; those that do not exist are `missing`."""
         return self._loop.run(self._server.delete_items(collection, keys))
@@ -307,14 +314,22 @@ class Client(BaseClient):
         num: int = 60,
         sort: str | None = None,
         name: str | None = None,
+        query: str | None = None,
         examples: int = 4,
     ) -> list[ListedCenter]:
         """Returns the first `num` centers, those with most members in the collection first, unless
         `sort` names another order.
+
+        name: a part of the name. query: words, each in the name or one of its alternates.
         """
         return self._loop.run(
             self._server.centers(
-                num=num, collection=collection, sort=sort, name=name, examples=examples
+                num=num,
+                collection=collection,
+                sort=sort,
+                name=name,
+                query=query,
+                examples=examples,
             )
         )
 

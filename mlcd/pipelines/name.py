@@ -9,12 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.given_names import (
-    GivenNames,
-    read_given_names,
-    read_names_file,
-    write_given_names,
-)
+from mlcd.artifacts.given_names import GivenNames, change_names, read_names_file
 from mlcd.artifacts.manifest import Artifact, open_artifact
 from mlcd.artifacts.name_evidence import NameEvidence, write_evidence
 from mlcd.clustering.nearest import CenterScan
@@ -57,11 +52,8 @@ class Members:
 def set_names(path: Path, file: Path) -> Naming:
     """Gives the centers at `path` the names in `file`; all other centers keep theirs."""
     artifact, centers = open_centers(path)
-    num_centers = len(centers.sizes)
-    before = read_given_names(artifact, num_centers) or GivenNames(_names(centers), frozenset())
-    given = before.set_by_hand(read_names_file(file, num_centers))
-    write_given_names(artifact, given)
-    return _naming(artifact, centers, given)
+    changes = read_names_file(file, len(centers.sizes))
+    return _naming(artifact, *change_names(artifact, lambda given: given.set_by_hand(changes)))
 
 
 def name_members(path: Path, members: Members, *, least_share: float) -> Naming:
@@ -81,12 +73,10 @@ def name_members(path: Path, members: Members, *, least_share: float) -> Naming:
     )
     made_of = {**members.made_of, "least_share": least_share, "shuffles": SHUFFLES}
     evidence = NameEvidence(made_of, [_record(each, members.shown) for each in named])
-    num_centers = len(centers.sizes)
-    before = read_given_names(artifact, num_centers)
-    before = before or GivenNames((None,) * num_centers, frozenset())
-    given = before.set_from(write_evidence(artifact, evidence), evidence.names)
-    write_given_names(artifact, given)
-    return _naming(artifact, centers, given)
+    file = write_evidence(artifact, evidence)
+    return _naming(
+        artifact, *change_names(artifact, lambda given: given.set_from(file, evidence.names))
+    )
 
 
 def open_centers(path: Path) -> tuple[Artifact, Centers]:
@@ -94,18 +84,14 @@ def open_centers(path: Path) -> tuple[Artifact, Centers]:
     return artifact, Centers.read(artifact)
 
 
-def _naming(artifact: Artifact, before: Centers, given: GivenNames) -> Naming:
+def _naming(artifact: Artifact, before: GivenNames, since: GivenNames) -> Naming:
     return Naming(
         artifact.digest,
-        sum(old != new for old, new in zip(_names(before), given.names, strict=True)),
-        sum(name is not None for name in given.names),
-        len(given.names),
-        given.evidence,
+        sum(old != new for old, new in zip(before.names, since.names, strict=True)),
+        sum(name is not None for name in since.names),
+        len(since.names),
+        since.evidence,
     )
-
-
-def _names(centers: Centers) -> tuple[str | None, ...]:
-    return centers.names or (None,) * len(centers.sizes)
 
 
 def _check_share(least_share: float) -> None:

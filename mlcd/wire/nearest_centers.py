@@ -1,10 +1,10 @@
 """The nearest centers of images and texts, and the centers with their members."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import SkipValidation
+from pydantic import ConfigDict, Field, SkipValidation
 
-from mlcd.wire.shapes import ItemError, Provenance, WireAnswer
+from mlcd.wire.shapes import ItemError, Provenance, WireAnswer, WireRequest
 
 LabelMode = Literal["exact", "approximate"]
 
@@ -72,14 +72,15 @@ class LabeledImages(Provenance):
 class DescribedCenter(Provenance):
     """A center.
 
-    size: the number of its members in the clustering. members, spread, novelty: as in a list, of
-    the collection that the request names.
+    size: the number of its members in the clustering. alternates, members, spread, novelty: as in
+    a list, the last three of the collection that the request names.
     """
 
     centers: str
     id: int
     size: int
     name: str | None
+    alternates: list[str]
     members: int | None = None
     spread: float | None = None
     novelty: float | None = None
@@ -90,7 +91,8 @@ class DescribedCenter(Provenance):
 class ListedCenter(WireAnswer):
     """A center of a list.
 
-    size: the number of its members in the clustering. members: the collection's items whose nearest
+    alternates: what the evidence for its name offers beside it. size: the number of its members in
+    the clustering. members: the collection's items whose nearest
     center it is. spread: the mean of 1 - cosine of these to the center. novelty: the share of these
     that are farther from it than 95 % of the images that the list names in `novelty_from`. The
     three are null without a collection, the last two also without members.
@@ -98,6 +100,7 @@ class ListedCenter(WireAnswer):
 
     id: int
     name: str | None
+    alternates: list[str]
     size: int
     members: int | None
     spread: float | None
@@ -120,6 +123,26 @@ class CenterList(Provenance):
     centers: list[ListedCenter]
     next: str | None
     total: int
+
+
+class NameRequest(WireRequest):
+    """A request that names a center; null takes its name away."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"name": "lighthouse"}]})
+
+    name: Annotated[str | None, Field(max_length=200)]
+
+
+class RenamedCenter(WireAnswer):
+    """A center whose name was changed.
+
+    centers: digest of the center set. version: the number of changes of names so far.
+    """
+
+    centers: str
+    id: int
+    name: str | None
+    version: int
 
 
 class Member(WireAnswer):

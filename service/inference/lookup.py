@@ -1,14 +1,15 @@
 """The nearest centers of embeddings, exact or approximate; approximation is audited at start."""
 
+import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.manifest import Artifact
 from mlcd.clustering.approximate import (
     AUDITED_ROWS,
     MIN_AUDITED_ROWS,
@@ -23,6 +24,7 @@ from mlcd.collections.collection import Collection
 from mlcd.errors import ConfigInvalid
 from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, Neighbors, unit_rows
+from service.inference.center_names import CenterNames
 
 LookupMode = Literal["exact", "approximate"]
 _AUDITED_TOP: Final = 8  # the default `top` of /v1/labels
@@ -69,8 +71,16 @@ class Approximation:
 class Lookup:
     """The centers, prepared once for look-ups."""
 
-    def __init__(self, centers: Centers) -> None:
+    def __init__(self, centers: Centers, artifact: Artifact | None = None) -> None:
+        """artifact: that of the centers, beside which their names are kept."""
         self.centers = centers
+        self._artifact = artifact
+        self._renaming = threading.Lock()
+        self.names = (
+            CenterNames(centers.names or (None,) * len(centers.vectors), ())
+            if artifact is None
+            else CenterNames.read(artifact)
+        )
         # The service never loads torch, and numpy's labels are the same.
         self.scan = CenterScan(centers.vectors, matmul="numpy")
         self.approximation: Approximation | None = None
@@ -83,21 +93,13 @@ class Lookup:
             remedy = "leave MLCD_APPROXIMATE out: labels are then exact"
             raise ConfigInvalid(error.message, remedy=remedy) from error
 
-    @cached_property
-    def folded_names(self) -> list[str]:
-        """Returns the name of each center for comparisons without case; empty where it has none."""
-        names = self.centers.names or [None] * len(self.centers.vectors)
-        return [(name or "").casefold() for name in names]
-
-    @cached_property
-    def ranks_of_names(self) -> NDArray[np.float64]:
-        """Returns the place of each center's name among all in order, NaN where it has none."""
-        names = self.folded_names
-        ranks = np.full(len(names), np.nan)
-        for rank, center in enumerate(sorted(range(len(names)), key=names.__getitem__)):
-            if names[center]:
-                ranks[center] = rank
-        return ranks
+    def rename(self, center: int, name: str | None) -> CenterNames:
+        """Gives a center a name, durably, and returns the names since. None takes its name away."""
+        assert self._artifact is not None
+        with self._renaming:
+            self.names = self.names.changed(self._artifact, center, name)
+            self.centers = replace(self.centers, names=self.names.names)
+            return self.names
 
     @cached_property
     def ordinary_distance(self) -> float | None:

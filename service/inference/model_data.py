@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.manifest import MANIFEST
+from mlcd.artifacts.manifest import MANIFEST, Artifact, open_artifact
 from mlcd.collections.collection import Collection
 from mlcd.collections.store import Collections
 from mlcd.errors import ConfigInvalid, Conflict, NotFound
@@ -107,11 +107,16 @@ def open_model_data(
     strict: raise ConfigInvalid for centers of another model. Raises ConfigInvalid, too, where
     approximate labels cannot be audited.
     """
-    centers = _open_centers(settings, folder, fingerprint, strict=strict)
+    opened = _open_centers(settings, folder, fingerprint, strict=strict)
     if collections is not None:
         collections.find_new()
-    lookup = Lookup(centers) if centers is not None and centers.fingerprint == fingerprint else None
-    foreign_centers = None if centers is None or lookup is not None else centers.fingerprint
+    foreign_centers, lookup = None, None
+    if opened is not None:
+        artifact, centers = opened
+        if centers.fingerprint == fingerprint:
+            lookup = Lookup(centers, artifact)
+        else:
+            foreign_centers = centers.fingerprint
     data = ModelData(fingerprint, lookup, collections, foreign_centers)
     if settings.approximate and lookup is not None:
         lookup.approximate(data.collections.values())
@@ -135,14 +140,15 @@ def open_collections(settings: Settings) -> Collections | None:
 
 def _open_centers(
     settings: Settings, folder: str, fingerprint: Fingerprint, *, strict: bool
-) -> Centers | None:
+) -> tuple[Artifact, Centers] | None:
     path = find_centers(settings, folder)
     if path is None:
         return None
-    centers = Centers.open(path)
+    artifact = open_artifact(path, "centers")
+    centers = Centers.read(artifact)
     if strict:
         check_centers(path, centers, fingerprint)
-    return centers
+    return artifact, centers
 
 
 def find_centers(settings: Settings, folder: str) -> Path | None:

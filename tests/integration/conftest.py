@@ -1,10 +1,18 @@
 """One real server with a model that was really trained, for all tests that only ask."""
 
+import shutil
+
 import httpx
 import pytest
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from tests.integration.running import serving
+
+
+@pytest.fixture(scope="module")
+def model_to_change(journey, tmp_path_factory):
+    """The model once more, for servers on which centers are named."""
+    return shutil.copytree(journey / "model", tmp_path_factory.mktemp("own") / "model")
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ NEEDED = {
     "/v2/models/{model}/config": [],
     "/v2/models/stats": [],
     "/v2/repository/index": [],
-    "/v1/centers/{center}": ["search"],
+    "/v1/centers": ["search"],
     "/v1/models/{name}/load": ["admin"],
     "/v1/collections/{name}/search": ["search"],
     "/v1/collections/{name}/duplicates": ["search"],
@@ -164,7 +164,12 @@ def test_the_document_asks_for_keys_everywhere_but_where_it_must_not(operations)
     by_path = {path: needed(operation) for _, path, operation in operations}
     assert {path for path, scopes in by_path.items() if scopes is None} == OPEN_TO_ALL
     assert {path: by_path[path] for path in NEEDED} == NEEDED
-    for place in ("/v1/collections/{name}", "/v1/collections/{name}/items/{id}"):
+    changed = (
+        "/v1/collections/{name}",
+        "/v1/collections/{name}/items/{id}",
+        "/v1/centers/{center}",
+    )
+    for place in changed:
         by_method = {
             method: needed(operation) for method, path, operation in operations if path == place
         }
@@ -197,10 +202,10 @@ def test_the_pages_need_no_key_and_name_no_client(anyone, running):
     assert anyone.get("/v1/nothing").status_code == 404
 
 
-def test_the_document_is_true_of_a_server_with_keys(journey, keys, new_state):
-    """Not the server of the other tests: collections come and go here."""
+def test_the_document_is_true_of_a_server_with_keys(model_to_change, keys, new_state):
+    """Not the server of the other tests: collections and names come and go here."""
     header = f"Authorization: Bearer {keys.tokens['admin']}"
-    with serving(journey / "model", state_dir=new_state(), auth__keys_file=keys.path) as explored:
+    with serving(model_to_change, state_dir=new_state(), auth__keys_file=keys.path) as explored:
         explore(explored.url, 2, "--phases", "examples,coverage", "--header", header, timeout_s=280)
 
 

@@ -33,9 +33,9 @@ def explore(server, num_examples, *options, without=(), timeout_s):
 
 
 @pytest.fixture(scope="module")
-def explored(journey, new_state):
-    """Not the server of the other tests: collections come and go here."""
-    with serving(journey / "model", state_dir=new_state()) as running:
+def explored(model_to_change, new_state):
+    """Not the server of the other tests: collections and names come and go here."""
+    with serving(model_to_change, state_dir=new_state()) as running:
         yield running.url
 
 

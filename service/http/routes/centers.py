@@ -11,10 +11,11 @@ import numpy as np
 from fastapi import APIRouter, Path, Query, Request, Response
 from numpy.typing import NDArray
 
+from mlcd.artifacts.given_names import checked_name
 from mlcd.collections.clusters import Clusters
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import MAX_FIELD_BYTES
-from mlcd.errors import InvalidInput, NotFound
+from mlcd.errors import Conflict, InvalidInput, NotFound
 from mlcd.types import Embeddings
 from mlcd.wire.nearest_centers import (
     CenterList,
@@ -24,26 +25,31 @@ from mlcd.wire.nearest_centers import (
     Label,
     ListedCenter,
     MemberList,
+    NameRequest,
+    RenamedCenter,
 )
 from service.deadline import within_deadline
 from service.http.access import Opened
 from service.http.answers import headers, json_answer, provenance
 from service.http.auth import needs
 from service.http.cursors import read_cursor, write_cursor
+from service.http.json_route import JsonRoute
 from service.http.member_pages import counted_values, listed_members
-from service.http.routes.collections import opened_collection
+from service.http.routes.collections import change, opened_collection
 from service.http.routes.labels import example_members, opened_lookup
 from service.inference.lookup import Lookup
 from service.resources import Resources
 
-router = APIRouter(tags=["labels"])
+router = APIRouter(tags=["labels"], route_class=JsonRoute)
 
 _Result = TypeVar("_Result")
 Sort = Literal["size", "members", "name", "spread", "novelty", "id"]
 _NUM_NEIGHBORS: Final = 8
 _MOST_EXAMPLES: Final = 12
 _MOST_LISTED: Final = 500
+_MOST_ASKED: Final = 500  # characters of a query
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (404, 409, 422, 504)}
+_CHANGED: Final[dict[int | str, dict[str, Any]]] = {**_ERRORS, 503: {}}
 Center = Annotated[int, Path(ge=0)]
 Named = Annotated[str, Query(alias="collection", description="the name of a collection")]
 OrNone = Annotated[str | None, Query(alias="collection", description="the name of a collection")]
@@ -66,6 +72,7 @@ class _Listing:
     sort: Sort
     descending: bool
     name: str | None
+    query: str | None
     least: dict[str, int]
     most: dict[str, int]
     examples: int
@@ -87,6 +94,10 @@ async def list_centers(
         bool | None, Query(description="true, but for names and ids, by default")
     ] = None,
     name: Annotated[str | None, Query(description="a part of the name, whatever its case")] = None,
+    query: Annotated[
+        str | None,
+        Query(max_length=_MOST_ASKED, description="words, each in the name or an alternate"),
+    ] = None,
     min_size: Annotated[int | None, Query(ge=0)] = None,
     max_size: Annotated[int | None, Query(ge=0)] = None,
     min_members: Annotated[int | None, Query(ge=0)] = None,
@@ -111,6 +122,7 @@ async def list_centers(
         sort=sort,
         descending=sort not in ("name", "id") if descending is None else descending,
         name=name,
+        query=query,
         least=_stated(size=min_size, members=min_members),
         most=_stated(size=max_size, members=max_members),
         examples=examples,
@@ -147,6 +159,25 @@ async def describe_center(
     return await _computed(
         request, resources, partial(_describe, center, resources, lookup, clustered)
     )
+
+
+@router.patch("/v1/centers/{center}", dependencies=[needs("write")], responses=_CHANGED)
+async def rename_center(
+    center: Center, asked: NameRequest, request: Request, resources: Opened
+) -> RenamedCenter:
+    """Gives a center a name, or takes it away; it is on the disk when this is answered.
+
+    Later names from evidence leave it alone. A center whose name was taken away is free for them.
+    """
+    lookup = _lookup_of(center, resources)
+    if resources.settings.processes > 1:
+        raise Conflict(
+            "several processes cannot change a name at one moment",
+            remedy="name the centers by `mlcd name --set` and restart the server",
+        )
+    name = checked_name(asked.name)
+    names = await change(request, resources, partial(lookup.rename, center, name))
+    return RenamedCenter(centers=lookup.centers.digest, id=center, name=name, version=names.version)
 
 
 @router.get(
@@ -270,6 +301,7 @@ def _listed(
             ListedCenter(
                 id=center,
                 name=centers.name(center),
+                alternates=lookup.names.alternates(center),
                 size=int(centers.sizes[center]),
                 members=None if clustered is None else int(values["members"][center]),
                 spread=_known(values["spread"][center]),
@@ -321,9 +353,13 @@ def _ordered(
         wanted &= values[name] <= bound
     if listing.name is not None:
         part = listing.name.casefold()
-        wanted &= np.fromiter((part in name for name in lookup.folded_names), np.bool_)
+        wanted &= np.fromiter((part in name for name in lookup.names.folded), np.bool_)
+    if listing.query is not None:
+        words = listing.query.casefold().split()
+        texts = lookup.names.searched
+        wanted &= np.fromiter((all(word in text for word in words) for text in texts), np.bool_)
     if listing.sort == "name":
-        rank = lookup.ranks_of_names.astype(np.float64)
+        rank = lookup.names.ranks.astype(np.float64)
         key = np.where(np.isfinite(rank) & listing.descending, -rank, rank)
     else:
         key = values[listing.sort].astype(np.float64)
@@ -392,6 +428,7 @@ def _describe(
         id=center,
         size=int(centers.sizes[center]),
         name=centers.name(center),
+        alternates=lookup.names.alternates(center),
         **counted,
         nearest=neighbors[:_NUM_NEIGHBORS],
         examples=[*members, *items],

@@ -195,7 +195,7 @@ async def _within(
 
 
 async def change(request: Request, resources: Resources, work: Callable[[], _Result]) -> _Result:
-    """Returns what `work` returns, within the request's deadline.
+    """Returns what `work` returns, a change on the disk, within the request's deadline.
 
     After the deadline the change may still be made; it is idempotent. Raises Unavailable where the
     disk is full or no more files can be opened; nothing has changed then.
@@ -212,10 +212,10 @@ def _without_file_names(work: Callable[[], _Result]) -> _Result:
     try:
         return work()
     except TooManyOpenFiles as error:
-        _log.error("a collection cannot be changed: %s", error)
+        _log.error("a change cannot be stored: %s", error)
         raise
     except Unavailable as error:
-        _log.error("a collection cannot be changed: %s", error)
+        _log.error("a change cannot be stored: %s", error)
         raise Unavailable(
             "the server's disk is full or fails",
             remedy="send the request again when there is space; what was acknowledged is kept",

@@ -3,15 +3,22 @@ digest.
 """
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
-from mlcd.artifacts.given_names import GIVEN_NAMES, read_names_file
+from mlcd.artifacts.given_names import (
+    GIVEN_NAMES,
+    Renaming,
+    change_names,
+    current_names,
+    read_names_file,
+)
 from mlcd.artifacts.manifest import Request, open_artifact
-from mlcd.errors import ArtifactInvalid, InvalidInput, NotFound
+from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
 from mlcd.pipelines.name import set_names
 from mlcd.pipelines.verify import verify
 from mlcd.types import unit_rows
@@ -80,6 +87,34 @@ def test_a_file_that_names_no_centers_is_refused_and_nothing_changes(
     with pytest.raises(InvalidInput, match=message):
         set_names(centers, file)
     assert not (centers / GIVEN_NAMES).exists()
+
+
+def test_each_change_is_a_version_and_those_by_people_are_remembered(centers):
+    artifact = open_artifact(centers)
+    change_names(artifact, lambda given: given.set_by_hand({0: "tiger", 1: "cat"}))
+    change_names(artifact, lambda given: given.set_by_hand({0: "tiger"}))  # no change
+    _, given = change_names(artifact, lambda given: given.set_by_hand({0: None, 1: "lynx"}))
+    assert (given.version, given.names) == (2, (None, "lynx", "dog", None))
+    assert given == current_names(artifact)
+    assert given.history == (
+        Renaming(1, 0, "cat", "tiger"),
+        Renaming(1, 1, None, "cat"),
+        Renaming(2, 0, "tiger", None),
+        Renaming(2, 1, "cat", "lynx"),
+    )
+
+
+def test_names_are_not_written_beside_other_centers(centers):
+    artifact = open_artifact(centers)
+    shutil.rmtree(centers)
+    with Draft(centers, Request("centers", {"seed": 1}, fingerprint="f" * 64)) as draft:
+        Centers(unit_rows(np.eye(4, 8, dtype=np.float32)), np.ones(4, np.int64), "f" * 64).write(
+            draft
+        )
+        draft.publish()
+    with pytest.raises(Conflict, match="taken the place"):
+        change_names(artifact, lambda given: given.set_by_hand({0: "x"}))
+    assert Centers.open(centers).names is None
 
 
 def test_a_file_in_another_encoding_or_none_is_told(centers, tmp_path):

@@ -43,7 +43,8 @@ def test_each_naming_adds_a_file_and_the_same_one_none(centers):
 def test_names_by_hand_stay_until_they_are_taken_away(centers):
     given = GivenNames((None, None, None), frozenset()).set_by_hand({1: "wolf"})
     named = given.set_from("0001.json", ("cat", "dog", None))
-    assert named == GivenNames(("cat", "wolf", None), frozenset({1}), "0001.json")
+    assert (named.names, named.by_hand) == (("cat", "wolf", None), {1})
+    assert (named.evidence, named.version) == ("0001.json", 2)
     freed = named.set_by_hand({1: None})
     assert freed.names == ("cat", None, None)
     assert freed.set_from("0002.json", ("cat", "dog", None)).names == ("cat", "dog", None)

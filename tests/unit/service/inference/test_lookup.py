@@ -2,10 +2,12 @@ import numpy as np
 import pytest
 
 from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Request
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
-from mlcd.errors import ConfigInvalid
+from mlcd.errors import ConfigInvalid, Conflict
 from mlcd.types import unit_rows
 from service.inference.lookup import Lookup
 
@@ -90,3 +92,14 @@ def test_what_cannot_be_approximated_or_audited_is_refused(indexed):
         ConfigInvalid, match=r"900 centers are too few .* leave MLCD_APPROXIMATE out"
     ):
         Lookup(random_centers(900)).approximate([indexed(near(random_centers(9), 1000))])
+
+
+def test_centers_beside_which_nothing_can_be_written_keep_their_names(tmp_path, monkeypatch):
+    with Draft(tmp_path / "centers", Request("centers", fingerprint="f" * 64)) as draft:
+        random_centers(3).write(draft)
+        lookup = Lookup(random_centers(3), draft.publish())
+    assert lookup.rename(1, "cat").ranks[1] == 0
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(Conflict, match="can only be read"):
+        lookup.rename(1, "dog")
+    assert lookup.centers.name(1) == Centers.open(tmp_path / "centers").name(1) == "cat"

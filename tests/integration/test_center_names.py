@@ -1,0 +1,126 @@
+"""The names of a server's centers: found by name and alternate, changed one by one, kept on disk."""
+
+import asyncio
+import os
+import signal
+
+import httpx
+import pytest
+
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.given_names import change_names, current_names
+from mlcd.artifacts.manifest import open_artifact
+from mlcd.artifacts.name_evidence import NameEvidence, write_evidence
+from mlcd.client import AsyncClient, Client, RefusedNotFound
+from mlcd.pipelines.verify import verify
+from tests.integration.running import serving
+
+EVIDENCE = {
+    0: {"name": "Tabby cat", "alternates": ["tiger cat", "lynx"]},
+    1: {"name": "lynx", "alternates": ["wolf", "cat"]},
+    2: {"name": None, "alternates": ["cat", "dog"]},  # too weak for a name
+}
+
+
+@pytest.fixture(scope="module")
+def centers(model_to_change):
+    """Centers of which two are named from evidence."""
+    artifact = open_artifact(model_to_change / "centers")
+    num = len(Centers.read(artifact).sizes)
+    nothing = {"name": None, "alternates": []}
+    evidence = NameEvidence({"words": "x"}, [EVIDENCE.get(c, nothing) for c in range(num)])
+    file = write_evidence(artifact, evidence)
+    change_names(artifact, lambda given: given.set_from(file, evidence.names))
+    return artifact
+
+
+@pytest.fixture(scope="module")
+def naming(model_to_change, centers):
+    with serving(model_to_change) as server:
+        yield server
+        os.kill(server.process.pid, signal.SIGKILL)  # whatever was answered has to be on the disk
+        server.process.communicate()
+        given = current_names(centers)
+        assert given.names[0] == "a cat, 猫"
+        assert {f"name {n}" for n in range(9)} <= set(given.names)
+        list(verify(centers.path))
+        server.start_again()
+        with httpx.Client(base_url=server.wait_ready().url) as client:
+            assert client.get("/v1/centers/0").json()["name"] == "a cat, 猫"
+
+
+@pytest.fixture(scope="module")
+def named(naming):
+    with httpx.Client(base_url=naming.url, timeout=30) as client:
+        yield client
+
+
+def found(client, **params):
+    answer = client.get("/v1/centers", params={"sort": "id", **params}).json()
+    return [(each["id"], each["name"], each["alternates"]) for each in answer["centers"]]
+
+
+def test_centers_are_found_by_names_and_alternates(named):
+    first, second = (0, "Tabby cat", ["tiger cat", "lynx"]), (1, "lynx", ["wolf", "cat"])
+    assert found(named, query="CAT") == [first, second]
+    assert found(named, query="lynx cat") == [first, second]
+    assert found(named, query="tiger tabby") == [first]
+    assert found(named, query="cat tiger cat wolf") == found(named, query="dog") == []
+    assert found(named, name="cat") == [first]
+    page = named.get("/v1/centers", params={"query": "cat", "limit": 1, "sort": "name"}).json()
+    assert (page["total"], page["centers"][0]["id"]) == (2, 1)
+    rest = named.get(
+        "/v1/centers", params={"query": "cat", "sort": "name", "cursor": page["next"]}
+    ).json()
+    assert ([each["id"] for each in rest["centers"]], rest["next"]) == ([0], None)
+    assert named.get("/v1/centers/1").json()["alternates"] == ["wolf", "cat"]
+
+
+def test_a_name_is_changed_and_shown_everywhere(named, naming, centers):
+    version = current_names(centers).version
+    answer = named.patch("/v1/centers/0", json={"name": " a cat, 猫 "})
+    assert answer.json() == {
+        "centers": centers.digest, "id": 0, "name": "a cat, 猫", "version": version + 1
+    }  # fmt: skip
+    expected = (0, "a cat, 猫", ["Tabby cat", "tiger cat", "lynx"])
+    assert found(named, query="猫") == found(named, query="tabby") == [expected]
+    vector = Centers.read(centers).vectors[0].tolist()
+    label = named.post("/v1/labels?top=1", json={"embeddings": [vector]}).json()
+    assert label["results"][0]["labels"][0]["name"] == "a cat, 猫"
+    assert current_names(centers).names[0] == "a cat, 猫"  # durable when it was answered
+    made = current_names(centers).history[-1]
+    assert (made.center, made.before, made.since) == (0, "Tabby cat", "a cat, 猫")
+    with Client(naming.url) as client:
+        assert client.rename_center(2, "dog").version == version + 2
+        assert [each.id for each in client.centers(query="dog")] == [2]
+        assert client.rename_center(2, None).name is None
+        assert client.center(0).alternates == ["Tabby cat", "tiger cat", "lynx"]
+        with pytest.raises(RefusedNotFound):
+            client.rename_center(100_000, "x")
+
+
+def test_names_that_come_together_are_all_kept(named, naming):
+    async def ask():
+        async with AsyncClient(naming.url) as client:
+            await asyncio.gather(*(client.rename_center(3 + n, f"name {n}") for n in range(9)))
+            return await client.centers(query="name", num=100)
+
+    assert {each.name for each in asyncio.run(ask())} == {f"name {n}" for n in range(9)}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"name": 3}, 400),
+        ({"name": "x" * 201}, 400),
+        ({"name": "two\nlines"}, 422),
+        ({}, 400),
+        ({"name": "x", "size": 3}, 400),
+        ([], 400),
+    ],
+)
+def test_what_is_no_name_is_refused_and_changes_nothing(named, centers, body, status):
+    before = current_names(centers)
+    answer = named.patch("/v1/centers/0", json=body)
+    assert (answer.status_code, answer.json()["status"]) == (status, status), answer.text
+    assert current_names(centers) == before
