@@ -11,10 +11,29 @@ from mlcd.progress import Reporter
 _FAILED = 1  # exit status of a process whose error another one reports
 
 
+def read_levels(_: click.Context, option: click.Parameter, given: str | None) -> tuple[int, ...]:
+    """Reads whole numbers with commas between them."""
+    if given is None:
+        return ()
+    try:
+        return tuple(int(number) for number in given.split(","))
+    except ValueError as error:
+        raise click.BadParameter(
+            "give whole numbers with commas between them, as 1000,100", param=option
+        ) from error
+
+
 @click.command()
 @click.argument("embeddings", type=LOCAL_PATH)
 @click.argument("out", type=LOCAL_PATH)
-@click.option("--clusters", type=click.IntRange(1), required=True)
+@click.option("--clusters", type=click.IntRange(1))
+@click.option(
+    "--levels",
+    metavar="K,K,…",
+    callback=read_levels,
+    help="In place of --clusters: the numbers of clusters of several levels, the finest first; each"
+    " groups the clusters of the one before.",
+)
 @click.option(
     "--iterations", type=click.IntRange(0), help="At most.  [default: 25; 3 above 16,384 clusters]"
 )
@@ -55,7 +74,8 @@ _FAILED = 1  # exit status of a process whose error another one reports
 def cluster(
     embeddings: Path,
     out: Path,
-    clusters: int,
+    clusters: int | None,
+    levels: tuple[int, ...],
     iterations: int | None,
     seed: int,
     hold_out: float,
@@ -73,13 +93,15 @@ def cluster(
     the work by `torchrun --nproc-per-node N -m mlcd cluster …`; the centers do not depend on their
     number.
     """
+    if (clusters is None) == (not levels):
+        raise click.UsageError("give one of --clusters and --levels")
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines.cluster import ClusterOptions, plan
     from mlcd.pipelines.cluster import cluster as run
     from mlcd.world import Elsewhere, one_voice, open_world
 
     options = ClusterOptions(
-        num_clusters=clusters,
+        num_clusters=clusters or levels[0],
         iterations=iterations,
         seed=seed,
         hold_out=hold_out,
@@ -88,6 +110,7 @@ def cluster(
         names=names,
         report=report,
         examples=examples,
+        levels=levels[1:],
     )
     try:
         with open_world() as world, one_voice(world):

@@ -13,6 +13,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.artifacts.center_levels import write_levels
 from mlcd.artifacts.centers import Centers, majority_names
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.embeddings import EmbeddingsArtifact, part_name
@@ -23,6 +24,7 @@ from mlcd.clustering.exact_scores import exact_scores
 from mlcd.clustering.kmeans import MANY_CLUSTERS, KMeansResult, Progress, State, kmeans
 from mlcd.clustering.kmeans_plan import Plan
 from mlcd.clustering.kmeans_plan import plan as plan_clustering
+from mlcd.clustering.levels import build_levels, check_levels, composed
 from mlcd.clustering.members import NUM_EXAMPLES, NearestMembers
 from mlcd.clustering.quality import (
     adjusted_rand_index,
@@ -61,7 +63,7 @@ class ClusterOptions:
     hold_out: share of each class left out, as in training and evaluation. sample: cluster only so
     many rows for each cluster, drawn by hash. subtract_mean: compare rows after subtracting their
     mean, which becomes part of the centers. examples: the keys of so many nearest members of each
-    center become part of them.
+    center become part of them. levels: the numbers of clusters of coarser levels, ever smaller.
     """
 
     num_clusters: int
@@ -73,6 +75,7 @@ class ClusterOptions:
     names: bool = False
     report: bool = False
     examples: int = NUM_EXAMPLES
+    levels: Sequence[int] = ()
 
     @property
     def passes(self) -> int:
@@ -85,8 +88,13 @@ class ClusterOptions:
         """Returns the options for the manifest; options added in later versions appear only where
         they are used.
         """
-        chosen = asdict(self) | {"iterations": self.passes}
-        defaults = {"sample": None, "report": False, "examples": NUM_EXAMPLES}
+        chosen = asdict(self) | {"iterations": self.passes, "levels": list(self.levels)}
+        defaults: dict[str, Any] = {
+            "sample": None,
+            "report": False,
+            "examples": NUM_EXAMPLES,
+            "levels": [],
+        }
         return {
             name: value
             for name, value in chosen.items()
@@ -107,6 +115,7 @@ def cluster(
     Every iteration leaves a checkpoint in the draft: killed at any moment, the same call ends with
     the same bytes.
     """
+    check_levels((options.num_clusters, *options.levels))
     request = Request(
         "centers",
         options.identity(),
@@ -158,6 +167,8 @@ def cluster(
                 else None,
             ).write(draft)
             summary = _summary(result, assignment, classes)
+            if options.levels:
+                summary["levels"] = _write_coarser(draft, result, options)
             summary["held_out"] = (
                 int(embeddings.held_out(options.hold_out).sum()) if options.hold_out else 0
             )
@@ -330,6 +341,25 @@ def _examples(
     rows = nearest.rows[present]
     keys = embeddings.keys_at(rows if numbers is None else numbers[rows])
     return Examples.of(keys, present.sum(axis=1), nearest.scores[present].astype(np.float32))
+
+
+def _write_coarser(
+    draft: Draft, result: KMeansResult, options: ClusterOptions
+) -> list[dict[str, Any]]:
+    """Writes the coarser levels and returns their part of the summary."""
+    levels = build_levels(
+        result.centers, result.sizes, result.cosines, options.levels, seed=options.seed
+    )
+    groups = composed(levels)
+    write_levels(draft, result.sizes, groups, [level.centers for level in levels])
+    return [
+        {
+            "clusters": len(level.centers),
+            "objective": level.objective,
+            "imbalance": imbalance(np.bincount(of, weights=result.sizes)),
+        }
+        for level, of in zip(levels, groups, strict=True)
+    ]
 
 
 def _audit_rows(

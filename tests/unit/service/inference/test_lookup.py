@@ -98,7 +98,7 @@ def test_centers_beside_which_nothing_can_be_written_keep_their_names(tmp_path, 
     with Draft(tmp_path / "centers", Request("centers", fingerprint="f" * 64)) as draft:
         random_centers(3).write(draft)
         lookup = Lookup(random_centers(3), draft.publish())
-    assert lookup.rename(1, "cat").ranks[1] == 0
+    assert lookup.rename(1, "cat").folded == ["", "cat", ""]
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(Conflict, match="can only be read"):
         lookup.rename(1, "dog")
