@@ -15,6 +15,9 @@ import fsspec
 from fsspec.registry import known_implementations
 
 from mlcd.errors import InvalidInput, MlcdError, NotFound
+from mlcd.images.arrow import find_saved
+from mlcd.images.dataset_parts import part_of_files
+from mlcd.images.faults import unavailable
 from mlcd.images.folder import FolderSource, NamedFilesSource
 from mlcd.images.names import decoded, is_candidate, printable
 from mlcd.images.parquet import ParquetSource
@@ -51,9 +54,10 @@ _IMAGE_SUFFIXES: Final = frozenset(
 def open_source(location: str) -> Source:
     """Opens the source at a folder, file, glob of these, list of files, or an fsspec URL.
 
-    A folder that holds tar shards and no image, at any depth, is read as its shards. A list is a
-    .txt file with the name of a file in each line, relative to the list's folder and not outside of
-    it. Raises NotFound, InvalidInput.
+    A folder that holds tar shards or parquet files and no image, at any depth, is read as these. A
+    dataset that Hugging Face's `save_to_disk` wrote is read as such. A list is a .txt file with the
+    name of a file in each line, relative to the list's folder and not outside of it. Raises
+    NotFound, InvalidInput.
     """
     if not location:
         raise NotFound("no images are named", remedy=_FORMS)
@@ -91,10 +95,7 @@ def _open(location: str) -> Source:
             list(filesystem.glob(path, detail=True).values()),
         )
     if filesystem.isdir(path):
-        shards = sorted(name for name in filesystem.ls(path, detail=False) if name.endswith(".tar"))
-        if shards and not any(_suffix(name) in _IMAGE_SUFFIXES for name in filesystem.find(path)):
-            return TarSource(location, filesystem, shards)
-        return FolderSource(location, filesystem, path)
+        return _open_folder(location, filesystem, path)
     if not filesystem.isfile(path):
         raise NotFound(f"there are no images at {location}", remedy=_FORMS)
     folder = posixpath.dirname(path)
@@ -105,6 +106,36 @@ def _open(location: str) -> Source:
             f"{location} is not an image, .tar, .parquet, .zip or a list of files", remedy=_FORMS
         )
     return _open_files(location, filesystem, folder, [_described(filesystem, path)])
+
+
+def _open_folder(location: str, filesystem: Any, path: str) -> Source:
+    if (saved := find_saved(location, filesystem, path)) is not None:
+        return saved
+    shards = sorted(name for name in filesystem.ls(path, detail=False) if name.endswith(".tar"))
+    tables = [] if shards else _tables(filesystem, path)
+    if (shards or tables) and not any(
+        _suffix(name) in _IMAGE_SUFFIXES for name in filesystem.find(path)
+    ):
+        if shards:
+            return TarSource(location, filesystem, shards)
+        return ParquetSource(location, filesystem, tables, part_of_files(tables))
+    return FolderSource(location, filesystem, path)
+
+
+def _tables(filesystem: Any, path: str) -> list[str]:
+    """Returns the parquet files in a folder, or in its only sub-folder, as the hub's repositories
+    have them.
+    """
+    inside = filesystem.ls(path, detail=True)
+    folders = [info["name"] for info in inside if info["type"] == "directory"]
+    shown = [name for name in folders if not posixpath.basename(name).startswith(".")]
+    names = [info["name"] for info in inside]
+    if len(shown) == 1 and not any(_suffix(name) == ".parquet" for name in names):
+        try:
+            names = filesystem.ls(shown[0], detail=False)
+        except OSError as error:
+            raise unavailable(shown[0], error) from error
+    return sorted(name for name in names if _suffix(name) == ".parquet")
 
 
 def _open_files(location: str, filesystem: Any, root: str, files: list[dict[str, Any]]) -> Source:

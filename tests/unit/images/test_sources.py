@@ -16,6 +16,7 @@ from mlcd.errors import ImageRejected, InvalidInput, NotFound, Unavailable
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
+from tests.saved_datasets import write_saved, write_saved_parts
 from tests.unit.nobody import nobody, open_folder
 
 
@@ -488,3 +489,62 @@ def test_real_shards_are_read_whole(shared_data):
     source = open_source(str(shared_data / "wds_cc12m_sample" / "*.tar"))
     assert len(source.entries) == 32
     assert source.read(source.entries[31])[:2] == b"\xff\xd8"
+
+
+def test_a_dataset_saved_by_hugging_face_is_read_without_its_package(tmp_path):
+    names = ["cat", "dog"]
+    images = [png(value) for value in range(5)]
+    write_saved(tmp_path / "one", images, [0, 1, 1, -1, 0], names)
+    source = open_source(str(tmp_path / "one"))
+    assert contents(source) == {
+        f"data-00000-of-00001/{row:08d}": (name, images[row])
+        for row, name in enumerate(["cat", "dog", "dog", None, "cat"])
+    }
+    parts = {"train": (images[:2], [0, 1]), "validation": (images[2:], [1, 0, 0])}
+    write_saved_parts(tmp_path / "two", parts, names)
+    found = contents(open_source(str(tmp_path / "two")))
+    assert [name for name, _ in found.values()] == [
+        "train/cat", "train/dog", "val/dog", "val/cat", "val/cat",
+    ]  # fmt: skip
+    assert [data for _, data in found.values()] == images
+    assert next(iter(found)) == "train/data-00000-of-00001/00000000"
+
+
+def test_damage_of_a_saved_dataset_is_named(tmp_path):
+    write_saved(tmp_path / "a", [png(1)], [0], ["cat"])
+    data, state = tmp_path / "a" / "data-00000-of-00001.arrow", tmp_path / "a" / "state.json"
+    whole = data.read_bytes()
+    data.write_bytes(whole[: len(whole) // 2])
+    source = open_source(str(tmp_path / "a"))
+    assert len(source.entries) == 0
+    assert [problem.key for problem in source.problems] == ["data-00000-of-00001"]
+    data.unlink()
+    with pytest.raises(NotFound, match=r"data-00000-of-00001\.arrow, which state\.json names"):
+        open_source(str(tmp_path / "a"))
+    state.write_text(json.dumps({"_indices_data_files": [{"filename": "x"}]}))
+    with pytest.raises(InvalidInput, match="selection of rows apart"):
+        open_source(str(tmp_path / "a"))
+    for text, refusal in (("[", "is not JSON"), ("[]", "is no object"), ("{}", "no _data_files")):
+        state.write_text(text)
+        with pytest.raises(InvalidInput, match=refusal):
+            open_source(str(tmp_path / "a"))
+    state.write_text(json.dumps({"_data_files": [{"filename": "../x"}]}))
+    with pytest.raises(InvalidInput, match="names no files"):
+        open_source(str(tmp_path / "a"))
+
+
+def test_a_folder_of_parquet_is_read_as_its_tables_and_the_parts_that_they_name(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name, label in (("train-00000-of-00001", "cat"), ("test-00000-of-00001", "dog")):
+        table = pa.table({"img": [png(1)], "label": [label]})
+        pq.write_table(table, tmp_path / "data" / f"{name}.parquet")
+    (tmp_path / "README.md").write_text("a card")
+    assert [entry.class_name for entry in open_source(str(tmp_path)).entries] == [
+        "test/dog",
+        "train/cat",
+    ]
+    (tmp_path / "data" / "test-00000-of-00001.parquet").unlink()
+    (alone,) = open_source(str(tmp_path)).entries
+    assert (alone.key, alone.class_name) == ("train-00000-of-00001/00000000", "cat")
+    (tmp_path / "data" / "a.png").write_bytes(png(1))
+    assert "data/a.png" in contents(open_source(str(tmp_path)))

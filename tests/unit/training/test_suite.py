@@ -1,20 +1,28 @@
 """The suite: definitions of CLIP's sets, damage refused by name, and a run that can be resumed."""
 
+import hashlib
+import io
 import json
 import shutil
+import time
+from xml.etree import ElementTree as ET
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from mlcd.errors import InvalidInput
 from mlcd.images.sources import open_source
-from tests.conftest import call_mlcd
+from tests.conftest import call_mlcd, start_mlcd
+from tests.saved_datasets import write_saved_parts
 from training.evaluation.label_tables import read_labels
 from training.evaluation.suite import definitions, layout
 from training.evaluation.suite.definitions import AVERAGED, SETS
-from training.evaluation.suite.layout import check_set, find_sets
+from training.evaluation.suite.layout import check_hashes, check_set, find_sets
 from training.evaluation.suite.prompts import set_prompts
+from training.evaluation.suite.radar import radar
 
 TINY = (2, 4, 2)  # classes, images to train on, images to test on
 
@@ -30,6 +38,12 @@ def small_sets(monkeypatch):
     }
     monkeypatch.setattr(layout, "SETS", small)
     return small
+
+
+def png(value):
+    buffer = io.BytesIO()
+    Image.new("L", (8, 8), value).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def write_image(path, value=0):
@@ -88,31 +102,113 @@ def test_each_of_the_layouts_is_accepted(small_sets, tmp_path):
         check(one)
 
 
-@pytest.mark.parametrize("name", ["food101", "stl10", "voc2007"])
-def test_each_kind_of_damage_is_refused_by_name(name, small_sets, tmp_path):
-    files = write_set(tmp_path, name)
-    (tmp_path / name / files[-1]).unlink()
-    (one,) = find_sets(tmp_path)
-    if name == "voc2007":
-        check(one)  # its table still has the image; embedding tells of the file
-    else:
-        refusals = {"food101": "test of food101 has 1", "stl10": "test of stl10 names test/class_1"}
-        with pytest.raises(InvalidInput, match=refusals[name]):
+def test_layouts_of_others_are_accepted(small_sets, tmp_path):
+    images = [png(value) for value in range(6)]
+    parts = {"train": (images[:4], [0, 1, 0, 1]), "test": (images[4:], [0, 1])}
+    write_saved_parts(tmp_path / "food101", parts, ["cat", "dog"])
+    for part, (data, numbers) in parts.items():
+        (tmp_path / "mnist" / "data").mkdir(parents=True, exist_ok=True)
+        table = pa.table({"image": data, "label": numbers})
+        pq.write_table(table, tmp_path / "mnist" / "data" / f"{part}-00000-of-00001.parquet")
+    write_set(tmp_path, "dtd")
+    shutil.make_archive(str(tmp_path / "dtd"), "zip", tmp_path / "dtd")
+    shutil.rmtree(tmp_path / "dtd")
+    whole = {"cat": images[:3], "dog": images[3:]}
+    keys = [f"{name}-{number}" for name in whole for number in range(3)]
+    names = [name for name in whole for _ in range(3)]
+    table = pa.table({"key": keys, "image": images, "label": names})
+    pq.write_table(table, tmp_path / "eurosat.parquet")
+    (tmp_path / "splits").mkdir()
+    split = {"train": [keys[at] for at in (0, 1, 3, 4)], "test": [keys[2], keys[5]]}
+    (tmp_path / "splits" / "eurosat.json").write_text(json.dumps(split))
+    found = find_sets(tmp_path)
+    assert {one.name for one in found} == {"food101", "mnist", "dtd", "eurosat"}
+    for one in found:
+        check(one)
+
+
+def remove_class(data, name):
+    for folder in ("train", "test"):
+        shutil.rmtree(data / name / folder / "class_1")
+
+
+def remove_image(data, name):
+    (data / name / "test" / "class_1" / "1.png").unlink()
+
+
+def add_class(data, name):
+    write_image(data / name / "train" / "class_2" / "9.png")
+
+
+def swap_parts(data, name):
+    (data / name / "train").rename(data / name / "other")
+    (data / name / "test").rename(data / name / "train")
+    (data / name / "other").rename(data / name / "test")
+
+
+def rename_part(data, name):
+    (data / name / "test").rename(data / name / "other")
+
+
+@pytest.mark.parametrize(
+    ("damage", "refusal"),
+    [
+        (remove_class, "of {} has 1 classes, not 2"),
+        (remove_image, "test of {} has 1 classes, not 2"),
+        (add_class, "train of {} has 3 classes, not 2"),
+        (swap_parts, "train of {} has 2 images, not 4"),
+        (rename_part, "{} has no folders train and test"),
+    ],
+)
+def test_each_kind_of_damage_of_each_layout_is_refused_by_name(
+    damage, refusal, small_sets, tmp_path
+):
+    plain = [name for name in small_sets if name not in ("voc2007", "stl10")]
+    for name in plain:
+        write_set(tmp_path, name)
+        damage(tmp_path, name)
+    for one in find_sets(tmp_path):
+        with pytest.raises(InvalidInput, match=refusal.format(one.name)):
             check(one)
-    shutil.rmtree(tmp_path / name)
-    write_set(tmp_path, name)
-    write_image(tmp_path / name / "train" / "class_2" / "9.png")
-    if name == "food101":
-        with pytest.raises(InvalidInput, match="train of food101 has 3 classes, not 2"):
-            check(find_sets(tmp_path)[0])
-    if name == "stl10":
-        (tmp_path / "splits" / "stl10.json").unlink()
-        with pytest.raises(InvalidInput, match="10 official folds"):
-            check(find_sets(tmp_path)[0])
-    if name == "voc2007":
-        (tmp_path / name / "labels.jsonl").unlink()
-        with pytest.raises(InvalidInput, match=r"has no labels\.jsonl"):
-            check(find_sets(tmp_path)[0])
+
+
+def test_damage_of_folds_and_of_several_labels_is_refused_by_name(small_sets, tmp_path):
+    files = write_set(tmp_path, "stl10")
+    write_set(tmp_path, "voc2007")
+    (tmp_path / "stl10" / files[-1]).unlink()
+    with pytest.raises(InvalidInput, match=r"test of stl10 names test/class_1/1\.png"):
+        check(find_sets(tmp_path)[1])
+    (tmp_path / "splits" / "stl10.json").unlink()
+    with pytest.raises(InvalidInput, match="10 official folds"):
+        check(find_sets(tmp_path)[1])
+    table = tmp_path / "voc2007" / "labels.jsonl"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join(lines[:-1]))
+    with pytest.raises(InvalidInput, match="test of voc2007 has 1 images, not 2"):
+        check(find_sets(tmp_path)[0])
+    table.unlink()
+    with pytest.raises(InvalidInput, match=r"has no labels\.jsonl"):
+        check(find_sets(tmp_path)[0])
+
+
+def test_images_that_differ_from_their_stated_hashes_are_refused_by_name(small_sets, tmp_path):
+    files = write_set(tmp_path, "mnist")
+    (tmp_path / "splits").mkdir()
+    digests = {
+        key: hashlib.sha256((tmp_path / "mnist" / key).read_bytes()).digest() for key in files
+    }
+    lines = [f"{digests[key].hex()}  ./{key}" for key in files]
+    stated = tmp_path / "splits" / "mnist.sha256"
+    stated.write_text("\n".join(lines))
+    (found,) = find_sets(tmp_path)
+    check_hashes(found, digests)
+    with pytest.raises(InvalidInput, match=f"{files[0]} of mnist is another file"):
+        check_hashes(found, {**digests, files[0]: digests[files[1]]})
+    with pytest.raises(InvalidInput, match=f"mnist has no usable image {files[0]}"):
+        check_hashes(found, {key: digests[key] for key in files[1:]})
+    stated.write_text("nothing")
+    with pytest.raises(InvalidInput, match=r"line 1 of .*mnist\.sha256 is no SHA-256 and path"):
+        check_hashes(found, digests)
 
 
 def test_a_set_without_parts_or_with_others_is_refused(small_sets, tmp_path):
@@ -127,37 +223,84 @@ def test_a_set_without_parts_or_with_others_is_refused(small_sets, tmp_path):
         check(find_sets(tmp_path)[0])
 
 
-def test_a_run_measures_what_is_there_and_says_what_is_not(two_tower_model, digits, tmp_path):
-    data, out = tmp_path / "data", tmp_path / "out"
-    for digit in "01":
-        shutil.copytree(digits / digit, data / "mine" / digit)
+@pytest.fixture(scope="module")
+def suite_data(digits, tmp_path_factory):
+    """Two data sets of two digits each, and one that lacks nearly everything."""
+    data = tmp_path_factory.mktemp("suite")
+    for first in (0, 2):
+        for digit in (first, first + 1):
+            shutil.copytree(digits / str(digit), data / f"mine{first}" / str(digit))
     write_set(data, "food101")
     (data / "splits").mkdir()
-    (data / "splits" / "mine.json").write_text('{"names": {"0": "cat", "1": ["dog", "two dogs"]}}')
-    command = ("evaluate", "suite", "--data", data, "--model", two_tower_model, "--out", out)
+    names = {"names": {"0": "cat", "1": ["dog", "two dogs"]}}
+    (data / "splits" / "mine0.json").write_text(json.dumps(names))
+    key = next((data / "mine2").rglob("*.png")).relative_to(data / "mine2")
+    (data / "splits" / "mine2.sha256").write_text(f"{'0' * 64}  {key}\n")
+    return data
+
+
+def test_a_run_measures_what_is_there_and_says_what_is_not(
+    two_tower_model, suite_data, journey, tmp_path
+):
+    out = tmp_path / "out"
+    models = ("--model", two_tower_model, "--model", journey / "model")
+    command = ("evaluate", "suite", "--data", suite_data, *models, "--out", out)
     told = call_mlcd(*command)
     assert told.returncode == 0, told.stderr
     report = json.loads((out / "report.json").read_text())
-    food, mine = report["sets"]
+    both, images_only = report["models"]
+    model = f"{two_tower_model.parent.name}/model"
+    assert (both["model"], images_only["model"]) == (model, "demo/model")
+    food, mine, changed = both["sets"]
     assert food["probe"] is None
     assert "not 101" in food["reasons"]["linear-probe"]
+    assert "is another file than mine2.sha256 states" in changed["reasons"]["zero-shot"]
     assert mine["reasons"] == {}
     assert 0 <= mine["probe"]["metrics"]["linear_probe_accuracy"] <= 1
     assert mine["zero_shot"]["protocol"]["names"] == "of a table"
-    assert mine["seen"]["of"] == len(list((data / "mine").rglob("*.png")))
-    assert len(report["missing"]) == 26
-    assert report["means"]["probe"] == {"sets": 0, "mean": None}
+    assert mine["seen"]["of"] == len(list((suite_data / "mine0").rglob("*.png")))
+    assert images_only["sets"][1]["reasons"] == {"zero-shot": "the model has no tower of texts"}
+    assert images_only["sets"][1]["seen"]["images"] > 0
+    assert len(both["missing"]) == 26
+    assert both["means"]["probe"] == {"sets": 0, "mean": None}
     page = (out / "report.md").read_text()
-    assert "| mine | accuracy |" in page
+    assert f"| mine0 | accuracy | {model} |" in page
+    assert "| mine0 | accuracy | demo/model |" in page
     assert "MLCD ViT-L/14 (LAION-400M) | 26 | 84.6 | 84.6 |" in page
     assert page.strip() == told.stdout.strip()
-    # As after kill -9 between two sets: what is finished is not made again.
-    made = (out / "features" / "mine" / "manifest.json").stat().st_mtime_ns
-    shutil.rmtree(out / "zero-shot")
-    (out / "report.json").unlink()
-    assert call_mlcd(*command).stdout == told.stdout
-    assert json.loads((out / "report.json").read_text()) == report
-    assert (out / "features" / "mine" / "manifest.json").stat().st_mtime_ns == made
     refused = call_mlcd(*command, "--set", "mnist")
     assert refused.returncode == 2
     assert "has no data set mnist" in refused.stderr
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_bytes(two_tower_model, suite_data, tmp_path):
+    def command(out):
+        places = ("--data", suite_data, "--model", two_tower_model, "--out", out)
+        return ("evaluate", "suite", *places, "--set", "mine0", "--set", "mine2")
+
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    running = start_mlcd(*command(killed))
+    made = killed / "model" / "features" / "mine0" / "manifest.json"
+    while not made.is_file():
+        assert running.poll() is None
+        time.sleep(0.005)
+    running.kill()
+    running.communicate()
+    assert not (killed / "report.json").exists()
+    first = made.stat().st_mtime_ns
+    for out in (killed, whole):
+        assert call_mlcd(*command(out)).returncode == 0
+    assert made.stat().st_mtime_ns == first  # it is not made again
+    for name in ("report.json", "report.md"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_the_picture_has_an_axis_for_each_set_and_a_ring_for_each_model():
+    drawn = radar(["a", "b & c", "d"], {"one": [0.0, 0.5, 1.0], "two": [0.25, None, 0.25]})
+    root = ET.fromstring(drawn)
+    polygons = [each for each in root if each.tag.endswith("polygon")]
+    *grid, one, two = (each.attrib["points"].split() for each in polygons)
+    assert [len(ring) for ring in grid] == [3] * 4
+    assert (len(one), len(two)) == (3, 2)
+    assert one[0] == "320.0,320.0"  # nothing is right: the center
+    assert "b & c" in {each.text for each in root}

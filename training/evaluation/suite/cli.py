@@ -19,29 +19,35 @@ from mlcd.progress import Reporter
 @click.option(
     "--data", type=LOCAL_PATH, required=True, help="The folder of data sets, one folder each."
 )
-@click.option("--model", required=True, help="As for `mlcd embed`.")
+@click.option(
+    "--model",
+    "models",
+    required=True,
+    multiple=True,
+    help="As for `mlcd embed`; may be given again.",
+)
 @click.option("--out", type=LOCAL_PATH, required=True, help="Features, results and the report.")
 @click.option("--set", "names", multiple=True, help="Only this data set; may be given again.")
 @encoder_options
 @reporter_option
 def evaluate_suite(
     data: Path,
-    model: str,
+    models: tuple[str, ...],
     out: Path,
     names: tuple[str, ...],
     encoder: EncoderOptions,
     reporter: Reporter,
 ) -> None:
-    """Evaluate a model on all data sets that are there, as CLIP's 26, into one report.
+    """Evaluate models on all data sets that are there, as CLIP's 26, into one report.
 
     Features are computed once. The linear probe has each data set's own metric and split; a model
     of images and texts is measured zero-shot, too. The same command goes on after an interruption.
     """
-    from training.evaluation.suite.page import page, write_page
-    from training.evaluation.suite.run import run_suite
+    from training.evaluation.suite.page import facts, page, write_page
+    from training.evaluation.suite.run import run_suites
 
-    suite = run_suite(
-        data, model, out, names=names, options=encoder, announce=announce, reporter=reporter
+    suites = run_suites(
+        data, models, out, names=names, options=encoder, announce=announce, reporter=reporter
     )
-    write_page(suite, out)
-    reporter.result({FINISHED: str(out), **suite.facts()}, page(suite))
+    write_page(suites, out)
+    reporter.result({FINISHED: str(out), **facts(suites)}, page(suites))

@@ -3,14 +3,18 @@
     DATA/food101/train/apple_pie/*.jpg   images by class, of train and test, and of val if there is
     DATA/food101/test/apple_pie/*.jpg
     DATA/food101.zip                     the same in an archive
+    DATA/food101/data/train-*.parquet    as Hugging Face's hub has it, with the column label
+    DATA/food101/dataset_dict.json       as its save_to_disk writes it
     DATA/voc2007/labels.jsonl            of several labels an image: path, labels, difficult
     DATA/splits/food101.json             the parts by keys ("train", "val", "test", or "folds"), and
                                          the names of classes by folder ("names")
+    DATA/splits/food101.sha256           SHA-256 and key of each image, as sha256sum writes them
 
 Any other folder of DATA is a data set of the user's own, of which nothing is known.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +34,8 @@ from training.evaluation.texts.class_names import NameTable, checked_table, tabl
 
 LABELS: Final = "labels.jsonl"
 _SPLITS: Final = "splits"
-_ARCHIVE: Final = ".zip"
+_ARCHIVES: Final = (".zip", ".parquet")
+_HASH_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *](?:\./)?(.+)")
 _PARTS: Final = ("train", "folds")
 
 
@@ -48,6 +53,7 @@ class Found:
     split: SplitFile | None
     names: NameTable | None
     labels: Path | None
+    hashes: Path | None
 
 
 def find_sets(data: Path) -> list[Found]:
@@ -56,11 +62,11 @@ def find_sets(data: Path) -> list[Found]:
     Raises InvalidInput for a damaged file of splits.
     """
     there = {
-        path.name.removesuffix(_ARCHIVE): path
+        path.name if path.is_dir() else path.stem: path
         for path in sorted(data.iterdir())
         if path.name != _SPLITS
         and not path.name.startswith(".")
-        and (path.is_dir() or path.suffix == _ARCHIVE)
+        and (path.is_dir() or path.suffix in _ARCHIVES)
     }
     known = [name for name in SETS if name in there]
     others = [name for name in there if name not in SETS]
@@ -71,7 +77,7 @@ def _found(data: Path, name: str, images: Path) -> Found:
     file = data / _SPLITS / f"{name}.json"
     stated = _stated(file) if file.is_file() else {}
     names = table_of_set(name) if name in set_prompts() else None
-    labels = images / LABELS
+    labels, hashes = images / LABELS, data / _SPLITS / f"{name}.sha256"
     return Found(
         name,
         SETS.get(name),
@@ -79,6 +85,7 @@ def _found(data: Path, name: str, images: Path) -> Found:
         read_split(file) if any(part in stated for part in _PARTS) else None,
         checked_table(file, stated["names"]) if "names" in stated else names,
         labels if labels.is_file() and _has_several(name) else None,
+        hashes if hashes.is_file() else None,
     )
 
 
@@ -125,14 +132,40 @@ def check_set(found: Found, source: Source, labels: LabelTable | None) -> None:
             )
 
 
+def check_hashes(found: Found, digests: Mapping[SampleKey, bytes]) -> None:
+    """Raises InvalidInput naming an image whose bytes are not those that the data set states.
+
+    digests: of the images that can be used. Images of which nothing is stated are not checked.
+    """
+    if found.hashes is None:
+        return
+    for number, line in enumerate(found.hashes.read_text(encoding="utf-8").splitlines(), 1):
+        if (stated := _HASH_LINE.fullmatch(line)) is None:
+            raise InvalidInput(
+                f"line {number} of {found.hashes} is no SHA-256 and path",
+                remedy="write it by sha256sum in the data set's folder",
+            )
+        digest, key = stated.groups()
+        if key not in digests:
+            raise InvalidInput(
+                f"{found.name} has no usable image {key}, which {found.hashes.name} states",
+                remedy="restore it; is this the split that the hashes are of?",
+            )
+        if digests[key].hex() != digest:
+            raise InvalidInput(
+                f"{key} of {found.name} is another file than {found.hashes.name} states",
+                remedy="restore it",
+            )
+
+
 def _parts(found: Found, source: Source, labels: LabelTable | None) -> dict[str, list[str]]:
     """Returns the class of every image of each part, "" if it has several; val belongs to train.
 
     Raises InvalidInput if no folders and no file tell the parts.
     """
     if labels is None:
-        keys = list(source.entries.keys())
-        names = [name or "" for name in source.entries.class_names()]
+        known = [entry for entry in source.entries if entry.class_name is not None]
+        keys, names = [entry.key for entry in known], [str(entry.class_name) for entry in known]
         given, names = folder_split(names) or (None, names)
     else:
         keys, names = list(labels.keys), [""] * len(labels.keys)

@@ -1,7 +1,6 @@
-"""The report of a suite: one table beside published figures, and the same as JSON."""
+"""The report of a suite: one table beside published figures, the same as JSON, and a picture."""
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,54 +15,98 @@ from training.evaluation.suite.definitions import (
     PUBLISHED,
     PUBLISHED_ZERO_SHOT,
 )
+from training.evaluation.suite.radar import MIN_AXES, radar
 from training.evaluation.suite.run import Line, Suite
 
 _NONE: Final = "-"
+_COLUMNS: Final = (
+    "data set",
+    "metric",
+    "model",
+    "linear probe",
+    "zero-shot",
+    "train",
+    "test",
+    "split",
+    "seen",
+)
+_PICTURE: Final = "report.svg"
+_KINDS: Final = (("probe", "linear probe"), ("zero_shot", "zero-shot"))
 _NOTE: Final = """
 Numbers are percent, with 95 % intervals over images. The probe is CLIP's protocol on embeddings as
 they are served; published figures are of features before the projection. Train, test and split are
 those of the probe: compare numbers only where the split is the same. Zero-shot tests all images of
-a data set that has no parts.
+a data set that has no parts. `seen` counts the images of a data set that the model's run has seen.
 """
 
 
-def write_page(suite: Suite, out: Path) -> None:
-    """Writes report.json and report.md into `out`."""
-    facts = {**suite.facts(), "means": means(suite)}
-    text = json.dumps(facts, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+def write_page(suites: Sequence[Suite], out: Path) -> None:
+    """Writes report.json, report.md and, of three data sets or more, report.svg into `out`."""
+    text = json.dumps(facts(suites), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     write_synced(out / "report.json", text.encode())
-    write_synced(out / "report.md", page(suite).encode())
+    if (drawn := picture(suites)) is not None:
+        write_synced(out / _PICTURE, drawn.encode())
+    write_synced(out / "report.md", page(suites).encode())
 
 
-def page(suite: Suite) -> str:
+def facts(suites: Sequence[Suite]) -> dict[str, Any]:
+    """Returns all that the report says."""
+    return {"models": [{**suite.facts(), "means": means(suite)} for suite in suites]}
+
+
+def page(suites: Sequence[Suite]) -> str:
     """Returns the report in Markdown."""
     return "\n".join(
         [
-            f"# {os.path.basename(suite.model)}",  # noqa: PTH119 - a URL of the hub is no path
-            "",
-            f"Fingerprint `{suite.fingerprint[:12]}`.",
+            f"# {', '.join(suite.model for suite in suites)}",
             _NOTE,
-            "| data set | metric | linear probe | zero-shot | train | test | split | seen |",
-            "|---|---|---|---|---|---|---|---|",
-            *map(_row, suite.lines),
+            f"| {' | '.join(_COLUMNS)} |",
+            f"{'|---' * len(_COLUMNS)}|",
+            *_rows(suites),
             "",
-            *_means_lines(suite),
+            *([] if picture(suites) is None else [f"![each data set an axis]({_PICTURE})", ""]),
+            *_means_lines(suites),
             "",
-            *_reasons(suite.lines),
-            f"Not there: {', '.join(suite.missing) or 'none'}.",
+            *_reasons(suites),
+            f"Not there: {', '.join(suites[0].missing) or 'none'}.",
+            "",
+            *(f"{suite.model} has the fingerprint `{suite.fingerprint[:12]}`." for suite in suites),
             "",
         ]
     )
 
 
+def picture(suites: Sequence[Suite]) -> str | None:
+    """Returns the radar of the figures, None of fewer data sets than make a picture."""
+    names = [line.title for line in suites[0].lines]
+    rings = {
+        f"{suite.model}, {title}": values
+        for suite in suites
+        for kind, title in _KINDS
+        if set(values := [_share(line, kind) for line in suite.lines]) != {None}
+    }
+    axes = [
+        axis for axis in range(len(names)) if any(ring[axis] is not None for ring in rings.values())
+    ]
+    if len(axes) < MIN_AXES:
+        return None
+    chosen = {title: [ring[axis] for axis in axes] for title, ring in rings.items()}
+    return radar([names[axis] for axis in axes], chosen)
+
+
+def _share(line: Line, kind: str) -> float | None:
+    record = getattr(line, kind)
+    return None if record is None else main_figure(record, line.metric)
+
+
 def means(suite: Suite) -> dict[str, Any]:
     """Returns the unweighted mean of CLIP's sets that are here, and how many those are."""
     found = {}
-    for kind in ("probe", "zero_shot"):
+    for kind, _ in _KINDS:
         figures = [
-            main_figure(record, line.metric)
+            figure
             for line in suite.lines
-            if line.name in AVERAGED and (record := getattr(line, kind)) is not None
+            if line.name in AVERAGED and (figure := _share(line, kind)) is not None
         ]
         found[kind] = {"sets": len(figures), "mean": float(np.mean(figures)) if figures else None}
     return found
@@ -83,12 +126,19 @@ def _name_of(record: Record, metric: str | None) -> str:
     return name
 
 
-def _row(line: Line) -> str:
+def _rows(suites: Sequence[Suite]) -> Iterator[str]:
+    """Yields the rows of each data set, one for each model."""
+    for lines in zip(*(suite.lines for suite in suites), strict=True):
+        yield from (_row(suite.model, line) for suite, line in zip(suites, lines, strict=True))
+
+
+def _row(model: str, line: Line) -> str:
     record = line.probe or line.zero_shot
     protocol = {} if record is None else record["protocol"]
     cells = [
         line.title,
         line.metric,
+        model,
         _figure(line.probe, line.metric),
         _figure(line.zero_shot, line.metric),
         str(protocol.get("train", "")),
@@ -112,37 +162,40 @@ def _figure(record: Record | None, metric: str) -> str:
     return f"{100 * record['metrics'][name]:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def _means_lines(suite: Suite) -> Iterator[str]:
-    found = means(suite)
+def _means_lines(suites: Sequence[Suite]) -> Iterator[str]:
     yield "| model | sets | probe, mean | ImageNet, probe |"
     yield "|---|---|---|---|"
-    yield _mean_row("this one", found["probe"], _imagenet(suite, "probe"))
+    yield from (_mean_row(suite, "probe") for suite in suites)
     for model, mean, imagenet in PUBLISHED:
         yield f"| {model} | {len(AVERAGED)} | {mean} | {imagenet or _NONE} |"
     yield ""
     yield "| model | sets | zero-shot, mean | ImageNet, zero-shot |"
     yield "|---|---|---|---|"
-    yield _mean_row("this one", found["zero_shot"], _imagenet(suite, "zero_shot"))
+    yield from (_mean_row(suite, "zero_shot") for suite in suites)
     for model, mean, imagenet in PUBLISHED_ZERO_SHOT:
         yield f"| {model} | 25 | {mean} | {imagenet} |"
 
 
-def _mean_row(name: str, found: dict[str, Any], imagenet: float | None) -> str:
-    mean = _NONE if found["mean"] is None else f"{100 * found['mean']:.1f}"
-    shown = _NONE if imagenet is None else f"{100 * imagenet:.1f}"
-    return f"| {name} | {found['sets']} | {mean} | {shown} |"
+def _mean_row(suite: Suite, kind: str) -> str:
+    found = means(suite)[kind]
+    imagenet = next((_share(line, kind) for line in suite.lines if line.name == IMAGENET), None)
+    shown = (
+        _NONE if figure is None else f"{100 * figure:.1f}" for figure in (found["mean"], imagenet)
+    )
+    return f"| {suite.model} | {found['sets']} | {' | '.join(shown)} |"
 
 
-def _imagenet(suite: Suite, kind: str) -> float | None:
-    line = next((line for line in suite.lines if line.name == IMAGENET), None)
-    record = None if line is None else getattr(line, kind)
-    return None if record is None else main_figure(record)
+def _reasons(suites: Sequence[Suite]) -> Iterator[str]:
+    """Yields why numbers are missing, each reason once: a fault of the data has no model."""
+    found = [line for suite in suites for line in _reasons_of(suite)]
+    yield from dict.fromkeys(found)
+    yield ""
 
 
-def _reasons(lines: Sequence[Line]) -> Iterator[str]:
-    for line in lines:
+def _reasons_of(suite: Suite) -> Iterator[str]:
+    for line in suite.lines:
         if len(line.reasons) > 1 and len(set(line.reasons.values())) == 1:
             yield f"- {line.title}: {next(iter(line.reasons.values()))}"
         else:
-            yield from (f"- {line.title}, no {kind}: {why}" for kind, why in line.reasons.items())
-    yield ""
+            for kind, why in line.reasons.items():
+                yield f"- {line.title}, no {kind} of {suite.model}: {why}"

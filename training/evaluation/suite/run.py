@@ -1,10 +1,10 @@
 """The run of all data sets that are there: features once, then each evaluation, then one report.
 
 Everything is an artifact below the output, so the same command goes on after an interruption:
-features/NAME, linear-probe/NAME and zero-shot/NAME; report.json and report.md come last.
+MODEL/features/NAME, MODEL/linear-probe/NAME and MODEL/zero-shot/NAME; the report comes last.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -31,9 +31,10 @@ from training.evaluation.report import (
     Subject,
     evaluate_all,
 )
+from training.evaluation.representations import distinct_names
 from training.evaluation.seen import seen_by
 from training.evaluation.suite.definitions import IMAGENET, SETS
-from training.evaluation.suite.layout import Found, check_set, find_sets
+from training.evaluation.suite.layout import Found, check_hashes, check_set, find_sets
 from training.evaluation.texts.evaluate import Asked, evaluate_zero_shot
 from training.evaluation.texts.model import Model, opened_model
 from training.evaluation.texts.prompts import Prompts, read_prompts
@@ -64,7 +65,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Suite:
-    """One run: the model as it was asked for, a line per data set that is there, and the rest."""
+    """The findings about one model: a line per data set that is there, and the rest.
+
+    model: its name, which no other model of the report has.
+    """
 
     model: str
     fingerprint: str
@@ -80,43 +84,126 @@ class Suite:
         }
 
 
-def run_suite(
+def run_suites(
     data: Path,
-    spec: str,
+    specs: Sequence[str],
     out: Path,
     *,
     names: Sequence[str],
     options: EncoderOptions,
     announce: Callable[[str], None],
     reporter: Reporter,
-) -> Suite:
-    """Evaluates a model on the data sets below `data`, or on those of these names.
+) -> list[Suite]:
+    """Evaluates each model on the data sets below `data`, or on those of these names.
 
     A data set that is damaged gets a reason instead of numbers. Raises NotFound if none is there.
     """
     found = _chosen(data, names)
-    path = resolve_model(spec, announce)
+    distinct = list(dict.fromkeys(specs))
+    models = [
+        _Evaluated(name, resolve_model(spec, announce), out / name, options, announce, reporter)
+        for name, spec in zip(_names(distinct), distinct, strict=True)
+    ]
     silence_decoders()
     faults = {one.name: fault for one in found if (fault := _fault(one)) is not None}
-    sound = [one for one in found if one.name not in faults]
-    fingerprint = _embed_all(sound, path, out, options, reporter)
-    artifact = _artifact(path)
-    probes = {one.name: _attempt(partial(_probe, one, out, reporter)) for one in sound} | faults
-    zero_shots = _zero_shots(sound, path, out, options, announce, reporter) | faults
-    lines = [
-        Line(
-            one.name,
-            one.name if one.definition is None else one.definition.title,
-            "accuracy" if one.definition is None else one.definition.metric,
-            _record(probes[one.name]),
-            _record(zero_shots[one.name]),
-            _seen(artifact, out / "features" / one.name),
-            _reasons(probes[one.name], zero_shots[one.name]),
+    return [model.suite(found, faults) for model in models]
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    """One model under evaluation.
+
+    path: that of `mlcd.encoders.open_encoder`. out: the place of all that is found about it.
+    """
+
+    name: str
+    path: str
+    out: Path
+    options: EncoderOptions
+    announce: Callable[[str], None]
+    reporter: Reporter
+
+    def suite(self, found: Sequence[Found], faults: Mapping[str, str]) -> Suite:
+        """Evaluates all data sets but those with faults, which get their fault for a reason."""
+        unlike = [one for one in found if one.name not in faults]
+        fingerprint = self._embed(unlike)
+        changed = {one.name: fault for one in unlike if (fault := self._changed(one)) is not None}
+        sound = [one for one in unlike if one.name not in changed]
+        reasons: dict[str, Record | str] = {**faults, **changed}
+        probes = {one.name: _attempt(partial(self._probe, one)) for one in sound} | reasons
+        zero_shots = self._zero_shots(sound) | reasons
+        artifact = _artifact(self.path)
+        lines = [
+            Line(
+                one.name,
+                one.name if one.definition is None else one.definition.title,
+                "accuracy" if one.definition is None else one.definition.metric,
+                _record(probes[one.name]),
+                _record(zero_shots[one.name]),
+                _seen(artifact, self._features(one)),
+                _reasons(probes[one.name], zero_shots[one.name]),
+            )
+            for one in found
+        ]
+        here = {one.name for one in found}
+        missing = tuple(name for name in SETS if name not in here)
+        return Suite(self.name, fingerprint, tuple(lines), missing)
+
+    def _features(self, one: Found) -> Path:
+        return self.out / "features" / one.name
+
+    def _embed(self, found: Sequence[Found]) -> str:
+        """Embeds the data sets, each into its artifact, and returns the model's fingerprint."""
+        with closing(open_encoder(self.path, self.options)) as encoder:
+            for one in found:
+                source = open_source(str(one.images))
+                embed(source, encoder, self._features(one), self.reporter)
+            return encoder.fingerprint
+
+    def _changed(self, one: Found) -> str | None:
+        """Returns how the images that were embedded differ from those that the data set states."""
+        features = EmbeddingsArtifact.open(self._features(one))
+        try:
+            check_hashes(one, dict(zip(features.keys, features.image_sha256, strict=True)))
+        except MlcdError as error:
+            return str(error)
+        return None
+
+    def _probe(self, one: Found) -> Record:
+        metric = "accuracy" if one.definition is None else one.definition.metric
+        labels = _labels(one)
+        protocol: Protocol
+        if metric == "map-11":
+            assert labels is not None
+            protocol = LabelsProtocol("embedding", labels, None)
+        else:
+            protocol = ProbeProtocol("embedding", metric, None)
+        (record,) = evaluate_all(
+            [self._features(one)],
+            protocol,
+            Subject(split=one.split),
+            out=self.out / "linear-probe" / one.name,
+            reporter=self.reporter,
         )
-        for one in found
-    ]
-    here = {one.name for one in found}
-    return Suite(spec, fingerprint, tuple(lines), tuple(name for name in SETS if name not in here))
+        return record
+
+    def _zero_shots(self, found: Sequence[Found]) -> dict[str, Record | str]:
+        if not has_text(self.path):
+            return dict.fromkeys([one.name for one in found], "the model has no tower of texts")
+        with opened_model(self.path, self.options, self.announce) as model:
+            return {one.name: _attempt(partial(self._zero_shot, model, one)) for one in found}
+
+    def _zero_shot(self, model: Model, one: Found) -> Record:
+        if one.labels is not None:
+            raise InvalidInput("zero-shot is for one class an image")
+        tested = open_tested(str(self._features(one)))
+        # The suite states what was seen beside the numbers.
+        asked = Asked(tested, may_be_seen=True, out=self.out / "zero-shot" / one.name)
+        return evaluate_zero_shot(model, asked, _prompts(one), one.names, self.reporter)
+
+
+def _names(specs: Sequence[str]) -> list[str]:
+    return distinct_names([Path(spec) for spec in specs])
 
 
 def _chosen(data: Path, names: Sequence[str]) -> list[Found]:
@@ -134,16 +221,6 @@ def _chosen(data: Path, names: Sequence[str]) -> list[Found]:
     return chosen
 
 
-def _embed_all(
-    found: Sequence[Found], path: str, out: Path, options: EncoderOptions, reporter: Reporter
-) -> str:
-    """Embeds the data sets, each into its artifact, and returns the model's fingerprint."""
-    with closing(open_encoder(path, options)) as encoder:
-        for one in found:
-            embed(open_source(str(one.images)), encoder, out / "features" / one.name, reporter)
-        return encoder.fingerprint
-
-
 def _labels(one: Found) -> LabelTable | None:
     return None if one.labels is None else read_labels(one.labels)
 
@@ -154,6 +231,16 @@ def _fault(one: Found) -> str | None:
         source = open_source(str(one.images))
         source.check_not_empty()
         check_set(one, source, _labels(one))
+    except MlcdError as error:
+        return str(error)
+    return None
+
+
+def _changed(one: Found, out: Path) -> str | None:
+    """Returns how the images that were embedded differ from those that the data set states."""
+    features = EmbeddingsArtifact.open(out / "features" / one.name)
+    try:
+        check_hashes(one, dict(zip(features.keys, features.image_sha256, strict=True)))
     except MlcdError as error:
         return str(error)
     return None
@@ -174,48 +261,6 @@ def _record(found: Record | str) -> Record | None:
 def _reasons(probe: Record | str, zero_shot: Record | str) -> dict[str, str]:
     both = {"linear-probe": probe, "zero-shot": zero_shot}
     return {name: found for name, found in both.items() if isinstance(found, str)}
-
-
-def _probe(one: Found, out: Path, reporter: Reporter) -> Record:
-    metric = "accuracy" if one.definition is None else one.definition.metric
-    labels = _labels(one)
-    protocol: Protocol
-    if metric == "map-11":
-        assert labels is not None
-        protocol = LabelsProtocol("embedding", labels, None)
-    else:
-        protocol = ProbeProtocol("embedding", metric, None)
-    (record,) = evaluate_all(
-        [out / "features" / one.name],
-        protocol,
-        Subject(split=one.split),
-        out=out / "linear-probe" / one.name,
-        reporter=reporter,
-    )
-    return record
-
-
-def _zero_shots(
-    found: Sequence[Found],
-    path: str,
-    out: Path,
-    options: EncoderOptions,
-    announce: Callable[[str], None],
-    reporter: Reporter,
-) -> dict[str, Record | str]:
-    if not has_text(path):
-        return dict.fromkeys([one.name for one in found], "the model has no tower of texts")
-    with opened_model(path, options, announce) as model:
-        return {one.name: _attempt(partial(_zero_shot, model, one, out, reporter)) for one in found}
-
-
-def _zero_shot(model: Model, one: Found, out: Path, reporter: Reporter) -> Record:
-    if one.labels is not None:
-        raise InvalidInput("zero-shot is for one class an image")
-    tested = open_tested(str(out / "features" / one.name))
-    # The suite states what was seen beside the numbers.
-    asked = Asked(tested, may_be_seen=True, out=out / "zero-shot" / one.name)
-    return evaluate_zero_shot(model, asked, _prompts(one), one.names, reporter)
 
 
 def _prompts(one: Found) -> Prompts:

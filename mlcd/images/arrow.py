@@ -1,0 +1,119 @@
+"""The source that reads a dataset that Hugging Face's `save_to_disk` has written.
+
+    NAME/dataset_dict.json           {"splits": ["train", "test"]}, if it has parts
+    NAME/train/state.json            {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
+    NAME/train/data-00000-of-00001.arrow
+
+Without parts, state.json lies in NAME itself. The files are mapped, not read, so they must be on
+this machine. The package datasets is not needed.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, final
+
+import pyarrow as pa
+
+from mlcd.errors import InvalidInput, NotFound
+from mlcd.images.columns import ColumnsSource, Rows
+from mlcd.images.dataset_parts import part_folder
+
+_PARTS: Final = "dataset_dict.json"
+_STATE: Final = "state.json"
+_SAVE_AGAIN: Final = "save the dataset again with save_to_disk"
+
+
+@final
+class ArrowSource(ColumnsSource):
+    """The source of Arrow streams, each one group."""
+
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[Rows]:
+        with pa.memory_map(path) as mapped, pa.ipc.open_stream(mapped) as reader:
+            yield _Stream(reader.read_all())
+
+
+class _Stream:
+    """The `Rows` protocol over a mapped table."""
+
+    num_groups = 1
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table, self.schema = table, table.schema
+
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        del group
+        yield from self._table.select(list(columns)).to_batches()
+
+    def column(self, group: int, name: str) -> pa.ChunkedArray:
+        del group
+        return self._table.column(name)
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        return self._table.select(list(columns))
+
+
+def find_saved(location: str, filesystem: Any, path: str) -> ArrowSource | None:
+    """Returns the source of the dataset that was saved at a folder, None if none was.
+
+    Raises InvalidInput for one that cannot be read, and NotFound naming a file that is missing.
+    """
+    has_parts = filesystem.isfile(f"{path}/{_PARTS}")
+    if not has_parts and not filesystem.isfile(f"{path}/{_STATE}"):
+        return None
+    if "file" not in _protocols(filesystem):
+        raise InvalidInput(
+            f"{location} is a saved dataset elsewhere", remedy="copy it to this machine"
+        )
+    parts = _stated(filesystem, f"{path}/{_PARTS}", "splits") if has_parts else [""]
+    files = {
+        file: part_folder(part)
+        for part in map(str, parts)
+        for file in _files(filesystem, f"{path}/{part}".rstrip("/"))
+    }
+    part_of = files if has_parts and len(set(files.values())) > 1 else {}
+    return ArrowSource(location, filesystem, sorted(files), part_of)
+
+
+def _files(filesystem: Any, folder: str) -> list[str]:
+    state = f"{folder}/{_STATE}"
+    if not filesystem.isfile(state):
+        raise NotFound(f"there is no {state}", remedy=_SAVE_AGAIN)
+    stated = _read(filesystem, state)
+    if stated.get("_indices_data_files"):
+        raise InvalidInput(
+            f"{folder} keeps a selection of rows apart",
+            remedy="save the result of flatten_indices() with save_to_disk",
+        )
+    files = []
+    for each in _stated(filesystem, state, "_data_files"):
+        name = each.get("filename") if isinstance(each, dict) else None
+        if not isinstance(name, str) or not name or "/" in name:
+            raise InvalidInput(f"{state} names no files", remedy=_SAVE_AGAIN)
+        if not filesystem.isfile(f"{folder}/{name}"):
+            raise NotFound(f"there is no {folder}/{name}, which {_STATE} names", remedy=_SAVE_AGAIN)
+        files.append(f"{folder}/{name}")
+    return files
+
+
+def _stated(filesystem: Any, file: str, name: str) -> list[Any]:
+    stated = _read(filesystem, file).get(name)
+    if not isinstance(stated, list) or not stated:
+        raise InvalidInput(f"{file} has no {name}", remedy=_SAVE_AGAIN)
+    return stated
+
+
+def _read(filesystem: Any, file: str) -> dict[str, Any]:
+    try:
+        stated = json.loads(filesystem.cat_file(file))
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{file} is not JSON", remedy=_SAVE_AGAIN) from error
+    if not isinstance(stated, dict):
+        raise InvalidInput(f"{file} is no object", remedy=_SAVE_AGAIN)
+    return stated
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:
+    stated = filesystem.protocol
+    return (stated,) if isinstance(stated, str) else tuple(stated)

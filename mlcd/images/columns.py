@@ -1,0 +1,268 @@
+"""Rows of tables that hold an image in a column, as parquet and Hugging Face's datasets do.
+
+Names of columns and of classes follow what such tables are published with.
+"""
+
+import json
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mlcd.errors import ImageRejected, InvalidInput
+from mlcd.images.caption_files import CAPTION_COLUMNS, captions_of
+from mlcd.images.entries import Entry, constant
+from mlcd.images.faults import refuse_fault
+from mlcd.images.names import decoded, encoded, printable
+from mlcd.images.shard_index import Listing, list_once
+from mlcd.images.source import FilesSource, ListingProblem
+from mlcd.types import SampleKey
+
+_IMAGE_COLUMNS: Final = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes")
+_CLASS_COLUMNS: Final = ("class_name", "label", "class", "cls", "fine_label")
+_ROW_DIGITS: Final = 8
+# the rows of a file; key is null where the row has none of its own
+_ROWS: Final = pa.schema(
+    [
+        ("key", pa.large_string()),
+        ("class_name", pa.string()),
+        ("size_bytes", pa.int64()),
+        ("group", pa.int32()),
+        ("row", pa.int32()),
+    ]
+)
+
+
+class Rows(Protocol):
+    """An open file of rows, in groups that are read whole."""
+
+    schema: pa.Schema
+    num_groups: int
+
+    def batches(self, group: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a group, a few at a time."""
+        ...
+
+    def column(self, group: int, name: str) -> pa.ChunkedArray: ...
+
+    def read(self, columns: Sequence[str]) -> pa.Table: ...
+
+
+class ColumnsSource(FilesSource):
+    """A binary image column (or a struct with `bytes`, as Hugging Face writes it) in files of rows.
+
+    One group of rows is in memory.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        filesystem: Any,
+        paths: list[str],
+        part_of: Mapping[str, str] | None = None,
+    ) -> None:
+        """part_of: by path, the part of the data set that a file is, such as train or test; it
+        comes before the class, as a folder would.
+        """
+        super().__init__(location, filesystem, paths)
+        self._part_of = part_of or {}
+        self._lock = threading.Lock()
+        self._group: tuple[tuple[str, int], Any] | None = None
+
+    @abstractmethod
+    def _opened(self, path: str) -> AbstractContextManager[Rows]:
+        """Opens a file. Raises OSError or ArrowException for one that is damaged."""
+
+    def _list(self) -> Iterator[pa.Table]:
+        for path, name in self._names_to_list():
+            listing = list_once(self._filesystem, path, partial(self._list_rows, path))
+            if listing.damaged:
+                self.problems.append(ListingProblem(name, "the file is damaged or cut short"))
+                continue
+            rows = listing.members
+            yield pa.table(
+                {
+                    "key": _keys(rows["key"], name),
+                    "class_name": _within(self._part_of.get(path), rows["class_name"]),
+                    "size_bytes": rows["size_bytes"],
+                    "path": constant(encoded(path), len(rows)),
+                    "group": rows["group"],
+                    "row": rows["row"],
+                }
+            )
+
+    def _list_rows(self, path: str) -> Listing:
+        """Lists the rows of a file.
+
+        Sizes help to tell whether a file is the same, and only the images themselves state them:
+        all images are read, a few at a time.
+        """
+        try:
+            with self._opened(path) as rows:
+                batches = [_listed_batch(*batch) for batch in _batches(rows, path)]
+        except (OSError, pa.ArrowException) as error:
+            refuse_fault(path, error)
+            return Listing(_ROWS.empty_table(), damaged=True)
+        return Listing(pa.Table.from_batches(batches, schema=_ROWS), damaged=False)
+
+    def captions(self) -> Iterator[tuple[SampleKey, str]]:
+        for path, name in self._names():
+            try:
+                with self._opened(path) as opened:
+                    rows = _captioned_rows(opened)
+            except (OSError, pa.ArrowException) as error:
+                refuse_fault(path, error)
+                continue  # its images are not listed either
+            keys = _keys(rows["key"], name)
+            for number, (key, texts) in enumerate(zip(keys, rows["captions"], strict=True)):
+                item = f"{printable(path)}, row {number},"
+                for text in captions_of(_value(texts, item), item):
+                    yield key.as_py(), text
+
+    def _read(self, entry: Entry) -> bytes:
+        path, (group, row) = decoded(entry.locator[0]), entry.locator[1:]
+        with self._lock:
+            if self._group is None or self._group[0] != (path, group):
+                self._group = None  # dropped before the next one is in memory
+                try:
+                    with self._opened(path) as rows:
+                        column = rows.column(group, _image_column(rows.schema, path))
+                except (OSError, pa.ArrowException) as error:
+                    raise ImageRejected("unreadable", "the row group cannot be read") from error
+                self._group = ((path, group), _image_bytes(column))
+            return self._group[1][row].as_py() or b""
+
+
+def _within(part: str | None, class_names: Any) -> Any:
+    """Returns the classes as folders within a part of the data set; null stays null."""
+    return class_names if part is None else pc.binary_join_element_wise(part, class_names, "/")
+
+
+def _batches(rows: Rows, path: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
+    """Yields (group, first row in it, images, keys, class names) of a few rows each; None for
+    missing columns.
+    """
+    columns = rows.schema.names
+    image = _image_column(rows.schema, path)
+    key = "key" if "key" in columns else None
+    class_name = next((column for column in _CLASS_COLUMNS if column in columns), None)
+    names = _class_names(rows.schema, class_name)
+    wanted = [column for column in (image, key, class_name) if column is not None]
+    for group in range(rows.num_groups):
+        start = 0
+        for batch in rows.batches(group, wanted):
+            keys, classes = (
+                None if column is None else batch.column(column) for column in (key, class_name)
+            )
+            yield (
+                group,
+                start,
+                batch.column(image),
+                keys,
+                classes if names is None else _named(classes, names),
+            )
+            start += batch.num_rows
+
+
+def _captioned_rows(rows: Rows) -> pa.Table:
+    """Returns the columns key, null where a row has none of its own, and captions of a file; no
+    rows if it has no captions.
+    """
+    columns = rows.schema.names
+    captions = next((column for column in CAPTION_COLUMNS if column in columns), None)
+    if captions is None:
+        return pa.table({"key": pa.array([], pa.large_string()), "captions": pa.array([])})
+    table = rows.read([column for column in ("key", captions) if column in columns])
+    keys = _texts(table["key"] if "key" in columns else None, len(table))
+    return pa.table(
+        {
+            "key": pa.array([text or None for text in keys], pa.large_string()),
+            "captions": table[captions],
+        }
+    )
+
+
+def _value(cell: Any, item: str) -> Any:
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"a caption of {item} is no text", remedy="write the column in UTF-8"
+        ) from error
+
+
+def _keys(own: Any, name: str) -> Any:
+    """Returns the keys of all rows of a file: their own, or else the file's name and the row."""
+    numbers = pc.utf8_lpad(
+        pa.array(np.arange(len(own))).cast(pa.string()), _ROW_DIGITS, padding="0"
+    )
+    return pc.coalesce(own, pc.binary_join_element_wise(name, numbers, "/"))
+
+
+def _class_names(schema: pa.Schema, column: str | None) -> list[str] | None:
+    """Returns the names of the numbers in a column of classes, where the file states them as
+    Hugging Face does.
+    """
+    try:
+        facts = json.loads(schema.metadata[b"huggingface"])["info"]["features"][column]
+        return list(map(str, facts["names"])) if facts["_type"] == "ClassLabel" else None
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def _listed_batch(
+    group: int, start: int, images: Any, keys: Any, class_names: Any
+) -> pa.RecordBatch:
+    num = len(images)
+    return pa.record_batch(
+        [
+            pa.array([text or None for text in _texts(keys, num)], pa.large_string()),
+            pa.array(_texts(class_names, num), pa.string()),
+            pc.fill_null(pc.binary_length(_image_bytes(images)), 0).cast(pa.int64()),
+            pa.array(np.full(num, group), pa.int32()),
+            pa.array(np.arange(start, start + num), pa.int32()),
+        ],
+        schema=_ROWS,
+    )
+
+
+def _named(numbers: Any, names: list[str]) -> Any:
+    """Returns the name of each number; null for -1, which marks images without a class, and for
+    unnamed numbers.
+    """
+    known = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(names)))
+    return pa.array(names, pa.string()).take(pc.if_else(known, numbers, None))
+
+
+def _image_column(schema: pa.Schema, path: str) -> str:
+    column = next((column for column in _IMAGE_COLUMNS if column in schema.names), None)
+    if column is None:
+        raise InvalidInput(
+            f"{printable(path)} has no image column",
+            remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}",
+        )
+    return column
+
+
+def _texts(values: Any, num: int) -> list[str | None]:
+    return [
+        None if value is None else str(value)
+        for value in ([None] * num if values is None else values.to_pylist())
+    ]
+
+
+def _image_bytes(column: Any) -> Any:
+    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+        column = pc.struct_field(column, "bytes")
+    if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+        raise InvalidInput(
+            f"the image column holds {column.type}",
+            remedy="it must hold the encoded files, as binary",
+        )
+    return column
