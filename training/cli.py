@@ -11,6 +11,7 @@ from mlcd.artifacts.manifest import published_path
 from mlcd.commands.common_options import FINISHED, LOCAL_PATH, reporter_option
 from mlcd.progress import Reporter
 from mlcd.world import Elsewhere, is_first
+from training.evaluation.robustness.cli import evaluate_robustness
 from training.evaluation.suite.cli import evaluate_suite
 from training.evaluation.texts.cli import (
     compare_evaluations,
@@ -249,7 +250,13 @@ def evaluate() -> None:
     """
 
 
-for _command in (compare_evaluations, evaluate_retrieval, evaluate_suite, evaluate_zero_shot):
+for _command in (
+    compare_evaluations,
+    evaluate_retrieval,
+    evaluate_robustness,
+    evaluate_suite,
+    evaluate_zero_shot,
+):
     evaluate.add_command(_command)
 
 

@@ -29,7 +29,6 @@ from training.evaluation.label_tables import LabelTable
 from training.evaluation.split_files import SplitFile, read_split
 from training.evaluation.splits import folder_split, key_split
 from training.evaluation.suite.definitions import SETS, DataSet
-from training.evaluation.suite.prompts import set_prompts
 from training.evaluation.texts.class_names import NameTable, checked_table, table_of_set
 
 LABELS: Final = "labels.jsonl"
@@ -76,7 +75,7 @@ def find_sets(data: Path) -> list[Found]:
 def _found(data: Path, name: str, images: Path) -> Found:
     file = data / _SPLITS / f"{name}.json"
     stated = _stated(file) if file.is_file() else {}
-    names = table_of_set(name) if name in set_prompts() else None
+    names = table_of_set(name) if name in SETS else None
     labels, hashes = images / LABELS, data / _SPLITS / f"{name}.sha256"
     return Found(
         name,

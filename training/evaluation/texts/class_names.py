@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from mlcd.errors import InvalidInput, NotFound
+from training.evaluation.suite.definitions import IMAGENET
+from training.evaluation.suite.imagenet import imagenet_names
 from training.evaluation.suite.prompts import set_prompts
 
 # The names of each class, by the class's folder.
@@ -28,8 +30,11 @@ def folder_of(name: str) -> str:
 def table_of_set(name: str) -> NameTable:
     """Returns CLIP's names of the classes of a data set, by folder.
 
-    A class of several names may lie in the folder of any of them.
+    A class of several names may lie in the folder of any of them; ImageNet's lie in those of
+    WordNet's ids.
     """
+    if name == IMAGENET:
+        return {wnid: (each,) for wnid, each in imagenet_names().items()}
     return {folder_of(each): names for names in set_prompts()[name].classes for each in names}
 
 
@@ -39,7 +44,7 @@ def read_names(spec: str) -> NameTable:
     A .csv has the folder in the first column, the name in the second and a header; a class of
     several names has several rows. Raises NotFound or InvalidInput.
     """
-    if spec in set_prompts():
+    if spec in set_prompts() or spec == IMAGENET:
         return table_of_set(spec)
     path = Path(spec)
     if not path.is_file():
@@ -73,13 +78,15 @@ def names_of(folders: Sequence[str], table: NameTable | None) -> list[tuple[str,
     """Returns the names of each class.
 
     Without a table it is that of the folder, with spaces for underscores. Raises InvalidInput for a
-    class without a name, for one that nobody would say, and for two classes of one name.
+    class without a name, for one that nobody would say, and for two classes of one name, which a
+    table of WordNet's ids may have, as CLIP's does: neither is ever right.
     """
     found = [_named(folder, table) for folder in folders]
     owner: dict[str, str] = {}
     for folder, names in zip(folders, found, strict=True):
         for name in names:
-            if (other := owner.setdefault(name, folder)) != folder:
+            other = owner.setdefault(name, folder)
+            if other != folder and not (table and _WNID.fullmatch(folder)):
                 raise InvalidInput(
                     f"classes {other} and {folder} are both called {name!r}",
                     remedy="give them names that tell them apart with --names",

@@ -57,12 +57,30 @@ def evaluate_zero_shot(
     chosen = tested_classes(asked.tested)
     check_several_classes(chosen.folders)
     names = names_of(chosen.folders, table)
+    facts = {"names": "of the folders" if table is None else "of a table"}
+    return evaluate_classes(model, asked, chosen, names, prompts, facts, reporter)
+
+
+def evaluate_classes(
+    model: Model,
+    asked: Asked,
+    chosen: TestedClasses,
+    names: Sequence[tuple[str, ...]],
+    prompts: Prompts,
+    facts: Mapping[str, Any],
+    reporter: Reporter,
+) -> Record:
+    """Returns the record of zero-shot classification of these images among these classes.
+
+    names: of each class of `chosen.folders`. facts: what decided the classes and their names.
+    Raises InvalidInput for images that the model's run has seen.
+    """
     settings = {
         "kind": "zero-shot",
         "prompts": prompts.name,
         "templates": len(prompts.templates),
         "prompts_sha256": prompts.sha256,
-        "names": "of the folders" if table is None else "of a table",
+        **facts,
         "class_names": dict(zip(chosen.folders, map(list, names), strict=True)),
     }
 

@@ -1,0 +1,60 @@
+"""The command `mlcd evaluate robustness`."""
+
+from pathlib import Path
+
+import click
+
+from mlcd.commands.common_options import LOCAL_PATH, announce, encoder_options, reporter_option
+from mlcd.encoders.options import EncoderOptions
+from mlcd.progress import Reporter
+
+
+@click.command("robustness")
+@click.argument("model")
+@click.option(
+    "--data",
+    type=LOCAL_PATH,
+    required=True,
+    help="The folder of imagenet_v2, imagenet_a, imagenet_r, imagenet_sketch and objectnet.",
+)
+@click.option(
+    "--seen",
+    is_flag=True,
+    help="Count test images that the model's run has seen, and do not refuse them.",
+)
+@click.option("--out", type=LOCAL_PATH, help="Also write each result as an artifact.")
+@encoder_options
+@reporter_option
+def evaluate_robustness(
+    model: str,
+    data: Path,
+    *,
+    seen: bool,
+    out: Path | None,
+    encoder: EncoderOptions,
+    reporter: Reporter,
+) -> None:
+    """Classify the variants of ImageNet by texts, each among its own classes.
+
+    MODEL is as for zero-shot. Of the variants all that are there are measured.
+    """
+    from training.evaluation.report import protocol_line, result_line
+    from training.evaluation.robustness.run import run_robustness
+
+    found = run_robustness(
+        data,
+        model,
+        out,
+        may_be_seen=seen,
+        options=encoder,
+        announce=announce,
+        reporter=reporter,
+    )
+    lines = [
+        f"{name}: {result_line(record)}\n{protocol_line(record)}"
+        for name, record in found.records.items()
+    ]
+    lines += [f"{name}: no number: {reason}" for name, reason in found.reasons.items()]
+    lines.append(f"not there: {', '.join(found.missing) or 'none'}")
+    facts = {"results": found.records, "reasons": found.reasons, "missing": list(found.missing)}
+    reporter.result(facts, "\n".join(lines))

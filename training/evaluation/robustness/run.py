@@ -1,0 +1,124 @@
+"""Zero-shot classification of the variants of ImageNet that are there, each among its classes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from mlcd.encoders.options import EncoderOptions
+from mlcd.errors import InvalidInput, MlcdError, NotFound
+from mlcd.progress import Reporter
+from training.evaluation.kept import Record
+from training.evaluation.robustness.variants import VARIANTS, ClassMap, Variant, class_map
+from training.evaluation.texts.evaluate import Asked, evaluate_classes
+from training.evaluation.texts.model import Model, opened_model
+from training.evaluation.texts.prompts import Prompts, read_prompts
+from training.evaluation.texts.tested import Tested, TestedClasses, open_tested
+
+_IMAGES: Final = "images"
+_SEVEN: Final = "simple"  # those that CLIP's prompts for ImageNet were reduced to
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """The findings: a record for each variant, or why there is none, and the missing variants."""
+
+    records: dict[str, Record]
+    reasons: dict[str, str]
+    missing: tuple[str, ...]
+
+
+def run_robustness(
+    data: Path,
+    spec: str,
+    out: Path | None,
+    *,
+    may_be_seen: bool,
+    options: EncoderOptions,
+    announce: Callable[[str], None],
+    reporter: Reporter,
+) -> Robustness:
+    """Evaluates a model on the variants below `data`; a damaged one gets a reason for a number.
+
+    Raises NotFound if none is there.
+    """
+    there = [variant for variant in VARIANTS if (data / variant.name).is_dir()]
+    if not there:
+        raise NotFound(
+            f"{data} has none of {', '.join(variant.name for variant in VARIANTS)}",
+            remedy="docs/how-to/evaluate-texts.md says where files lie",
+        )
+    records: dict[str, Record] = {}
+    reasons: dict[str, str] = {}
+    with opened_model(spec, options, announce) as model:
+        for variant in there:
+            kept = None if out is None else out / variant.name
+            measure = partial(_measured, model, variant, data, kept, reporter)
+            try:
+                records[variant.name] = measure(may_be_seen=may_be_seen)
+            except MlcdError as error:
+                reasons[variant.name] = str(error)
+    missing = tuple(variant.name for variant in VARIANTS if variant not in there)
+    return Robustness(records, reasons, missing)
+
+
+def _measured(
+    model: Model,
+    variant: Variant,
+    data: Path,
+    out: Path | None,
+    reporter: Reporter,
+    *,
+    may_be_seen: bool,
+) -> Record:
+    folder = data / variant.name
+    classes = class_map(variant, folder)
+    images = folder / _IMAGES
+    tested = open_tested(str(images if images.is_dir() else folder))
+    chosen = chosen_classes(tested, classes, variant)
+    return evaluate_classes(
+        model,
+        Asked(tested, may_be_seen, out),
+        chosen,
+        [(classes.names[each],) for each in chosen.folders],
+        _prompts(variant),
+        {"names": f"of {variant.title}", "map_sha256": classes.sha256},
+        reporter,
+    )
+
+
+def _prompts(variant: Variant) -> Prompts:
+    if variant.templates is None:
+        return read_prompts(_SEVEN)
+    return Prompts("the bare name", variant.templates)
+
+
+def chosen_classes(tested: Tested, classes: ClassMap, variant: Variant) -> TestedClasses:
+    """Returns the images of a variant's classes; the classifier knows these classes alone.
+
+    Raises InvalidInput for a folder that is no class, a class that is missing, and another number
+    of images than was published.
+    """
+    folders = [None if name is None else name.rpartition("/")[2] for name in tested.class_names]
+    unknown = next((each for each in folders if each and each not in classes.class_of), None)
+    if unknown is not None and not classes.partial:
+        raise InvalidInput(
+            f"{unknown} is no class of {variant.title}", remedy="are the folders those published?"
+        )
+    found = [classes.class_of.get(folder or "") for folder in folders]
+    if missing := sorted(set(classes.names) - set(found)):
+        raise InvalidInput(
+            f"{variant.title} has no image of {missing[0]} ({len(missing)} of "
+            f"{len(classes.names)} classes)",
+            remedy="restore them",
+        )
+    places = np.flatnonzero([each is not None for each in found])
+    if len(places) != variant.images:
+        raise InvalidInput(
+            f"{variant.title} has {len(places)} images, not {variant.images}",
+            remedy="is anything missing?",
+        )
+    return TestedClasses(places, [each for each in found if each is not None], list(classes.names))

@@ -1,0 +1,29 @@
+"""ImageNet's classes: WordNet's ids in their order, CLIP's names, and those of its variants.
+
+imagenet.json says where they are from. CLIP calls two classes `missile` and two `sunglasses`.
+"""
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+_FILE: Final = "imagenet.json"
+
+
+@cache
+def _stated() -> dict[str, Any]:
+    content = files(__package__).joinpath(_FILE).read_text(encoding="utf-8")
+    stated: dict[str, Any] = json.loads(content)
+    return stated
+
+
+def imagenet_names() -> dict[str, str]:
+    """Returns CLIP's name of each of the 1,000 classes, by WordNet's id, in their order."""
+    return dict(_stated()["classes"])
+
+
+def variant_ids(variant: str) -> list[str]:
+    """Returns the ids of a variant's classes: imagenet_a and imagenet_r have 200, others all."""
+    ids: list[str] = _stated().get(variant) or list(imagenet_names())
+    return ids
