@@ -48,10 +48,10 @@ def read_texts(location: Location) -> TextFile:
     or one with an id twice.
     """
     path = local_path(location)
-    if path.suffix not in _READERS:
-        raise InvalidInput(f"{path} is no file of texts", remedy=f"known: {', '.join(_READERS)}")
-    if not path.is_file():
+    if not path.exists():
         raise NotFound(f"there is no file {path}")
+    if path.suffix not in _READERS or not path.is_file():
+        raise InvalidInput(f"{path} is no file of texts", remedy=f"known: {', '.join(_READERS)}")
     try:
         rows = list(_READERS[path.suffix](path))
     except (OSError, ValueError, pa.ArrowException) as error:

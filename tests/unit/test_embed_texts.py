@@ -113,6 +113,7 @@ def test_bytes_that_are_no_text_spoil_their_line_alone(tmp_path, encoder):
     [
         ("t.pdf", b"a", InvalidInput, "no file of texts"),
         ("t.txt", None, NotFound, "no file"),
+        ("nowhere", None, NotFound, "no file"),
         ("t.txt", b"", InvalidInput, "holds no text"),
         ("t.jsonl", b'"a"\n{\n', InvalidInput, "cannot be read as .jsonl: line 2: "),
         ("t.jsonl", b"[" * 100_000, InvalidInput, "line 1: maximum recursion depth"),
