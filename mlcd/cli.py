@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mlcd.commands.change_clusters import clusters
 from mlcd.commands.check_machine import doctor
 from mlcd.commands.cluster_embeddings import cluster
 from mlcd.commands.curate_images import curate
@@ -58,7 +59,19 @@ def cli() -> None:
     """Raw images to embeddings, clusters, labels, a trained ViT and a live service."""
 
 
-for _command in (cluster, curate, demo, doctor, embed, export, index, label, name, verify):
+for _command in (
+    cluster,
+    clusters,
+    curate,
+    demo,
+    doctor,
+    embed,
+    export,
+    index,
+    label,
+    name,
+    verify,
+):
     cli.add_command(_command)
 
 

@@ -38,7 +38,7 @@ class Examples:
     """
 
     def __init__(self, batches: list[pa.RecordBatch]) -> None:
-        self._batches = batches
+        self.batches = batches
         self._stops = list(accumulate(batch.num_rows for batch in batches))
         self._parts = [
             (keys.offsets.to_numpy(), keys.values, similarities.values)
@@ -84,7 +84,7 @@ class Examples:
     def of_center(self, center: int, num: int | None = None) -> list[CenterExample]:
         """Returns the first `num` examples of a center, or all."""
         number = bisect_right(self._stops, center)
-        row = center - (self._stops[number] - self._batches[number].num_rows)
+        row = center - (self._stops[number] - self.batches[number].num_rows)
         offsets, keys, similarities = self._parts[number]
         start, stop = int(offsets[row]), int(offsets[row + 1])
         length = stop - start if num is None else min(num, stop - start)
@@ -95,9 +95,25 @@ class Examples:
         )
         return [CenterExample(key, similarity) for key, similarity in pairs]
 
+    def extended(self, others: "Examples") -> "Examples":
+        """Returns these and, for the centers after them, the others."""
+        return Examples([*self.batches, *others.batches])
+
+    def with_center(self, center: int, own: "Examples") -> "Examples":
+        """Returns these with the examples of one center replaced by those of the one in `own`."""
+        number = bisect_right(self._stops, center)
+        batch, (new,) = self.batches[number], own.batches
+        row = center - (self._stops[number] - batch.num_rows)
+        columns = [
+            pa.concat_arrays([old.slice(0, row), column, old.slice(row + 1)])
+            for old, column in zip(batch.columns, new.columns, strict=True)
+        ]
+        changed = pa.record_batch(columns, schema=_SCHEMA)
+        return Examples([*self.batches[:number], changed, *self.batches[number + 1 :]])
+
     def write(self, path: Path) -> None:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
-            for batch in self._batches:
+            for batch in self.batches:
                 writer.write_batch(batch)
 
 

@@ -1,0 +1,91 @@
+"""Centers that were changed since they were clustered, with the journal of the changes.
+
+A Centers artifact with three more files. Its rows are never taken away and never change places, so
+an id keeps its meaning from one artifact to the next.
+
+quantiles.npy   float32 [k]: the distance, 1 - cosine, within which the stated share of each
+                cluster's first members lay
+clusters.npy    int32 [k]: the cluster of each center; its own id but where clusters were merged
+journal.json    the digest of the first centers and, for each step since, what was done, with the
+                digests of the embeddings it used and of the artifact that it made
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Artifact
+
+QUANTILES: Final = "quantiles.npy"
+CLUSTERS: Final = "clusters.npy"
+JOURNAL: Final = "journal.json"
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The steps from the centers of digest `origin` on.
+
+    steps: each with its fields. made: the digests of the artifacts of all steps but the last.
+    """
+
+    origin: str
+    steps: tuple[dict[str, Any], ...] = ()
+    made: tuple[str, ...] = ()
+
+    def then(self, before: Artifact, step: dict[str, Any]) -> "Journal":
+        """Returns the journal with one more step, from the artifact of the last one."""
+        made = (*self.made, before.digest) if self.steps else ()
+        return Journal(self.origin, (*self.steps, step), made)
+
+
+@dataclass(frozen=True)
+class LivingCenters:
+    """Centers, the quantile of each (NaN where it was never measured) and the cluster of each."""
+
+    centers: Centers
+    quantiles: NDArray[np.float32]
+    clusters: NDArray[np.int32]
+    journal: Journal
+
+    @classmethod
+    def read(cls, artifact: Artifact) -> "LivingCenters":
+        """Reads centers that were changed, or that `mlcd cluster` made."""
+        centers = Centers.read(artifact)
+        num = len(centers.vectors)
+        if JOURNAL not in artifact.files:
+            unknown = np.full(num, np.nan, np.float32)
+            return cls(centers, unknown, np.arange(num, dtype=np.int32), Journal(artifact.digest))
+        stored = json.loads(artifact.file(JOURNAL).read_text())
+        return cls(
+            centers,
+            np.load(artifact.file(QUANTILES), allow_pickle=False),
+            np.load(artifact.file(CLUSTERS), allow_pickle=False),
+            Journal(stored["origin"], tuple(stored["steps"]), tuple(stored["made"])),
+        )
+
+    def write(self, draft: Draft) -> None:
+        self.centers.write(draft)
+        for name, array in ((QUANTILES, self.quantiles), (CLUSTERS, self.clusters)):
+            with draft.write(name) as path, path.open("wb") as file:
+                np.save(file, array, allow_pickle=False)
+        draft.write_json(
+            JOURNAL,
+            {
+                "origin": self.journal.origin,
+                "steps": list(self.journal.steps),
+                "made": list(self.journal.made),
+            },
+        )
+
+
+def clusters_of(artifact: Artifact) -> NDArray[np.int32] | None:
+    """Returns the cluster of each center; None for centers that were never changed."""
+    if CLUSTERS not in artifact.files:
+        return None
+    clusters: NDArray[np.int32] = np.load(artifact.file(CLUSTERS), allow_pickle=False)
+    return clusters

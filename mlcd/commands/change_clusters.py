@@ -1,0 +1,148 @@
+"""`mlcd clusters`: changes of clusters whose ids stay."""
+
+from pathlib import Path
+
+import click
+
+from mlcd.commands.common_options import LOCAL_PATH, finish, reporter_option
+from mlcd.progress import Reporter
+
+_MEMBERS = click.option(
+    "--members",
+    type=LOCAL_PATH,
+    help="Embeddings of what is in the clusters now; default: what CENTERS were made from.",
+)
+_QUANTILE = click.option(
+    "--quantile",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.95,
+    show_default=True,
+    help="The share of a cluster's members that lie within its bound.",
+)
+_SEED = click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
+
+
+@click.group()
+def clusters() -> None:
+    """Change clusters whose ids stay: new images arrive, clusters are merged or split.
+
+    Each change makes new CENTERS, whose journal tells all changes since `mlcd cluster`.
+    """
+
+
+@clusters.command()
+@click.argument("centers", type=LOCAL_PATH)
+@click.argument("new", type=LOCAL_PATH)
+@click.argument("out", type=LOCAL_PATH)
+@_MEMBERS
+@_QUANTILE
+@click.option(
+    "--clusters",
+    "num_new",
+    type=click.IntRange(1),
+    help="Look for so many new clusters; default: as many as have the old ones' median size.",
+)
+@_SEED
+@reporter_option
+def update(
+    centers: Path,
+    new: Path,
+    out: Path,
+    members: Path | None,
+    quantile: float,
+    num_new: int | None,
+    seed: int,
+    reporter: Reporter,
+) -> None:
+    """Add clusters to CENTERS for those NEW embeddings that lie beyond the old clusters.
+
+    Old centers and their ids stay as they are.
+    """
+    from mlcd.artifacts.embeddings import EmbeddingsArtifact
+    from mlcd.pipelines import change_centers
+
+    artifact = change_centers.update(
+        centers,
+        EmbeddingsArtifact.open(new),
+        out,
+        members=None if members is None else EmbeddingsArtifact.open(members),
+        quantile=quantile,
+        num_new=num_new,
+        seed=seed,
+    )
+    facts = artifact.summary
+    line = (
+        f"{facts['new']} new clusters with {facts['in_new']} of {facts['images']} new images,"
+        f" {facts['still_beyond']} still beyond any"
+    )
+    finish(reporter, artifact, line)
+
+
+@clusters.command()
+@click.argument("centers", type=LOCAL_PATH)
+@click.argument("ids", type=click.IntRange(0), nargs=-1, required=True)
+@click.argument("out", type=LOCAL_PATH)
+@reporter_option
+def merge(centers: Path, ids: tuple[int, ...], out: Path, reporter: Reporter) -> None:
+    """Make the clusters IDS of CENTERS one, that of the lowest id.
+
+    Their centers stay, and clusters.npy tells the cluster of each id.
+    """
+    from mlcd.pipelines import change_centers
+
+    artifact = change_centers.merge(centers, ids, out)
+    finish(reporter, artifact, f"{artifact.summary['clusters']} clusters")
+
+
+@clusters.command()
+@click.argument("centers", type=LOCAL_PATH)
+@click.argument("center", type=click.IntRange(0), metavar="ID")
+@click.argument("out", type=LOCAL_PATH)
+@_MEMBERS
+@_QUANTILE
+@_SEED
+@reporter_option
+def split(
+    centers: Path,
+    center: int,
+    out: Path,
+    members: Path | None,
+    quantile: float,
+    seed: int,
+    reporter: Reporter,
+) -> None:
+    """Divide the cluster ID of CENTERS in two: the larger part keeps the id."""
+    from mlcd.artifacts.embeddings import EmbeddingsArtifact
+    from mlcd.pipelines import change_centers
+
+    opened = None if members is None else EmbeddingsArtifact.open(members)
+    artifact = change_centers.split(
+        centers, center, out, members=opened, quantile=quantile, seed=seed
+    )
+    finish(reporter, artifact, f"{artifact.summary['clusters']} clusters")
+
+
+@clusters.command()
+@click.argument("centers", type=LOCAL_PATH)
+@click.argument("origin", type=LOCAL_PATH)
+@click.argument("out", type=LOCAL_PATH)
+@click.option(
+    "--embeddings",
+    type=LOCAL_PATH,
+    multiple=True,
+    help="Those that the journal's steps used, each in an option of its own.",
+)
+@reporter_option
+def replay(
+    centers: Path, origin: Path, out: Path, embeddings: tuple[Path, ...], reporter: Reporter
+) -> None:
+    """Make CENTERS again at OUT, by their journal, from the ORIGIN that `mlcd cluster` made.
+
+    The digest of every step has to be the one that it had.
+    """
+    from mlcd.artifacts.embeddings import EmbeddingsArtifact
+    from mlcd.pipelines import change_centers
+
+    opened = [EmbeddingsArtifact.open(path) for path in embeddings]
+    artifact = change_centers.replay(centers, origin, opened, out)
+    finish(reporter, artifact, "every step has the digest that it had")

@@ -1,0 +1,166 @@
+"""`mlcd clusters`: ids stay while digits arrive that the clusters have never seen."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.living_centers import JOURNAL, LivingCenters
+from mlcd.artifacts.manifest import open_artifact
+from mlcd.clustering.kmeans import kmeans
+from mlcd.clustering.novelty import nearest, own_quantiles
+from mlcd.clustering.quality import purity
+from mlcd.pipelines.verify import verify
+from mlcd.types import unit_rows
+from tests.conftest import call_mlcd
+
+NEW = ("7", "8", "9")
+
+
+def made(*arguments):
+    result = call_mlcd(*arguments, "--json")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def refused(*arguments):
+    result = call_mlcd(*arguments)
+    assert result.returncode == 2, result.stdout
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, digits):
+    """Embeddings of the digits 0 to 6 and of the others; centers of the first, updated."""
+    place = tmp_path_factory.mktemp("living")
+    for folder in digits.iterdir():
+        shutil.copytree(folder, place / ("new" if folder.name in NEW else "old") / folder.name)
+    for name in ("old", "new"):
+        made("embed", place / name, place / f"{name}-rows", "--model", "hog")
+    made("cluster", place / "old-rows", place / "centers", "--clusters", 14, "--hold-out", 0)
+    (place / "names").write_text('{"0": "zero", "13": "last"}')
+    made("name", place / "centers", "--set", place / "names")
+    made("clusters", "update", place / "centers", place / "new-rows", place / "updated")
+    return place
+
+
+def rows_of(place, name):
+    opened = EmbeddingsArtifact.open(place / f"{name}-rows")
+    return unit_rows(opened.load()), opened.class_names
+
+
+def test_old_images_keep_their_ids_and_new_classes_get_their_own(place):
+    before, since = Centers.open(place / "centers"), Centers.open(place / "updated")
+    num = len(before.vectors)
+    assert (since.vectors[:num] == before.vectors).all()
+    assert len(since.vectors) > num
+    (old, _), (new, classes) = rows_of(place, "old"), rows_of(place, "new")
+    own, now = nearest(old, before.vectors)[0], nearest(old, since.vectors)[0]
+    assert (own == now).mean() >= 0.9
+    found, _ = nearest(new, since.vectors)
+    assert (found >= num).mean() > 0.8
+    scratch = kmeans([np.concatenate([old, new])], len(since.vectors)).assignment[len(old) :]
+    assert purity(found, classes) > purity(scratch, classes) - 0.03
+    assert since.sizes.sum() == len(old) + len(new)
+    facts = open_artifact(place / "updated").summary
+    assert facts["new"] == len(since.vectors) - num
+    assert facts["in_new"] == (found >= num).sum() == since.sizes[num:].sum()
+    assert since.names[:num] == before.names
+    assert since.examples.of_center(0) == before.examples.of_center(0)
+    keys = EmbeddingsArtifact.open(place / "new-rows").keys
+    for center in range(num, len(since.vectors)):
+        first = since.examples.of_center(center)[0]
+        members = np.flatnonzero(found == center)
+        best = members[(new[members] @ since.vectors[center]).argmax()]
+        assert first.key == keys[best]
+    assert all(finding.checked for finding in verify(place / "updated"))
+
+
+def test_rows_like_the_old_ones_make_no_cluster(place, tmp_path):
+    facts = made("clusters", "update", place / "updated", place / "old-rows", tmp_path / "again")
+    assert facts["new"] <= 1
+    assert LivingCenters.read(open_artifact(tmp_path / "again")).journal.steps[-1]["added"]
+
+
+def test_merged_split_and_replayed(place, tmp_path):
+    merged, split = tmp_path / "merged", tmp_path / "split"
+    made("clusters", "merge", place / "updated", 5, 2, 9, merged)
+    state = LivingCenters.read(open_artifact(merged))
+    assert state.clusters[[2, 5, 9]].tolist() == [2, 2, 2]
+    num = len(state.clusters)
+    assert len(np.unique(state.clusters)) == num - 2
+    assert (state.centers.vectors == Centers.open(place / "updated").vectors).all()
+    made("clusters", "split", merged, 3, split, "--members", place / "old-rows")
+    after = LivingCenters.read(open_artifact(split))
+    assert (len(after.clusters), after.clusters[num]) == (num + 1, num)
+    moved = (after.centers.vectors[:num] != state.centers.vectors).any(axis=1)
+    assert np.flatnonzero(moved).tolist() == [3]
+    assert after.centers.sizes[[3, num]].sum() == state.centers.sizes[3]
+    assert after.centers.sizes[3] >= after.centers.sizes[num] > 0
+    assert after.centers.name(13) == "last"
+    old, _ = rows_of(place, "old")
+    keys = EmbeddingsArtifact.open(place / "old-rows").keys
+    found, _ = nearest(old, after.centers.vectors)
+    for center in (3, num):
+        examples = [example.key for example in after.centers.examples.of_center(center)]
+        assert set(examples) <= {keys[row] for row in np.flatnonzero(found == center)}
+    given = [
+        option for name in ("old", "new") for option in ("--embeddings", place / f"{name}-rows")
+    ]
+    again = made("clusters", "replay", split, place / "centers", tmp_path / "again", *given)
+    assert again["digest"] == open_artifact(split).digest
+    assert not list(tmp_path.glob(".again*"))
+    assert (tmp_path / "again" / JOURNAL).read_bytes() == (split / JOURNAL).read_bytes()
+    message = refused("clusters", "replay", split, place / "centers", tmp_path / "x", *given[:2])
+    assert "embeddings of digest" in message
+    message = refused("clusters", "replay", split, merged, tmp_path / "x", *given)
+    assert "is not where the journal" in message
+    assert "has no journal" in refused(
+        "clusters", "replay", place / "centers", place / "centers", tmp_path / "x"
+    )
+
+
+def test_a_changed_journal_does_not_replay(place, tmp_path):
+    copy = shutil.copytree(place / "updated", tmp_path / "copy")
+    (copy / JOURNAL).write_text((copy / JOURNAL).read_text().replace("0.95", "0.94"))
+    assert "differs from its manifest" in refused(
+        "clusters", "replay", copy, place / "centers", tmp_path / "x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("merge", "{centers}", 1, "{out}"), "nothing to merge"),
+        (("merge", "{centers}", 1, 1, "{out}"), "nothing to merge"),
+        (
+            ("merge", "{centers}", 1, 14, "{out}"),
+            "14 is the id of no center: there are 14: 0 to 13",
+        ),
+        (("split", "{centers}", 99, "{out}"), "99 is the id of no center"),
+        (("update", "{new-rows}", "{new-rows}", "{out}"), "not centers"),
+        (("update", "{centers}", "{new-rows}", "{out}", "--quantile", 1), "not in the range"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused(place, tmp_path, arguments, message):
+    names = {"{out}": tmp_path / "out"} | {
+        f"{{{name}}}": place / name for name in ("centers", "new-rows")
+    }
+    assert message in refused("clusters", *(names.get(each, each) for each in arguments))
+    assert not (tmp_path / "out").exists()
+
+
+def test_embeddings_of_another_model_are_refused(place, tmp_path):
+    made("embed", place / "new" / "7", tmp_path / "rows", "--model", "pixels")
+    message = refused("clusters", "update", place / "centers", tmp_path / "rows", tmp_path / "x")
+    assert "are of two models" in message
+
+
+def test_a_cluster_with_few_members_takes_the_quantile_of_all():
+    own = np.repeat([0, 2], [20, 3])
+    distances = np.linspace(0, 1, 23, dtype=np.float32)
+    quantiles = own_quantiles(own, distances, 3, 0.5)
+    assert quantiles == pytest.approx([np.median(distances[:20]), 0.5, 0.5])
