@@ -4,10 +4,10 @@
 
 lays out the data sets below WORK/sets, makes the models, each by public commands, and ends with
 
-    mlcd evaluate suite --data WORK/sets --model WORK/demo --model starter --model WORK/lit
-        --out WORK/report
+    mlcd evaluate suite --data WORK/sets --model WORK/demo/run --model starter
+        --model WORK/products/lit --out WORK/report
 
-demo     the tower of `mlcd demo`, trained on clusters of scikit-learn's digits
+run      the tower of `mlcd demo`, trained on clusters of scikit-learn's digits
 starter  the starter
 lit      a tower that `mlcd train small` has trained on clusters of 2,358 photographs of products,
          and a text tower that learned their names beside it
@@ -21,6 +21,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -39,18 +40,32 @@ def mlcd(*arguments: object) -> None:
     subprocess.run([sys.executable, "-m", "mlcd", *map(str, arguments)], check=True)
 
 
-def write_sets(sets: Path) -> None:
-    """Lays out the data sets: folders, and the products as two tables in parquet."""
+def write_sets(sets: Path, most: int) -> None:
+    """Lays out the data sets: folders, and tables with `most` images of each class and part."""
     (sets / "splits").mkdir(parents=True)
-    for name in ("caltech101_20", "cifar10_jpg", "tiny_imagenet_30"):
-        (sets / name).symlink_to(SHARED / name)
+    (sets / "caltech101_20").symlink_to(SHARED / "caltech101_20")
+    write_digits(sets / "digits")
+    write_names(sets, "digits", {str(n): name for n, name in enumerate(_NUMBERS)})
+    write_tables(SHARED / "cifar10_jpg", sets / "cifar10_jpg", most)
+    write_tables(SHARED / "tiny_imagenet_30", sets / "tiny_imagenet_30", most)
     with (SHARED / "tiny_imagenet_30/classes.csv").open() as file:
         # The first synonym is what people say.
         names = {row["wnid"]: row["name"].split(", ")[0] for row in csv.DictReader(file)}
     write_names(sets, "tiny_imagenet_30", names)
-    write_digits(sets / "digits")
-    write_names(sets, "digits", {str(n): name for n, name in enumerate(_NUMBERS)})
     write_products(sets / "fashion_articles")
+
+
+def write_tables(folder: Path, out: Path, most: int) -> None:
+    """Writes each part of a folder as a table, the first images of each class."""
+    out.mkdir()
+    for part in (path for path in sorted(folder.iterdir()) if path.is_dir()):
+        files = [file for kind in sorted(part.iterdir()) for file in sorted(kind.iterdir())[:most]]
+        write_table(out / f"{part.name}.parquet", [(file, file.parent.name) for file in files])
+
+
+def write_table(out: Path, images: Sequence[tuple[Path, str]]) -> None:
+    columns = {"image": [path.read_bytes() for path, _ in images], "label": [c for _, c in images]}
+    pq.write_table(pa.table(columns), out, row_group_size=100)
 
 
 def write_names(sets: Path, name: str, names: dict[str, str]) -> None:
@@ -64,13 +79,8 @@ def write_products(folder: Path) -> None:
     num = Counter(row["articleType"] for row in rows)
     for part in ("train", "test"):
         chosen = [row for row in rows if row["split"] == part and num[row["articleType"]] >= _LEAST]
-        table = pa.table(
-            {
-                "image": [(DATA / row["path"]).read_bytes() for row in chosen],
-                "label": [row["articleType"] for row in chosen],
-            }
-        )
-        pq.write_table(table, folder / f"{part}.parquet", row_group_size=100)
+        images = [(DATA / row["path"], row["articleType"]) for row in chosen]
+        write_table(folder / f"{part}.parquet", images)
 
 
 def train_lit(work: Path, steps: int) -> Path:
@@ -89,11 +99,12 @@ def train_lit(work: Path, steps: int) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("work", type=Path)
-    parser.add_argument("--steps", type=int, default=150, help="of the text tower")
+    parser.add_argument("--steps", type=int, default=60, help="of the text tower")
+    parser.add_argument("--most", type=int, default=50, help="images a class and part of two sets")
     options = parser.parse_args()
     work = options.work
     if not (work / "sets").exists():
-        write_sets(work / "sets")
+        write_sets(work / "sets", options.most)
     mlcd("demo", "--no-serve", "--out", work / "demo")
     models = (work / "demo" / "run", "starter", train_lit(work / "products", options.steps))
     chosen = [part for model in models for part in ("--model", model)]

@@ -11,6 +11,8 @@ from mlcd.artifacts.manifest import published_path
 from mlcd.commands.common_options import FINISHED, LOCAL_PATH, reporter_option
 from mlcd.progress import Reporter
 from mlcd.world import Elsewhere, is_first
+from training.evaluation.fine_tuning.cli import evaluate_fine_tune
+from training.evaluation.patches.cli import evaluate_pca
 from training.evaluation.robustness.cli import evaluate_robustness
 from training.evaluation.suite.cli import evaluate_suite
 from training.evaluation.texts.cli import (
@@ -252,6 +254,8 @@ def evaluate() -> None:
 
 for _command in (
     compare_evaluations,
+    evaluate_fine_tune,
+    evaluate_pca,
     evaluate_retrieval,
     evaluate_robustness,
     evaluate_suite,

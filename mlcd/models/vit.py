@@ -99,6 +99,7 @@ class VisionTower(nn.Module):
 
     config: ViTConfig
     blocks: nn.ModuleList
+    norm_post: nn.LayerNorm
     pos: nn.Parameter
 
     @abstractmethod

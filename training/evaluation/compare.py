@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from fractions import Fraction
 from math import comb
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from mlcd.errors import InvalidInput
 from training.evaluation.intervals import Interval, bootstrap
 from training.evaluation.kept import Kept
+
+# Fine-tuning is tested beside the linear probe.
+_BESIDE: Final = {"fine-tune": "linear-probe"}
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,14 @@ def _check_alike(first: Kept, second: Kept) -> None:
             "the two evaluations are not of the same images and split",
             remedy="test both on the same images; `split` in the protocol tells",
         )
-    if ours["kind"] != theirs["kind"]:
+    if _asked(ours["kind"]) != _asked(theirs["kind"]):
         raise InvalidInput(
             f"{ours['kind']} and {theirs['kind']} do not ask the same of an image",
             remedy="compare two evaluations of one kind",
         )
     if set(first.keys) != set(second.keys):
         raise InvalidInput("the two evaluations could not use the same images")
+
+
+def _asked(kind: str) -> str:
+    return _BESIDE.get(kind, kind)

@@ -1,0 +1,73 @@
+"""The command `mlcd evaluate fine-tune`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from mlcd.commands.common_options import (
+    FINISHED,
+    LOCAL_PATH,
+    announce,
+    encoder_options,
+    reporter_option,
+)
+from mlcd.encoders.options import EncoderOptions
+from mlcd.progress import Reporter
+
+if TYPE_CHECKING:
+    from training.evaluation.scores import Metric
+
+_METRICS = ("accuracy", "mean-per-class", "mean-top1-top5", "roc-auc")
+
+
+@click.command("fine-tune")
+@click.argument("model")
+@click.argument("overrides", nargs=-1, metavar="[a.b=c]...")
+@click.option("--images", required=True, help="The data set, with a class for each image.")
+@click.option("--out", type=LOCAL_PATH, required=True, help="Features, the run and the results.")
+@click.option(
+    "--hold-out",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    help="Share of each class that is tested on.  [default: 0.2, or what the folders say]",
+)
+@click.option("--split", type=LOCAL_PATH, help="A .json of the keys of train, val and test.")
+@click.option("--metric", type=click.Choice(_METRICS), default="accuracy", show_default=True)
+@click.option(
+    "--seen",
+    is_flag=True,
+    help="Count test images that the tower has seen, and do not refuse them.",
+)
+@encoder_options
+@reporter_option
+def evaluate_fine_tune(
+    model: str,
+    overrides: tuple[str, ...],
+    images: str,
+    out: Path,
+    hold_out: float | None,
+    split: Path | None,
+    metric: str,
+    *,
+    seen: bool,
+    encoder: EncoderOptions,
+    reporter: Reporter,
+) -> None:
+    """Fine-tune all of a tower on a data set, and test it beside the linear probe.
+
+    MODEL is what model.start of a training takes. a.b=c sets a key of the recipe finetune, such as
+    schedule.steps=500. Both are trained and tested on the same images; `mlcd evaluate compare
+    OUT/linear-probe OUT/fine-tune` compares them image by image. The same command goes on after an
+    interruption.
+    """
+    from training.evaluation.fine_tuning.run import Asked, fine_tune
+    from training.evaluation.report import protocol_line, result_line
+    from training.evaluation.split_files import read_split
+
+    if split is not None and hold_out is not None:
+        raise click.UsageError("--split says what is held out: leave out --hold-out")
+    parts = None if split is None else read_split(split)
+    asked = Asked(images, parts, hold_out, cast("Metric", metric), overrides, seen)
+    records = fine_tune(model, asked, out, options=encoder, announce=announce, reporter=reporter)
+    lines = [f"{result_line(record)}\n{protocol_line(record)}" for record in records]
+    reporter.result({FINISHED: str(out), "results": records}, "\n".join(lines))

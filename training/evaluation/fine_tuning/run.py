@@ -1,0 +1,190 @@
+"""Fine-tuning through the trainer: what a tower reaches on a split if all of it is trained.
+
+Everything is an artifact below the output, so the same command goes on after an interruption:
+features and linear-probe of the tower as it is, labels of the images to train on, run, fine-tune.
+"""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.manifest import Artifact, Request, open_artifact
+from mlcd.encoders import open_encoder
+from mlcd.encoders.options import EncoderOptions
+from mlcd.errors import InvalidInput
+from mlcd.images.entries import Entry
+from mlcd.images.quiet import silence_decoders
+from mlcd.images.sources import open_source
+from mlcd.keys import HELD_OUT_FRACTION
+from mlcd.models.runs import find_checkpoint
+from mlcd.parts.encoded import images_parent
+from mlcd.pipelines.embed import embed
+from mlcd.pipelines.label_classes import label_by
+from mlcd.pipelines.resolve import resolve_model
+from mlcd.progress import Reporter
+from mlcd.types import SampleKey
+from training.config import RunConfig, load_config
+from training.evaluation.kept import Outcome, Record, kept_or_made
+from training.evaluation.labeled_rows import LabeledRows
+from training.evaluation.measured import answered
+from training.evaluation.report import ProbeProtocol, Subject, evaluate_all
+from training.evaluation.representations import locate, open_representation
+from training.evaluation.scores import Metric, answers
+from training.evaluation.seen import check_seen, seen_by
+from training.evaluation.split_files import SplitFile
+from training.evaluation.splits import check_probe_split, split_digest
+from training.run import run_training
+
+RECIPE: Final = "finetune"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A data set to fine-tune on.
+
+    split: the parts by keys. hold_out: the tested share if neither folders nor `split` tell it.
+    overrides: of the recipe. may_be_seen: test images that the tower has seen are counted instead
+    of refused.
+    """
+
+    images: str
+    split: SplitFile | None
+    hold_out: float | None
+    metric: Metric
+    overrides: tuple[str, ...]
+    may_be_seen: bool
+
+
+def fine_tune(
+    spec: str,
+    asked: Asked,
+    out: Path,
+    *,
+    options: EncoderOptions,
+    announce: Callable[[str], None],
+    reporter: Reporter,
+) -> list[Record]:
+    """Returns the records of the linear probe of a model and of its tower fine-tuned.
+
+    Both are trained on the same images and tested on the same. Raises InvalidInput for a split of
+    several folds, and for test images that the tower has seen.
+    """
+    if asked.split is not None and len(asked.split.folds) > 1:
+        raise InvalidInput(
+            f"the split has {len(asked.split.folds)} folds, and each would be a training",
+            remedy="give one of them as train",
+        )
+    features = out / "features"
+    silence_decoders()
+    with closing(open_encoder(resolve_model(spec, announce), options)) as encoder:
+        embed(open_source(asked.images), encoder, features, reporter)
+    probe = ProbeProtocol("embedding", asked.metric, asked.hold_out)
+    subject = Subject(split=asked.split, may_be_seen=asked.may_be_seen)
+    records = evaluate_all([features], probe, subject, out=out / "linear-probe", reporter=reporter)
+    samples = open_representation(locate(features)).samples
+    if asked.split is not None:
+        (samples,) = asked.split.parts(samples)
+    run = _trained(spec, asked, samples, out, reporter)
+    return [*records, _tested(run, asked, samples, out)]
+
+
+def _hold_out(asked: Asked) -> float:
+    return HELD_OUT_FRACTION if asked.hold_out is None else asked.hold_out
+
+
+def _trained(
+    spec: str, asked: Asked, samples: LabeledRows, out: Path, reporter: Reporter
+) -> Artifact:
+    """Trains on the images that are not tested on, and returns the last checkpoint."""
+    split = samples.split(_hold_out(asked))
+    check_probe_split(samples.class_names, split)
+    names = sorted(set(samples.class_names))
+    number = {name: index for index, name in enumerate(names)}
+    class_of: dict[SampleKey, int] = {
+        samples.keys[row]: number[samples.class_names[row]]
+        for row in np.flatnonzero(split.known).tolist()
+    }
+
+    def label_of(entry: Entry) -> list[tuple[int, float]]:
+        return [(class_of[entry.key], 1.0)] if entry.key in class_of else []
+
+    facts = {"of": "classes", "split": _digest(samples, split.test)}
+    source = open_source(asked.images)
+    label_by(source, label_of, names, out / "labels", top=1, facts=facts, reporter=reporter)
+    run = run_training(_config(spec, asked, out), reporter)
+    return open_artifact(find_checkpoint(run.path), "checkpoint")
+
+
+def _config(spec: str, asked: Asked, out: Path) -> RunConfig:
+    places = (
+        f"model.start={spec}",
+        f"data.images={asked.images}",
+        f"data.labels={out / 'labels'}",
+        "data.hold_out=0",
+        f"out={out / 'run'}",
+    )
+    return load_config(RECIPE, [*asked.overrides, *places])
+
+
+def _tested(checkpoint: Artifact, asked: Asked, samples: LabeledRows, out: Path) -> Record:
+    """Classifies the tested images by the nearest of the trained classes."""
+    split = samples.split(_hold_out(asked))
+    rows = np.flatnonzero(split.test).tolist()
+    keys = [samples.keys[row] for row in rows]
+    class_names = [samples.class_names[row] for row in rows]
+    digest = _digest(samples, split.test)
+    settings = {
+        "kind": "fine-tune",
+        "recipe": RECIPE,
+        "overrides": list(asked.overrides),
+        "features": "embedding",
+        "metric": asked.metric,
+        "steps": checkpoint.config["step"],
+        "train": f"{int(split.known.sum())} of {Path(asked.images).name}",
+        "test": f"{len(rows)} of {Path(asked.images).name}",
+        "images": len(samples.keys),
+        "classes": len(set(samples.class_names)),
+        "split": digest,
+    }
+
+    def make() -> tuple[Record, Outcome]:
+        found = open_representation(checkpoint, images=asked.images, listed=keys).samples
+        sha256 = found.sha256
+        assert sha256 is not None
+        seen = check_seen(
+            seen_by(checkpoint).among(sha256), keys, checkpoint.path, may_be_seen=asked.may_be_seen
+        )
+        centers = Centers.open(checkpoint.path / "centers")
+        scores = centers.align(found.rows).astype(np.float64) @ centers.vectors.T
+        name = f"fine_tune_{asked.metric.replace('-', '_')}"
+        measured = answered(name, answers(scores, samples.classes[rows]), asked.metric)
+        record = {
+            "representation": checkpoint.path.name,
+            "digest": checkpoint.digest,
+            "metrics": measured.metrics,
+            "intervals": {each: list(ends) for each, ends in measured.intervals.items()},
+            "seen": seen.facts(),
+            "protocol": settings,
+        }
+        assert measured.right is not None
+        return record, Outcome(keys, class_names, measured.right, {})
+
+    def request(place: Path) -> Request:
+        parents = (
+            checkpoint.as_parent_of(place, "checkpoint"),
+            images_parent(open_source(asked.images), place),
+        )
+        config: dict[str, Any] = {**settings, **({"seen": True} if asked.may_be_seen else {})}
+        return Request("evaluation", config, parents)
+
+    return kept_or_made(out / "fine-tune", request, make)
+
+
+def _digest(samples: LabeledRows, test: NDArray[np.bool_]) -> str:
+    return split_digest(samples.keys, samples.class_names, test)

@@ -1,0 +1,1 @@
+"""Pictures of what the patches of a tower have in common."""

@@ -1,0 +1,110 @@
+"""Patch features projected on their three principal components, as colors (Oquab et al. 2023).
+
+Shapes: N images, P patches of each (rows of its grid from the top), W width.
+
+The sign of a component is arbitrary, so it is fixed: patches at the border, mostly background, are
+on its negative side.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.errors import InvalidInput
+
+NUM: Final = 3
+_TIE: Final = 1e-9  # of a component's deviation
+
+_Rows = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Components:
+    """The principal components of a set of rows.
+
+    mean: [W]. axes: [3, W], of unit length, the largest variance first. shares: [3], of the
+    variance.
+    """
+
+    mean: _Rows
+    axes: _Rows
+    shares: _Rows
+
+    def project(self, rows: _Rows) -> _Rows:
+        """Returns [..., 3] of rows [..., W]."""
+        projected: _Rows = (rows - self.mean) @ self.axes.T
+        return projected
+
+
+@dataclass(frozen=True)
+class Colored:
+    """The patches of all images as colors.
+
+    colors: uint8 [N, P, 3], black where a patch is background. foreground: bool [N, P]. shares: of
+    the variance of what is colored.
+    """
+
+    colors: NDArray[np.uint8]
+    foreground: NDArray[np.bool_]
+    shares: tuple[float, ...]
+
+
+def border_of(side: int) -> NDArray[np.bool_]:
+    """Returns [side * side]: the patches at the border of a grid."""
+    border = np.ones((side, side), dtype=np.bool_)
+    border[1:-1, 1:-1] = False
+    return border.reshape(-1)
+
+
+def components(rows: _Rows, border: NDArray[np.bool_]) -> Components:
+    """Returns the components of rows [n, W]; border: bool [n], those on the negative side.
+
+    Raises InvalidInput for rows that do not span three dimensions.
+    """
+    mean = rows.mean(axis=0)
+    centered = rows - mean
+    variances, vectors = np.linalg.eigh(centered.T @ centered / len(rows))
+    variances, axes = variances[::-1][:NUM], vectors.T[::-1][:NUM]
+    total = float(np.square(centered).sum() / len(rows))
+    if len(axes) < NUM or not total > 0:
+        raise InvalidInput("the patches are all alike", remedy="give other images")
+    signs = [
+        _sign(axis, centered[border] @ axis, float(np.sqrt(max(variance, 0.0))))
+        for axis, variance in zip(axes, variances, strict=True)
+    ]
+    return Components(mean, axes * np.array(signs)[:, None], variances / total)
+
+
+def _sign(axis: _Rows, at_border: _Rows, deviation: float) -> float:
+    """Returns the factor that puts the border on the negative side of an axis.
+
+    If the border is on neither, the largest entry of the axis is made positive.
+    """
+    mean = float(at_border.mean()) if len(at_border) else 0.0
+    if abs(mean) > _TIE * deviation:
+        return -1.0 if mean > 0 else 1.0
+    return 1.0 if axis[np.abs(axis).argmax()] > 0 else -1.0
+
+
+def colored(patches: NDArray[np.floating], side: int, *, foreground: bool) -> Colored:
+    """Returns the patches [N, P, W] of grids of `side` as colors; P is side squared.
+
+    Each component is stretched from its smallest to its largest value. foreground: only patches on
+    the positive side of the first component are colored, by components of their own. Raises
+    InvalidInput for patches that are all alike.
+    """
+    rows = patches.astype(np.float64)
+    border = np.broadcast_to(border_of(side), rows.shape[:2])
+    shown = np.ones(rows.shape[:2], dtype=np.bool_)
+    found = components(rows.reshape(-1, rows.shape[-1]), border.reshape(-1))
+    if foreground:
+        shown = found.project(rows)[..., 0] > 0
+        found = components(rows[shown], border[shown])
+    values = found.project(rows[shown])
+    low, high = values.min(axis=0), values.max(axis=0)
+    spread = np.where(high > low, high - low, 1.0)
+    colors = np.zeros((*rows.shape[:2], NUM), dtype=np.uint8)
+    colors[shown] = np.rint(255 * (values - low) / spread)
+    return Colored(colors, shown, tuple(found.shares.tolist()))

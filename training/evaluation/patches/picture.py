@@ -1,0 +1,130 @@
+"""The picture of some images: each above the colors of its patches."""
+
+import hashlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from mlcd.artifacts.disk import translated_os_errors, write_synced
+from mlcd.cores import available_cores
+from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.export.model_artifact import find_weights, load_weights
+from mlcd.images.prefetch import Prepared, prepare_all
+from mlcd.images.quiet import silence_decoders
+from mlcd.images.sources import open_source
+from mlcd.models.servable import Servable
+from mlcd.models.zoo import LoadOptions, at_resolution
+from training.evaluation.patches.pca import Colored, colored
+
+_SUFFIXES: Final = {".png": "PNG", ".webp": "WEBP", ".jpg": "JPEG"}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A picture that was made, and what it shows."""
+
+    path: Path
+    keys: list[str]
+    protocol: dict[str, Any]
+    shares: tuple[float, ...]
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "picture": str(self.path),
+            "images": self.keys,
+            "variance": list(self.shares),
+            "protocol": self.protocol,
+        }
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"{100 * share:.1f}" for share in self.shares)
+        protocol = ", ".join(f"{name} {value}" for name, value in self.protocol.items())
+        return f"{self.path}: {len(self.keys)} images, {shares} % of variance\nprotocol: {protocol}"
+
+
+def draw(spec: str, location: str, path: Path, *, side: int, num: int, foreground: bool) -> Drawn:
+    """Draws the patches of the first `num` images at a place, each `side` pixels wide.
+
+    Raises ConfigInvalid for a side that is no multiple of the patches, or a name of no picture, and
+    InvalidInput if no image can be used.
+    """
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ConfigInvalid(f"{path} is no picture", remedy=f"call it {path.stem}.png")
+    model = load_weights(find_weights(spec, path.parent, LoadOptions(), text=False), spec)
+    config = model.trunk.config
+    if side % config.patch_size:
+        below = side // config.patch_size * config.patch_size
+        raise ConfigInvalid(
+            f"{side} pixels are no multiple of the patches of {spec}, {config.patch_size} pixels",
+            remedy=f"give --side {below or config.patch_size}",
+        )
+    fingerprint = model.fingerprint()
+    model = at_resolution(model, side)
+    images = list(_images(location, model, num))
+    pixels = np.stack([each.pixels for each in images if each.pixels is not None])
+    grid = side // config.patch_size
+    found = colored(patches_of(model, pixels), grid, foreground=foreground)
+    buffer = io.BytesIO()
+    _picture(pixels, found, grid).save(buffer, _SUFFIXES[path.suffix.lower()])
+    with translated_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_synced(path, buffer.getvalue())
+    protocol = {
+        "kind": "pca",
+        "features": "patches after the last norm",
+        "side": side,
+        "grid": grid,
+        "colored": "foreground" if foreground else "all patches",
+        "fingerprint": fingerprint,
+        "split": _digest(images),
+    }
+    return Drawn(path, [each.entry.key for each in images], protocol, found.shares)
+
+
+@torch.no_grad()
+def patches_of(model: Servable, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Returns [N, P, W] of pixels [N, 3, S, S], after the last norm."""
+    rows = [
+        model.trunk.norm_post(model.embed(torch.from_numpy(each[None]), "patches"))
+        for each in pixels
+    ]
+    patches: NDArray[np.float32] = torch.cat(rows).float().numpy()
+    return patches
+
+
+def _images(location: str, model: Servable, num: int) -> Iterator[Prepared]:
+    """Yields the first images that can be decoded."""
+    silence_decoders()
+    source = open_source(location)
+    source.check_not_empty()
+    left = num
+    for each in prepare_all(
+        source, source.entries, model.preprocess, num_threads=available_cores(), ahead=num
+    ):
+        if each.pixels is not None:
+            yield each
+            left -= 1
+            if not left:
+                return
+    if left == num:
+        raise InvalidInput(f"no image of {location} can be decoded")
+
+
+def _picture(pixels: NDArray[np.uint8], found: Colored, grid: int) -> Image.Image:
+    side = pixels.shape[-1]
+    photographs = np.concatenate(list(pixels.transpose(0, 2, 3, 1)), axis=1)
+    squares = found.colors.reshape(len(pixels), grid, grid, 3)
+    scale = side // grid
+    colors = np.concatenate(list(squares.repeat(scale, axis=1).repeat(scale, axis=2)), axis=1)
+    return Image.fromarray(np.concatenate([photographs, colors]))
+
+
+def _digest(images: list[Prepared]) -> str:
+    return hashlib.sha256(b"".join(each.sha256 for each in images)).hexdigest()
