@@ -124,25 +124,85 @@ def split(
 
 @clusters.command()
 @click.argument("centers", type=LOCAL_PATH)
-@click.argument("origin", type=LOCAL_PATH)
+@click.argument("other", type=LOCAL_PATH)
+@click.argument("out", type=LOCAL_PATH)
+@_MEMBERS
+@_QUANTILE
+@reporter_option
+def align(
+    centers: Path,
+    other: Path,
+    out: Path,
+    members: Path | None,
+    quantile: float,
+    reporter: Reporter,
+) -> None:
+    """Give OTHER centers, clustered from scratch, the ids of CENTERS where they agree.
+
+    Clusters match that share the most members. By default the members are what OTHER was made from.
+    """
+    from mlcd.artifacts.embeddings import EmbeddingsArtifact
+    from mlcd.pipelines import change_centers
+
+    opened = None if members is None else EmbeddingsArtifact.open(members)
+    artifact = change_centers.align(centers, other, out, members=opened, quantile=quantile)
+    facts = artifact.summary
+    line = (
+        f"{facts['kept']} clusters keep an id, {facts['new']} are new,"
+        f" {100 * facts['stay']:.1f} % of {facts['images']} images stay"
+    )
+    finish(reporter, artifact, line)
+
+
+@clusters.command()
+@click.argument("labels", type=LOCAL_PATH)
+@click.argument("centers", type=LOCAL_PATH)
 @click.argument("out", type=LOCAL_PATH)
 @click.option(
     "--embeddings",
     type=LOCAL_PATH,
+    help="Those of the images; default: what LABELS were made from.",
+)
+@reporter_option
+def translate(
+    labels: Path, centers: Path, out: Path, embeddings: Path | None, reporter: Reporter
+) -> None:
+    """Translate LABELS, made with an earlier state of CENTERS, into clusters of today.
+
+    OUT/translated.parquet holds key, before, cluster and now: what the nearest center says today.
+    """
+    from mlcd.artifacts.embeddings import EmbeddingsArtifact
+    from mlcd.pipelines.translate_labels import translate as run
+
+    opened = None if embeddings is None else EmbeddingsArtifact.open(embeddings)
+    artifact = run(labels, centers, out, embeddings=opened)
+    facts = artifact.summary
+    line = (
+        f"{facts['images']} labels translated; {100 * facts['disagreement']:.2f} % disagree with"
+        " the nearest center"
+    )
+    finish(reporter, artifact, line)
+
+
+@clusters.command()
+@click.argument("centers", type=LOCAL_PATH)
+@click.argument("origin", type=LOCAL_PATH)
+@click.argument("out", type=LOCAL_PATH)
+@click.option(
+    "--using",
+    type=LOCAL_PATH,
     multiple=True,
-    help="Those that the journal's steps used, each in an option of its own.",
+    help="Embeddings or centers that the journal's steps used; one option for each.",
 )
 @reporter_option
 def replay(
-    centers: Path, origin: Path, out: Path, embeddings: tuple[Path, ...], reporter: Reporter
+    centers: Path, origin: Path, out: Path, using: tuple[Path, ...], reporter: Reporter
 ) -> None:
     """Make CENTERS again at OUT, by their journal, from the ORIGIN that `mlcd cluster` made.
 
     The digest of every step has to be the one that it had.
     """
-    from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines import change_centers
 
-    opened = [EmbeddingsArtifact.open(path) for path in embeddings]
-    artifact = change_centers.replay(centers, origin, opened, out)
+    artifact = change_centers.replay(centers, origin, using, out)
     finish(reporter, artifact, "every step has the digest that it had")

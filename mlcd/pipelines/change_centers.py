@@ -4,7 +4,7 @@ Every change makes another artifact, whose journal tells the steps since the fir
 of centers are added and never taken away. Given names go along.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.examples import Examples
@@ -21,12 +22,12 @@ from mlcd.artifacts.living_centers import LivingCenters
 from mlcd.artifacts.manifest import Artifact, Parent, Request, open_artifact
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.members import NUM_EXAMPLES, NearestMembers
-from mlcd.clustering.novelty import nearest, new_centers, own_quantiles
+from mlcd.clustering.novelty import matched, nearest, new_centers, own_quantiles
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound
 from mlcd.types import Embeddings, unit_rows
 
 _LEAST: Final = 5  # images of a new cluster
-_Given = Mapping[str, EmbeddingsArtifact]
+_Given = Mapping[str, Artifact]
 _Facts = dict[str, Any]
 
 
@@ -56,11 +57,11 @@ def update(
         "new": num_new,
         "seed": seed,
     }
-    given = {added.artifact.digest: added}
+    given = {added.artifact.digest: added.artifact}
     if np.isnan(LivingCenters.read(before).quantiles).any():
         members = members or _made_from(before)
         step["members"] = members.artifact.digest
-        given[members.artifact.digest] = members
+        given[members.artifact.digest] = members.artifact
     return _made(before, step, given, out)
 
 
@@ -92,14 +93,41 @@ def split(
         "quantile": quantile,
         "seed": seed,
     }
-    return _made(before, step, {members.artifact.digest: members}, out)
+    return _made(before, step, {members.artifact.digest: members.artifact}, out)
 
 
-def replay(path: Path, origin: Path, embeddings: list[EmbeddingsArtifact], out: Path) -> Artifact:
+def align(
+    path: Path,
+    other: Path,
+    out: Path,
+    *,
+    members: EmbeddingsArtifact | None = None,
+    quantile: float = 0.95,
+) -> Artifact:
+    """Gives the centers at `other`, of a clustering from scratch, the ids of the clusters at `path`
+    whose members they have.
+
+    members: the rows that both are compared on, as for `update`. Clusters without a counterpart get
+    new ids. An id without one stays too, and stands for the cluster that most of its members went
+    to.
+    """
+    before, to = open_artifact(path, "centers"), open_artifact(other, "centers")
+    members = members or _made_from(to)
+    step = {
+        "change": "align",
+        "to": to.digest,
+        "members": members.artifact.digest,
+        "quantile": quantile,
+    }
+    given = {to.digest: to, members.artifact.digest: members.artifact}
+    return _made(before, step, given, out)
+
+
+def replay(path: Path, origin: Path, using: Iterable[Path], out: Path) -> Artifact:
     """Makes the centers at `path` again, by the steps of their journal from the first centers on.
 
-    Raises ArtifactInvalid where a step makes other centers than it made then, NotFound where the
-    embeddings of a step are not given.
+    using: the embeddings and centers that the steps used. Raises ArtifactInvalid where a step makes
+    other centers than it made then, NotFound where one that it used is not given.
     """
     wanted, first = open_artifact(path, "centers"), open_artifact(origin, "centers")
     journal = LivingCenters.read(wanted).journal
@@ -110,7 +138,7 @@ def replay(path: Path, origin: Path, embeddings: list[EmbeddingsArtifact], out: 
             f"{origin} is not where the journal of {path} begins",
             remedy=f"give the centers of digest {journal.origin[:12]}",
         )
-    given = {each.artifact.digest: each for each in embeddings}
+    given = {each.digest: each for each in map(open_artifact, using)}
     digests = (*journal.made, wanted.digest)
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
@@ -128,15 +156,15 @@ def replay(path: Path, origin: Path, embeddings: list[EmbeddingsArtifact], out: 
 
 def _made(before: Artifact, step: _Facts, given: _Given, out: Path) -> Artifact:
     """Applies one step and writes the result, with the names given so far."""
-    roles = [role for role in ("added", "members") if role in step]
+    roles = [role for role in ("added", "to", "members") if role in step]
     for role in roles:
         if step[role] not in given:
             raise NotFound(
-                f"the embeddings of digest {step[role][:12]} are needed", remedy="give them, too"
+                f"a step used the artifact of digest {step[role][:12]}", remedy="give it, too"
             )
     parents = (
         before.as_parent_of(out, "centers"),
-        *(given[step[role]].artifact.as_parent_of(out, role) for role in roles),
+        *(given[step[role]].as_parent_of(out, role) for role in roles),
     )
     request = Request("centers", step, parents, before.fingerprint)
     made = find_published(out, request)
@@ -157,10 +185,11 @@ def _made(before: Artifact, step: _Facts, given: _Given, out: Path) -> Artifact:
 
 
 def _updated(state: LivingCenters, step: _Facts, given: _Given) -> tuple[LivingCenters, _Facts]:
-    centers, added = state.centers, given[step["added"]]
+    centers, added = state.centers, EmbeddingsArtifact(given[step["added"]])
     num, quantiles = len(centers.vectors), state.quantiles
     if "members" in step:
-        own, distances = nearest(_rows(centers, given[step["members"]]), centers.vectors)
+        members = EmbeddingsArtifact(given[step["members"]])
+        own, distances = nearest(_rows(centers, members), centers.vectors)
         measured = own_quantiles(own, distances, num, step["quantile"])
         quantiles = np.where(np.isnan(quantiles), measured, quantiles)
     rows = _rows(centers, added)
@@ -214,8 +243,9 @@ def _merged(state: LivingCenters, step: _Facts, _: _Given) -> tuple[LivingCenter
 
 
 def _divided(state: LivingCenters, step: _Facts, given: _Given) -> tuple[LivingCenters, _Facts]:
-    centers, center, members = state.centers, step["id"], given[step["members"]]
+    centers, center = state.centers, step["id"]
     _check_id(state, center)
+    members = EmbeddingsArtifact(given[step["members"]])
     rows = _rows(centers, members)
     own, _ = nearest(rows, centers.vectors)
     inside = own == center
@@ -254,12 +284,69 @@ def _divided(state: LivingCenters, step: _Facts, given: _Given) -> tuple[LivingC
     return changed, {"new": 1, "images": int(inside.sum())}
 
 
+def _aligned(state: LivingCenters, step: _Facts, given: _Given) -> tuple[LivingCenters, _Facts]:
+    centers, others = state.centers, Centers.read(given[step["to"]])
+    members = EmbeddingsArtifact(given[step["members"]])
+    ids, _ = nearest(_rows(centers, members), centers.vectors)
+    rows = _rows(others, members)
+    now, distances = nearest(rows, others.vectors)
+    num, num_others = len(centers.vectors), len(others.vectors)
+    own = state.clusters[ids]
+    found = matched(own, now, (num, num_others))
+    fresh = np.flatnonzero(found < 0)
+    found[fresh] = num + np.arange(len(fresh))
+    clusters = _heirs(ids, found[now], num, found)
+    vectors = np.empty((len(clusters), others.vectors.shape[1]), np.float32)
+    vectors[found] = others.vectors
+    vectors = vectors[clusters]  # an id without a counterpart has the center of its heir
+    sizes = np.zeros(len(clusters), np.int64)
+    sizes[found] = others.sizes
+    examples = None
+    if others.examples is not None:
+        examples = _examples(
+            members, np.ones(len(rows), np.bool_), found[now], distances, len(clusters)
+        )
+    quantiles = own_quantiles(found[now], distances, len(clusters), step["quantile"])
+    changed = replace(
+        state,
+        centers=replace(others, vectors=vectors, sizes=sizes, examples=examples, names=None),
+        quantiles=quantiles[clusters],
+        clusters=clusters,
+    )
+    facts = {
+        "kept": num_others - len(fresh),
+        "new": len(fresh),
+        "images": len(rows),
+        "stay": float((found[now] == own).mean()),
+    }
+    return changed, facts
+
+
+def _heirs(
+    ids: NDArray[np.int32], now: NDArray[np.int64], num: int, found: NDArray[np.int64]
+) -> NDArray[np.int32]:
+    """Returns the cluster of each id after an alignment.
+
+    ids, now: the id of each row before, and its cluster now. num: how many ids there were. found:
+    the ids that the clusters have now. An id that none has goes where most of its rows went, or,
+    without rows, to the first cluster.
+    """
+    total = max(num, int(found.max()) + 1)
+    clusters = np.arange(total, dtype=np.int32)
+    order = np.lexsort((now, ids))
+    bounds = np.searchsorted(ids[order], np.arange(num + 1))
+    for gone in np.setdiff1d(np.arange(num), found):
+        went = now[order[bounds[gone] : bounds[gone + 1]]]
+        clusters[gone] = np.bincount(went).argmax() if len(went) else found.min()
+    return clusters
+
+
 _CHANGES: Final[
     dict[str, Callable[[LivingCenters, _Facts, _Given], tuple[LivingCenters, _Facts]]]
-] = {"update": _updated, "merge": _merged, "split": _divided}
+] = {"update": _updated, "merge": _merged, "split": _divided, "align": _aligned}
 
 
-def _rows(centers: Any, embeddings: EmbeddingsArtifact) -> Embeddings:
+def _rows(centers: Centers, embeddings: EmbeddingsArtifact) -> Embeddings:
     rows: Embeddings = centers.align(unit_rows(embeddings.load()))
     return rows
 
@@ -301,10 +388,10 @@ def _made_from(centers: Artifact) -> EmbeddingsArtifact:
     return EmbeddingsArtifact.open(path.resolve())
 
 
-def _check_fingerprint(centers: Artifact, embeddings: EmbeddingsArtifact) -> None:
-    if centers.fingerprint != embeddings.fingerprint:
+def _check_fingerprint(centers: Artifact, other: Artifact) -> None:
+    if centers.fingerprint != other.fingerprint:
         raise ConfigInvalid(
-            f"{centers.path} and {embeddings.artifact.path} are of two models",
+            f"{centers.path} and {other.path} are of two models",
             remedy="embed the images with the model of the centers",
         )
 

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from mlcd.artifacts.centers import Centers
@@ -107,20 +108,81 @@ def test_merged_split_and_replayed(place, tmp_path):
     for center in (3, num):
         examples = [example.key for example in after.centers.examples.of_center(center)]
         assert set(examples) <= {keys[row] for row in np.flatnonzero(found == center)}
-    given = [
-        option for name in ("old", "new") for option in ("--embeddings", place / f"{name}-rows")
-    ]
+    given = [option for name in ("old", "new") for option in ("--using", place / f"{name}-rows")]
     again = made("clusters", "replay", split, place / "centers", tmp_path / "again", *given)
     assert again["digest"] == open_artifact(split).digest
     assert not list(tmp_path.glob(".again*"))
     assert (tmp_path / "again" / JOURNAL).read_bytes() == (split / JOURNAL).read_bytes()
     message = refused("clusters", "replay", split, place / "centers", tmp_path / "x", *given[:2])
-    assert "embeddings of digest" in message
+    assert "used the artifact of digest" in message
     message = refused("clusters", "replay", split, merged, tmp_path / "x", *given)
     assert "is not where the journal" in message
     assert "has no journal" in refused(
         "clusters", "replay", place / "centers", place / "centers", tmp_path / "x"
     )
+
+
+@pytest.fixture(scope="module")
+def aligned(place, digits):
+    """All digits, clustered from scratch, with the ids of the updated centers."""
+    made("embed", digits, place / "all-rows", "--model", "hog")
+    made("cluster", place / "all-rows", place / "scratch", "--clusters", 24, "--hold-out", 0)
+    facts = made("clusters", "align", place / "updated", place / "scratch", place / "aligned")
+    return facts, LivingCenters.read(open_artifact(place / "aligned"))
+
+
+def test_a_clustering_from_scratch_takes_the_ids_of_clusters_that_have_its_members(
+    place, aligned, tmp_path
+):
+    facts, state = aligned
+    before, scratch = Centers.open(place / "updated"), Centers.open(place / "scratch")
+    rows = unit_rows(EmbeddingsArtifact.open(place / "all-rows").load())
+    ids, now = nearest(rows, before.vectors)[0], nearest(rows, scratch.vectors)[0]
+    alive = np.unique(state.clusters)
+    assert len(alive) == 24 == facts["kept"] + facts["new"]
+    order = [int((scratch.vectors @ state.centers.vectors[each]).argmax()) for each in alive]
+    assert sorted(order) == list(range(24))  # the same centers under other numbers
+    assert (state.centers.vectors[alive] == scratch.vectors[order]).all()
+    assert state.centers.sizes[alive].tolist() == scratch.sizes[order].tolist()
+    id_of = dict(zip(order, alive.tolist(), strict=True))
+    since = np.array([id_of[center] for center in now.tolist()])
+    assert facts["stay"] == pytest.approx((ids == since).mean())
+    for each in alive[alive < len(before.vectors)]:
+        both = ((ids == each) & (since == each)).sum()
+        assert 2 * both > min((ids == each).sum(), (since == each).sum())
+    for gone in np.flatnonzero(state.clusters != np.arange(len(state.clusters))):
+        went = since[ids == gone]
+        assert (went == state.clusters[gone]).sum() == np.bincount(went).max()
+    using = [place / f"{name}-rows" for name in ("old", "new", "all")] + [place / "scratch"]
+    options = [option for path in using for option in ("--using", path)]
+    again = made(
+        "clusters", "replay", place / "aligned", place / "centers", tmp_path / "again", *options
+    )
+    assert again["digest"] == open_artifact(place / "aligned").digest
+
+
+def test_labels_of_an_earlier_state_are_translated_and_the_disagreement_is_measured(
+    place, aligned, tmp_path
+):
+    made("label", place / "old-rows", tmp_path / "labels", "--centers", place / "centers")
+    (old, _), first = rows_of(place, "old"), Centers.open(place / "centers")
+    ids, _ = nearest(old, first.vectors)
+    for name in ("centers", "updated", "aligned"):
+        state = LivingCenters.read(open_artifact(place / name))
+        facts = made("clusters", "translate", tmp_path / "labels", place / name, tmp_path / name)
+        table = pq.read_table(tmp_path / name / "translated.parquet").to_pydict()
+        assert table["key"] == EmbeddingsArtifact.open(place / "old-rows").keys
+        assert table["before"] == ids.tolist()
+        assert table["cluster"] == state.clusters[ids].tolist()
+        now = state.clusters[nearest(old, state.centers.vectors)[0]]
+        assert table["now"] == now.tolist()
+        assert facts["disagreement"] == (now != state.clusters[ids]).mean()
+        assert (facts["disagreement"] == 0) == (name == "centers")
+    assert facts["disagreement"] < 0.5
+    message = refused(
+        "clusters", "translate", tmp_path / "labels", place / "scratch", tmp_path / "x"
+    )
+    assert "were not made with" in message
 
 
 def test_a_changed_journal_does_not_replay(place, tmp_path):
