@@ -8,7 +8,7 @@ import torch
 
 from mlcd.models.vit import ViT, ViTConfig
 from training.config import RunConfig
-from training.flops import expected_distinct, expected_drawn, micro_batch
+from training.flops import expected_drawn, micro_batch
 from training.parallel.partial_fc import CHUNK_ENTRIES
 from training.parallel.shards import Shard
 from training.tower import is_trained
@@ -149,10 +149,12 @@ def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
     item, dimension = _item_bytes(config), config.model.output_dim
     at_once = micro_batch(config)
     rows = len(Shard.of(0, world_size, num_classes))
-    touched = ceil(rows * _touched_share(config, num_classes))
     sparse = config.loss.center_update == "sparse"
     passes = config.compute.accumulation * config.augment.num_views
-    gradient_rows = min(touched * passes, rows) if sparse else rows
+    of_pass = _gradient_rows(config, num_classes, rows) if sparse else rows
+    gradient_rows = min(of_pass * passes, rows)
+    # The sum of the passes so far, and the next one's.
+    held_rows = gradient_rows + of_pass if passes > 1 else of_pass
     entries = max(at_once, min(CHUNK_ENTRIES, at_once * rows))
     embeddings = (
         _EMBEDDING_COPIES * at_once * dimension
@@ -162,7 +164,7 @@ def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
         backbone=backbone_bytes(config, world_size),
         backbone_copies=_backbone_copies(config, world_size),
         centers=center_bytes(config, num_classes, world_size),
-        center_gradient=gradient_rows * dimension * item,
+        center_gradient=held_rows * dimension * item,
         activations=activation_bytes(config, -(-at_once // world_size)),
         head=item * (embeddings + _LOGIT_COPIES * entries),
         update=_update_bytes(config, gradient_rows, world_size),
@@ -194,16 +196,16 @@ def _center_state(config: RunConfig, rows: int) -> int:
     return rows * (3 * _item_bytes(config) * config.model.output_dim + clocks)
 
 
-def _touched_share(config: RunConfig, num_classes: int) -> float:
-    """Returns the share of classes that a micro-batch draws or has as positives, for uniform
-    labels.
+def _gradient_rows(config: RunConfig, num_classes: int, rows: int) -> int:
+    """Returns the rows of the centers' gradient in one pass of a process that owns `rows` of them.
+
+    There is one for each drawn class and each positive of all processes, as nobody counts how many
+    are the same or are another process's; but never more than rows. Columns have their own.
     """
     columns = config.loss.num_labels
-    positives = expected_distinct(micro_batch(config) * columns, num_classes) / num_classes
-    drawn = min(1.0, expected_drawn(config, num_classes) / num_classes)
-    if config.loss.kind == "per_column":
-        drawn = 1.0 - (1.0 - drawn) ** columns
-    return drawn + positives * (1.0 - drawn)
+    problems = columns if config.loss.kind == "per_column" else 1
+    drawn = ceil(rows * min(1.0, expected_drawn(config, num_classes) / num_classes))
+    return problems * min(drawn + micro_batch(config) * columns // problems, rows)
 
 
 def _backbone_copies(config: RunConfig, world_size: int) -> int:

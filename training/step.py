@@ -17,6 +17,7 @@ from training.data.colors import draw_colors
 from training.data.recoloring import recolor
 from training.drop_path import branch_scales
 from training.optim.clip import clip_global_norm
+from training.optim.row_gradients import add_up
 from training.optim.schedule import learning_rate
 from training.parallel.instance_head import InstanceHead
 from training.parallel.partial_fc import PartialFC
@@ -199,6 +200,7 @@ def _classify(
                 row_counts=None if row_counts is None else row_counts[index],
             )
             (share * output.loss).backward()
+        add_up(head.weight)
         loss += share * output.loss.detach()
         parts.append((share, output.meters))
     return loss, _averaged(parts)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mlcd.errors import ConfigInvalid
+from mlcd.losses.positives import num_distinct
 from mlcd.randomness import Stream
 
 NegativePolicy = Literal["independent", "partialfc"]
@@ -54,18 +55,18 @@ def draw_negatives(
     if quota == num_classes:
         return ids
     hashes = hash_classes(seed, step, ids, column=column)
-    if policy == "independent":
-        # Their number is known beforehand, so a GPU is not waited for.
-        return hashes.topk(quota, largest=False, sorted=False).indices.sort().values
-    if labels is None:
-        raise ValueError("the policy partialfc needs the labels of the global batch")
-    positives = labels[labels >= 0].unique()
-    hashes[positives] = _SMALLEST
-    quota = max(quota, len(positives))
-    # The hashes of distinct classes are distinct, so exactly `quota` are at or below the quota-th
-    # smallest.
-    threshold = hashes.kthvalue(quota).values
-    return ids[hashes <= threshold]
+    if policy == "partialfc":
+        if labels is None:
+            raise ValueError("the policy partialfc needs the labels of the global batch")
+        if labels.numel() > quota:
+            # Only here the number depends on the labels, so the host reads it.
+            quota = max(quota, int(num_distinct(labels)))
+        # One entry more takes what is no label.
+        taken = torch.where(labels >= 0, labels, num_classes).flatten()
+        marked = torch.cat([hashes, hashes[:1]]).index_fill_(0, taken, _SMALLEST)
+        hashes = marked[:num_classes]
+    # Their number is known, so a GPU is not waited for.
+    return hashes.topk(quota, largest=False, sorted=False).indices.sort().values
 
 
 def hash_classes(seed: int, step: int, ids: Tensor, *, column: int | None = None) -> Tensor:

@@ -36,3 +36,9 @@ def distinct_labels(labels: Tensor) -> Tensor:
     repeated = torch.zeros_like(ordered, dtype=torch.bool)
     repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
     return labels.masked_fill(torch.zeros_like(repeated).scatter_(1, columns, repeated), -1)
+
+
+def num_distinct(labels: Tensor) -> Tensor:
+    """Returns the number of distinct labels, -1 aside, without a result of unknown size."""
+    ordered = torch.cat([labels.new_full((1,), -1), labels.flatten()]).sort().values
+    return ((ordered[1:] != ordered[:-1]) & (ordered[1:] >= 0)).sum()

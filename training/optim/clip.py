@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mlcd.world import World
+from training.optim.row_gradients import entries
 
 
 def clip_global_norm(
@@ -20,13 +21,10 @@ def clip_global_norm(
 
     replicated: parameters whose gradients are the same on every process, or sharded by torch
     (DTensor). sharded: parameters of which each process holds its own rows; sparse gradients are
-    coalesced.
+    those of `training.optim.row_gradients.add_up`.
     """
     plain = [parameter for parameter in replicated if parameter.grad is not None]
     shards = [parameter for parameter in sharded if parameter.grad is not None]
-    for parameter in shards:
-        if parameter.grad.is_sparse:  # type: ignore[union-attr]
-            parameter.grad = parameter.grad.coalesce()  # type: ignore[union-attr]
     device = (plain or shards)[0].device
     local_square = _square([each for each in plain if isinstance(each, DTensor)], device)
     whole_square = _square([each for each in plain if not isinstance(each, DTensor)], device)
@@ -36,20 +34,21 @@ def clip_global_norm(
     # torch's clip_grad_norm_ has the same epsilon.
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for parameter in (*plain, *shards):
-        gradient = _local(parameter.grad)
-        gradient.mul_(factor.to(gradient.dtype))
+        values = _values(parameter.grad)
+        values.mul_(factor.to(values.dtype))
     return plain_square.sqrt(), shard_square.sqrt()
 
 
 def _square(parameters: list[Tensor], device: torch.device) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=device)
     for parameter in parameters:
-        gradient = _local(parameter.grad)
-        values = gradient.values() if gradient.is_sparse else gradient
-        total = total + values.double().square().sum()
+        total = total + _values(parameter.grad).double().square().sum()
     return total
 
 
-def _local(gradient: Tensor | None) -> Tensor:
+def _values(gradient: Tensor | None) -> Tensor:
+    """Returns the numbers of a gradient that this process holds."""
     assert gradient is not None
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    if isinstance(gradient, DTensor):
+        return gradient.to_local()
+    return entries(gradient)[1] if gradient.is_sparse else gradient

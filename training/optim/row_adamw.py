@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from training.optim.row_gradients import entries
+
 
 class RowAdamW(torch.optim.Optimizer):
-    """AdamW for parameters [rows, dimension] with sparse gradients (torch.sparse_coo over dimension
-    0).
+    """AdamW for parameters [rows, dimension] with sparse gradients over dimension 0, added up by
+    `training.optim.row_gradients`.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class RowAdamW(torch.optim.Optimizer):
             state["row_steps"] = torch.zeros(
                 parameter.shape[0], dtype=torch.int64, device=parameter.device
             )
-        gradient = parameter.grad.coalesce()  # type: ignore[union-attr]
-        rows, values = gradient.indices()[0], gradient.values()
+        assert parameter.grad is not None
+        rows, values = entries(parameter.grad)
+        # All entries of a row have the row's gradient now, and write the same.
+        values = values[torch.searchsorted(rows, rows)]
         beta1, beta2 = group["betas"]
         steps = state["row_steps"][rows] + 1
         first = state["exp_avg"][rows].mul_(beta1).add_(values, alpha=1 - beta1)

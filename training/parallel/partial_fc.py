@@ -24,9 +24,10 @@ from mlcd.errors import ConfigInvalid
 from mlcd.losses.discrimination import mlc_from_log_sums, mlcd_from_log_sums, softplus
 from mlcd.losses.margins import MarginGrad, MarginKind, with_margin
 from mlcd.losses.negatives import NegativePolicy, draw_negatives, own_slots
-from mlcd.losses.positives import distinct_labels
+from mlcd.losses.positives import distinct_labels, num_distinct
 from mlcd.randomness import Stream, hash_counters
 from mlcd.world import World
+from training.optim.row_gradients import distinct_rows, sparse_rows
 from training.parallel.products import Products, add_product, product
 from training.parallel.shards import Shard
 
@@ -88,6 +89,7 @@ class PartialFC(nn.Module):
         self.world = world or World()
         self.shard = Shard.of(self.world.rank, self.world.size, num_classes)
         self.weight = nn.Parameter(torch.empty(len(self.shard), dimension))
+        self._drawn: tuple[int, Tensor] | None = None  # a step and its negatives
         # The logarithm, so that no update makes the scale negative.
         self.log_scale = learned(math.log(config.scale)) if config.learn_scale else None
         self.bias = learned(config.bias) if config.learn_bias else None
@@ -172,16 +174,27 @@ class PartialFC(nn.Module):
                 weights_BL = self.world.gather_rows(own_weights, counts)
             if self.config.kind == "per_column":
                 return self._per_column(z_BD, labels_BL, weights_BL, whole, step)
-            drawn = self._draw(whole, step, self.config.policy)
+            drawn = self._negatives(whole, step)
             if self.config.kind == "bce":
                 return self._binary(z_BD, labels_BL, weights_BL, drawn, whole)
             sums = self._log_sums(z_BD, labels_BL, weights_BL, drawn)
             return self._finish(sums, labels_BL, whole)
 
+    def _negatives(self, labels_BL: Tensor, step: int) -> Tensor:
+        """Returns the drawn classes of a step that this process owns, ascending.
+
+        Where they do not depend on labels, all parts of a step have the same.
+        """
+        if self.config.policy != "independent":
+            return self._draw(labels_BL, step, self.config.policy)
+        if self._drawn is None or self._drawn[0] != step:
+            self._drawn = step, self._draw(labels_BL, step, "independent")
+        return self._drawn[1]
+
     def _draw(
         self, labels_BL: Tensor, step: int, policy: NegativePolicy, column: int | None = None
     ) -> Tensor:
-        return draw_negatives(
+        drawn = draw_negatives(
             self.shard.num_classes,
             self.config.negative_ratio,
             seed=self.config.seed,
@@ -191,12 +204,12 @@ class PartialFC(nn.Module):
             column=column,
             device=labels_BL.device,
         )
-
-    def _owned(self, drawn: Tensor) -> Tensor:
-        """Returns those of the drawn classes, which ascend, that this process owns."""
+        if len(drawn) == self.shard.num_classes:
+            return drawn[self.shard.start : self.shard.stop]
         if len(self.shard) == self.shard.num_classes:
             return drawn
-        ends = torch.tensor([self.shard.start, self.shard.stop], device=drawn.device)
+        # The host reads how many of them are here, as the shapes of the products follow from it.
+        ends = torch.tensor([self.shard.start, self.shard.stop]).to(drawn.device, non_blocking=True)
         start, stop = torch.searchsorted(drawn, ends).tolist()
         return drawn[start:stop]
 
@@ -210,7 +223,7 @@ class PartialFC(nn.Module):
         scale, _ = self._scale_and_bias()
         job = _Job(self.shard, replace(self.config, scale=_value(scale)), self.world)
         lse_positive, lse_negative, facts, slopes = _log_sums(
-            z_BD, self.weight, labels_BL, weights_BL, self._owned(drawn), job
+            z_BD, self.weight, labels_BL, weights_BL, drawn, job
         )
         if torch.is_tensor(scale):
             # Zero in value, with the slope as its gradient.
@@ -232,7 +245,7 @@ class PartialFC(nn.Module):
         config = replace(self.config, scale=_value(scale), bias=_value(bias))
         job = _Job(self.shard, config, self.world)
         positive, negative, facts, slopes = _pair_sums(
-            z_BD, self.weight, labels_BL, weights_BL, self._owned(drawn), job
+            z_BD, self.weight, labels_BL, weights_BL, drawn, job
         )
         for learned, (of_positive, of_negative) in zip(
             (scale, bias), slopes.unflatten(0, (2, 2)), strict=True
@@ -333,7 +346,7 @@ def _cosine_meters(facts: Tensor, labels_BL: Tensor, step_labels: Tensor) -> dic
     return {
         "positive_cosine": positive_cosines / positives,
         "negative_cosine": negative_cosines / negatives,
-        "unique_positives": _num_distinct(step_labels),
+        "unique_positives": num_distinct(step_labels).float(),
         "effective_negatives": negatives / len(labels_BL),
     }
 
@@ -341,12 +354,6 @@ def _cosine_meters(facts: Tensor, labels_BL: Tensor, step_labels: Tensor) -> dic
 def _mean_of_present(log_sums: Tensor) -> Tensor:
     present = log_sums > -torch.inf
     return log_sums.masked_fill(~present, 0.0).sum() / present.sum()
-
-
-def _num_distinct(labels: Tensor) -> Tensor:
-    """Returns the number of distinct labels, without a tensor whose size the host would read."""
-    ordered = torch.cat([labels.new_full((1,), -1), labels.flatten()]).sort().values
-    return ((ordered[1:] != ordered[:-1]) & (ordered[1:] >= 0)).sum().float()
 
 
 def learned(start: float) -> nn.Parameter:
@@ -593,12 +600,9 @@ def _of_rows(
     _through_normalization(center_AD, weight_KD, active_A, ctx.chunk)
     center_AD = center_AD.to(weight_KD.dtype)
     if config.center_update == "sparse":
-        # `unique` returns sorted, distinct indices in range: nothing is left to check.
-        d_weight = torch.sparse_coo_tensor(
-            active_A[None], center_AD, weight_KD.shape, is_coalesced=True, check_invariants=False
-        )
+        d_weight = sparse_rows(active_A, center_AD, weight_KD.shape)
     else:
-        d_weight = torch.zeros_like(weight_KD).index_copy_(0, active_A, center_AD)
+        d_weight = torch.zeros_like(weight_KD).index_add_(0, active_A, center_AD)
     # This process computed the part of dL/dz that its classes give, for all samples. The gather's
     # backward adds the parts up. DDP then divides by the number of processes, which is undone here.
     return dz_BD * ctx.job.world.size, d_weight
@@ -607,7 +611,8 @@ def _of_rows(
 def _touched(drawn_S: Tensor, local_BL: Tensor, owned_BL: Tensor, num_own: int) -> Tensor:
     """Returns the classes of this process that the step touches, drawn or positive, ascending.
 
-    Where all are drawn the host knows that; else it reads their number.
+    The last is repeated, so that the host need not know how many they are; it reads that only where
+    this process owns none of the drawn ones.
     """
     if len(drawn_S) == num_own:
         return drawn_S
@@ -615,8 +620,7 @@ def _touched(drawn_S: Tensor, local_BL: Tensor, owned_BL: Tensor, num_own: int) 
         positives_only: Tensor = local_BL[owned_BL].unique()
         return positives_only
     positives = torch.where(owned_BL, local_BL, drawn_S[0])
-    touched: Tensor = torch.cat([drawn_S, positives.flatten()]).unique()
-    return touched
+    return distinct_rows(torch.cat([drawn_S, positives.flatten()]), num_own)[0]
 
 
 _log_sums: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _LogSums.apply

@@ -6,6 +6,7 @@ import torch
 from mlcd.world import World
 from training.optim.clip import clip_global_norm
 from training.optim.row_adamw import RowAdamW
+from training.optim.row_gradients import add_up, distinct_rows
 from training.parallel.partial_fc import HeadConfig, PartialFC
 from training.parallel.shards import Shard
 
@@ -43,9 +44,18 @@ def test_gradients_of_several_micro_batches_add_up_before_the_step():
     weight.grad = sparse([0, 1], torch.ones(2, 2), (4, 2)) + sparse(
         [1, 2], torch.ones(2, 2), (4, 2)
     )
+    add_up(weight)
     optimizer.step()
     assert optimizer.state[weight]["row_steps"].tolist() == [1, 1, 1, 0]
     assert optimizer.state[weight]["exp_avg"][:, 0].tolist() == pytest.approx([0.1, 0.2, 0.1, 0.0])
+
+
+def test_rows_are_made_distinct_by_their_number_alone():
+    rows = torch.tensor([5, 2, 5, 2, 9, 5])
+    for most, padding in ((10, 3), (4, 1), (3, 0)):
+        distinct, places = distinct_rows(rows, most)
+        assert distinct.tolist() == [2, 5, 9] + padding * [9]
+        assert torch.equal(distinct[places], rows)
 
 
 def test_dense_update_moves_rows_that_nobody_touched():
@@ -72,6 +82,7 @@ def test_one_norm_over_everything():
     dense, shard = torch.zeros(3, requires_grad=True), torch.zeros((4, 2), requires_grad=True)
     dense.grad = torch.tensor([3.0, 0.0, 0.0])
     shard.grad = sparse([1, 1], torch.tensor([[2.0, 0.0], [2.0, 0.0]]), (4, 2))  # adds up to 4
+    add_up(shard)
     norms = clip_global_norm([dense], [shard], 1.0, World())
     assert [norm.item() for norm in norms] == pytest.approx([3.0, 4.0])
     assert dense.grad.tolist() == pytest.approx([0.6, 0, 0], abs=1e-5)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlcd.artifacts.centers import Centers
 from mlcd.errors import ConfigInvalid
@@ -403,62 +402,3 @@ def test_centers_saved_by_four_processes_go_on_alike_on_any_number(tmp_path):
         assert sum(len(one["row_steps"]) for one in loaded) == 11
         for one in loaded:
             assert one["loss"] == pytest.approx(saved[0]["loss"], abs=1e-12)
-
-
-class _HostReads(TorchDispatchMode):
-    """Counts the operations that make a GPU wait for the host: reading a scalar, or a result of
-    unknown size.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        indices = args[1] if name in {"index", "index_put_"} else ()
-        masked = any(torch.is_tensor(each) and each.dtype == torch.bool for each in indices)
-        self.count += masked or name in {
-            "_local_scalar_dense",
-            "nonzero",
-            "masked_select",
-            "_unique2",
-            "equal",
-        }
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("kind", ["mlcd", "mlc", "cd", "bce"])
-@pytest.mark.parametrize(("ratio", "expected"), [(1.0, 0), (0.3, 1)])
-def test_the_host_reads_nothing_but_the_number_of_touched_classes(
-    monkeypatch, kind, ratio, expected
-):
-    """In many chunks as in one; where all classes are drawn it knows even that."""
-    import training.parallel.partial_fc as module
-
-    for entries in (1 << 20, 4):
-        monkeypatch.setattr(module, "CHUNK_ENTRIES", entries)
-        head = PartialFC(200, 8, HeadConfig(kind=kind, scale=16.0, negative_ratio=ratio))
-        head.initialize(0)
-        with _HostReads() as mode:
-            head(
-                torch.ones((4, 8), requires_grad=True), torch.arange(12).view(4, 3), 0
-            ).loss.backward()
-        assert mode.count == expected
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("kind", ["mlcd", "mlc", "cd", "bce"])
-def test_a_gpu_never_waits_where_all_centers_are_negatives(kind):
-    head = PartialFC(200, 8, HeadConfig(kind=kind, scale=16.0, negative_ratio=1.0)).cuda()
-    with torch.no_grad():
-        head.weight.normal_()
-    embeddings = torch.randn((4, 8), device="cuda", requires_grad=True)
-    labels = torch.arange(12, device="cuda").view(4, 3)
-    head(embeddings, labels, 0).loss.backward()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        head(embeddings, labels, 1).loss.backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -113,7 +113,8 @@ def test_recomputation_adds_the_blocks_once_more():
 
 
 @pytest.mark.parametrize(
-    ("kind", "ratio"), [("mlcd", 0.5), ("mlcd", 1.0), ("per_column", 1.0), ("cd", 0.25)]
+    ("kind", "ratio"),
+    [("mlcd", 0.5), ("mlcd", 1.0), ("per_column", 1.0), ("cd", 0.25), ("bce", 0.25)],
 )
 def test_head_flops_are_those_that_torch_counts(kind, ratio):
     config = small(f"loss.kind={kind}", f"loss.negative_ratio={ratio}", "loss.labels_per_image=3")
@@ -129,6 +130,10 @@ def test_head_flops_are_those_that_torch_counts(kind, ratio):
         8 * 2 * 24 * 3 * (1 if kind == "cd" else 3)
     )  # element by element: torch counts no such products
     assert total == pytest.approx(8 * head_flops(config, 400) - positives, rel=1e-9)
+    # A row for each drawn class and label, of which the plan knows no more than their numbers.
+    assert head.weight.grad._nnz() * 24 * 4 <= step_memory(config, 400, 1).center_gradient
+    if kind != "per_column":  # torch may join columns
+        assert head.weight.grad._nnz() * 24 * 4 == step_memory(config, 400, 1).center_gradient
 
 
 def test_the_classes_that_partialfc_draws_are_the_positives_where_they_are_more():
