@@ -216,8 +216,11 @@ def _backbone_copies(config: RunConfig, world_size: int) -> int:
     cast = 2 * parameters if config.compute.precision == "bf16" else 0
     if world_size == 1 or config.compute.backbone == "ddp":
         return cast
+    block = -(-parameters // config.model.depth)
     # The current block and the next one, and their gradients.
-    return cast + 4 * _item_bytes(config) * -(-parameters // config.model.depth)
+    if config.compute.gathered == "bf16":
+        return block * (4 * 2 + _item_bytes(config))  # and a gradient while it is summed
+    return cast + 4 * _item_bytes(config) * block
 
 
 def _update_bytes(config: RunConfig, gradient_rows: int, world_size: int) -> int:

@@ -22,7 +22,7 @@ from mlcd.losses.margins import MarginGrad, MarginKind
 from mlcd.losses.negatives import NegativePolicy
 from mlcd.models.blocks import Activation
 from mlcd.models.vit import Positions, ViTConfig
-from training.parallel.backbone import Precision
+from training.parallel.backbone import Gathered, Precision
 from training.parallel.instance_head import InstanceConfig, InstanceKind
 from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
 from training.parallel.products import Products
@@ -619,9 +619,17 @@ class ComputeConfig(Section):
     """fsdp: the backbone's weights and moments are also sharded over processes, for towers too
     large for one.
     """
+    gathered: Gathered = "fp32"
+    """The type in which fsdp gathers the blocks' weights. bf16 halves that traffic; gradients are
+    still summed, and weights kept and updated, in float32.
+    """
 
     @model_validator(mode="after")
     def _no_contradiction(self) -> Self:
+        if self.gathered == "bf16" and (self.backbone, self.precision) != ("fsdp", "bf16"):
+            raise ValueError(
+                "compute.gathered=bf16 is for compute.backbone=fsdp with compute.precision=bf16"
+            )
         if self.precision == "fp64" and self.head_products != "fp32":
             raise ValueError(
                 f"compute.head_products={self.head_products} is not exact, and "

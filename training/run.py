@@ -254,6 +254,7 @@ def initial_state(
         processes.world,
         precision=compute.precision,
         sharded=compute.backbone == "fsdp",
+        gathered=compute.gathered,
         recompute=compute.recompute,
         compiled=compute.compile,
     )

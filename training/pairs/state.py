@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,7 +116,7 @@ def initial_state(
     """Builds the state at step 0 of two towers and the values that the scalars start from."""
     compute, device = config.compute, processes.device
     text = text.to(device).train()
-    options = {"recompute": compute.recompute, "compiled": compute.compile}
+    options: dict[str, Any] = {"recompute": compute.recompute, "compiled": compute.compile}
     freeze(model.trunk, config.model)
     images = None
     if not config.cached:

@@ -10,7 +10,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -21,6 +21,7 @@ from mlcd.models.vit import VisionTower, ViT
 from mlcd.world import World
 
 Precision = Literal["fp32", "bf16", "fp64"]
+Gathered = Literal["fp32", "bf16"]
 _BUCKET_MIB: Final = (
     25  # torch's default: gradients that are summed at once, while the backward pass goes on
 )
@@ -39,6 +40,7 @@ class Backbone:
         *,
         precision: Precision = "fp32",
         sharded: bool = False,
+        gathered: Gathered = "fp32",
         recompute: bool = False,
         compiled: bool = False,
     ) -> None:
@@ -56,7 +58,7 @@ class Backbone:
             self._replicas = _replicate(model.trunk, world, like.new_zeros((0, 3, side, side)))
         _prepare_blocks(model.trunk.blocks, recompute=recompute, compiled=compiled)
         if self._sharded:
-            _shard(model.trunk, world)
+            _shard(model.trunk, world, gathered)
 
     def embed(self, images: Tensor, branch_scales: Tensor | None = None) -> Tensor:
         """Returns embeddings [B, D], not yet unit, for float images [B, 3, S, S] in 0..255; B may
@@ -170,9 +172,19 @@ def _replicate(
     return replicas
 
 
-def _shard(trunk: VisionTower, world: World) -> None:
+def _shard(trunk: VisionTower, world: World, gathered: Gathered) -> None:
+    """Shards the parameters block by block, and together those that are outside of blocks."""
     device = next(trunk.parameters()).device
     mesh = init_device_mesh(device.type, (world.size,))
+    # Autocast computes from float32 to float32; only the weights of products come as bfloat16.
+    short = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     for block in trunk.blocks:
-        fully_shard(block, mesh=mesh)
+        if gathered == "bf16":
+            # The norms are computed in float32, so they go with what is outside.
+            products = [block.get_submodule(name) for name in ("attn", "mlp")]
+            fully_shard(products, mesh=mesh, mp_policy=short)
+        else:
+            fully_shard(block, mesh=mesh)
     fully_shard(trunk, mesh=mesh)

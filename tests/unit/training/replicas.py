@@ -18,7 +18,7 @@ from training.parallel.backbone import Backbone
 from training.parallel.instance_head import InstanceHead
 from training.parallel.partial_fc import HeadConfig, PartialFC
 from training.state import TrainState
-from training.step import backward
+from training.step import backward, train_step
 
 CLASSES, IMAGE = 11, 8
 CONFIG = validate_config(
@@ -72,11 +72,11 @@ def with_views(form):
     return validate_config({**fields, "augment": VIEWS, "loss": FORMS[form]})
 
 
-def new_state(world, precision="fp64"):
+def new_state(world, precision="fp64", **options):
     trunk = ViT(CONFIG.model.vit())
     trunk.initialize(torch.Generator().manual_seed(0))
     model = Servable(trunk, PreprocessSpec(resize_shortest=IMAGE, crop=IMAGE))
-    state_of = Backbone(model, world, precision=precision)
+    state_of = Backbone(model, world, precision=precision, **options)
     head = PartialFC(CLASSES, 6, HeadConfig(scale=16.0, negative_ratio=0.5), world=world)
     head.initialize(0)
     if precision == "fp64":
@@ -133,6 +133,26 @@ def view_gradients(world, form, counts_of_all):
     }
 
 
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def sharded_losses(world, gathered):
+    """The losses of three steps of a sharded tower, and the types of a block's weights: while it
+    computes, at rest, and of their gradients.
+    """
+    state = new_state(world, "bf16", sharded=True, gathered=gathered)
+    layer, types = state.model.trunk.blocks[0].mlp.fc1, set()
+    layer.register_forward_hook(lambda *_: types.add(layer.weight.dtype))
+    parts, shares = micro_batches(((3, 2), (1, 3)), world.rank, torch.float32)
+    losses = []
+    for _ in range(3):
+        loss, _ = backward(state, parts, shares, CONFIG)
+        gradient = layer.weight.grad.dtype
+        losses.append(train_step(state, parts, shares, CONFIG).loss.item())
+        assert losses[-1] == loss
+    return losses, (*types, layer.weight.dtype, gradient)
+
+
 def run(rank, size, folder):
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size
@@ -141,6 +161,9 @@ def run(rank, size, folder):
     for form in FORMS:
         results[form] = view_gradients(World.current(), form, VIEW_COUNTS[size])
     torch.save(results, f"{folder}/gradients-{size}-{rank}.pt")
+    if size == 2:
+        found = {gathered: sharded_losses(World.current(), gathered) for gathered in TYPES}
+        torch.save(found, f"{folder}/sharded-{rank}.pt")
     dist.destroy_process_group()
 
 

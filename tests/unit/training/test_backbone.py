@@ -9,12 +9,20 @@ from mlcd.world import World
 from tests.unit.training import replicas
 
 
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """The folder of what each number of processes found."""
+    folder = tmp_path_factory.mktemp("ran")
+    for size in (2, 3):
+        torch.multiprocessing.spawn(replicas.run, (size, str(folder)), nprocs=size)
+    return folder
+
+
 @pytest.mark.parametrize("size", [2, 3])
-def test_processes_that_have_nothing_of_a_micro_batch_change_no_gradient(size, tmp_path):
+def test_processes_that_have_nothing_of_a_micro_batch_change_no_gradient(size, ran):
     """Nor does the split over processes: of one view, of several with changes of color, and of
     those of an image told from those of the others.
     """
-    torch.multiprocessing.spawn(replicas.run, (size, str(tmp_path)), nprocs=size)
     of_one, views_of_one = (
         [(sum(counts),) for counts in each[size]]
         for each in (replicas.COUNTS, replicas.VIEW_COUNTS)
@@ -23,7 +31,7 @@ def test_processes_that_have_nothing_of_a_micro_batch_change_no_gradient(size, t
         form: replicas.view_gradients(World(), form, views_of_one) for form in replicas.FORMS
     }
     for rank in range(size):
-        found = torch.load(tmp_path / f"gradients-{size}-{rank}.pt")
+        found = torch.load(ran / f"gradients-{size}-{rank}.pt")
         assert found.keys() == whole.keys()
         for form, expected in whole.items():
             assert found[form].keys() == expected.keys()
@@ -31,6 +39,16 @@ def test_processes_that_have_nothing_of_a_micro_batch_change_no_gradient(size, t
                 assert gradient.abs().max() > 0, (form, name)
                 same = torch.allclose(found[form][name], gradient, rtol=1e-9, atol=1e-12)
                 assert same, (form, name, rank)
+
+
+def test_a_sharded_tower_gathers_blocks_in_the_type_that_is_asked_for(ran):
+    """Weights at rest and gradients are float32, and the losses are those of autocast."""
+    found = torch.load(ran / "sharded-0.pt")
+    for gathered, (_, types) in found.items():
+        assert types == (replicas.TYPES[gathered], torch.float32, torch.float32)
+    (exact, _), (short, _) = found.values()
+    assert short == pytest.approx(exact, rel=2e-3)
+    assert short[2] < short[0]
 
 
 def test_three_processes_sum_a_resumed_step_in_the_same_order(tmp_path):

@@ -182,7 +182,10 @@ def test_the_state_is_counted_to_the_byte(update, options):
 
 
 def test_shards_share_the_state():
-    config = small("compute.backbone=fsdp")
+    config = small("compute.backbone=fsdp", "compute.precision=bf16")
+    short = small("compute.backbone=fsdp", "compute.precision=bf16", "compute.gathered=bf16")
+    copies = [step_memory(each, 1000, 4).backbone_copies for each in (config, short)]
+    assert copies[1] < copies[0] / 2
     assert center_bytes(config, 1000, 8) == 125 * (3 * 4 * 24 + 8)
     assert center_bytes(config, 1001, 8) == 126 * (3 * 4 * 24 + 8)
     whole, eighth = backbone_bytes(config, 1), backbone_bytes(config, 8)
