@@ -101,7 +101,7 @@ def test_one_of_several_processes_reads_once_a_step_how_many_it_owns_of_the_draw
 
 
 def test_a_step_reads_once_if_all_is_finite(monkeypatch):
-    """Of four micro-batches; the class ids are checked on the host, before they are copied."""
+    """It has four micro-batches, whose class ids are checked on the host before they are copied."""
     state = replicas.new_state(World(), precision="fp32")
     counts = [(sum(each),) for each in replicas.COUNTS[2]]
     parts, shares = replicas.micro_batches(counts, 0, torch.float32)
