@@ -28,7 +28,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.lit import DATA, FLAT, TEXT, train_tower, write_split
+from benchmarks.lit import BATCH, DATA, FLAT, OPTIM, TEXTS, train_tower, write_split
 from mlcd.demo import write_digits
 
 SHARED: Final = DATA.parent
@@ -84,22 +84,18 @@ def write_products(folder: Path) -> None:
 
 
 def train_lit(work: Path, steps: int) -> Path:
-    """Trains a text tower beside a tower of photographs of products."""
-    if not (work / "tower").exists():
-        if not (work / "train").exists():
-            write_split(work / "train", "train")
-        train_tower(work / "train", work)
-    settings = ("schedule.batch_size=250", "optim.lr=1e-3", "optim.weight_decay=0.2")
-    places = (f"model.start={work / 'tower'}", f"data.pairs={work / 'train'}")
-    out = (f"out={work / 'lit'}", f"schedule.steps={steps}", "optim.clip_norm=1.0")
-    mlcd("train", "lit", *FLAT, *TEXT, *settings, *places, *out)
+    """Trains a text tower beside the tower of `benchmarks/lit.py`."""
+    write_split(work / "train", "train")
+    places = (f"model.start={train_tower(work)}", f"data.pairs={work / 'train'}")
+    length = (f"schedule.batch_size={BATCH}", f"schedule.steps={steps}", f"out={work / 'lit'}")
+    mlcd("train", "lit", *FLAT, *OPTIM, *TEXTS["small"], *places, *length)
     return work / "lit"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("work", type=Path)
-    parser.add_argument("--steps", type=int, default=60, help="of the text tower")
+    parser.add_argument("--steps", type=int, default=100, help="of the text tower")
     parser.add_argument("--most", type=int, default=50, help="images a class and part of two sets")
     options = parser.parse_args()
     work = options.work
