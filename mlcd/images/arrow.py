@@ -31,7 +31,19 @@ class ArrowSource(ColumnsSource):
     @contextmanager
     def _opened(self, path: str) -> Iterator[Rows]:
         with pa.memory_map(path) as mapped, pa.ipc.open_stream(mapped) as reader:
-            yield _Stream(reader.read_all())
+            yield _Stream(_checked(reader.read_all()))
+
+
+def _checked(table: pa.Table) -> pa.Table:
+    """Returns the table. Raises ArrowInvalid if an offset leads outside of the file.
+
+    The reader trusts offsets and names.
+    """
+    try:
+        table.validate(full=True)
+    except UnicodeDecodeError as error:
+        raise pa.ArrowInvalid("a column's name is no text") from error
+    return table
 
 
 class _Stream:

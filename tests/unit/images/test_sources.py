@@ -533,6 +533,19 @@ def test_damage_of_a_saved_dataset_is_named(tmp_path):
         open_source(str(tmp_path / "a"))
 
 
+def test_no_changed_byte_of_a_saved_dataset_leads_outside_of_it(tmp_path):
+    write_saved(tmp_path / "a", [png(1), png(2)], [0, 1], ["cat", "dog"])
+    data = tmp_path / "a" / "data-00000-of-00001.arrow"
+    whole = data.read_bytes()
+    found = set()
+    for at in range(0, len(whole), 7):
+        data.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        source = open_source(str(tmp_path / "a"))
+        with contextlib.suppress(InvalidInput):
+            found.add(len(contents(source)))
+    assert found == {0, 2}
+
+
 def test_a_folder_of_parquet_is_read_as_its_tables_and_the_parts_that_they_name(tmp_path):
     (tmp_path / "data").mkdir()
     for name, label in (("train-00000-of-00001", "cat"), ("test-00000-of-00001", "dog")):
