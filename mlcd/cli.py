@@ -17,6 +17,7 @@ from mlcd.commands.index_embeddings import index
 from mlcd.commands.label_images import label
 from mlcd.commands.name_clusters import name
 from mlcd.commands.run_demo import demo
+from mlcd.commands.sync_artifact import sync
 from mlcd.commands.verify_artifact import verify
 from mlcd.errors import MlcdError
 from mlcd.version import __version__
@@ -70,6 +71,7 @@ for _command in (
     index,
     label,
     name,
+    sync,
     verify,
 ):
     cli.add_command(_command)

@@ -198,6 +198,18 @@ def read_manifest(path: Path, name: str = MANIFEST) -> Artifact:
         raise ArtifactInvalid(f"{path} is not a finished artifact", remedy=remedy)
     try:
         raw = file.read_bytes()
+    except OSError as error:
+        refuse_too_many_files(error)
+        raise _damaged(file) from error
+    return parse_manifest(raw, path, name)
+
+
+def parse_manifest(raw: bytes, path: Path, name: str = MANIFEST) -> Artifact:
+    """Returns the artifact at `path` whose manifest this is. Raises ArtifactInvalid where it is
+    damaged.
+    """
+    file = path / name
+    try:
         manifest = json.loads(raw)
         if manifest["schema"] > SCHEMA:
             raise ArtifactInvalid(
@@ -218,14 +230,15 @@ def read_manifest(path: Path, name: str = MANIFEST) -> Artifact:
             created_at=manifest["created_at"],
             digest=manifest["digest"],
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        refuse_too_many_files(error)
-        raise ArtifactInvalid(
-            f"{file} is damaged", remedy="restore it, or make the artifact again"
-        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(file) from error
     if not intact:
-        raise ArtifactInvalid(f"{file} is damaged", remedy="restore it, or make the artifact again")
+        raise _damaged(file)
     return artifact
+
+
+def _damaged(file: Path) -> ArtifactInvalid:
+    return ArtifactInvalid(f"{file} is damaged", remedy="restore it, or make the artifact again")
 
 
 def sealed(manifest: Mapping[str, Any]) -> bytes:

@@ -12,7 +12,6 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 import fsspec
-from fsspec.registry import known_implementations
 
 from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.images.arrow import find_saved
@@ -24,6 +23,7 @@ from mlcd.images.parquet import ParquetSource
 from mlcd.images.source import FilesSource, Source
 from mlcd.images.tar import TarSource
 from mlcd.images.zip import ZipSource
+from mlcd.locations import check_no_credentials, package_for
 
 _ARCHIVES: Final[dict[str, type[FilesSource]]] = {
     ".tar": TarSource,
@@ -61,6 +61,7 @@ def open_source(location: str) -> Source:
     """
     if not location:
         raise NotFound("no images are named", remedy=_FORMS)
+    check_no_credentials(location)
     try:
         return _open(location)
     except MlcdError:
@@ -68,21 +69,13 @@ def open_source(location: str) -> Source:
     except ImportError as error:
         raise InvalidInput(
             f"{location} needs a package that is not installed",
-            remedy=f"pip install {_package(location)}",
+            remedy=f"pip install {package_for(location)}",
         ) from error
     except Exception as error:  # each file system behind a URL has its own errors
         raise InvalidInput(
             f"{location} is not a place that can be read ({type(error).__name__})",
             remedy="give a path or a known URL, and the rights that it asks for",
         ) from error
-
-
-def _package(location: str) -> str:
-    """Returns the package that fsspec needs for such URLs, as pip takes it."""
-    protocol = location.rpartition("::")[2].partition("://")[0]
-    package: str = known_implementations.get(protocol, {}).get("class", "fsspec").partition(".")[0]
-    # the extra for https is [http]
-    return package if package != "fsspec" else f"'fsspec[{protocol.removesuffix('s')}]'"
 
 
 def _open(location: str) -> Source:

@@ -1,0 +1,207 @@
+"""A directory on this machine or in an object store, by the same few calls.
+
+The files of an object store are objects whose names begin with the directory's. Here as there, a
+file appears whole, at its end, or never.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Final, Self
+
+import fsspec
+
+from mlcd.artifacts.disk import refuse_full_disk, replacing, translated_os_errors
+from mlcd.artifacts.manifest import FileEntry
+from mlcd.errors import (
+    ArtifactInvalid,
+    ConfigInvalid,
+    InvalidInput,
+    MlcdError,
+    NotFound,
+    Unavailable,
+)
+from mlcd.locations import Location, check_no_credentials, is_url, package_for
+
+_CHUNK_BYTES: Final = 8 << 20
+_SMALL_BYTES: Final = 16 << 20  # up to this, a file is one request
+_RIGHTS: Final = "give this process the rights, by its environment or its profile"
+_LACKS_CREDENTIALS: Final = frozenset(
+    {"NoCredentialsError", "CredentialRetrievalError", "ProfileNotFound"}
+)
+
+
+class Directory:
+    """The directory at a location; it need not exist. Names of files are relative, with slashes."""
+
+    def __init__(self, location: str, filesystem: Any, path: str) -> None:
+        self.location, self._filesystem, self._path = location, filesystem, path
+        self.is_local = not is_url(location)
+
+    @classmethod
+    def at(cls, location: Location) -> Self:
+        """Returns the directory. Raises ConfigInvalid for a URL that cannot be opened here."""
+        text = check_no_credentials(location).rstrip("/") or "/"
+        try:
+            filesystem, path = fsspec.core.url_to_fs(text, use_listings_cache=False)
+        except ImportError as error:
+            raise ConfigInvalid(
+                f"{text} needs a package that is not installed",
+                remedy=f"pip install {package_for(text)}",
+            ) from error
+        except ValueError as error:
+            raise ConfigInvalid(
+                f"{text} is not a URL that is known", remedy="give a path, or a URL as s3://…"
+            ) from error
+        return cls(text, filesystem, path.rstrip("/"))
+
+    def sizes(self) -> dict[str, int]:
+        """Returns the bytes of every file at any depth, by name."""
+        with self._translated():
+            found = self._filesystem.find(self._path, detail=True)
+            return {name[len(self._path) + 1 :]: int(info["size"]) for name, info in found.items()}
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a file. Raises NotFound."""
+        with self._translated(name):
+            content: bytes = self._filesystem.cat_file(self._full(name))
+            return content
+
+    def measure(self, name: str) -> FileEntry:
+        """Reads a file to its end and returns its size and digest. Raises NotFound."""
+        return _measured(self.chunks(name))
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Yields the content of a file, some at a time. Raises NotFound."""
+        with (
+            self._translated(name),
+            self._filesystem.open(
+                self._full(name), "rb", block_size=_CHUNK_BYTES, cache_type="readahead"
+            ) as file,
+        ):
+            while chunk := file.read(_CHUNK_BYTES):
+                yield chunk
+
+    def copy(self, name: str, source: "Directory", entry: FileEntry) -> None:
+        """Writes the source's file of that name, and reads it again.
+
+        Raises ArtifactInvalid where the source's is not `entry`; nothing is written then.
+        """
+        if entry.size_bytes <= _SMALL_BYTES:
+            content = source.read(name)
+            source.check(name, _measured(iter([content])), entry)
+            self._write(name, content)
+        else:
+            with self._writing(name) as file:
+                source.check(name, _measured(self._written(name, source.chunks(name), file)), entry)
+        self.check(name, self.measure(name), entry)
+
+    def check(self, name: str, found: FileEntry, entry: FileEntry) -> None:
+        """Raises ArtifactInvalid where the file is another than it should be."""
+        if found != entry:
+            raise ArtifactInvalid(
+                f"{self.location}/{name} differs from its manifest",
+                remedy="it is damaged; restore it, or make the artifact again",
+            )
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Writes a file that does not exist; tells whether it did not, where the store can tell."""
+        with self._translated(name):
+            try:
+                self._filesystem.pipe_file(self._full(name), content, mode="create")
+            except FileExistsError:
+                return False
+            return True
+
+    def abort_uploads(self) -> int:
+        """Ends the uploads that dead processes have begun in this directory, and returns how many:
+        nobody sees their bytes, which are paid for.
+        """
+        if not hasattr(self._filesystem, "call_s3"):
+            return 0
+        bucket, _, inside = self._path.partition("/")
+        prefix = inside and f"{inside}/"
+        ended = 0
+        with self._translated():
+            while uploads := self._filesystem.call_s3(
+                "list_multipart_uploads", Bucket=bucket, Prefix=prefix
+            ).get("Uploads"):
+                for each in uploads:
+                    named = {"Key": each["Key"], "UploadId": each["UploadId"]}
+                    self._filesystem.call_s3("abort_multipart_upload", Bucket=bucket, **named)
+                ended += len(uploads)
+        return ended
+
+    def _full(self, name: str) -> str:
+        return f"{self._path}/{name}"
+
+    def _written(self, name: str, chunks: Iterator[bytes], file: IO[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            with self._translated(name):
+                file.write(chunk)
+            yield chunk
+
+    def _write(self, name: str, content: bytes) -> None:
+        if self.is_local:
+            with self._writing(name) as file:
+                file.write(content)
+            return
+        with self._translated(name):
+            self._filesystem.pipe_file(self._full(name), content)
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[IO[bytes]]:
+        """Yields a file that appears when the block ends, and not where the block fails."""
+        if self.is_local:
+            path = Path(self._full(name))
+            with self._translated(name):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(path) as temporary, temporary.open("wb") as file:
+                    yield file
+            return
+        with self._translated(name):
+            file = self._filesystem.open(
+                self._full(name), "wb", block_size=_SMALL_BYTES, autocommit=False
+            )
+        try:
+            yield file
+            with self._translated(name):
+                file.close()
+                file.commit()
+        except BaseException:
+            file.discard()
+            raise
+
+    @contextmanager
+    def _translated(self, name: str = "") -> Iterator[None]:
+        """Turns the errors of the file system into ours."""
+        shown = f"{self.location}/{name}" if name else self.location
+        try:
+            if self.is_local:
+                with translated_os_errors(Path(shown)):
+                    yield
+            else:
+                yield
+        except (MlcdError, GeneratorExit):
+            raise
+        except FileNotFoundError as error:
+            raise NotFound(f"there is no {shown}", remedy="see whether its place exists") from error
+        except PermissionError as error:
+            raise InvalidInput(f"{shown} is refused to this process", remedy=_RIGHTS) from error
+        except Exception as error:  # each file system has its own errors
+            refuse_full_disk(error, Path(shown))
+            if type(error).__name__ in _LACKS_CREDENTIALS:
+                raise InvalidInput(f"{shown} asks for credentials", remedy=_RIGHTS) from error
+            raise Unavailable(
+                f"{shown} cannot be reached ({type(error).__name__})",
+                remedy="see whether its store is up, and run the same command again",
+            ) from error
+
+
+def _measured(chunks: Iterator[bytes]) -> FileEntry:
+    sha256, size = hashlib.sha256(), 0
+    for chunk in chunks:
+        sha256.update(chunk)
+        size += len(chunk)
+    return FileEntry(size, sha256.hexdigest())

@@ -1,0 +1,200 @@
+"""Artifacts in an object store: a real S3 server, one with faults, and processes that are killed."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import fsspec
+import numpy as np
+import pytest
+
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Request, open_artifact
+from mlcd.errors import (
+    ArtifactInvalid,
+    ConfigInvalid,
+    Conflict,
+    InvalidInput,
+    NotFound,
+    Unavailable,
+)
+from mlcd.pipelines.sync import sync
+from mlcd.progress import Reporter
+from tests.integration.s3 import SECRET, running_faults, running_moto
+
+SILENT = Reporter("silent")
+LARGE = 20 << 20  # more than one part of an upload
+
+
+@pytest.fixture(scope="module")
+def store():
+    with running_moto() as store:
+        yield store
+
+
+@pytest.fixture
+def used(store, monkeypatch):
+    """The store, for this process: file systems are kept by fsspec with what they read there."""
+    for name, value in store.environment.items():
+        monkeypatch.setenv(name, value)
+    fsspec.filesystem("s3").clear_instance_cache()
+    yield store
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
+def make(path, *, seed=0, child=True, large=0):
+    """An artifact with another inside it, a large file and one beside that no manifest lists."""
+    random_bytes = np.random.default_rng(seed).bytes
+    if child:
+        make(path.parent / "child", seed=seed + 1, child=False)
+    with Draft(path, Request("tests", {"seed": seed})) as draft:
+        for number in range(5):
+            with draft.write(f"part-{number}") as part:
+                part.write_bytes(random_bytes(1000 + number))
+        if large:
+            with draft.write("large") as part:
+                part.write_bytes(random_bytes(large))
+        if child:
+            draft.adopt("child", path.parent / "child")
+        draft.publish()
+    (path / "given.json").write_text('{"3": "猫"}')
+    return path
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("made") / "artifact", large=LARGE)
+
+
+def contents(path):
+    return {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in path.rglob("*")
+        if file.is_file() and not file.name.startswith(".")
+    }
+
+
+def test_an_artifact_goes_there_and_back_byte_for_byte(used, artifact, tmp_path):
+    sent = sync(artifact, "s3://bucket/there/and", SILENT)
+    assert (sent.copied, sent.files) == (len(contents(artifact)) - 1, len(contents(artifact)))
+    again = sync(artifact, "s3://bucket/there/and/", SILENT)
+    assert (again.copied, again.digest) == (0, sent.digest)
+    for target in (tmp_path / "a" / "back", tmp_path / "b"):
+        sync("s3://bucket/there/and", target, SILENT)
+        assert contents(target) == contents(artifact)
+        assert open_artifact(target).digest == sent.digest
+        assert [path.name for path in target.parent.glob("*.partial")] == []
+    assert sync(tmp_path / "b", "s3://bucket/there/and", SILENT).copied == 0
+
+
+def test_a_store_with_faults_gives_the_same_bytes(used, artifact, tmp_path, monkeypatch):
+    with running_faults(used, seed=3, rate=0.05) as faults:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
+        fsspec.filesystem("s3").clear_instance_cache()
+        for _ in range(20):  # s3fs asks again itself; a command that gives up is run again
+            with contextlib.suppress(Unavailable):
+                sync(artifact, "s3://bucket/faults", SILENT)
+                sync("s3://bucket/faults", tmp_path / "back", SILENT)
+                break
+        assert faults.injected > 0
+    assert contents(tmp_path / "back") == contents(artifact)
+
+
+def test_killed_anywhere_nothing_half_is_readable_and_no_upload_is_left(used, artifact, tmp_path):
+    command = [sys.executable, "-m", "mlcd", "sync", str(artifact), "s3://bucket/killed"]
+    chance, files = random.Random(5), used.filesystem()
+    with running_faults(used, seed=0, rate=0.0, delay_s=0.05) as slow:
+        for _ in range(3):
+            before = slow.requests
+            process = subprocess.Popen(
+                command, env={**used.environment, "AWS_ENDPOINT_URL": slow.url}
+            )
+            until = before + chance.randint(2, 18)
+            while process.poll() is None and slow.requests < until:
+                time.sleep(0.002)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            if not files.exists("bucket/killed/manifest.json"):
+                with pytest.raises(NotFound, match="no finished artifact"):
+                    sync("s3://bucket/killed", tmp_path / "half", SILENT)
+    sync(artifact, "s3://bucket/killed", SILENT)
+    assert files.call_s3("list_multipart_uploads", Bucket="bucket").get("Uploads", []) == []
+    sync("s3://bucket/killed", tmp_path / "whole", SILENT)
+    assert contents(tmp_path / "whole") == contents(artifact)
+
+
+def test_what_is_damaged_or_something_else_is_told(used, artifact, tmp_path):
+    other = make(tmp_path / "other", seed=7)
+    sync(other, "s3://bucket/other/one", SILENT)
+    files = used.filesystem()
+    with pytest.raises(Conflict, match="holds another artifact, of digest"):
+        sync(artifact, "s3://bucket/other/one", SILENT)
+    with pytest.raises(Conflict, match=r"holds other files, such as one/child/"):
+        sync(artifact, "s3://bucket/other", SILENT)
+    files.pipe_file("bucket/other/one/part-3", b"x" * 1003)
+    with pytest.raises(ArtifactInvalid, match=r"one/part-3 differs from its manifest"):
+        sync(other, "s3://bucket/other/one", SILENT)
+    with pytest.raises(ArtifactInvalid, match=r"one/part-3 differs from its manifest"):
+        sync("s3://bucket/other/one", tmp_path / "back", SILENT)
+    assert not (tmp_path / "back").exists()
+    files.rm_file("bucket/other/one/part-3")
+    with pytest.raises(ArtifactInvalid, match=r"one/part-3 is missing"):
+        sync("s3://bucket/other/one", tmp_path / "back2", SILENT)
+    assert sync(other, "s3://bucket/other/one", SILENT).copied == 1
+    (other / "given.json").write_text("{}")
+    with pytest.raises(Conflict, match=r"given\.json differs from .*: remove the one that is out"):
+        sync(other, "s3://bucket/other/one", SILENT)
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(Conflict, match="exists and is no artifact"):
+        sync(artifact, tmp_path / "taken", SILENT)
+    (tmp_path / "draft.partial").mkdir()
+    (tmp_path / "draft.partial" / "theirs").touch()
+    with pytest.raises(Conflict, match="unfinished work of something else"):
+        sync(artifact, tmp_path / "draft", SILENT)
+
+
+def test_places_that_cannot_be_reached_are_told(used, artifact, tmp_path, monkeypatch):
+    for source, target, error, message in (
+        (artifact, "s3://nowhere/x", NotFound, "there is no s3://nowhere/x"),
+        ("s3://nowhere/x", tmp_path / "x", NotFound, "there is no s3://nowhere/x"),
+        ("s3://bucket/nothing", tmp_path / "x", NotFound, "no finished artifact at s3://bucket/n"),
+        ("s3:/bucket/x", tmp_path / "x", ConfigInvalid, "neither a path nor a URL: write s3://"),
+        (artifact, "foo://bucket/x", ConfigInvalid, "not a URL that is known"),
+        (artifact, f"s3://me:{SECRET}@bucket/x", ConfigInvalid, "a password in the s3:// URL"),
+    ):
+        with pytest.raises(error, match=message) as raised:
+            sync(source, target, SILENT)
+        assert SECRET not in str(raised.value)
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ConfigInvalid, match=r"pip install 'mlcd\[gcs\]'"):
+        sync(artifact, "gs://bucket/x", SILENT)
+    with running_faults(used, seed=0, rate=0.0, denied=True) as denied:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", denied.url)
+        fsspec.filesystem("s3").clear_instance_cache()
+        with pytest.raises(InvalidInput, match="refused to this process: give this process the r"):
+            sync(artifact, "s3://bucket/x", SILENT)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", used.url)
+    fsspec.filesystem("s3").clear_instance_cache()
+    with pytest.raises(InvalidInput, match="asks for credentials"):
+        sync(artifact, "s3://bucket/x", SILENT)
+
+
+def test_the_command_says_what_it_did_and_no_secret_anywhere(used, artifact, tmp_path):
+    command = [sys.executable, "-m", "mlcd", "sync", "--json", str(artifact), "s3://bucket/told"]
+    done = subprocess.run(command, env=used.environment, capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["finished"], told["files"]) == ("s3://bucket/told", len(contents(artifact)))
+    shutil.rmtree(tmp_path, ignore_errors=True)
+    assert SECRET not in done.stdout + done.stderr
+    files = used.filesystem()
+    assert all(SECRET.encode() not in files.cat_file(name) for name in files.find("bucket/told"))
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] == SECRET
