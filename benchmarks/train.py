@@ -47,6 +47,7 @@ from training.data.dataset import Dataset, Part
 from training.data.loader import Loader, StepBatches
 from training.flops import backbone_flops, head_flops, step_flops
 from training.optim.groups import parameter_groups
+from training.optim.row_gradients import add_up
 from training.parallel.processes import Processes
 from training.run import initial_state
 from training.state import TrainState
@@ -163,6 +164,7 @@ def head_alone(
     def step() -> float:
         for part in labels:
             (state.centers(embeddings[: len(part)], part, state.step).loss / len(labels)).backward()
+            add_up(state.centers.weight)
         state.center_optimizer.step()
         state.center_optimizer.zero_grad(set_to_none=True)
         embeddings.grad = None
