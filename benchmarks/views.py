@@ -13,6 +13,7 @@ scikit-learn's two photographs) in tar shards, decoded anew each time:
 A form's rate is of photographs, whichever the number of its crops; its ratio is to `one` of the
 same run. Colors are changed where the tower is, so the time for them is measured apart, on the
 --device, and counted in `with colors`: the rate if nothing of it overlapped with decoding.
+`resizes` are Pillow's bicubic resizes of the same boxes, without anything else.
 
 Figures are medians of the runs, with minimum and maximum. On a machine that others use,
 `--clock cpu` counts the processor time of this process, with the decoders in its threads and one
@@ -28,10 +29,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
+from PIL import Image
 from train import read_dataset, spread, write_shards
 
 from training.config import RunConfig, load_config
+from training.data.augment import crop_boxes
 from training.data.colors import draw_colors
 from training.data.dataset import Dataset
 from training.data.loader import Batch, Loader
@@ -85,6 +89,25 @@ def decoded(
         return (clock() - began) / steps, batch
 
 
+def resized(config: RunConfig, side: int, count: int, clock: Clock) -> float:
+    """Returns the seconds that the bicubic resizes of so many photographs take, all their views."""
+    augment, positions = config.augment, np.arange(count)
+    sides = np.full(count, side)
+    image = Image.effect_noise((side, side), 64).convert("RGB")
+    views = [
+        (
+            augment.size_of(view, config.model.image_size),
+            crop_boxes(sides, sides, positions, augment, config.seed, view),
+        )
+        for view in range(augment.num_views)
+    ]
+    began = clock()
+    for index in range(count):
+        for size, boxes in views:
+            image.resize((size, size), Image.Resampling.BICUBIC, box=boxes.corners(index))
+    return clock() - began
+
+
 def recolored(batch: Batch, config: RunConfig, device: torch.device, clock: Clock) -> float:
     """Returns the seconds that the changes of color of one batch take."""
     views = [on_device(images, device) for images in (batch.images, *batch.more_views)]
@@ -106,6 +129,7 @@ def finish(device: torch.device) -> None:
 def measure(config: RunConfig, options: argparse.Namespace, device: torch.device) -> None:
     seconds: dict[str, list[float]] = {}
     color_seconds: dict[str, list[float]] = {}
+    resize_seconds: dict[str, list[float]] = {}
     clock = CLOCKS[options.clock]
     with tempfile.TemporaryDirectory() as name:
         write_shards(Path(name), options.images, options.side)
@@ -114,6 +138,8 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
             taken, batch = decoded(dataset, changed, run * 1000, options.steps, clock)
             seconds.setdefault(form, []).append(taken)
             color_seconds.setdefault(form, []).append(recolored(batch, changed, device, clock))
+            resizes = resized(changed, options.side, options.batch, clock)
+            resize_seconds.setdefault(form, []).append(resizes)
     for form, changed in forms(config).items():
         both = [sum(each) for each in zip(seconds[form], color_seconds[form], strict=True)]
         ratios, with_colors = (
@@ -121,11 +147,14 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
             for of_form in (seconds[form], both)
         )
         rates = [options.batch / each for each in seconds[form]]
-        milliseconds = 1000 * statistics.median(color_seconds[form]) / options.batch
+        colors, resizes = (
+            1000 * statistics.median(each[form]) / options.batch
+            for each in (color_seconds, resize_seconds)
+        )
         print(
             f"  {form:10} {changed.augment.num_views} crops: {spread(rates, '.4g')} photographs/s,"
-            f" {spread(ratios, '.2f')} of one view; colors {milliseconds:.2f} ms a photograph,"
-            f" {spread(with_colors, '.2f')} with colors"
+            f" {spread(ratios, '.2f')} of one view; resizes {resizes:.2f} ms a photograph, colors"
+            f" {colors:.2f}, {spread(with_colors, '.2f')} with colors"
         )
 
 
