@@ -12,10 +12,12 @@ clusters, 8 labels), and is measured on the 30 classes of tiny_imagenet_30, whic
   scratch-long  2 N steps in one go
   fine-tuned    F = 100 steps from `scratch-long` on the classes of tiny_imagenet_30, by `finetune`
   supervised    F steps on the same classes from random weights
+  tuned-longer  4 F steps from `scratch-long`
 
 Measures: 5 nearest neighbors by the embedding, a linear probe of the features before the
-projection, and for the last two the tower's own classifier (`own_head`). Every artifact is made by
-a command of the product in one thread; what exists is kept, so the same call goes on where it was.
+projection, and for the last three the tower's own classifier (`own_head`). Every artifact is made
+by a command of the product in one thread; what exists is kept, so the same call goes on where it
+was.
 The figures of all finished seeds are written to FILE, with paired 95 % t-intervals.
 """
 
@@ -46,7 +48,7 @@ RESULTS: Final = Path(__file__).resolve().parent / "losses" / "results" / "conti
 _LEARNED: Final = "tiny_imagenet_pretrain"
 _JUDGED: Final = SINGLE_LABEL[0]
 _TASK: Final = "label"
-_CLASSIFIERS: Final = ("fine-tuned", "supervised")
+_CLASSIFIERS: Final = ("fine-tuned", "supervised", "tuned-longer")
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,16 @@ QUESTIONS: Final[Mapping[str, Sides]] = {
         ("second-round", "continued"),
         ("second-round", "scratch-long"),
         ("fine-tuned", "supervised"),
+        ("tuned-longer", "scratch-long"),
     )
     for measure in ("knn", "probe")
 } | {
     "fine-tuned by its head - probe of the tower before": (
         ("fine-tuned", "own_head"),
+        ("scratch-long", "probe"),
+    ),
+    "tuned longer by its head - probe of the tower before": (
+        ("tuned-longer", "own_head"),
         ("scratch-long", "probe"),
     ),
     "fine-tuned - supervised, own_head": (("fine-tuned", "own_head"), ("supervised", "own_head")),
@@ -148,6 +155,9 @@ class Continuing:
         yield "fine-tuned", self._train(folder / "fine-tuned", "finetune", seed, tower)
         sizes = _tower_fields(whole)
         yield "supervised", self._train(folder / "supervised", "finetune", seed, sizes)
+        longer = f"schedule.steps={4 * size.tuning_steps}"
+        run = self._train(folder / "tuned-longer", "finetune", seed, tower, longer)
+        yield "tuned-longer", run
 
     def _train(
         self, run: Path, recipe: str, seed: int, *overrides: str, rounds: Path | None = None
