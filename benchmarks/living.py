@@ -26,9 +26,16 @@ from mlcd.types import unit_rows
 @click.option("--clusters", type=int, required=True, help="Clusters of the old classes.")
 @click.option("--quantile", type=float, default=0.95, show_default=True)
 @click.option("--with-more", type=float, default=0.0, help="That share of old images arrives too.")
+@click.option("--new", type=int, help="So many new clusters are looked for.")
 @click.option("--seeds", default=3, show_default=True)
 def main(
-    embeddings: Path, num_old: int, clusters: int, quantile: float, with_more: float, seeds: int
+    embeddings: Path,
+    num_old: int,
+    clusters: int,
+    quantile: float,
+    with_more: float,
+    new: int | None,
+    seeds: int,
 ) -> None:
     opened = EmbeddingsArtifact.open(embeddings)
     rows, classes = unit_rows(opened.load()), np.array(opened.class_names)
@@ -41,24 +48,25 @@ def main(
         old = kmeans([rows[first]], clusters, seed=seed)
         own, distances = nearest(rows[first], old.centers)
         quantiles = own_quantiles(own, distances, clusters, quantile)
-        new, aside = new_centers(
+        found, aside = new_centers(
             rows[arriving],
             old.centers,
             quantiles,
             typical=int(np.median(old.sizes)),
-            num=None,
+            num=new,
             least=5,
             seed=seed,
         )
-        both = np.concatenate([old.centers, new])
+        both = np.concatenate([old.centers, found])
         now, _ = nearest(rows, both)
         stay = (now[first] == own).mean()
         scratch = kmeans([rows], len(both), seed=seed)
         ours, theirs = (
-            purity(found[~of_old], classes[~of_old].tolist()) for found in (now, scratch.assignment)
+            purity(clusters_of[~of_old], classes[~of_old].tolist())
+            for clusters_of in (now, scratch.assignment)
         )
         print(
-            f"seed {seed}: {len(new)} new clusters of {arriving.sum()} images ({aside.sum()}"
+            f"seed {seed}: {len(found)} new clusters of {arriving.sum()} images ({aside.sum()}"
             f" aside); {100 * stay:.1f} % of {first.sum()} old images keep theirs; purity of new"
             f" classes {ours:.3f}, from scratch {theirs:.3f}"
         )

@@ -16,6 +16,9 @@ from mlcd.types import Embeddings
 
 _LEAST_MEMBERS: Final = 10  # with fewer members a cluster takes the quantile of all rows
 _PASSES: Final = 10
+_ROUNDS: Final = 6
+_FEW: Final = 0.05  # share of old centers that may be nearer to each other than a new one may be
+_ALONE: Final = 1e-6  # a shorter sum of the other members is only rounding
 _STARTS: Final = 4  # the best of so many is kept: of few clusters one start may miss one
 
 
@@ -28,16 +31,36 @@ def nearest(rows: Embeddings, centers: Embeddings) -> tuple[NDArray[np.int32], N
 def own_quantiles(
     assignment: NDArray[np.integer], distances: NDArray[np.float32], num: int, share: float
 ) -> NDArray[np.float32]:
-    """Returns the distance from each of `num` centers within which that share of its members
-    lies.
+    """Returns the distance from each of `num` centers within which that share of its members lies.
+
+    Each distance is that from the mean of the other members, as a row finds it that comes later.
     """
-    quantiles = np.full(num, np.quantile(distances, share), np.float32)
+    left_out = _without_itself(assignment, distances, num)
+    quantiles = np.full(num, np.quantile(left_out, share), np.float32)
     order = np.argsort(assignment, kind="stable")
     bounds = np.searchsorted(assignment[order], np.arange(num + 1))
     for center in np.flatnonzero(np.diff(bounds) >= _LEAST_MEMBERS):
         members = order[bounds[center] : bounds[center + 1]]
-        quantiles[center] = np.quantile(distances[members], share)
+        quantiles[center] = np.quantile(left_out[members], share)
     return quantiles
+
+
+def _without_itself(
+    assignment: NDArray[np.integer], distances: NDArray[np.float32], num: int
+) -> NDArray[np.float64]:
+    """Returns the distance of each row from the mean of the other members of its cluster.
+
+    A center c has the direction of its members' sum s, so |s| is the sum of their cosines. Without
+    x the sum is s - x, of length sqrt(|s|^2 - 2 |s| c.x + 1), and x.(s - x) is |s| c.x - 1.
+    """
+    cosines = 1 - distances.astype(np.float64)
+    length = np.bincount(assignment, weights=cosines, minlength=num)[assignment]
+    left = np.sqrt(np.maximum(length**2 - 2 * length * cosines + 1, 0))
+    alone = left < _ALONE
+    without: NDArray[np.float64] = 1 - np.where(alone, 0, length * cosines - 1) / np.where(
+        alone, 1, left
+    )
+    return without
 
 
 def new_centers(
@@ -53,25 +76,57 @@ def new_centers(
     """Returns centers [M, D] of new clusters, and which rows were held aside, [N].
 
     Held aside is what lies beyond the quantile of its center. It is divided into `num` clusters, or
-    into as many as have `typical` rows each. A cluster whose center lies within an old one's
-    quantile is a part of that one, and no new one; nor is one of fewer than `least` rows. The new
-    centers are then moved to the means of all rows that are nearest to them.
+    into as many as have `typical` rows each. Then the rows that are nearer to a new center than to
+    an old one join in, and all is divided again, until the number stays.
     """
     own, distances = nearest(rows, centers)
     aside = distances > quantiles[own]
-    held = rows[aside]
-    num = num or max(1, round(len(held) / max(1, typical)))
-    num = min(num, len(np.unique(held, axis=0)))
-    nothing = centers[:0]
-    if not num:
-        return nothing, aside
-    starts = (kmeans([held], num, seed=seed + start) for start in range(_STARTS))
-    found = max(starts, key=lambda result: result.objective[-1])
-    near, away = nearest(found.centers, centers)
-    new = found.centers[(away > quantiles[near]) & (found.sizes >= least)]
+    spacing = _spacing(centers)
+    chosen, new, last = aside, centers[:0], 0
+    for _ in range(_ROUNDS):
+        wanted = num or max(1, round(int(chosen.sum()) / max(1, typical)))
+        wanted = min(wanted, int(chosen.sum()) // least)
+        if wanted == last:
+            break
+        divided = _divided(rows[chosen], wanted, seed)
+        new = _settled(rows, centers, _apart(divided, centers, spacing), least)
+        if not len(new):
+            break
+        last = wanted
+        chosen = aside | (nearest(rows, np.concatenate([centers, new]))[0] >= len(centers))
+    return _settled(rows, centers, _apart(new, centers, spacing), least), aside
+
+
+def _spacing(centers: Embeddings) -> float:
+    """Returns how far old centers are at least from their nearest others, but for a few."""
+    if len(centers) < 2:
+        return 0.0
+    scores = CenterScan(centers, matmul="numpy").nearest(centers, 2).scores[:, 1]
+    return float(np.quantile(1 - scores, _FEW))
+
+
+def _divided(rows: Embeddings, num: int, seed: int) -> Embeddings:
+    num = min(num, len(np.unique(rows, axis=0)))
+    starts = (kmeans([rows], num, seed=seed + start) for start in range(_STARTS))
+    return max(starts, key=lambda result: result.objective[-1]).centers
+
+
+def _apart(new: Embeddings, centers: Embeddings, spacing: float) -> Embeddings:
+    """Returns the new centers that are as far from the old ones as these are from each other.
+
+    A center that is nearer is that of a part of an old cluster.
+    """
+    return new[nearest(new, centers)[1] >= spacing] if len(new) else new
+
+
+def _settled(rows: Embeddings, centers: Embeddings, new: Embeddings, least: int) -> Embeddings:
+    """Moves the new centers to the means of all rows that are nearest to them; the old ones stay.
+
+    New ones of fewer than `least` rows are dropped.
+    """
     for _ in range(_PASSES):
         if not len(new):
-            return nothing, aside
+            break
         joined, _ = nearest(rows, np.concatenate([centers, new]))
         theirs = joined >= len(centers)
         totals = ClusterSums.zeros(len(new), rows.shape[1])
@@ -81,7 +136,7 @@ def new_centers(
         if kept.all() and (means == new).all():
             break
         new = means[kept]
-    return new, aside
+    return new
 
 
 def matched(

@@ -221,8 +221,17 @@ def test_embeddings_of_another_model_are_refused(place, tmp_path):
     assert "are of two models" in message
 
 
-def test_a_cluster_with_few_members_takes_the_quantile_of_all():
+def test_a_quantile_is_that_of_distances_from_the_other_members():
+    generator = np.random.default_rng(0)
+    rows = unit_rows(generator.standard_normal((23, 5)) + 3 * np.eye(1, 5))
     own = np.repeat([0, 2], [20, 3])
-    distances = np.linspace(0, 1, 23, dtype=np.float32)
+    sums = [rows[own == 0].sum(axis=0), -rows[0], rows[own == 2].sum(axis=0)]
+    centers = unit_rows(np.stack(sums))
+    distances = 1 - np.einsum("nd,nd->n", rows, centers[own])
+    others = unit_rows(np.stack([sums[of] - row for of, row in zip(own, rows, strict=True)]))
+    left_out = 1 - np.einsum("nd,nd->n", rows, others)
     quantiles = own_quantiles(own, distances, 3, 0.5)
-    assert quantiles == pytest.approx([np.median(distances[:20]), 0.5, 0.5])
+    expected = np.median(left_out[:20]), np.median(left_out), np.median(left_out)
+    assert quantiles == pytest.approx(expected, abs=1e-5)  # few members: the quantile of all rows
+    alone = own_quantiles(np.array([0, 1]), np.zeros(2, np.float32), 2, 0.5)
+    assert alone.tolist() == [1, 1]
