@@ -392,7 +392,7 @@ def test_any_number_of_processes_equals_one(size, one_process, tmp_path):
 def test_centers_saved_by_four_processes_go_on_alike_on_any_number(tmp_path):
     torch.multiprocessing.spawn(distributed.save, (4, str(tmp_path)), nprocs=4)
     saved = [torch.load(tmp_path / f"saved-{rank}.pt") for rank in range(4)]
-    for size in (1, 2, 3):
+    for size in (1, 3):
         torch.multiprocessing.spawn(distributed.load, (size, str(tmp_path)), nprocs=size)
         loaded = [torch.load(tmp_path / f"loaded-{size}-{rank}.pt") for rank in range(size)]
         assert torch.equal(
