@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Self
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from mlcd.artifacts.disk import refuse_full_disk, replacing, translated_os_errors
 from mlcd.artifacts.manifest import FileEntry
@@ -22,7 +23,7 @@ from mlcd.errors import (
     NotFound,
     Unavailable,
 )
-from mlcd.locations import Location, check_no_credentials, is_url, package_for
+from mlcd.locations import Location, check_no_credentials, package_for
 
 _CHUNK_BYTES: Final = 8 << 20
 _SMALL_BYTES: Final = 16 << 20  # up to this, a file is one request
@@ -37,12 +38,15 @@ class Directory:
 
     def __init__(self, location: str, filesystem: Any, path: str) -> None:
         self.location, self._filesystem, self._path = location, filesystem, path
-        self.is_local = not is_url(location)
+        self.local_path = Path(location) if isinstance(filesystem, LocalFileSystem) else None
 
     @classmethod
     def at(cls, location: Location) -> Self:
         """Returns the directory. Raises ConfigInvalid for a URL that cannot be opened here."""
-        text = check_no_credentials(location).rstrip("/") or "/"
+        text = check_no_credentials(location)
+        if not text:
+            raise ConfigInvalid("a location is empty", remedy="give a directory or a URL")
+        text = text.removeprefix("file://").rstrip("/") or "/"
         try:
             filesystem, path = fsspec.core.url_to_fs(text, use_listings_cache=False)
         except ImportError as error:
@@ -55,6 +59,11 @@ class Directory:
                 f"{text} is not a URL that is known", remedy="give a path, or a URL as s3://…"
             ) from error
         return cls(text, filesystem, path.rstrip("/"))
+
+    def contains(self, other: "Directory") -> bool:
+        """Tells whether the other directory is this one or inside of it."""
+        is_same_store = self._filesystem == other._filesystem  # noqa: SLF001 - of the same class
+        return is_same_store and f"{other._path}/".startswith(f"{self._path}/")  # noqa: SLF001
 
     def sizes(self) -> dict[str, int]:
         """Returns the bytes of every file at any depth, by name."""
@@ -143,7 +152,7 @@ class Directory:
             yield chunk
 
     def _write(self, name: str, content: bytes) -> None:
-        if self.is_local:
+        if self.local_path is not None:
             with self._writing(name) as file:
                 file.write(content)
             return
@@ -153,8 +162,8 @@ class Directory:
     @contextmanager
     def _writing(self, name: str) -> Iterator[IO[bytes]]:
         """Yields a file that appears when the block ends, and not where the block fails."""
-        if self.is_local:
-            path = Path(self._full(name))
+        if self.local_path is not None:
+            path = self.local_path / name
             with self._translated(name):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(path) as temporary, temporary.open("wb") as file:
@@ -178,7 +187,7 @@ class Directory:
         """Turns the errors of the file system into ours."""
         shown = f"{self.location}/{name}" if name else self.location
         try:
-            if self.is_local:
+            if self.local_path is not None:
                 with translated_os_errors(Path(shown)):
                     yield
             else:

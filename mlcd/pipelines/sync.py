@@ -24,8 +24,8 @@ from mlcd.artifacts.manifest import (
     parse_manifest,
 )
 from mlcd.directories import Directory
-from mlcd.errors import ArtifactInvalid, Conflict, NotFound
-from mlcd.locations import Location, is_url
+from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
+from mlcd.locations import Location
 from mlcd.progress import Stages
 
 _NUM_THREADS: Final = 8  # requests at one time: an object store answers each after a while
@@ -57,12 +57,15 @@ def sync(source: Location, target: Location, reporter: Stages) -> Synced:
 
     Files beside it that no manifest lists, such as given names, are copied where they are missing.
     Raises NotFound where there is no artifact, ArtifactInvalid for one that is damaged, Conflict
-    where something else is at the target, Unavailable where a store cannot be reached.
+    where something else is at the target, InvalidInput for one inside the source, Unavailable
+    where a store cannot be reached.
     """
     origin, destination = Directory.at(source), Directory.at(target)
+    if origin.contains(destination):
+        raise InvalidInput(f"{target} is inside {source}", remedy="give a target outside of it")
     contents = _read(origin)
-    if not is_url(target):
-        return _sync_to_disk(origin, Path(target), contents, reporter)
+    if destination.local_path is not None:
+        return _sync_to_disk(origin, destination.local_path, contents, reporter)
     there = destination.sizes()
     _check_target(destination, there, contents)
     destination.abort_uploads()

@@ -90,7 +90,7 @@ def test_an_artifact_goes_there_and_back_byte_for_byte(used, artifact, tmp_path)
         assert contents(target) == contents(artifact)
         assert open_artifact(target).digest == sent.digest
         assert [path.name for path in target.parent.glob("*.partial")] == []
-    assert sync(tmp_path / "b", "s3://bucket/there/and", SILENT).copied == 0
+    assert sync(f"file://{tmp_path}/b", "s3://bucket/there/and", SILENT).copied == 0
 
 
 def test_a_store_with_faults_gives_the_same_bytes(used, artifact, tmp_path, monkeypatch):
@@ -166,6 +166,9 @@ def test_places_that_cannot_be_reached_are_told(used, artifact, tmp_path, monkey
         ("s3://bucket/nothing", tmp_path / "x", NotFound, "no finished artifact at s3://bucket/n"),
         ("s3:/bucket/x", tmp_path / "x", ConfigInvalid, "neither a path nor a URL: write s3://"),
         (artifact, "foo://bucket/x", ConfigInvalid, "not a URL that is known"),
+        (artifact, "", ConfigInvalid, "a location is empty"),
+        (artifact, artifact / "copy", InvalidInput, "copy is inside"),
+        ("s3://bucket/x", "s3://bucket/x", InvalidInput, "x is inside"),
         (artifact, f"s3://me:{SECRET}@bucket/x", ConfigInvalid, "a password in the s3:// URL"),
     ):
         with pytest.raises(error, match=message) as raised:
