@@ -13,8 +13,10 @@ compares
   lit            a text tower beside a frozen tower, which `mlcd train small` has trained on
                  clusters of the same photographs
   clip, siglip   both towers from scratch, of the same sizes
+  siglip-scale   siglip from clip's scale of 1 / 0.07
+  siglip-bias    siglip from a bias of -10, which the paper takes for a batch of 32,768
 
-clip and siglip in so many steps, lit in four times as many, which take it less time. With --work,
+The others train in so many steps, lit in four times as many, which take it less time. With --work,
 what is done stays there, and the same command goes on.
 """
 
@@ -48,11 +50,18 @@ SILENT = Reporter("silent")
 TURNS = 3
 BATCH = 128
 LIT_STEPS = 4  # for each of the others
+ARMS = {
+    "lit": ("lit",),
+    "clip": ("clip",),
+    "siglip": ("siglip",),
+    "siglip-scale": ("siglip", f"loss.scale={1 / 0.07}"),
+    "siglip-bias": ("siglip", "loss.bias=-10"),
+}
 TEXTS = {
     "small": ("text.width=128", "text.depth=2", "text.heads=4", "text.context_length=32"),
     "clip": (),
 }
-SIDE = 48
+SIDE = 32
 TOWER = (
     f"model.image_size={SIDE}",
     "model.patch_size=8",
@@ -208,7 +217,7 @@ def learn(work: Path, steps: int, names: list[str]) -> dict[str, Any]:
         own = (f"schedule.steps={steps}", *TOWER)
         if name == "lit":
             own = (f"schedule.steps={LIT_STEPS * steps}", f"model.start={train_tower(work)}")
-        run = train(name, *common, *TEXTS["small"], *own, f"out={work / name}")
+        run = train(*ARMS[name], *common, *TEXTS["small"], *own, f"out={work / name}")
         results[name] = {
             "processor_s": processor_s() - began,
             "last": logged(run)[-1],
@@ -223,7 +232,7 @@ def main() -> None:
     parser.add_argument("what", choices=["speed", "learn"])
     parser.add_argument("--steps", type=int)
     parser.add_argument("--text", choices=TEXTS, default="small")
-    parser.add_argument("--only", nargs="+", default=["lit", "clip", "siglip"])
+    parser.add_argument("--only", nargs="+", choices=ARMS, default=[*ARMS])
     parser.add_argument("--work", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

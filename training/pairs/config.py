@@ -190,7 +190,6 @@ class PairsConfig(TrainingConfig):
                 "augment has no effect on whole images: set data.cached_views or data.cache=false",
             ),
             (optim.center_lr is not None, "optim.center_lr has no effect on pairs"),
-            (optim.ema is not None, "optim.ema has no effect on pairs"),
             (
                 frozen and optim.layer_decay != 1.0,
                 "optim.layer_decay has no effect with model.freeze=image",

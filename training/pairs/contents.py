@@ -21,6 +21,7 @@ from training.checkpoint.snapshot import copied, restore_moments, under
 from training.pairs.state import PairState
 
 _Tower = TypeVar("_Tower", TextTower, VisionTower)
+_AVERAGE: Final = "average."
 _MOMENTS: Final = "moments."
 _COUNTERS: Final = ("skipped_steps", "skipped_samples")
 
@@ -29,8 +30,8 @@ _COUNTERS: Final = ("skipped_steps", "skipped_samples")
 class PairCopy:
     """A copy of the state in the host's memory.
 
-    tensors: what is trained, its moments and the counters, on the first process only. model, text:
-    the towers, of which nothing but what is not trained is read.
+    tensors: what is trained, its moments and averages, and the counters, on the first process only.
+    model, text: the towers, of which nothing but what is not trained is read.
     """
 
     step: int
@@ -60,16 +61,20 @@ class PairContents:
         for name, parameter in state.trained():
             parameter.copy_(tensors[name])
             restore_moments(state.optimizer, parameter, under(tensors, f"{_MOMENTS}{name}."))
+        for name, average in _averages(state):
+            average.copy_(tensors[name])
         state.step = step
         for name in _COUNTERS:
             setattr(state, name, int(tensors[name]))
 
     def write(self, copy: PairCopy, directory: Path) -> Fingerprint:
-        """Writes both towers, in float32; what is not trained is as it was at the start."""
+        """Writes both towers, in float32: the averages of their weights if there are any, and what
+        is not trained as it was at the start.
+        """
         scalars = under(copy.tensors, "scalar.")
         towers = TwoTowers(
-            _tower(copy.model.trunk, under(copy.tensors, "image.")),
-            _tower(copy.text, under(copy.tensors, "text.")),
+            _tower(copy.model.trunk, _weights(copy, "image.")),
+            _tower(copy.text, _weights(copy, "text.")),
             logit_scale=scalars["log_scale"],
             logit_bias=scalars.get("bias"),
         )
@@ -89,6 +94,17 @@ def _tensors(state: PairState) -> Iterator[tuple[str, Tensor]]:
         yield name, parameter
         for kind, moment in state.optimizer.state.get(parameter, {}).items():
             yield f"{_MOMENTS}{name}.{kind}", moment
+    yield from _averages(state)
+
+
+def _averages(state: PairState) -> Iterator[tuple[str, Tensor]]:
+    for tower, average in state.averages.items():
+        for name, weight in average.weights.items():
+            yield f"{_AVERAGE}{tower}.{name}", weight
+
+
+def _weights(copy: PairCopy, tower: str) -> dict[str, Tensor]:
+    return under(copy.tensors, _AVERAGE + tower) or under(copy.tensors, tower)
 
 
 def _tower(like: _Tower, trained: Mapping[str, Tensor]) -> _Tower:

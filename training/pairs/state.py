@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from mlcd.world import World
 from training.data.colors import draw_colors
 from training.data.recoloring import recolor
 from training.drop_path import branch_scales
+from training.optim.average import WeightAverage
 from training.optim.groups import adamw_settings, parameter_groups, text_groups
 from training.pairs.batches import PairBatch
 from training.pairs.config import MAX_LOG_SCALE, PairsConfig
@@ -32,7 +33,8 @@ class PairState:
     """The state of a training on pairs.
 
     model: the image tower, frozen or not. images: the same as a step uses it; None if its
-    embeddings are read instead. scalars: log_scale, and bias for siglip. step, skipped_steps and
+    embeddings are read instead. scalars: log_scale, and bias for siglip. averages: those of the
+    weights of each tower that is trained, if they are asked for. step, skipped_steps and
     skipped_samples: those of `training.state.TrainState`.
     """
 
@@ -41,6 +43,7 @@ class PairState:
     texts: TextBackbone
     scalars: dict[str, nn.Parameter]
     optimizer: torch.optim.AdamW
+    averages: dict[str, WeightAverage] = field(default_factory=dict)
     step: int = 0
     skipped_steps: int = 0
     skipped_samples: int = 0
@@ -53,10 +56,14 @@ class PairState:
     def device(self) -> torch.device:
         return self.scalars["log_scale"].device
 
+    @property
+    def towers(self) -> dict[str, nn.Module]:
+        """Returns both towers, by name."""
+        return {"image": self.model.trunk, "text": self.texts.trunk}
+
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields all that is trained, by name."""
-        towers: dict[str, nn.Module] = {"image": self.model.trunk, "text": self.texts.trunk}
-        for tower, trunk in towers.items():
+        for tower, trunk in self.towers.items():
             for name, parameter in trunk.named_parameters():
                 if parameter.requires_grad:
                     yield f"{tower}.{name}", parameter
@@ -92,6 +99,11 @@ class PairState:
     def clamp(self) -> None:
         """Holds the scale between 1 and 100, as CLIP does after each update."""
         self.scalars["log_scale"].clamp_(0.0, MAX_LOG_SCALE)
+
+    def average(self) -> None:
+        """Takes the weights after an update into their averages."""
+        for tower, average in self.averages.items():
+            average.update(self.towers[tower], self.step)
 
 
 def embed_crops(
@@ -134,7 +146,12 @@ def initial_state(
         {"params": list(learned.values()), "weight_decay": 0.0, "peak_lr": config.optim.lr}
     )
     optimizer = torch.optim.AdamW(groups, **adamw_settings(config.optim))
-    return PairState(model, images, texts, learned, optimizer)
+    state = PairState(model, images, texts, learned, optimizer)
+    if config.optim.ema is not None:
+        for tower, trunk in state.towers.items():
+            if any(parameter.requires_grad for parameter in trunk.parameters()):
+                state.averages[tower] = WeightAverage.of(trunk, config.optim.ema)
+    return state
 
 
 def _unit(rows: Tensor) -> Tensor:

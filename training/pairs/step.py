@@ -67,6 +67,7 @@ def pair_step(
     state.optimizer.step()
     state.optimizer.zero_grad(set_to_none=True)
     state.clamp()
+    state.average()
     return meters
 
 

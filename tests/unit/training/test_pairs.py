@@ -122,6 +122,7 @@ def read_numbers(run):
 def test_a_run_that_was_struck_ends_with_the_same_bits(pairs, tmp_path, monkeypatch, accumulation):
     """Both towers from scratch, from decoded images."""
     more = {"compute": {"accumulation": accumulation}, "augment": {"min_area": 0.5}}
+    more["optim"] = {"warmup_steps": 1, "ema": 0.5}
     whole = run_pairs(pairs_config(tmp_path / "whole", pairs, kind="siglip", **more), SILENT)
     config = pairs_config(tmp_path / "parts", pairs, kind="siglip", **more)
     struck(monkeypatch, 3)
@@ -139,6 +140,26 @@ def test_a_run_that_was_struck_ends_with_the_same_bits(pairs, tmp_path, monkeypa
     assert not torch.equal(begun["proj.weight"], at_last_step(whole, "weights")["proj.weight"])
     # The bias starts where as many pairs are expected as there are.
     assert read_log(whole)[0]["bias"] == pytest.approx(-math.log(7))
+
+
+def test_what_is_exported_is_the_average(lit):
+    every = {"every_steps": 1, "keep_last": 6}
+    done = run_pairs(lit("run", optim={"warmup_steps": 1, "ema": 0.5}, checkpoint=every), SILENT)
+    folders = [done.path / "checkpoints" / f"step_{step:06d}" for step in range(7)]
+    kept = [read_state(folder) for folder in folders]
+    average = kept[0]["text.pos"].clone()
+    for step in range(1, 7):
+        decay = min(0.5, step / (9 + step))  # the first update is number 0
+        average = decay * average + (1 - decay) * kept[step]["text.pos"]
+        torch.testing.assert_close(kept[step]["average.text.pos"], average)
+        exported = load_file(folders[step] / "text" / "model.safetensors")
+        assert torch.equal(exported["pos"], kept[step]["average.text.pos"])
+    assert not any(name.startswith("average.image") for name in kept[-1])
+
+
+def read_state(folder):
+    files = (folder / "state").glob("*.safetensors")
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +312,6 @@ def test_embeddings_of_another_model_are_refused(lit, pairs, tmp_path):
         ({"data": {"embeddings": "E"}}, "data.embeddings has no effect"),
         ({"data": {"cached_views": 2}}, "data.cached_views has no effect"),
         ({"model": {"freeze": "image", "start": "M"}, "augment": {"flip": 0}}, "whole images"),
-        ({"optim": {"ema": 0.9}}, "optim.ema has no effect"),
         ({"optim": {"center_lr": 0.9}}, "optim.center_lr has no effect"),
         ({"compute": {"backbone": "fsdp"}}, "fsdp has no effect"),
         ({"loss": {"bias": 1.0}}, "loss.bias has no effect on clip"),
