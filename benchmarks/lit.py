@@ -139,6 +139,7 @@ def speed(work: Path, steps: int, text: str) -> dict[str, Any]:
         f"data.pairs={work / 'train'}",
         f"model.start={random_tower(work / 'start')}",
         f"schedule.batch_size={batch}",
+        "optim.warmup_steps=1",
         *TEXTS[text],
     )
     cached = ("data.cache=true", f"data.embeddings={work / 'embeddings'}")
