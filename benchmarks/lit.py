@@ -21,22 +21,22 @@ what is done stays there, and the same command goes on.
 """
 
 import argparse
+import contextlib
 import csv
+import io
 import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from mlcd.cli import cli
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
@@ -93,14 +93,17 @@ def write_split(folder: Path, split: str, most: int | None = None) -> list[str]:
 
 
 def mlcd(*arguments: object) -> Any:
-    """Runs a command; returns what it reports."""
-    command = [sys.executable, "-m", "mlcd", *map(str, arguments), "--json"]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    """Runs a command in this process; returns what it reports."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        cli.main([*map(str, arguments), "--json"], standalone_mode=False)
+    return json.loads(said.getvalue().splitlines()[-1])
 
 
 def train_tower(work: Path) -> Path:
     """Trains a tower on clusters of the photographs, by the public commands."""
+    if (work / "tower").exists():
+        return work / "tower"
     images = work / "train"
     mlcd("embed", images, work / "features", "--model", "hog")
     mlcd("cluster", work / "features", work / "centers", "--clusters", 100)
@@ -237,7 +240,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         work = options.work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         work.mkdir(parents=True, exist_ok=True)
         found = (

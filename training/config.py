@@ -706,6 +706,11 @@ class TrainingConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
+    @property
+    def replays(self) -> bool:
+        """Tells whether a batch that was not finite can be studied with --replay."""
+        return True
+
     @field_validator("out")
     @classmethod
     def _is_local(cls, out: str) -> str:

@@ -212,7 +212,7 @@ def _step(
         if state.skipped_steps > config.optim.max_skips:
             # All processes know it, and one reports it.
             raise (
-                _diverged(run, batch.step, error.meters)
+                _diverged(run, batch.step, error.meters, replays=config.replays)
                 if processes.world.rank == 0
                 else Elsewhere()
             ) from error
@@ -242,12 +242,13 @@ def _keep(
     store.join()
 
 
-def _diverged(run: Path, step: int, meters: StepMeters) -> Diverged:
+def _diverged(run: Path, step: int, meters: StepMeters, *, replays: bool) -> Diverged:
     loss, *norms = (norm.item() for norm in meters.norms.values())
     return Diverged(
         f"step {step}: loss {loss}, gradient norms {' and '.join(map(str, norms))}; the batch is in"
         f" {bad_batch_path(run, step, 0)}",
-        remedy="study it with --replay, lower optim.lr or loss.scale, or allow optim.max_skips",
+        remedy=f"{'study it with --replay, ' if replays else ''}lower optim.lr or loss.scale, or "
+        "allow optim.max_skips",
     )
 
 

@@ -152,6 +152,10 @@ class PairsConfig(TrainingConfig):
         """Tells whether the images are embedded before the training."""
         return self.model.freeze == "image" and self.data.cache
 
+    @property
+    def replays(self) -> bool:
+        return False
+
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
         for found, problem in self._contradictions():

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
-from mlcd.errors import InvalidInput
+from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.captions import Captions, read_captions
 from mlcd.images.entries import Entries
 from mlcd.images.jpeg import require_simplejpeg
@@ -77,7 +77,7 @@ class PairSet:
 def open_pairs(config: PairsConfig) -> PairSet:
     """Lists the images with their captions.
 
-    Raises NotFound or InvalidInput if there are none.
+    Raises NotFound or InvalidInput if there are none, ConfigInvalid if all are held out.
     """
     if config.data.decode == "fast":
         require_simplejpeg()
@@ -92,6 +92,8 @@ def open_pairs(config: PairsConfig) -> PairSet:
     )
     captioned = captions.texts.value_lengths().to_numpy(zero_copy_only=False) > 0
     numbers = np.flatnonzero(captioned & ~kept_out)
+    if not len(numbers) and captioned.any():
+        raise ConfigInvalid("data.hold_out leaves no image with a caption", remedy="lower it")
     if not len(numbers):
         raise InvalidInput(
             f"no image of {config.data.pairs} has a caption",

@@ -160,8 +160,8 @@ def _check_batch(config: PairsConfig, num_pairs: int) -> None:
     """Raises ConfigInvalid where an image would be in a batch twice, and told from itself."""
     if config.schedule.batch_size > num_pairs:
         raise ConfigInvalid(
-            f"schedule.batch_size={config.schedule.batch_size} is more than the {num_pairs} images "
-            "with captions",
+            f"images with captions: {num_pairs}, fewer than schedule.batch_size="
+            f"{config.schedule.batch_size}",
             remedy="lower schedule.batch_size",
         )
 

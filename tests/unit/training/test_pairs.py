@@ -327,8 +327,13 @@ def test_settings_without_effect_are_refused(sections, message):
 
 def test_a_batch_larger_than_the_data_is_refused(pairs, tmp_path):
     config = pairs_config(tmp_path / "run", pairs, schedule={"steps": 1, "batch_size": 40})
-    with pytest.raises(ConfigInvalid, match="more than the 39 images with captions"):
+    with pytest.raises(ConfigInvalid, match="39, fewer than"):
         run_pairs(config, SILENT)
+
+
+def test_data_of_which_all_is_held_out_is_refused(pairs, tmp_path):
+    with pytest.raises(ConfigInvalid, match="leaves no image with a caption"):
+        open_pairs(pairs_config(tmp_path, pairs, data={"pairs": str(pairs), "hold_out": 0.999}))
 
 
 def test_the_manifest_names_what_the_run_was_made_from(lit):
