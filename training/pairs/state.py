@@ -70,13 +70,21 @@ class PairState:
         for name, parameter in self.scalars.items():
             yield f"scalar.{name}", parameter
 
-    def embed(self, batch: PairBatch, config: PairsConfig) -> tuple[Tensor, Tensor]:
-        """Returns unit rows of the images and of the texts of a micro-batch, [b, D] each."""
-        texts = _unit(self.texts.embed(batch.ids.to(self.device, non_blocking=True)))
+    @property
+    def trains_images(self) -> bool:
+        """Tells whether any of the image tower is trained."""
+        return any(parameter.requires_grad for parameter in self.model.trunk.parameters())
+
+    def embed_images(self, batch: PairBatch, config: PairsConfig) -> Tensor:
+        """Returns unit rows of the images of a micro-batch, [b, D]."""
         images = on_device(batch.images, self.device)
         if self.images is not None:
             images = embed_crops(self.images, images, batch.positions, config)
-        return _unit(images).to(texts.dtype), texts
+        return _unit(images).to(self.scalars["log_scale"].dtype)
+
+    def embed_texts(self, batch: PairBatch) -> Tensor:
+        """Returns unit rows of the texts of a micro-batch, [b, D]."""
+        return _unit(self.texts.embed(batch.ids.to(self.device, non_blocking=True)))
 
     def loss(self, images: Tensor, texts: Tensor) -> Tensor:
         """Computes the loss of the pairs of all processes, from the unit rows of this one."""
@@ -149,7 +157,7 @@ def initial_state(
     state = PairState(model, images, texts, learned, optimizer)
     if config.optim.ema is not None:
         for tower, trunk in state.towers.items():
-            if any(parameter.requires_grad for parameter in trunk.parameters()):
+            if tower == "text" or state.trains_images:
                 state.averages[tower] = WeightAverage.of(trunk, config.optim.ema)
     return state
 

@@ -80,7 +80,7 @@ def backward(
     """
     state.optimizer.zero_grad(set_to_none=True)
     if len(batches) == 1:
-        images, texts = state.embed(batches[0], config)
+        images, texts = state.embed_images(batches[0], config), state.embed_texts(batches[0])
         loss = state.loss(images, texts)
         loss.backward()
     else:
@@ -104,10 +104,10 @@ def backward(
 def _all_embeddings(
     state: PairState, batches: Sequence[PairBatch], config: PairsConfig
 ) -> tuple[Tensor, Tensor]:
-    """Returns the unit rows of all micro-batches, which collect gradients."""
-    embedded = [state.embed(batch, config) for batch in batches]
-    images, texts = (torch.cat(rows) for rows in zip(*embedded, strict=True))
-    return images.requires_grad_(), texts.requires_grad_()
+    """Returns the unit rows of all micro-batches; those that are trained collect gradients."""
+    images = torch.cat([state.embed_images(batch, config) for batch in batches])
+    texts = torch.cat([state.embed_texts(batch) for batch in batches])
+    return images.requires_grad_(state.trains_images), texts.requires_grad_()
 
 
 def _go_on(
@@ -118,13 +118,15 @@ def _go_on(
     config: PairsConfig,
 ) -> None:
     """Computes the embeddings again, and their gradients further back."""
-    assert images.grad is not None
     assert texts.grad is not None
     sizes = [len(batch.ids) for batch in batches]
-    gradients = zip(images.grad.split(sizes), texts.grad.split(sizes), strict=True)
+    of_texts = texts.grad.split(sizes)
+    of_images = () if images.grad is None else images.grad.split(sizes)
     last = len(batches) - 1
-    for index, (batch, of_rows) in enumerate(zip(batches, gradients, strict=True)):
+    for index, batch in enumerate(batches):
         with nullcontext() if index == last else state.accumulating():
-            rows = state.embed(batch, config)
-            pairs = [pair for pair in zip(rows, of_rows, strict=True) if pair[0].requires_grad]
-            torch.autograd.backward([row for row, _ in pairs], [grad for _, grad in pairs])
+            rows, gradients = [state.embed_texts(batch)], [of_texts[index]]
+            if of_images:
+                rows.append(state.embed_images(batch, config))
+                gradients.append(of_images[index])
+            torch.autograd.backward(rows, gradients)

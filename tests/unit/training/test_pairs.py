@@ -30,13 +30,15 @@ from tests.unit.training.pairing import (
     write_pairs,
 )
 from tests.unit.training.running import SILENT, read_log
+from tests.unit.training.test_plan import counted
 from training.data.order import locate
 from training.pairs import run as pairs_run
 from training.pairs import views
 from training.pairs.batches import PairReader
 from training.pairs.dataset import open_pairs
+from training.pairs.flops import pair_flops
 from training.pairs.run import run_pairs
-from training.pairs.step import pair_step
+from training.pairs.step import backward, pair_step
 from training.pairs.tokens import Tokens, open_tokenizer
 from training.parallel.processes import Processes
 
@@ -196,6 +198,29 @@ def test_the_losses_of_processes_are_open_clips_with_distributed_gradients(kind,
         for theirs in ways:
             for mine, other in zip(ours, theirs, strict=True):
                 torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"kind": "siglip", "compute": {"recompute": True}},
+        {"compute": {"accumulation": 2}},
+        {
+            "compute": {"accumulation": 2},
+            "model": {"freeze": "image", "start": "M"},
+            "data": {"pairs": "P", "cache": False},
+        },
+    ],
+)
+def test_the_arithmetic_of_a_step_is_what_torch_counts(sections):
+    config = pairs_config("RUN", schedule={"steps": 1, "batch_size": 10}, **sections)
+    state, batch = new_state(config, World()), random_batch()
+    parts = [rows(batch, 0, 10)]
+    if config.compute.accumulation > 1:
+        parts = [rows(batch, 0, 4), rows(batch, 4, 10)]
+    total = counted(lambda: backward(state, parts, 10, config))
+    assert total == 10 * pair_flops(config, state.texts.trunk.config, batch.ids.shape[1])
 
 
 def test_the_scale_is_clamped_and_no_scalar_decays():
