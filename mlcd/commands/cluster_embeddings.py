@@ -11,7 +11,7 @@ from mlcd.progress import Reporter
 _FAILED = 1  # exit status of a process whose error another one reports
 
 
-def read_levels(_: click.Context, option: click.Parameter, given: str | None) -> tuple[int, ...]:
+def read_numbers(_: click.Context, option: click.Parameter, given: str | None) -> tuple[int, ...]:
     """Reads whole numbers with commas between them."""
     if given is None:
         return ()
@@ -30,9 +30,17 @@ def read_levels(_: click.Context, option: click.Parameter, given: str | None) ->
 @click.option(
     "--levels",
     metavar="K,K,…",
-    callback=read_levels,
+    callback=read_numbers,
     help="In place of --clusters: the numbers of clusters of several levels, the finest first; each"
     " groups the clusters of the one before.",
+)
+@click.option(
+    "--choose-k",
+    "choices",
+    metavar="K,K,…",
+    callback=read_numbers,
+    help="In place of --clusters: the one of these numbers at which rows that were not clustered"
+    " are nearest to one center alone.",
 )
 @click.option(
     "--iterations", type=click.IntRange(0), help="At most.  [default: 25; 3 above 16,384 clusters]"
@@ -76,6 +84,7 @@ def cluster(
     out: Path,
     clusters: int | None,
     levels: tuple[int, ...],
+    choices: tuple[int, ...],
     iterations: int | None,
     seed: int,
     hold_out: float,
@@ -93,15 +102,15 @@ def cluster(
     the work by `torchrun --nproc-per-node N -m mlcd cluster …`; the centers do not depend on their
     number.
     """
-    if (clusters is None) == (not levels):
-        raise click.UsageError("give one of --clusters and --levels")
+    if sum(map(bool, (clusters, levels, choices))) != 1:
+        raise click.UsageError("give one of --clusters, --levels and --choose-k")
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
-    from mlcd.pipelines.cluster import ClusterOptions, plan
+    from mlcd.pipelines.cluster import ClusterOptions, choose_number, plan
     from mlcd.pipelines.cluster import cluster as run
     from mlcd.world import Elsewhere, one_voice, open_world
 
     options = ClusterOptions(
-        num_clusters=clusters or levels[0],
+        num_clusters=clusters or (levels or choices)[0],
         iterations=iterations,
         seed=seed,
         hold_out=hold_out,
@@ -117,6 +126,8 @@ def cluster(
             opened = EmbeddingsArtifact.open(embeddings)
             if world.rank:
                 reporter = Reporter("silent")
+            if choices:
+                options = choose_number(opened, options, choices)
             if only_plan:
                 estimate = plan(opened, options, world=world)
                 reporter.result(estimate.facts(), str(estimate))

@@ -5,7 +5,7 @@ iteration.
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 from zipfile import BadZipFile
@@ -20,6 +20,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact, part_name
 from mlcd.artifacts.examples import Examples
 from mlcd.artifacts.manifest import Artifact, Request, verify_file
 from mlcd.clustering.approximate import AUDITED_ROWS, MIN_AUDITED_ROWS, MIN_CENTERS
+from mlcd.clustering.choice import Candidate, best, candidates
 from mlcd.clustering.exact_scores import exact_scores
 from mlcd.clustering.kmeans import MANY_CLUSTERS, KMeansResult, Progress, State, kmeans
 from mlcd.clustering.kmeans_plan import Plan
@@ -64,6 +65,7 @@ class ClusterOptions:
     many rows for each cluster, drawn by hash. subtract_mean: compare rows after subtracting their
     mean, which becomes part of the centers. examples: the keys of so many nearest members of each
     center become part of them. levels: the numbers of clusters of coarser levels, ever smaller.
+    chosen_of: the curve of the numbers that `num_clusters` was chosen of.
     """
 
     num_clusters: int
@@ -76,6 +78,7 @@ class ClusterOptions:
     report: bool = False
     examples: int = NUM_EXAMPLES
     levels: Sequence[int] = ()
+    chosen_of: Sequence[Candidate] = ()
 
     @property
     def passes(self) -> int:
@@ -89,11 +92,13 @@ class ClusterOptions:
         they are used.
         """
         chosen = asdict(self) | {"iterations": self.passes, "levels": list(self.levels)}
+        chosen["chosen_of"] = [candidate.clusters for candidate in self.chosen_of]
         defaults: dict[str, Any] = {
             "sample": None,
             "report": False,
             "examples": NUM_EXAMPLES,
             "levels": [],
+            "chosen_of": [],
         }
         return {
             name: value
@@ -167,6 +172,8 @@ def cluster(
                 else None,
             ).write(draft)
             summary = _summary(result, assignment, classes)
+            if options.chosen_of:
+                summary["chosen_of"] = [asdict(candidate) for candidate in options.chosen_of]
             if options.levels:
                 summary["levels"] = _write_coarser(draft, result, options)
             summary["held_out"] = (
@@ -179,6 +186,17 @@ def cluster(
     published = find_published(out, request)
     assert published is not None
     return published
+
+
+def choose_number(
+    embeddings: EmbeddingsArtifact, options: ClusterOptions, nums: Sequence[int]
+) -> ClusterOptions:
+    """Returns the options with the number of clusters at which unseen rows are best separated."""
+    least = replace(options, num_clusters=min(nums), sample=None)
+    rows, _ = _select(embeddings, _clustered(embeddings, least), least)
+    mean = _checked_mean(rows, _ALONE) if options.subtract_mean else None
+    found = candidates(UnitRows(rows, mean), nums, seed=options.seed)
+    return replace(options, num_clusters=best(found), chosen_of=found)
 
 
 def plan(embeddings: EmbeddingsArtifact, options: ClusterOptions, *, world: World = _ALONE) -> Plan:

@@ -93,4 +93,4 @@ def test_the_table_of_levels_joins_with_labels(journey, tmp_path):
     both = run_mlcd(
         "cluster", journey / "embeddings", tmp_path / "x", "--levels", "4,2", "--clusters", 4
     )
-    assert (both.returncode, "one of --clusters and --levels" in both.stderr) == (2, True)
+    assert (both.returncode, "one of --clusters, --levels" in both.stderr) == (2, True)
