@@ -1,4 +1,4 @@
-"""Artifacts in an object store: a real S3 server, one with faults, and processes that are killed."""
+"""Images and artifacts in an object store: a real S3 server, one with faults, and processes that are killed."""
 
 import contextlib
 import json
@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 
 import fsspec
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.errors import (
     ArtifactInvalid,
@@ -26,6 +28,7 @@ from mlcd.errors import (
 )
 from mlcd.pipelines.sync import sync
 from mlcd.progress import Reporter
+from tests.conftest import call_mlcd, write_digits
 from tests.integration.s3 import SECRET, running_faults, running_moto
 
 SILENT = Reporter("silent")
@@ -104,6 +107,29 @@ def test_a_store_with_faults_gives_the_same_bytes(used, artifact, tmp_path, monk
                 break
         assert faults.injected > 0
     assert contents(tmp_path / "back") == contents(artifact)
+
+
+@pytest.mark.parametrize("kind", ["folder", "shards"])
+def test_images_of_a_store_with_faults_make_the_same_embeddings(used, kind, tmp_path, monkeypatch):
+    images = write_digits(tmp_path / "digits", 30)
+    if kind == "shards":
+        (tmp_path / "shards").mkdir()
+        for shard in range(3):
+            with tarfile.open(tmp_path / "shards" / f"{shard}.tar", "w") as tar:
+                for path in sorted(images.glob("*/*.png"))[shard * 10 : (shard + 1) * 10]:
+                    tar.add(path, arcname=path.name)
+        images = tmp_path / "shards"
+    used.filesystem().put(str(images), f"bucket/{kind}", recursive=True)
+    with running_faults(used, seed=1, rate=0.05) as faults:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
+        fsspec.filesystem("s3").clear_instance_cache()
+        for source, out in ((images, "here"), (f"s3://bucket/{kind}", "there")):
+            made = call_mlcd("embed", source, tmp_path / out, "--model", "pixels")
+            assert (made.returncode, "0 files skipped" in made.stdout) == (0, True), made.stderr
+        assert faults.injected > 0
+    here, there = (EmbeddingsArtifact.open(tmp_path / out) for out in ("here", "there"))
+    assert here.keys == there.keys
+    assert np.array_equal(here.load(), there.load())
 
 
 def test_killed_anywhere_nothing_half_is_readable_and_no_upload_is_left(used, artifact, tmp_path):
