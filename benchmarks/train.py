@@ -164,7 +164,8 @@ def head_alone(
     def step() -> float:
         for part in labels:
             (state.centers(embeddings[: len(part)], part, state.step).loss / len(labels)).backward()
-            add_up(state.centers.weight)
+            if len(labels) > 1:
+                add_up(state.centers.weight)
         state.center_optimizer.step()
         state.center_optimizer.zero_grad(set_to_none=True)
         embeddings.grad = None

@@ -200,7 +200,9 @@ def _classify(
                 row_counts=None if row_counts is None else row_counts[index],
             )
             (share * output.loss).backward()
-        add_up(head.weight)
+        # One softmax over all classes names each row once; a second pass names rows again.
+        if number > 1 or head.config.kind == "per_column":
+            add_up(head.weight)
         loss += share * output.loss.detach()
         parts.append((share, output.meters))
     return loss, _averaged(parts)
