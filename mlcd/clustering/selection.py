@@ -1,0 +1,51 @@
+"""Which members of clusters to keep: all but outliers, or as even a number of each as there is."""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.randomness import hash_counters
+
+_SMALL: Final = 1e-6  # spread of a cluster whose members are all the same
+
+
+def outliers(
+    assignment: NDArray[np.integer], distances: NDArray[np.float32], share: float
+) -> NDArray[np.bool_]:
+    """Returns which share of the rows lies farthest out in its own cluster, [N].
+
+    A distance counts by how many of its cluster's spreads it is above the cluster's median. The
+    spread is the median of the differences from that.
+    """
+    away = distances - _medians(assignment, distances)
+    beyond = away / np.maximum(_medians(assignment, np.abs(away)), _SMALL)
+    found = np.zeros(len(beyond), np.bool_)
+    found[np.argsort(-beyond, kind="stable")[: round(share * len(beyond))]] = True
+    return found
+
+
+def balanced(assignment: NDArray[np.integer], num: int, *, seed: int = 0) -> NDArray[np.bool_]:
+    """Returns which `num` rows to keep so that clusters are as even as they can be, [N].
+
+    Clusters with fewer rows than the others get are kept whole. Within a cluster the rows are drawn
+    by hash, and so are the clusters that get one more.
+    """
+    keys = hash_counters(seed, np.arange(len(assignment)))
+    order = np.lexsort((keys, assignment))
+    of = assignment[order]
+    # the turn of each row in its cluster: the first of all clusters come before the second of any
+    turns = np.arange(len(of)) - np.searchsorted(of, of)
+    kept = np.zeros(len(of), np.bool_)
+    kept[order[np.lexsort((keys[order], turns))[:num]]] = True
+    return kept
+
+
+def _medians(assignment: NDArray[np.integer], values: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Returns the median of each row's cluster, [N]."""
+    order = np.lexsort((values, assignment))
+    ids, starts, counts = np.unique(assignment[order], return_index=True, return_counts=True)
+    in_order = values[order].astype(np.float64)
+    medians = (in_order[starts + (counts - 1) // 2] + in_order[starts + counts // 2]) / 2
+    each: NDArray[np.float64] = medians[np.searchsorted(ids, assignment)]
+    return each
