@@ -14,7 +14,13 @@ from safetensors.torch import load_file
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from tests.conftest import call_mlcd, start_mlcd
-from tests.e2e.test_train import run_together, steps_of, wait_for_steps
+from tests.e2e.test_train import (
+    run_together,
+    start_together,
+    steps_of,
+    wait_for_steps,
+    worker_of,
+)
 from tests.integration.running import serving
 from tests.unit.training.pairing import write_pairs
 
@@ -67,6 +73,15 @@ def embeddings_in(answer):
     return [result["embedding"] for result in answer.json()["results"]]
 
 
+def assert_alike(one, other):
+    logs = steps_of(one), steps_of(other)
+    assert len(logs[0]) == STEPS
+    for ours, theirs in zip(*logs, strict=True):
+        for name in NUMBERS:
+            expected = pytest.approx(theirs[name], rel=1e-3, abs=1e-5)
+            assert ours[name] == expected, (ours["step"], name)
+
+
 def assert_equal_tensors(one, other):
     ours, theirs = load_file(one / "model.safetensors"), load_file(other / "model.safetensors")
     assert ours.keys() == theirs.keys()
@@ -88,6 +103,21 @@ def test_a_run_that_was_killed_goes_on_to_the_same_bits(recipe, command, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_run_of_two_processes_that_was_killed_goes_on_in_one(command, tmp_path):
+    more = ("compute.accumulation=2", "optim.ema=0.9")
+    parts = tmp_path / "parts"
+    launcher = start_together(2, *command("siglip", "parts"), *more)
+    wait_for_steps(parts, 25, launcher)
+    for worker in [worker_of(launcher, rank) for rank in range(2)]:
+        os.kill(worker, signal.SIGKILL)
+    launcher.communicate(timeout=60)
+    assert not parts.exists(), "the run had ended before it was killed"
+    assert call_mlcd("train", "--resume", parts).returncode == 0
+    assert call_mlcd(*command("siglip", "whole"), *more).returncode == 0
+    assert_alike(parts, tmp_path / "whole")
+
+
+@pytest.mark.slow
 def test_lit_by_two_processes_is_exported_and_served_with_its_image_tower_untouched(
     command, pairs, two_tower_model, tmp_path
 ):
@@ -99,11 +129,7 @@ def test_lit_by_two_processes_is_exported_and_served_with_its_image_tower_untouc
     together = run_together(2, *arguments)
     assert together.returncode == 0, together.stderr
     assert call_mlcd(*command("lit", "alone")).returncode == 0
-    logs = [steps_of(tmp_path / name) for name in ("together", "alone")]
-    assert len(logs[0]) == STEPS
-    for ours, theirs in zip(*logs, strict=True):
-        for name in NUMBERS:
-            assert ours[name] == pytest.approx(theirs[name], rel=1e-3), (ours["step"], name)
+    assert_alike(tmp_path / "together", tmp_path / "alone")
     run, model = tmp_path / "together", tmp_path / "model"
     assert call_mlcd("export", run, model).returncode == 0
     assert_equal_tensors(two_tower_model, run / LAST / "weights")
