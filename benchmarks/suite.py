@@ -12,7 +12,8 @@ starter  the starter
 lit      a tower that `mlcd train small` has trained on clusters of 2,358 photographs of products,
          and a text tower that learned their names beside it
 
-What is finished is not made again, so the same command goes on after an interruption.
+Of CIFAR-10 the first 50 images of each class and part are taken. What is finished is not made again,
+so the same command goes on after an interruption.
 """
 
 import argparse
@@ -47,11 +48,6 @@ def write_sets(sets: Path, most: int) -> None:
     write_digits(sets / "digits")
     write_names(sets, "digits", {str(n): name for n, name in enumerate(_NUMBERS)})
     write_tables(SHARED / "cifar10_jpg", sets / "cifar10_jpg", most)
-    write_tables(SHARED / "tiny_imagenet_30", sets / "tiny_imagenet_30", most)
-    with (SHARED / "tiny_imagenet_30/classes.csv").open() as file:
-        # The first synonym is what people say.
-        names = {row["wnid"]: row["name"].split(", ")[0] for row in csv.DictReader(file)}
-    write_names(sets, "tiny_imagenet_30", names)
     write_products(sets / "fashion_articles")
 
 
@@ -96,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("work", type=Path)
     parser.add_argument("--steps", type=int, default=100, help="of the text tower")
-    parser.add_argument("--most", type=int, default=50, help="images a class and part of two sets")
+    parser.add_argument("--most", type=int, default=50, help="images a class and part of CIFAR-10")
     options = parser.parse_args()
     work = options.work
     if not (work / "sets").exists():
