@@ -83,7 +83,7 @@ def new_head(world=None, **options):
 @pytest.mark.parametrize("kind", ["mlcd", "mlc", "cd", "bce", "per_column"])
 def test_a_process_that_has_all_centers_reads_nothing(monkeypatch, kind, ratio):
     """In many chunks as in one."""
-    for entries in (1 << 20, 4):
+    for entries in (1 << 20, 80):
         monkeypatch.setattr(head_module, "CHUNK_ENTRIES", entries)
         assert reads(new_head(kind=kind, negative_ratio=ratio), 3) == 0
 
