@@ -2,6 +2,7 @@
 (fsdp).
 """
 
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -180,6 +181,8 @@ def _shard(trunk: VisionTower, world: World, gathered: Gathered) -> None:
     short = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
+    # Linear layers return views, and blocks change none in place, so the warning about it is void.
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view", UserWarning)
     for block in trunk.blocks:
         if gathered == "bf16":
             # The norms are computed in float32, so they go with what is outside.
