@@ -595,15 +595,17 @@ os.wait()
     assert result.stdout == "this client belongs to another process: make one in each process\n"
 
 
-def test_what_the_page_shows_runs(server, digits, tmp_path, monkeypatch):
+def test_what_the_page_shows_runs(model_to_change, new_state, digits, tmp_path, monkeypatch):
+    """Not the server of the other tests: a center is named."""
     (tmp_path / "photos").symlink_to(digits / "3")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert len(blocks) >= 7
     blocks = [block for block in blocks if "client.jobs" not in block]  # test_client_jobs runs it
-    code = "\n".join(blocks).replace("http://127.0.0.1:8000", server)
     names: dict[str, object] = {}
-    compiled = compile(code, str(PAGE), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    asyncio.run(eval(compiled, names))
+    with serving(model_to_change, state_dir=new_state()) as own:
+        code = "\n".join(blocks).replace("http://127.0.0.1:8000", own.url)
+        compiled = compile(code, str(PAGE), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        asyncio.run(eval(compiled, names))
     assert np.isnan(names["embedded"].vectors).sum() == 0
     assert names["found"].matches[0][0].similarity == pytest.approx(1, abs=1e-5)
