@@ -202,6 +202,7 @@ def test_the_pages_need_no_key_and_name_no_client(anyone, running):
     assert anyone.get("/v1/nothing").status_code == 404
 
 
+@pytest.mark.slow  # without keys, test_schema.py
 def test_the_document_is_true_of_a_server_with_keys(model_to_change, keys, new_state):
     """Not the server of the other tests: collections and names come and go here."""
     header = f"Authorization: Bearer {keys.tokens['admin']}"

@@ -56,9 +56,7 @@ def start():
         server.process.communicate()
 
 
-@pytest.mark.parametrize(
-    "numbers", [[signal.SIGTERM], [signal.SIGTERM] * 2, [signal.SIGINT, signal.SIGTERM]]
-)
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM] * 2, [signal.SIGINT, signal.SIGTERM]])
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_signal_to_every_process_loses_no_request(start, photo, processes, numbers):
     server = start(processes, drain_s=2)

@@ -276,6 +276,7 @@ def test_a_directory_without_a_tokenizer_is_a_model_of_images(clip, tmp_path):
     assert not has_text(str(tmp_path / "m"))
 
 
+@pytest.mark.slow  # it exports twice
 def test_one_who_embeds_hears_that_texts_are_left_out(clip, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shutil.copytree(clip, tmp_path / "theirs")
