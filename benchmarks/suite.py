@@ -12,7 +12,7 @@ starter  the starter
 lit      a tower that `mlcd train small` has trained on clusters of 2,358 photographs of products,
          and a text tower that learned their names beside it
 
-Of CIFAR-10 the first 50 images of each class and part are taken. What is finished is not made
+Of CIFAR-10 and Tiny ImageNet the first 50 images of each class and part are taken. What is finished is not made
 again, so the same command goes on after an interruption.
 """
 
@@ -47,16 +47,25 @@ def write_sets(sets: Path, most: int) -> None:
     (sets / "caltech101_20").symlink_to(SHARED / "caltech101_20")
     write_digits(sets / "digits")
     write_names(sets, "digits", {str(n): name for n, name in enumerate(_NUMBERS)})
-    write_tables(SHARED / "cifar10_jpg", sets / "cifar10_jpg", most)
+    both = {"train": "train", "test": "test"}
+    write_tables(SHARED / "cifar10_jpg", sets / "cifar10_jpg", most, both)
     write_products(sets / "fashion_articles")
+    tiny = SHARED / "tiny_imagenet_30"
+    write_tables(tiny, sets / "tiny_imagenet_30", most, parts={"train": "train", "val": "test"})
+    with (tiny / "classes.csv").open() as file:
+        first = {row["wnid"]: row["name"].split(",")[0] for row in csv.DictReader(file)}
+    write_names(sets, "tiny_imagenet_30", first)
 
 
-def write_tables(folder: Path, out: Path, most: int) -> None:
-    """Writes each part of a folder as a table, the first images of each class."""
+def write_tables(folder: Path, out: Path, most: int, parts: dict[str, str]) -> None:
+    """Writes parts of a folder as tables, the first images of each class. parts: their names here,
+    and as the suite reads them.
+    """
     out.mkdir()
-    for part in (path for path in sorted(folder.iterdir()) if path.is_dir()):
-        files = [file for kind in sorted(part.iterdir()) for file in sorted(kind.iterdir())[:most]]
-        write_table(out / f"{part.name}.parquet", [(file, file.parent.name) for file in files])
+    for part, name in parts.items():
+        kinds = sorted(path for path in (folder / part).iterdir() if path.is_dir())
+        files = [file for kind in kinds for file in sorted(kind.iterdir())[:most]]
+        write_table(out / f"{name}.parquet", [(file, file.parent.name) for file in files])
 
 
 def write_table(out: Path, images: Sequence[tuple[Path, str]]) -> None:
@@ -92,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("work", type=Path)
     parser.add_argument("--steps", type=int, default=100, help="of the text tower")
-    parser.add_argument("--most", type=int, default=50, help="images a class and part of CIFAR-10")
+    parser.add_argument("--most", type=int, default=50, help="images a class and part of two sets")
     options = parser.parse_args()
     work = options.work
     if not (work / "sets").exists():
