@@ -12,8 +12,8 @@ starter  the starter
 lit      a tower that `mlcd train small` has trained on clusters of 2,358 photographs of products,
          and a text tower that learned their names beside it
 
-Of CIFAR-10 and Tiny ImageNet the first 50 images of each class and part are taken. What is finished is not made
-again, so the same command goes on after an interruption.
+Of CIFAR-10 and Tiny ImageNet the first 50 images of each class and part are taken. What is finished
+is not made again, so the same command goes on after an interruption.
 """
 
 import argparse
