@@ -41,8 +41,8 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from mlcd.progress import Reporter
-from training.pairs.config import load_any_config
-from training.pairs.run import run_pairs
+from training.pairs.pairs_config import load_any_config
+from training.pairs.run_pairs import run_pairs
 from training.run import run_directory
 
 DATA = Path(__file__).resolve().parents[2] / "shared/data/fashion_products"

@@ -25,9 +25,9 @@ from mlcd.clustering.nearest import nearest_centers
 from mlcd.encoders import open_encoder, open_text_encoder
 from mlcd.export.starter.classes import imagenet_classes
 from mlcd.images.sources import open_source
-from mlcd.naming.members import drawn_members, nearest_words
-from mlcd.naming.names import name_clusters
-from mlcd.naming.scores import contrast
+from mlcd.naming.chosen_names import name_clusters
+from mlcd.naming.speaking_members import drawn_members, nearest_words
+from mlcd.naming.term_scores import contrast
 from mlcd.naming.terms import MemberTerms
 from mlcd.parts.text_files import read_texts
 from mlcd.pipelines.cluster import ClusterOptions, cluster

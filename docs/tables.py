@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from service.settings import Settings, as_text, named_fields, nested_model
 from training.config import MixedSource, RunConfig
-from training.pairs.config import PairsConfig
+from training.pairs.pairs_config import PairsConfig
 
 _ROOT: Final = Path(__file__).parents[1]
 _REFERENCE: Final = Path(__file__).parent / "reference"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from training.evaluation.report import Protocol
     from training.evaluation.scores import Metric
     from training.evaluation.sides import Sides
-    from training.pairs.config import PairsConfig
+    from training.pairs.pairs_config import PairsConfig
 
 _INTERRUPTED = 130
 _FAILED = 2
@@ -198,7 +198,7 @@ def _overrides(
 def _config(
     recipe: str | None, overrides: tuple[str, ...], resume: str | None
 ) -> "RunConfig | PairsConfig":
-    from training.pairs.config import change_config, load_any_config
+    from training.pairs.pairs_config import change_config, load_any_config
     from training.run import read_run_fields
 
     if resume is not None:
@@ -209,8 +209,8 @@ def _config(
 
 
 def _trained(config: "RunConfig | PairsConfig", reporter: Reporter) -> "Artifact":
-    from training.pairs.config import PairsConfig
-    from training.pairs.run import run_pairs
+    from training.pairs.pairs_config import PairsConfig
+    from training.pairs.run_pairs import run_pairs
     from training.run import run_training
 
     if isinstance(config, PairsConfig):

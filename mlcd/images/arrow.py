@@ -16,8 +16,8 @@ from typing import Any, Final, final
 import pyarrow as pa
 
 from mlcd.errors import InvalidInput, NotFound
-from mlcd.images.columns import ColumnsSource, Rows
 from mlcd.images.dataset_parts import part_folder
+from mlcd.images.image_columns import ColumnsSource, Rows
 
 _PARTS: Final = "dataset_dict.json"
 _STATE: Final = "state.json"

@@ -8,7 +8,7 @@ from typing import Any, Final, final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mlcd.images.columns import ColumnsSource, Rows
+from mlcd.images.image_columns import ColumnsSource, Rows
 
 _BATCH_ROWS: Final = 64
 _BUFFER_BYTES: Final = 1 << 20

@@ -14,8 +14,8 @@ from mlcd.artifacts.manifest import Artifact, open_artifact
 from mlcd.artifacts.name_evidence import NameEvidence, write_evidence
 from mlcd.clustering.nearest import CenterScan
 from mlcd.errors import InvalidInput
-from mlcd.naming.names import SHUFFLES, ClusterName, name_clusters
-from mlcd.naming.scores import Score
+from mlcd.naming.chosen_names import SHUFFLES, ClusterName, name_clusters
+from mlcd.naming.term_scores import Score
 from mlcd.naming.terms import MemberTerms
 
 

@@ -12,8 +12,8 @@ from mlcd.collections.clusters import Clusters
 from mlcd.collections.collection import Collection
 from mlcd.collections.columns import Column, Scalar
 from mlcd.errors import InvalidInput
-from mlcd.naming.names import LEAST_SHARE
-from mlcd.naming.scores import class_tf_idf, contrast
+from mlcd.naming.chosen_names import LEAST_SHARE
+from mlcd.naming.term_scores import class_tf_idf, contrast
 from mlcd.naming.terms import MemberTerms, tokens
 from mlcd.parts.text_files import TextFile
 from mlcd.pipelines.name import Members, Naming, name_members, open_centers

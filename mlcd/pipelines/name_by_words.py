@@ -15,9 +15,9 @@ from mlcd.artifacts.manifest import Artifact
 from mlcd.clustering.nearest import CenterScan
 from mlcd.errors import ArtifactInvalid, InvalidInput, MlcdError, TextRejected
 from mlcd.models.prompts import TemplateSet, class_rows, prompt, templates
-from mlcd.naming.members import drawn_members, nearest_words
-from mlcd.naming.names import LEAST_SHARE
-from mlcd.naming.scores import contrast
+from mlcd.naming.chosen_names import LEAST_SHARE
+from mlcd.naming.speaking_members import drawn_members, nearest_words
+from mlcd.naming.term_scores import contrast
 from mlcd.naming.terms import MemberTerms
 from mlcd.parts.text_files import TextFile
 from mlcd.pipelines.name import Members, Naming, name_members, open_centers

@@ -28,7 +28,7 @@ from training.data.order import locate, part_counts, part_indices, step_shares
 from training.data.pictures import DecodedPictures, HeldPictures, Sample, picture_side
 
 if TYPE_CHECKING:
-    from training.pairs.config import PairsConfig
+    from training.pairs.pairs_config import PairsConfig
 
 _log = logging.getLogger(__name__)
 

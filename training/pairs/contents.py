@@ -18,7 +18,7 @@ from mlcd.models.vit import VisionTower
 from mlcd.types import Fingerprint
 from training.checkpoint.files import read_tensors, stored_tensors
 from training.checkpoint.snapshot import copied, restore_moments, under
-from training.pairs.state import PairState
+from training.pairs.pairs_state import PairState
 
 _Tower = TypeVar("_Tower", TextTower, VisionTower)
 _AVERAGE: Final = "average."

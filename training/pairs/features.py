@@ -20,7 +20,7 @@ from mlcd.models.servable import PREPROCESS, Servable
 from mlcd.pipelines.embed import embed
 from mlcd.progress import Reporter
 from mlcd.types import Fingerprint
-from training.pairs.config import PairsConfig
+from training.pairs.pairs_config import PairsConfig
 from training.parallel.processes import Processes
 
 

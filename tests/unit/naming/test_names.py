@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mlcd.naming.members import drawn_members, nearest_words
-from mlcd.naming.names import name_clusters
-from mlcd.naming.scores import class_tf_idf, contrast
+from mlcd.naming.chosen_names import name_clusters
+from mlcd.naming.speaking_members import drawn_members, nearest_words
+from mlcd.naming.term_scores import class_tf_idf, contrast
 from mlcd.naming.terms import MemberTerms
 from mlcd.types import unit_rows
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlcd.naming.scores import Tally, best_scores, class_tf_idf, contrast
+from mlcd.naming.term_scores import Tally, best_scores, class_tf_idf, contrast
 from mlcd.naming.terms import MemberTerms, tokens
 
 

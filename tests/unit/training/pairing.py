@@ -18,10 +18,10 @@ from mlcd.models.vit import ViT
 from mlcd.world import World
 from tests.conftest import write_digits
 from tests.open_clip_files import open_clip_module
-from training.pairs.batches import PairBatch
-from training.pairs.config import validate_any
-from training.pairs.state import initial_state
-from training.pairs.step import backward, pair_step
+from training.pairs.pair_batches import PairBatch
+from training.pairs.pairs_config import validate_any
+from training.pairs.pairs_state import initial_state
+from training.pairs.pairs_step import backward, pair_step
 from training.parallel.processes import Processes
 
 NUM_IMAGES = 40

@@ -32,13 +32,13 @@ from tests.unit.training.pairing import (
 from tests.unit.training.running import SILENT, read_log
 from tests.unit.training.test_plan import counted
 from training.data.order import locate
-from training.pairs import run as pairs_run
-from training.pairs import views
-from training.pairs.batches import PairReader
-from training.pairs.dataset import open_pairs
-from training.pairs.flops import pair_flops
-from training.pairs.run import run_pairs
-from training.pairs.step import backward, pair_step
+from training.pairs import cached_views
+from training.pairs import run_pairs as pairs_run
+from training.pairs.pair_batches import PairReader
+from training.pairs.pairs_dataset import open_pairs
+from training.pairs.pairs_flops import pair_flops
+from training.pairs.pairs_step import backward, pair_step
+from training.pairs.run_pairs import run_pairs
 from training.pairs.tokens import Tokens, open_tokenizer
 from training.parallel.processes import Processes
 
@@ -281,14 +281,14 @@ def test_cached_views_are_the_crops_of_the_first_epochs_and_come_again(
     fixed = {"schedule": {"steps": 9, "batch_size": 13}, "augment": {"min_area": 0.3}}
     live = run_pairs(lit("live", data={"pairs": str(damaged), "cache": False}, **fixed), SILENT)
     data = {"pairs": str(damaged), "cached_views": 2}
-    original = views._view
+    original = cached_views._view
 
     def struck_view(*arguments):
         if arguments[3] == 1:
             raise ConnectionError
         return original(*arguments)
 
-    monkeypatch.setattr(views, "_view", struck_view)
+    monkeypatch.setattr(cached_views, "_view", struck_view)
     with pytest.raises(ConnectionError):
         run_pairs(lit("cached", data=data, **fixed), SILENT)
     first = (tmp_path / "cached-views.partial" / "view-00000.npy").read_bytes()

@@ -9,8 +9,8 @@ from PIL import Image
 
 from mlcd.errors import InvalidInput, NotFound
 from tests.conftest import call_mlcd
-from training.evaluation.robustness import run, variants
-from training.evaluation.robustness.run import chosen_classes
+from training.evaluation.robustness import classify_variants, variants
+from training.evaluation.robustness.classify_variants import chosen_classes
 from training.evaluation.robustness.variants import VARIANTS, class_map
 from training.evaluation.suite.imagenet import imagenet_names, variant_ids
 from training.evaluation.texts.class_names import names_of, table_of_set
@@ -31,7 +31,7 @@ def small(monkeypatch):
     monkeypatch.setattr(variants, "variant_ids", ids)
     images = {"imagenet_a": 2, "imagenet_r": 2, "objectnet": 2}
     few = tuple(replace(each, images=images.get(each.name, 3)) for each in VARIANTS)
-    monkeypatch.setattr(run, "VARIANTS", few)
+    monkeypatch.setattr(classify_variants, "VARIANTS", few)
     return few
 
 

@@ -60,7 +60,7 @@ def evaluate_fine_tune(
     OUT/linear-probe OUT/fine-tune` compares them image by image. The same command goes on after an
     interruption.
     """
-    from training.evaluation.fine_tuning.run import Asked, fine_tune
+    from training.evaluation.fine_tuning.fine_tune import Asked, fine_tune
     from training.evaluation.report import protocol_line, result_line
     from training.evaluation.split_files import read_split
 

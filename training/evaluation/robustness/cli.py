@@ -39,7 +39,7 @@ def evaluate_robustness(
     MODEL is as for zero-shot. Of the variants all that are there are measured.
     """
     from training.evaluation.report import protocol_line, result_line
-    from training.evaluation.robustness.run import run_robustness
+    from training.evaluation.robustness.classify_variants import run_robustness
 
     found = run_robustness(
         data,

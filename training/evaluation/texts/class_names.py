@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from mlcd.errors import InvalidInput, NotFound
+from training.evaluation.suite.clip_prompts import set_prompts
 from training.evaluation.suite.definitions import IMAGENET
 from training.evaluation.suite.imagenet import imagenet_names
-from training.evaluation.suite.prompts import set_prompts
 
 # The names of each class, by the class's folder.
 NameTable: TypeAlias = Mapping[str, tuple[str, ...]]

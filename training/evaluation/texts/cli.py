@@ -67,8 +67,8 @@ def evaluate_zero_shot(
     """
     from training.evaluation.texts import evaluate
     from training.evaluation.texts.class_names import read_names
-    from training.evaluation.texts.model import opened_model
-    from training.evaluation.texts.prompts import read_prompts
+    from training.evaluation.texts.images_and_texts import opened_model
+    from training.evaluation.texts.prompt_sets import read_prompts
     from training.evaluation.texts.tested import open_tested
 
     templates, table = read_prompts(prompts), None if names is None else read_names(names)
@@ -109,9 +109,9 @@ def evaluate_retrieval(
     out. MODEL is as for zero-shot. Each number comes with its 95 % interval over images.
     """
     from training.evaluation.texts import evaluate
-    from training.evaluation.texts.captions import captions_of
-    from training.evaluation.texts.model import opened_model
+    from training.evaluation.texts.images_and_texts import opened_model
     from training.evaluation.texts.tested import open_tested
+    from training.evaluation.texts.tested_captions import captions_of
 
     asked = evaluate.Asked(open_tested(test), seen, out)
     texts = captions_of(asked.tested, captions, most=captions_per_image)

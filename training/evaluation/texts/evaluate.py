@@ -17,8 +17,8 @@ from training.evaluation.kept import Outcome, Record, kept_or_made
 from training.evaluation.seen import check_seen, seen_by
 from training.evaluation.splits import check_several_classes, split_digest
 from training.evaluation.texts.class_names import NameTable, names_of
-from training.evaluation.texts.model import ImageRows, Model
-from training.evaluation.texts.prompts import Prompts
+from training.evaluation.texts.images_and_texts import ImageRows, Model
+from training.evaluation.texts.prompt_sets import Prompts
 from training.evaluation.texts.retrieval import retrieval_figures, retrieval_ranks
 from training.evaluation.texts.tested import Tested, TestedClasses, tested_classes
 from training.evaluation.texts.zero_shot import (

@@ -18,7 +18,7 @@ from mlcd.progress import Reporter
 from mlcd.types import SampleKey
 from training.evaluation.image_features import digest_rows
 from training.evaluation.splits import folder_split
-from training.evaluation.texts.model import ImageRows, Model
+from training.evaluation.texts.images_and_texts import ImageRows, Model
 
 
 class Tested(Protocol):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from training.optim.clip import clip_global_norm
-from training.pairs.batches import PairBatch
-from training.pairs.config import PairsConfig
-from training.pairs.state import PairState
+from training.pairs.pair_batches import PairBatch
+from training.pairs.pairs_config import PairsConfig
+from training.pairs.pairs_state import PairState
 from training.step import NotFinite, numbers, set_learning_rate
 
 

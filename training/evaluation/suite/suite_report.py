@@ -16,7 +16,7 @@ from training.evaluation.suite.definitions import (
     PUBLISHED_ZERO_SHOT,
 )
 from training.evaluation.suite.radar import MIN_AXES, radar
-from training.evaluation.suite.run import Line, Suite
+from training.evaluation.suite.run_suite import Line, Suite
 
 _NONE: Final = "-"
 _COLUMNS: Final = (

@@ -20,8 +20,8 @@ from training.data.recoloring import recolor
 from training.drop_path import branch_scales
 from training.optim.average import WeightAverage
 from training.optim.groups import adamw_settings, parameter_groups, text_groups
-from training.pairs.batches import PairBatch
-from training.pairs.config import MAX_LOG_SCALE, PairsConfig
+from training.pairs.pair_batches import PairBatch
+from training.pairs.pairs_config import MAX_LOG_SCALE, PairsConfig
 from training.parallel.backbone import Backbone, TextBackbone
 from training.parallel.processes import Processes
 from training.step import on_device

@@ -4,7 +4,7 @@ from typing import Final
 
 from mlcd.models.text import TextConfig
 from training.flops import backbone_flops, forward_flops
-from training.pairs.config import PairsConfig
+from training.pairs.pairs_config import PairsConfig
 
 _TRAINED: Final = 3  # backward takes two products for each forward one
 

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.naming.scores import Score, Tally, best_scores
+from mlcd.naming.term_scores import Score, Tally, best_scores
 from mlcd.naming.terms import MemberTerms
 from mlcd.randomness import permutation
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.models.prompts import PLACE, prompt, templates
-from training.evaluation.suite.prompts import set_prompts
+from training.evaluation.suite.clip_prompts import set_prompts
 
 _SETS: Final = ("simple", "clip")
 _REMEDY: Final = "give simple, clip, a data set of CLIP's such as food101, or a .txt or .json file"

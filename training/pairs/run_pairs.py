@@ -23,16 +23,16 @@ from mlcd.progress import Reporter
 from mlcd.randomness import Stream, hash_counters
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.data.loader import StepBatches
-from training.pairs.batches import Features, ImageRows, PairBatch, PairReader
-from training.pairs.config import MAX_LOG_SCALE, PairsConfig
+from training.pairs.cached_views import image_views
 from training.pairs.contents import PairContents
-from training.pairs.dataset import PairSet, embedded, open_pairs
 from training.pairs.features import image_embeddings
-from training.pairs.flops import pair_flops
-from training.pairs.state import PairState, initial_state
-from training.pairs.step import PairMeters, pair_step
+from training.pairs.pair_batches import Features, ImageRows, PairBatch, PairReader
+from training.pairs.pairs_config import MAX_LOG_SCALE, PairsConfig
+from training.pairs.pairs_dataset import PairSet, embedded, open_pairs
+from training.pairs.pairs_flops import pair_flops
+from training.pairs.pairs_state import PairState, initial_state
+from training.pairs.pairs_step import PairMeters, pair_step
 from training.pairs.tokens import Tokens, digest, end_of_text, open_tokenizer
-from training.pairs.views import image_views
 from training.parallel.processes import Processes, open_processes
 from training.run import (
     go_on,

@@ -23,9 +23,9 @@ from mlcd.models.servable import Servable
 from mlcd.parts.encoded import images_parent
 from mlcd.progress import Meter, Reporter
 from training.data.loader import Batch, Loader
-from training.pairs.config import PairsConfig
-from training.pairs.dataset import PairSet
-from training.pairs.state import embed_crops
+from training.pairs.pairs_config import PairsConfig
+from training.pairs.pairs_dataset import PairSet
+from training.pairs.pairs_state import embed_crops
 from training.parallel.backbone import Backbone
 from training.parallel.processes import Processes
 

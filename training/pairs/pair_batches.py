@@ -19,8 +19,8 @@ from mlcd.types import SampleKey
 from training.data.decoders import block_stop_signals
 from training.data.loader import Batch, Loader, StepBatches
 from training.data.order import locate, step_shares
-from training.pairs.config import PairsConfig
-from training.pairs.dataset import PairSet
+from training.pairs.pairs_config import PairsConfig
+from training.pairs.pairs_dataset import PairSet
 from training.pairs.tokens import Tokens
 from training.parallel.processes import Processes
 

@@ -19,7 +19,7 @@ from mlcd.images.sources import open_source
 from mlcd.keys import held_out, split_positions
 from mlcd.randomness import Stream, uniform
 from training.data.dataset import Dataset, Part
-from training.pairs.config import PairsConfig
+from training.pairs.pairs_config import PairsConfig
 
 _log = logging.getLogger(__name__)
 _BLOCK: Final = 1 << 16  # captions that are Python objects at a time
