@@ -21,7 +21,7 @@ from training.step import NotFinite, StepMeters
 from training.telemetry.throughput import Throughput
 
 
-class Progress(Protocol):
+class TrainingProgress(Protocol):
     """The part of a training's state that the loop counts; see `training.state.TrainState`."""
 
     step: int
@@ -29,11 +29,11 @@ class Progress(Protocol):
     skipped_samples: int
 
 
-class Work(Protocol):
+class LoopWork(Protocol):
     """One kind of training: what the loop repeats."""
 
     @property
-    def state(self) -> Progress: ...
+    def state(self) -> TrainingProgress: ...
 
     def load(self) -> AbstractContextManager[Iterable[StepBatches[Any]]]:
         """Opens the batches of the steps from the state's on."""
@@ -80,7 +80,7 @@ class Journal:
 
 
 def train(
-    work: Work,
+    work: LoopWork,
     config: TrainingConfig,
     *,
     run: Path,
@@ -189,7 +189,7 @@ def _agreed(
 
 
 def _step(
-    work: Work,
+    work: LoopWork,
     batch: StepBatches[Any],
     agreement: _Agreement,
     config: TrainingConfig,
@@ -222,7 +222,7 @@ def _step(
 
 
 def _keep(
-    state: Progress,
+    state: TrainingProgress,
     batch: StepBatches[Any],
     meters: StepMeters,
     *,
@@ -252,7 +252,7 @@ def _diverged(run: Path, step: int, meters: StepMeters, *, replays: bool) -> Div
     )
 
 
-def _log(journal: Journal, state: Progress, meters: StepMeters, num_processes: int) -> None:
+def _log(journal: Journal, state: TrainingProgress, meters: StepMeters, num_processes: int) -> None:
     numbers = meters.to_dict()
     rates = journal.throughput.read()
     rates["images_per_s"] *= num_processes
@@ -267,7 +267,7 @@ def _log(journal: Journal, state: Progress, meters: StepMeters, num_processes: i
     journal.meter.advance(0, **shown)
 
 
-def _log_keys(journal: Journal, state: Progress, batch: StepBatches[Any]) -> None:
+def _log_keys(journal: Journal, state: TrainingProgress, batch: StepBatches[Any]) -> None:
     if journal.keys is not None:
         keys = [key for part in batch.parts for key in part.keys]
         journal.keys.append({"step": state.step, "keys": keys})

@@ -31,7 +31,7 @@ from training.data.dataset import Dataset
 from training.data.maps import open_shared_dataset
 from training.evaluation.while_training import check_evaluation
 from training.flops import step_flops
-from training.loop import Journal, Progress, StepLog, Work, train
+from training.loop import Journal, LoopWork, StepLog, TrainingProgress, train
 from training.optim.average import WeightAverage
 from training.optim.groups import (
     adamw_settings,
@@ -106,7 +106,7 @@ def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifac
 
 
 def go_on(
-    work: Work,
+    work: LoopWork,
     config: TrainingConfig,
     run: Path,
     store: CheckpointStore,
@@ -418,7 +418,7 @@ def _journal(
         )
 
 
-def outcome(run: Path, state: Progress) -> dict[str, Any]:
+def outcome(run: Path, state: TrainingProgress) -> dict[str, Any]:
     """Returns the facts for the manifest that every training has: what was skipped, and the last
     numbers.
     """

@@ -27,7 +27,7 @@ JOURNAL: Final = "journal.json"
 
 
 @dataclass(frozen=True)
-class Journal:
+class ChangeJournal:
     """The steps from the centers of digest `origin` on.
 
     steps: each with its fields. made: the digests of the artifacts of all steps but the last.
@@ -37,10 +37,10 @@ class Journal:
     steps: tuple[dict[str, Any], ...] = ()
     made: tuple[str, ...] = ()
 
-    def then(self, before: Artifact, step: dict[str, Any]) -> "Journal":
+    def then(self, before: Artifact, step: dict[str, Any]) -> "ChangeJournal":
         """Returns the journal with one more step, from the artifact of the last one."""
         made = (*self.made, before.digest) if self.steps else ()
-        return Journal(self.origin, (*self.steps, step), made)
+        return ChangeJournal(self.origin, (*self.steps, step), made)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class LivingCenters:
     centers: Centers
     quantiles: NDArray[np.float32]
     clusters: NDArray[np.int32]
-    journal: Journal
+    journal: ChangeJournal
 
     @classmethod
     def read(cls, artifact: Artifact) -> "LivingCenters":
@@ -59,13 +59,15 @@ class LivingCenters:
         num = len(centers.vectors)
         if JOURNAL not in artifact.files:
             unknown = np.full(num, np.nan, np.float32)
-            return cls(centers, unknown, np.arange(num, dtype=np.int32), Journal(artifact.digest))
+            return cls(
+                centers, unknown, np.arange(num, dtype=np.int32), ChangeJournal(artifact.digest)
+            )
         stored = json.loads(artifact.file(JOURNAL).read_text())
         return cls(
             centers,
             np.load(artifact.file(QUANTILES), allow_pickle=False),
             np.load(artifact.file(CLUSTERS), allow_pickle=False),
-            Journal(stored["origin"], tuple(stored["steps"]), tuple(stored["made"])),
+            ChangeJournal(stored["origin"], tuple(stored["steps"]), tuple(stored["made"])),
         )
 
     def write(self, draft: Draft) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.images.dataset_parts import part_folder
-from mlcd.images.image_columns import ColumnsSource, Rows
+from mlcd.images.image_columns import ColumnsSource, TableRows
 
 _PARTS: Final = "dataset_dict.json"
 _STATE: Final = "state.json"
@@ -29,7 +29,7 @@ class ArrowSource(ColumnsSource):
     """The source of Arrow streams, each one group."""
 
     @contextmanager
-    def _opened(self, path: str) -> Iterator[Rows]:
+    def _opened(self, path: str) -> Iterator[TableRows]:
         with pa.memory_map(path) as mapped, pa.ipc.open_stream(mapped) as reader:
             yield _Stream(_checked(reader.read_all()))
 
@@ -47,7 +47,7 @@ def _checked(table: pa.Table) -> pa.Table:
 
 
 class _Stream:
-    """The `Rows` protocol over a mapped table."""
+    """The `TableRows` protocol over a mapped table."""
 
     num_groups = 1
 

@@ -39,7 +39,7 @@ _ROWS: Final = pa.schema(
 )
 
 
-class Rows(Protocol):
+class TableRows(Protocol):
     """An open file of rows, in groups that are read whole."""
 
     schema: pa.Schema
@@ -76,7 +76,7 @@ class ColumnsSource(FilesSource):
         self._group: tuple[tuple[str, int], Any] | None = None
 
     @abstractmethod
-    def _opened(self, path: str) -> AbstractContextManager[Rows]:
+    def _opened(self, path: str) -> AbstractContextManager[TableRows]:
         """Opens a file. Raises OSError or ArrowException for one that is damaged."""
 
     def _list(self) -> Iterator[pa.Table]:
@@ -144,7 +144,7 @@ def _within(part: str | None, class_names: Any) -> Any:
     return class_names if part is None else pc.binary_join_element_wise(part, class_names, "/")
 
 
-def _batches(rows: Rows, path: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
+def _batches(rows: TableRows, path: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
     """Yields (group, first row in it, images, keys, class names) of a few rows each; None for
     missing columns.
     """
@@ -170,7 +170,7 @@ def _batches(rows: Rows, path: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
             start += batch.num_rows
 
 
-def _captioned_rows(rows: Rows) -> pa.Table:
+def _captioned_rows(rows: TableRows) -> pa.Table:
     """Returns the columns key, null where a row has none of its own, and captions of a file; no
     rows if it has no captions.
     """

@@ -8,7 +8,7 @@ from typing import Any, Final, final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mlcd.images.image_columns import ColumnsSource, Rows
+from mlcd.images.image_columns import ColumnsSource, TableRows
 
 _BATCH_ROWS: Final = 64
 _BUFFER_BYTES: Final = 1 << 20
@@ -19,13 +19,13 @@ class ParquetSource(ColumnsSource):
     """The source of parquet files, whose groups are row groups."""
 
     @contextmanager
-    def _opened(self, path: str) -> Iterator[Rows]:
+    def _opened(self, path: str) -> Iterator[TableRows]:
         with self._filesystem.open(path, "rb") as raw:
             yield _RowGroups(raw)
 
 
 class _RowGroups:
-    """The `Rows` protocol over a parquet file."""
+    """The `TableRows` protocol over a parquet file."""
 
     def __init__(self, raw: Any) -> None:
         self._raw, self._file = raw, pq.ParquetFile(raw)

@@ -23,7 +23,7 @@ from service.inference.engine.triton import Direct, TritonEngine
 from service.inference.model_data import ModelData
 from service.inference.outcomes import Encoding
 from service.inference.pipeline import Pipeline
-from service.inference.readiness import Probe, Readiness
+from service.inference.readiness import Readiness, ReadinessProbe
 from service.inference.served import ServedEncoder
 from service.inference.served_texts import ServedTexts, new_text_tower
 from service.settings import Settings
@@ -164,7 +164,7 @@ async def open_model(
                 limits=settings.limits,
                 metrics=metrics.of_texts,
             )
-        probe = Probe(engine, dispatcher, np.zeros(encoder.item.shape, encoder.item.dtype))
+        probe = ReadinessProbe(engine, dispatcher, np.zeros(encoder.item.shape, encoder.item.dtype))
         readiness = Readiness(probe) if tower is None else Readiness(probe, tower.probe)
         yield ServedModel(engine, encoder, dispatcher, readiness, pipeline, tower, data)
 

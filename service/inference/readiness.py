@@ -12,7 +12,7 @@ from service.inference.contract import Dispatcher, Engine
 from service.timings import READY_FRESH_S
 
 
-class Probe:
+class ReadinessProbe:
     """The probe of one engine: one inference is tried at a time, two a second."""
 
     def __init__(self, engine: Engine, dispatcher: Dispatcher, trial: NDArray[Any]) -> None:
@@ -54,7 +54,7 @@ class Probe:
 class Readiness:
     """The answer to probes of the server, however many come."""
 
-    def __init__(self, *probes: Probe) -> None:
+    def __init__(self, *probes: ReadinessProbe) -> None:
         """Takes the probe of each engine: the server is ready when all of them are."""
         self._probes = probes
         self.draining = False

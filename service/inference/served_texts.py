@@ -10,7 +10,7 @@ from service.inference.cache.cached import TowerCache
 from service.inference.cache.keyspace import KeySpace
 from service.inference.contract import Dispatcher, Engine
 from service.inference.outcomes import Encoding
-from service.inference.readiness import Probe
+from service.inference.readiness import ReadinessProbe
 from service.inference.served import ServedTextEncoder
 from service.inference.text_pipeline import TextPipeline, TextReader
 from service.settings import Limits
@@ -29,7 +29,7 @@ class ServedTexts:
     reader: TextReader
     pipeline: Encoding
     metrics: TextMetrics
-    probe: Probe
+    probe: ReadinessProbe
 
 
 def new_text_tower(
@@ -52,5 +52,5 @@ def new_text_tower(
     else:
         pipeline = cache.before(texts, KeySpace.of_texts(encoder, cache.vectors))
     reader = TextReader(tokenizer, thread, max_chars=limits.max_text_chars, metrics=metrics)
-    probe = Probe(engine, dispatcher, tokenizer([TRIAL])[0])
+    probe = ReadinessProbe(engine, dispatcher, tokenizer([TRIAL])[0])
     return ServedTexts(engine, dispatcher, encoder, reader, pipeline, metrics, probe)

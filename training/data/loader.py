@@ -72,7 +72,7 @@ class Batch:
         return {**tensors, **{f"views.{view}": pixels for view, pixels in views}}
 
 
-class Part(Protocol):
+class StepPart(Protocol):
     """A micro-batch of any training."""
 
     @property
@@ -83,7 +83,7 @@ class Part(Protocol):
         ...
 
 
-_Part = TypeVar("_Part", bound=Part)
+_Part = TypeVar("_Part", bound=StepPart)
 
 
 @dataclass(frozen=True)

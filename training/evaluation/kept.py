@@ -26,7 +26,7 @@ Record: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class KeptOutcome:
     """The tested images of one record, in order.
 
     right: bool [N]. columns: more facts of each image, [N] each.
@@ -59,7 +59,7 @@ def read_results(artifact: Artifact) -> list[Record]:
 
 
 def keep_results(
-    out: Path, request: Request, records: Sequence[Record], outcomes: Sequence[Outcome | None]
+    out: Path, request: Request, records: Sequence[Record], outcomes: Sequence[KeptOutcome | None]
 ) -> None:
     """Writes the artifact."""
     with Draft(out, request) as draft:
@@ -102,7 +102,9 @@ def read_kept(path: Path) -> Kept:
 
 
 def kept_or_made(
-    out: Path | None, request: Callable[[Path], Request], make: Callable[[], tuple[Record, Outcome]]
+    out: Path | None,
+    request: Callable[[Path], Request],
+    make: Callable[[], tuple[Record, KeptOutcome]],
 ) -> Record:
     """Returns the record that is kept at `out`, or makes it and keeps it there."""
     if out is None:

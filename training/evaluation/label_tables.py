@@ -19,7 +19,7 @@ _FORM: Final = 'give a line {"path": "a.jpg", "labels": ["cat"], "difficult": []
 
 
 @dataclass(frozen=True)
-class LabelTable:
+class SeveralLabels:
     """The labels of images.
 
     keys: N. names: of the labels, sorted. tags: int8 [N, A], 1 for a label, 0 for none, DIFFICULT
@@ -37,7 +37,7 @@ class LabelTable:
         return self.tags[[row_of[key] for key in keys]]
 
 
-def read_labels(path: Path) -> LabelTable:
+def read_labels(path: Path) -> SeveralLabels:
     """Reads a .jsonl of images. Raises NotFound, or InvalidInput naming the line at fault."""
     if not path.is_file():
         raise NotFound(f"there is no table of labels {path}", remedy=_FORM)
@@ -62,7 +62,7 @@ def read_labels(path: Path) -> LabelTable:
         tags[row, [place[name] for name in difficult if name in place]] = DIFFICULT
         # An easy object beside a difficult one of its class makes the image a plain one.
         tags[row, [place[name] for name in labels]] = 1
-    return LabelTable(tuple(stated), tuple(names), tags, hashlib.sha256(data).hexdigest())
+    return SeveralLabels(tuple(stated), tuple(names), tags, hashlib.sha256(data).hexdigest())
 
 
 def _row(row: dict[str, Any]) -> tuple[SampleKey, list[str], list[str]]:

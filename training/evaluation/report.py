@@ -18,9 +18,9 @@ from mlcd.parts.encoded import images_parent
 from mlcd.progress import Reporter
 from mlcd.world import World
 from training.evaluation.image_features import Features
-from training.evaluation.kept import Outcome, Record, find_results, keep_results
+from training.evaluation.kept import KeptOutcome, Record, find_results, keep_results
 from training.evaluation.knn import clusters, knn_answers
-from training.evaluation.label_tables import LabelTable
+from training.evaluation.label_tables import SeveralLabels
 from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.linear_probe import fit_probe
 from training.evaluation.measured import Measured, answered, over_folds
@@ -84,7 +84,7 @@ class LabelsProtocol:
     """The settings of the linear probe of several labels an image; for hold_out see KnnProtocol."""
 
     features: Features
-    labels: LabelTable
+    labels: SeveralLabels
     hold_out: float | None
     kind: ClassVar[str] = "linear-probe"
 
@@ -159,7 +159,7 @@ def evaluate_all(
             ]
     with reporter.stage("evaluate", None) as meter:
 
-        def made(artifact: Artifact, name: str) -> tuple[Record, Outcome | None]:
+        def made(artifact: Artifact, name: str) -> tuple[Record, KeptOutcome | None]:
             record, outcome = _evaluate(
                 artifact, protocol, settings, subject, world, device, lambda: meter.advance(1)
             )
@@ -296,7 +296,7 @@ def _evaluate(
     world: World,
     device: torch.device,
     on_image: Callable[[], None],
-) -> tuple[Record, Outcome | None]:
+) -> tuple[Record, KeptOutcome | None]:
     representation = open_representation(
         artifact,
         images=subject.images,
@@ -326,7 +326,7 @@ def _evaluate(
         return record, None
     rows = np.flatnonzero(tested).tolist()
     keys, names = ([column[row] for row in rows] for column in (samples.keys, samples.class_names))
-    return record, Outcome(keys, names, measured.right, {})
+    return record, KeptOutcome(keys, names, measured.right, {})
 
 
 def _parts(

@@ -21,7 +21,7 @@ from training.data.loader import Batch, Loader, StepBatches
 from training.data.order import locate, step_shares
 from training.pairs.pairs_config import PairsConfig
 from training.pairs.pairs_dataset import PairSet
-from training.pairs.tokens import Tokens
+from training.pairs.tokens import CaptionTokens
 from training.parallel.processes import Processes
 
 
@@ -44,7 +44,7 @@ class PairBatch:
         return {"images": self.images, "ids": self.ids, "positions": positions}
 
 
-class ImageRows(Protocol):
+class PairedRows(Protocol):
     """The embeddings of the images of a run, made before it."""
 
     @property
@@ -85,8 +85,8 @@ class PairReader:
     """
 
     pairs: PairSet
-    tokens: Tokens
-    features: ImageRows | None
+    tokens: CaptionTokens
+    features: PairedRows | None
     config: PairsConfig
     processes: Processes
 
@@ -111,7 +111,7 @@ class PairReader:
         with loader, _ahead(self._cropped(loader), num) as steps:
             yield steps
 
-    def _embedded(self, features: ImageRows, start_step: int) -> Iterator[StepBatches[PairBatch]]:
+    def _embedded(self, features: PairedRows, start_step: int) -> Iterator[StepBatches[PairBatch]]:
         config, world = self.config, self.processes.world
         for step in range(start_step, config.schedule.steps):
             shares = step_shares(
@@ -123,7 +123,7 @@ class PairReader:
             )
             yield StepBatches(step, tuple(self._batch(features, share) for share in shares), 0.0)
 
-    def _batch(self, features: ImageRows, positions: NDArray[np.int64]) -> PairBatch:
+    def _batch(self, features: PairedRows, positions: NDArray[np.int64]) -> PairBatch:
         _, rows = locate(positions, (len(self.pairs),), (1.0,), self.config.seed)
         images = features.at(rows, positions)
         usable = ~torch.isnan(images[:, 0])

@@ -26,13 +26,13 @@ from training.data.loader import StepBatches
 from training.pairs.cached_views import image_views
 from training.pairs.contents import PairContents
 from training.pairs.features import image_embeddings
-from training.pairs.pair_batches import Features, ImageRows, PairBatch, PairReader
+from training.pairs.pair_batches import Features, PairBatch, PairedRows, PairReader
 from training.pairs.pairs_config import MAX_LOG_SCALE, PairsConfig
 from training.pairs.pairs_dataset import PairSet, embedded, open_pairs
 from training.pairs.pairs_flops import pair_flops
 from training.pairs.pairs_state import PairState, initial_state
 from training.pairs.pairs_step import PairMeters, pair_step
-from training.pairs.tokens import Tokens, digest, end_of_text, open_tokenizer
+from training.pairs.tokens import CaptionTokens, digest, end_of_text, open_tokenizer
 from training.parallel.processes import Processes, open_processes
 from training.run import (
     go_on,
@@ -110,7 +110,7 @@ def _run(config: PairsConfig, reporter: Reporter, processes: Processes) -> Artif
         start = open_tower_start(config)
         model = initial_model(config, start)
         text = _text_start(config, out)
-        features: ImageRows | None = None
+        features: PairedRows | None = None
         if config.data.cached_views:
             features = image_views(config, model, pairs, processes, reporter)
         elif config.cached:
@@ -127,7 +127,7 @@ def _run(config: PairsConfig, reporter: Reporter, processes: Processes) -> Artif
         return done
     with open_draft(out, request, processes) as draft:
         with processes.failing_together():
-            tokens = Tokens.of(text.tokenizer, text.tower.config)
+            tokens = CaptionTokens.of(text.tokenizer, text.tower.config)
             state = initial_state(config, processes, model, text.tower, _scalars(config, text))
             if processes.world.rank == 0:
                 write_config(config, draft.path)
@@ -231,6 +231,6 @@ def _request(
     return Request("run", {**config.identity(), **facts}, parents)
 
 
-def _num_tokens(pairs: PairSet, tokens: Tokens) -> int:
+def _num_tokens(pairs: PairSet, tokens: CaptionTokens) -> int:
     rows = np.arange(min(_SAMPLED, len(pairs)))
     return tokens.ids(pairs.draw(rows, rows, 0)).shape[1]

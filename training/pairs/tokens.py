@@ -49,7 +49,7 @@ def digest(tokenizer: Tokenizer) -> str:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class CaptionTokens:
     """The tokenizer of a tower.
 
     trims: whether padding at the end of rows makes no difference, so that it is cut off.
@@ -59,7 +59,7 @@ class Tokens:
     trims: bool
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, tower: TextConfig) -> "Tokens":
+    def of(cls, tokenizer: Tokenizer, tower: TextConfig) -> "CaptionTokens":
         causal = tower.causal and tower.pooling != "last"
         return cls(tokenizer, causal and tokenizer.pads_right)
 

@@ -39,7 +39,7 @@ from training.pairs.pairs_dataset import open_pairs
 from training.pairs.pairs_flops import pair_flops
 from training.pairs.pairs_step import backward, pair_step
 from training.pairs.run_pairs import run_pairs
-from training.pairs.tokens import Tokens, open_tokenizer
+from training.pairs.tokens import CaptionTokens, open_tokenizer
 from training.parallel.processes import Processes
 
 LIT = {"start": None, "freeze": "image", "embedding_dim": 32, "width": 32, "mlp_width": 64}
@@ -257,7 +257,7 @@ def test_a_caption_is_drawn_by_seed_and_position(pairs):
 def test_cropped_images_come_with_their_own_captions(pairs):
     config = pairs_config("RUN", pairs, schedule={"steps": 2, "batch_size": 39})
     opened = open_pairs(config)
-    tokens = Tokens(open_tokenizer(config.text), trims=True)
+    tokens = CaptionTokens(open_tokenizer(config.text), trims=True)
     reader = PairReader(opened, tokens, None, config, Processes(World(), torch.device("cpu")))
     texts_of = {opened.entries[row].key: row for row in range(len(opened))}
     with reader.open(1) as steps:

@@ -60,14 +60,14 @@ def evaluate_fine_tune(
     OUT/linear-probe OUT/fine-tune` compares them image by image. The same command goes on after an
     interruption.
     """
-    from training.evaluation.fine_tuning.fine_tune import Asked, fine_tune
+    from training.evaluation.fine_tuning.fine_tune import FineTuning, fine_tune
     from training.evaluation.report import protocol_line, result_line
     from training.evaluation.split_files import read_split
 
     if split is not None and hold_out is not None:
         raise click.UsageError("--split says what is held out: leave out --hold-out")
     parts = None if split is None else read_split(split)
-    asked = Asked(images, parts, hold_out, cast("Metric", metric), overrides, seen)
+    asked = FineTuning(images, parts, hold_out, cast("Metric", metric), overrides, seen)
     records = fine_tune(model, asked, out, options=encoder, announce=announce, reporter=reporter)
     lines = [f"{result_line(record)}\n{protocol_line(record)}" for record in records]
     reporter.result({FINISHED: str(out), "results": records}, "\n".join(lines))

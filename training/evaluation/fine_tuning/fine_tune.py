@@ -30,7 +30,7 @@ from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
 from mlcd.types import SampleKey
 from training.config import RunConfig, load_config
-from training.evaluation.kept import Outcome, Record, kept_or_made
+from training.evaluation.kept import KeptOutcome, Record, kept_or_made
 from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.measured import answered
 from training.evaluation.report import ProbeProtocol, Subject, evaluate_all
@@ -45,7 +45,7 @@ RECIPE: Final = "finetune"
 
 
 @dataclass(frozen=True)
-class Asked:
+class FineTuning:
     """A data set to fine-tune on.
 
     split: the parts by keys. hold_out: the tested share if neither folders nor `split` tell it.
@@ -63,7 +63,7 @@ class Asked:
 
 def fine_tune(
     spec: str,
-    asked: Asked,
+    asked: FineTuning,
     out: Path,
     *,
     options: EncoderOptions,
@@ -94,12 +94,12 @@ def fine_tune(
     return [*records, _tested(run, asked, samples, out)]
 
 
-def _hold_out(asked: Asked) -> float:
+def _hold_out(asked: FineTuning) -> float:
     return HELD_OUT_FRACTION if asked.hold_out is None else asked.hold_out
 
 
 def _trained(
-    spec: str, asked: Asked, samples: LabeledRows, out: Path, reporter: Reporter
+    spec: str, asked: FineTuning, samples: LabeledRows, out: Path, reporter: Reporter
 ) -> Artifact:
     """Trains on the images that are not tested on, and returns the last checkpoint."""
     split = samples.split(_hold_out(asked))
@@ -121,7 +121,7 @@ def _trained(
     return open_artifact(find_checkpoint(run.path), "checkpoint")
 
 
-def _config(spec: str, asked: Asked, out: Path) -> RunConfig:
+def _config(spec: str, asked: FineTuning, out: Path) -> RunConfig:
     places = (
         f"model.start={spec}",
         f"data.images={asked.images}",
@@ -132,7 +132,7 @@ def _config(spec: str, asked: Asked, out: Path) -> RunConfig:
     return load_config(RECIPE, [*asked.overrides, *places])
 
 
-def _tested(checkpoint: Artifact, asked: Asked, samples: LabeledRows, out: Path) -> Record:
+def _tested(checkpoint: Artifact, asked: FineTuning, samples: LabeledRows, out: Path) -> Record:
     """Classifies the tested images by the nearest of the trained classes."""
     split = samples.split(_hold_out(asked))
     rows = np.flatnonzero(split.test).tolist()
@@ -153,7 +153,7 @@ def _tested(checkpoint: Artifact, asked: Asked, samples: LabeledRows, out: Path)
         "split": digest,
     }
 
-    def make() -> tuple[Record, Outcome]:
+    def make() -> tuple[Record, KeptOutcome]:
         found = open_representation(checkpoint, images=asked.images, listed=keys).samples
         sha256 = found.sha256
         assert sha256 is not None
@@ -173,7 +173,7 @@ def _tested(checkpoint: Artifact, asked: Asked, samples: LabeledRows, out: Path)
             "protocol": settings,
         }
         assert measured.right is not None
-        return record, Outcome(keys, class_names, measured.right, {})
+        return record, KeptOutcome(keys, class_names, measured.right, {})
 
     def request(place: Path) -> Request:
         parents = (

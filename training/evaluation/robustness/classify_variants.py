@@ -14,7 +14,7 @@ from mlcd.progress import Reporter
 from training.evaluation.kept import Record
 from training.evaluation.robustness.variants import VARIANTS, ClassMap, Variant, class_map
 from training.evaluation.texts.evaluate import Asked, evaluate_classes
-from training.evaluation.texts.images_and_texts import Model, opened_model
+from training.evaluation.texts.images_and_texts import ImagesAndTexts, opened_model
 from training.evaluation.texts.prompt_sets import Prompts, read_prompts
 from training.evaluation.texts.tested import Tested, TestedClasses, open_tested
 
@@ -66,7 +66,7 @@ def run_robustness(
 
 
 def _measured(
-    model: Model,
+    model: ImagesAndTexts,
     variant: Variant,
     data: Path,
     out: Path | None,

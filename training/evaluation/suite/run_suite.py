@@ -23,7 +23,7 @@ from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
 from training.evaluation.image_features import digest_rows
 from training.evaluation.kept import Record
-from training.evaluation.label_tables import LabelTable, read_labels
+from training.evaluation.label_tables import SeveralLabels, read_labels
 from training.evaluation.report import (
     LabelsProtocol,
     ProbeProtocol,
@@ -34,9 +34,9 @@ from training.evaluation.report import (
 from training.evaluation.representations import distinct_names
 from training.evaluation.seen import seen_by
 from training.evaluation.suite.definitions import IMAGENET, SETS
-from training.evaluation.suite.set_files import Found, check_hashes, check_set, find_sets
+from training.evaluation.suite.set_files import FoundSet, check_hashes, check_set, find_sets
 from training.evaluation.texts.evaluate import Asked, evaluate_zero_shot
-from training.evaluation.texts.images_and_texts import Model, opened_model
+from training.evaluation.texts.images_and_texts import ImagesAndTexts, opened_model
 from training.evaluation.texts.prompt_sets import Prompts, read_prompts
 from training.evaluation.texts.tested import open_tested
 
@@ -123,7 +123,7 @@ class _Evaluated:
     announce: Callable[[str], None]
     reporter: Reporter
 
-    def suite(self, found: Sequence[Found], faults: Mapping[str, str]) -> Suite:
+    def suite(self, found: Sequence[FoundSet], faults: Mapping[str, str]) -> Suite:
         """Evaluates all data sets but those with faults, which get their fault for a reason."""
         unlike = [one for one in found if one.name not in faults]
         fingerprint = self._embed(unlike)
@@ -149,10 +149,10 @@ class _Evaluated:
         missing = tuple(name for name in SETS if name not in here)
         return Suite(self.name, fingerprint, tuple(lines), missing)
 
-    def _features(self, one: Found) -> Path:
+    def _features(self, one: FoundSet) -> Path:
         return self.out / "features" / one.name
 
-    def _embed(self, found: Sequence[Found]) -> str:
+    def _embed(self, found: Sequence[FoundSet]) -> str:
         """Embeds the data sets, each into its artifact, and returns the model's fingerprint."""
         with closing(open_encoder(self.path, self.options)) as encoder:
             for one in found:
@@ -160,7 +160,7 @@ class _Evaluated:
                 embed(source, encoder, self._features(one), self.reporter)
             return encoder.fingerprint
 
-    def _changed(self, one: Found) -> str | None:
+    def _changed(self, one: FoundSet) -> str | None:
         """Returns how the images that were embedded differ from those that the data set states."""
         features = EmbeddingsArtifact.open(self._features(one))
         try:
@@ -169,7 +169,7 @@ class _Evaluated:
             return str(error)
         return None
 
-    def _probe(self, one: Found) -> Record:
+    def _probe(self, one: FoundSet) -> Record:
         metric = "accuracy" if one.definition is None else one.definition.metric
         labels = _labels(one)
         protocol: Protocol
@@ -187,13 +187,13 @@ class _Evaluated:
         )
         return record
 
-    def _zero_shots(self, found: Sequence[Found]) -> dict[str, Record | str]:
+    def _zero_shots(self, found: Sequence[FoundSet]) -> dict[str, Record | str]:
         if not has_text(self.path):
             return dict.fromkeys([one.name for one in found], "the model has no tower of texts")
         with opened_model(self.path, self.options, self.announce) as model:
             return {one.name: _attempt(partial(self._zero_shot, model, one)) for one in found}
 
-    def _zero_shot(self, model: Model, one: Found) -> Record:
+    def _zero_shot(self, model: ImagesAndTexts, one: FoundSet) -> Record:
         if one.labels is not None:
             raise InvalidInput("zero-shot is for one class an image")
         tested = open_tested(str(self._features(one)))
@@ -206,7 +206,7 @@ def _names(specs: Sequence[str]) -> list[str]:
     return distinct_names([Path(spec) for spec in specs])
 
 
-def _chosen(data: Path, names: Sequence[str]) -> list[Found]:
+def _chosen(data: Path, names: Sequence[str]) -> list[FoundSet]:
     if not data.is_dir():
         raise NotFound(f"there is no folder {data}")
     found = find_sets(data)
@@ -221,11 +221,11 @@ def _chosen(data: Path, names: Sequence[str]) -> list[Found]:
     return chosen
 
 
-def _labels(one: Found) -> LabelTable | None:
+def _labels(one: FoundSet) -> SeveralLabels | None:
     return None if one.labels is None else read_labels(one.labels)
 
 
-def _fault(one: Found) -> str | None:
+def _fault(one: FoundSet) -> str | None:
     """Returns why a data set cannot be evaluated, None if it can."""
     try:
         source = open_source(str(one.images))
@@ -236,7 +236,7 @@ def _fault(one: Found) -> str | None:
     return None
 
 
-def _changed(one: Found, out: Path) -> str | None:
+def _changed(one: FoundSet, out: Path) -> str | None:
     """Returns how the images that were embedded differ from those that the data set states."""
     features = EmbeddingsArtifact.open(out / "features" / one.name)
     try:
@@ -263,7 +263,7 @@ def _reasons(probe: Record | str, zero_shot: Record | str) -> dict[str, str]:
     return {name: found for name, found in both.items() if isinstance(found, str)}
 
 
-def _prompts(one: Found) -> Prompts:
+def _prompts(one: FoundSet) -> Prompts:
     if one.definition is None:
         return read_prompts(_OWN_PROMPTS)
     return read_prompts("clip" if one.name == IMAGENET else one.name)

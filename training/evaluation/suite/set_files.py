@@ -25,7 +25,7 @@ import numpy as np
 from mlcd.errors import InvalidInput
 from mlcd.images.source import Source
 from mlcd.types import SampleKey
-from training.evaluation.label_tables import LabelTable
+from training.evaluation.label_tables import SeveralLabels
 from training.evaluation.split_files import SplitFile, read_split
 from training.evaluation.splits import folder_split, key_split
 from training.evaluation.suite.definitions import SETS, DataSet
@@ -39,7 +39,7 @@ _PARTS: Final = ("train", "folds")
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSet:
     """A data set that is there.
 
     definition: None for one of the user's own. images: its folder or archive. split: None for the
@@ -55,7 +55,7 @@ class Found:
     hashes: Path | None
 
 
-def find_sets(data: Path) -> list[Found]:
+def find_sets(data: Path) -> list[FoundSet]:
     """Returns the data sets below a folder: those of CLIP in the order of its table, then others.
 
     Raises InvalidInput for a damaged file of splits.
@@ -72,12 +72,12 @@ def find_sets(data: Path) -> list[Found]:
     return [_found(data, name, there[name]) for name in (*known, *others)]
 
 
-def _found(data: Path, name: str, images: Path) -> Found:
+def _found(data: Path, name: str, images: Path) -> FoundSet:
     file = data / _SPLITS / f"{name}.json"
     stated = _stated(file) if file.is_file() else {}
     names = table_of_set(name) if name in SETS else None
     labels, hashes = images / LABELS, data / _SPLITS / f"{name}.sha256"
-    return Found(
+    return FoundSet(
         name,
         SETS.get(name),
         images,
@@ -102,7 +102,7 @@ def _stated(file: Path) -> dict[str, Any]:
     return stated
 
 
-def check_set(found: Found, source: Source, labels: LabelTable | None) -> None:
+def check_set(found: FoundSet, source: Source, labels: SeveralLabels | None) -> None:
     """Raises InvalidInput naming what differs from the data set's definition.
 
     Nothing is known of a data set of the user's own.
@@ -131,7 +131,7 @@ def check_set(found: Found, source: Source, labels: LabelTable | None) -> None:
             )
 
 
-def check_hashes(found: Found, digests: Mapping[SampleKey, bytes]) -> None:
+def check_hashes(found: FoundSet, digests: Mapping[SampleKey, bytes]) -> None:
     """Raises InvalidInput naming an image whose bytes are not those that the data set states.
 
     digests: of the images that can be used. Images of which nothing is stated are not checked.
@@ -157,7 +157,7 @@ def check_hashes(found: Found, digests: Mapping[SampleKey, bytes]) -> None:
             )
 
 
-def _parts(found: Found, source: Source, labels: LabelTable | None) -> dict[str, list[str]]:
+def _parts(found: FoundSet, source: Source, labels: SeveralLabels | None) -> dict[str, list[str]]:
     """Returns the class of every image of each part, "" if it has several; val belongs to train.
 
     Raises InvalidInput if no folders and no file tell the parts.
@@ -195,7 +195,7 @@ def _keys_of_parts(split: SplitFile) -> dict[str, tuple[SampleKey, ...]]:
 
 
 def _classes(
-    found: Found, part: str, keys: Sequence[SampleKey], class_of: Mapping[SampleKey, str]
+    found: FoundSet, part: str, keys: Sequence[SampleKey], class_of: Mapping[SampleKey, str]
 ) -> list[str]:
     missing = next((key for key in keys if key not in class_of), None)
     if missing is not None:

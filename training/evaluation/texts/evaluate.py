@@ -13,11 +13,11 @@ from mlcd.artifacts.manifest import Request
 from mlcd.errors import InvalidInput
 from mlcd.progress import Reporter
 from mlcd.types import SampleKey
-from training.evaluation.kept import Outcome, Record, kept_or_made
+from training.evaluation.kept import KeptOutcome, Record, kept_or_made
 from training.evaluation.seen import check_seen, seen_by
 from training.evaluation.splits import check_several_classes, split_digest
 from training.evaluation.texts.class_names import NameTable, names_of
-from training.evaluation.texts.images_and_texts import ImageRows, Model
+from training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
 from training.evaluation.texts.prompt_sets import Prompts
 from training.evaluation.texts.retrieval import retrieval_figures, retrieval_ranks
 from training.evaluation.texts.tested import Tested, TestedClasses, tested_classes
@@ -44,7 +44,7 @@ class Asked:
 
 
 def evaluate_zero_shot(
-    model: Model,
+    model: ImagesAndTexts,
     asked: Asked,
     prompts: Prompts,
     table: NameTable | None,
@@ -62,7 +62,7 @@ def evaluate_zero_shot(
 
 
 def evaluate_classes(
-    model: Model,
+    model: ImagesAndTexts,
     asked: Asked,
     chosen: TestedClasses,
     names: Sequence[tuple[str, ...]],
@@ -84,7 +84,7 @@ def evaluate_classes(
         "class_names": dict(zip(chosen.folders, map(list, names), strict=True)),
     }
 
-    def make() -> tuple[Record, Outcome]:
+    def make() -> tuple[Record, KeptOutcome]:
         images = asked.tested.rows(model, chosen.chosen, reporter)
         texts, counts = class_prompts(names, prompts.templates)
         classes = classifier(model.text_rows(texts, reporter), counts)
@@ -105,13 +105,13 @@ def evaluate_classes(
                 ),
             },
         )
-        return record, Outcome(images.keys, class_names, rank == 0, {"rank": rank})
+        return record, KeptOutcome(images.keys, class_names, rank == 0, {"rank": rank})
 
     return kept_or_made(asked.out, lambda out: _request(model, asked, settings, out), make)
 
 
 def evaluate_retrieval(
-    model: Model, asked: Asked, captions: Sequence[tuple[str, ...]], reporter: Reporter
+    model: ImagesAndTexts, asked: Asked, captions: Sequence[tuple[str, ...]], reporter: Reporter
 ) -> Record:
     """Returns the record of retrieval both ways.
 
@@ -130,7 +130,7 @@ def evaluate_retrieval(
         "captions_sha256": captions_digest((keys[at], captions[at]) for at in chosen.tolist()),
     }
 
-    def make() -> tuple[Record, Outcome]:
+    def make() -> tuple[Record, KeptOutcome]:
         images = asked.tested.rows(model, chosen, reporter)
         caption_of = {keys[at]: captions[at] for at in chosen.tolist()}
         texts = [text for key in images.keys for text in caption_of[key]]
@@ -146,7 +146,7 @@ def evaluate_retrieval(
         figures = retrieval_figures(found, image_of)
         record = _record(model, asked, images, figures, protocol)
         none = [None] * len(images.keys)
-        return record, Outcome(
+        return record, KeptOutcome(
             images.keys, none, found.of_image == 0, {"rank": found.of_image, "captions": counts}
         )
 
@@ -166,7 +166,7 @@ def _class_names(tested: Tested, chosen: TestedClasses, images: ImageRows) -> li
 
 
 def _record(
-    model: Model,
+    model: ImagesAndTexts,
     asked: Asked,
     images: ImageRows,
     figures: Figures,
@@ -196,7 +196,9 @@ def _record(
     }
 
 
-def _request(model: Model, asked: Asked, settings: Mapping[str, Any], out: Path) -> Request:
+def _request(
+    model: ImagesAndTexts, asked: Asked, settings: Mapping[str, Any], out: Path
+) -> Request:
     engine = {"engine": model.texts.engine, "precision": model.texts.precision}
     config = {**settings, **engine, **({"seen": True} if asked.may_be_seen else {})}
     parents = (model.artifact.as_parent_of(out, "model"), asked.tested.parent(out))

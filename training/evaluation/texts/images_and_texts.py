@@ -43,7 +43,7 @@ class ImageRows:
     num_unusable: int = 0
 
 
-class Model:
+class ImagesAndTexts:
     """An opened model with a tower of texts; that of images is opened when it is needed."""
 
     def __init__(self, artifact: Artifact, texts: TextEncoder, options: EncoderOptions) -> None:
@@ -93,8 +93,8 @@ class Model:
 @contextmanager
 def opened_model(
     spec: str, options: EncoderOptions, announce: Callable[[str], None]
-) -> Iterator[Model]:
+) -> Iterator[ImagesAndTexts]:
     """Opens a model as `mlcd embed` does. Raises NoTextTower if it has no tower of texts."""
     path = resolve_model(spec, announce)
     with closing(open_text_encoder(path, options)) as texts:
-        yield Model(open_artifact(Path(path), "model", verify_files=False), texts, options)
+        yield ImagesAndTexts(open_artifact(Path(path), "model", verify_files=False), texts, options)

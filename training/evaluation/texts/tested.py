@@ -18,7 +18,7 @@ from mlcd.progress import Reporter
 from mlcd.types import SampleKey
 from training.evaluation.image_features import digest_rows
 from training.evaluation.splits import folder_split
-from training.evaluation.texts.images_and_texts import ImageRows, Model
+from training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
 
 
 class Tested(Protocol):
@@ -37,7 +37,9 @@ class Tested(Protocol):
 
     def parent(self, out: Path) -> Parent: ...
 
-    def rows(self, model: Model, chosen: NDArray[np.int64], reporter: Reporter) -> ImageRows:
+    def rows(
+        self, model: ImagesAndTexts, chosen: NDArray[np.int64], reporter: Reporter
+    ) -> ImageRows:
         """Returns the rows of the images at these places, of those that have one."""
         ...
 
@@ -59,7 +61,9 @@ class TestedSource:
     def parent(self, out: Path) -> Parent:
         return images_parent(self.source, out)
 
-    def rows(self, model: Model, chosen: NDArray[np.int64], reporter: Reporter) -> ImageRows:
+    def rows(
+        self, model: ImagesAndTexts, chosen: NDArray[np.int64], reporter: Reporter
+    ) -> ImageRows:
         return model.image_rows(self.source, self.source.entries.select(chosen), reporter)
 
 
@@ -80,7 +84,9 @@ class TestedEmbeddings:
     def parent(self, out: Path) -> Parent:
         return self.embeddings.artifact.as_parent_of(out, "images")
 
-    def rows(self, model: Model, chosen: NDArray[np.int64], reporter: Reporter) -> ImageRows:
+    def rows(
+        self, model: ImagesAndTexts, chosen: NDArray[np.int64], reporter: Reporter
+    ) -> ImageRows:
         del reporter  # Reading takes no time.
         if self.embeddings.fingerprint != model.texts.fingerprint:
             raise ConfigInvalid(
