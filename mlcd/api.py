@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.copies import brought
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import LabelTable
 from mlcd.client.image_bytes import ImageInput, check_images, image_bytes
@@ -37,7 +38,7 @@ from mlcd.images.sources import open_source
 from mlcd.images.transform import DecodeMode
 from mlcd.indexes.scan import scan
 from mlcd.keys import HELD_OUT_FRACTION
-from mlcd.locations import Location, local_path
+from mlcd.locations import Location, artifact_path, local_path
 from mlcd.parts.text_files import MAX_CHARS, read_texts
 from mlcd.pipelines import cluster as clustering
 from mlcd.pipelines import embed as embedding
@@ -349,7 +350,7 @@ def cluster(
             )
         return _clustered(embeddings, options)
     with _output_path(out) as path:
-        artifact = EmbeddingsArtifact.open(local_path(embeddings))
+        artifact = EmbeddingsArtifact.open(brought(embeddings))
         return Centers.read(
             clustering.cluster(artifact, path, options, reporter=_reporter(shown=progress))
         )
@@ -386,8 +387,8 @@ def label(
             "rows in an artifact need centers in an artifact", remedy="give the centers' path"
         )
     options = labeling.LabelOptions(
-        os.fspath(rows),
-        os.fspath(centers),
+        str(brought(rows)) if model is None else os.fspath(rows),
+        str(brought(centers)),
         top=top,
         threshold=threshold,
         mode=mode,
@@ -422,7 +423,7 @@ def index(
         return _indexed(unit_rows(embeddings), ids)
     if ids is not None:
         raise ConfigInvalid("the ids of an artifact are its keys", remedy="leave out ids")
-    artifact = EmbeddingsArtifact.open(local_path(embeddings))
+    artifact = EmbeddingsArtifact.open(brought(embeddings))
     if out is None:
         if recall is not None:
             raise ConfigInvalid(
@@ -450,7 +451,7 @@ def _labeled(
     if isinstance(centers, np.ndarray):
         found, names = nearest_centers(unit_rows(rows), unit_rows(centers), top, threshold), None
     else:
-        opened = centers if isinstance(centers, Centers) else Centers.open(local_path(centers))
+        opened = centers if isinstance(centers, Centers) else Centers.open(brought(centers))
         found, names = (
             nearest_centers(opened.align(unit_rows(rows)), opened.vectors, top, threshold),
             opened.names,
@@ -516,7 +517,7 @@ def _opened_texts(model: Location | Model) -> Iterator["TextEncoder"]:
 def _output_path(out: Location | None) -> Iterator[Path]:
     """Yields `out`, or a temporary path that is removed afterward."""
     if out is not None:
-        yield local_path(out)
+        yield artifact_path(out)
         return
     with TemporaryDirectory(prefix="mlcd-") as folder:
         yield Path(folder) / "artifact"

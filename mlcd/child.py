@@ -13,10 +13,13 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Self, TypeAlias
+from functools import partial
+from typing import IO, Any, Final, Self, TypeAlias, cast
 
 from mlcd import errors
 from mlcd.errors import MlcdError
@@ -65,30 +68,57 @@ def from_line(line: bytes) -> Message | None:
     return message
 
 
+def launch(module: str, *, descriptors: Sequence[int] = ()) -> "subprocess.Popen[bytes]":
+    """Starts `python -m module`, which calls `serve_parent`; `Child.of` talks to it.
+
+    It needs no event loop: uvloop's own way knows no process groups, and unblocks the signals in
+    the child. The child ends when the calling thread does. descriptors: files that it inherits.
+    """
+    with blocked_stops():
+        return subprocess.Popen(
+            child_command(module),
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=descriptors,
+            process_group=0,  # signals of a terminal reach only the parent
+        )
+
+
 class Child:
     """A child process in a group of its own, as its parent sees it. Make it by `start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._process, self._input, self._output = process, process.stdin, process.stdout
+    def __init__(
+        self,
+        process: "subprocess.Popen[bytes]",
+        given: asyncio.WriteTransport,
+        output: asyncio.StreamReader,
+    ) -> None:
+        """Takes a running process. given: the way to its standard input."""
+        self._process, self._input, self._output = process, given, output
+        self._loop = asyncio.get_running_loop()
+        self._status: asyncio.Future[int] = self._loop.create_future()
+        threading.Thread(target=self._wait, name=f"child-{process.pid}", daemon=True).start()
 
     @classmethod
     async def start(cls, module: str, *, descriptors: Sequence[int] = ()) -> Self:
         """Starts `python -m module`, which calls `serve_parent`.
 
-        Call it from the event loop's thread: the child ends when that thread ends. descriptors:
-        files that the child inherits.
+        Call it from the event loop's thread. See `launch`.
         """
-        with blocked_stops():
-            process = await asyncio.create_subprocess_exec(
-                *child_command(module),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                pass_fds=descriptors,
-                process_group=0,  # signals of a terminal reach only the parent
-            )
-        return cls(process)
+        return await cls.of(launch(module, descriptors=descriptors))
+
+    @classmethod
+    async def of(cls, process: "subprocess.Popen[bytes]") -> Self:
+        """Connects the running event loop with a process of `launch`."""
+        loop, output = asyncio.get_running_loop(), asyncio.StreamReader()
+        await loop.connect_read_pipe(
+            partial(asyncio.StreamReaderProtocol, output), cast(IO[bytes], process.stdout)
+        )
+        given, _ = await loop.connect_write_pipe(
+            asyncio.BaseProtocol, cast(IO[bytes], process.stdin)
+        )
+        return cls(process, given, output)
 
     @property
     def pid(self) -> int:
@@ -107,7 +137,7 @@ class Child:
 
     async def ended(self) -> int:
         """Waits for the end, and returns the exit status, negative for a signal."""
-        return await self._process.wait()
+        return await asyncio.shield(self._status)
 
     async def end(self, *, patience_s: float = 0.0) -> None:
         """Ends the child by the end of its input, and by force where that takes longer."""
@@ -118,6 +148,11 @@ class Child:
         except TimeoutError:
             self.signal(signal.SIGKILL)
             await self.ended()
+
+    def _wait(self) -> None:
+        status = self._process.wait()
+        with suppress(RuntimeError):  # the loop has ended before the child
+            self._loop.call_soon_threadsafe(self._status.set_result, status)
 
 
 class Parent:

@@ -2,26 +2,33 @@
 
 import os
 import sys
+from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from mlcd.commands.change_clusters import clusters
-from mlcd.commands.check_machine import doctor
-from mlcd.commands.cluster_embeddings import cluster
-from mlcd.commands.curate_images import curate
-from mlcd.commands.embed_images import embed
-from mlcd.commands.export_model import export
-from mlcd.commands.index_embeddings import index
-from mlcd.commands.label_images import label
-from mlcd.commands.name_clusters import name
-from mlcd.commands.run_demo import demo
-from mlcd.commands.sync_artifact import sync
-from mlcd.commands.verify_artifact import verify
 from mlcd.errors import MlcdError
+from mlcd.locations import shown
 from mlcd.version import __version__
 
+# Our commands, by the modules that hold them: one is imported when it is called.
+_COMMANDS: Final = {
+    "cluster": "cluster_embeddings",
+    "clusters": "change_clusters",
+    "curate": "curate_images",
+    "demo": "run_demo",
+    "doctor": "check_machine",
+    "embed": "embed_images",
+    "export": "export_model",
+    "extract": "extract_images",
+    "index": "index_embeddings",
+    "label": "label_images",
+    "name": "name_clusters",
+    "plan": "plan_scale",
+    "sync": "sync_artifact",
+    "verify": "verify_artifact",
+}
 _BAD_USAGE = 2
 _INTERRUPTED = 130
 
@@ -32,10 +39,14 @@ class _Commands(click.Group):
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *(point.name for point in _added())})
+        return sorted(
+            {*super().list_commands(ctx), *_COMMANDS, *(point.name for point in _added())}
+        )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if (own := super().get_command(ctx, cmd_name)) is not None:
+        if cmd_name in _COMMANDS:
+            module = import_module(f"mlcd.commands.{_COMMANDS[cmd_name]}")
+            own: click.Command = getattr(module, cmd_name)
             return own
         for point in _added():
             if point.name == cmd_name:
@@ -44,7 +55,8 @@ class _Commands(click.Group):
                 except ImportError as error:
                     raise click.UsageError(
                         f"`mlcd {cmd_name}` needs the package {error.name}: pip install"
-                        " 'mlcd[serve,train]'"
+                        " 'mlcd[serve,train]'",
+                        ctx,
                     ) from error
                 return command
         return None
@@ -58,23 +70,6 @@ def _added() -> Any:
 @click.version_option(__version__, prog_name="mlcd")
 def cli() -> None:
     """Raw images to embeddings, clusters, labels, a trained ViT and a live service."""
-
-
-for _command in (
-    cluster,
-    clusters,
-    curate,
-    demo,
-    doctor,
-    embed,
-    export,
-    index,
-    label,
-    name,
-    sync,
-    verify,
-):
-    cli.add_command(_command)
 
 
 def main() -> None:
@@ -105,5 +100,5 @@ def main() -> None:
 
 
 def _fail(message: str) -> None:
-    click.echo(f"mlcd: {' '.join(message.split())}", err=True)
+    click.echo(f"mlcd: {' '.join(shown(message).split())}", err=True)
     sys.exit(_BAD_USAGE)

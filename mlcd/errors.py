@@ -10,6 +10,7 @@ MlcdError                 base: a message, and the remedy where there is one
 ├── Unavailable           not now: engine down, starting, out of space
 │   ├── Overloaded        the queue is full
 │   ├── DiskFull          no space where something is written
+│   ├── StoreUnreachable  a store behind a network does not answer
 │   ├── TooManyOpenFiles  no descriptor is free
 │   └── DeadlineExceeded  the time allowed for the work has passed
 ├── ArtifactInvalid       a directory is incomplete, damaged or of another kind
@@ -125,6 +126,10 @@ class Overloaded(Unavailable):
 
 class DiskFull(Unavailable):
     """There is no space where something is written."""
+
+
+class StoreUnreachable(Unavailable):
+    """A store behind a network does not answer now."""
 
 
 class TooManyOpenFiles(Unavailable):

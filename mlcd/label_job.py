@@ -1,51 +1,88 @@
 """The fields of a batch job: the request, the stored spec and the recipe of a worker are all this
 one class.
 
-A new option is one line in `LabelJob` and one in `JobOptions`. The REST request and the Python
-client offer it, the queue stores it, and `mlcd.pipelines.label` is given it.
+A new option is one line in `LabelJob` and one in `JobOptions`; those of labels are named in
+`_OF_LABELS`. The REST request and the Python client offer it, the queue stores it, and the pipeline
+of its kind is given it.
 """
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from typing import Annotated, Any, Final, Literal, TypedDict
 
 from pydantic import Field
 
-JobKind = Literal["label", "embed", "index"]
+from mlcd.types import Issue
+
+JobKind = Literal["label", "embed", "index", "curate"]
+_Share = Annotated[float, Field(gt=0, lt=1)]
+_Number = Annotated[int, Field(ge=1)]
 
 
 @dataclass(frozen=True)
 class LabelJob:
-    """The work that a job does on its input. Fields with a default are options of `label` jobs;
-    other kinds ignore them.
+    """The work that a job does on its input. Fields with a default are options of some kinds, by
+    `OPTIONS_OF`; others ignore them.
 
-    input: a folder, a glob of tar shards or parquet files, or one file. output: the artifact of
-    `label` and `embed`, or the collection of `index`. threshold: only labels at least so similar.
-    embeddings: written beside the labels.
+    input: a folder, a glob of tar shards or parquet files, or one file; of `curate` jobs an
+    embeddings artifact. output: the artifact, or the collection of `index`. threshold: only labels
+    at least so similar. embeddings: written beside the labels. The options of `curate` are those of
+    the command.
     """
 
     kind: JobKind
     input: str
     output: str
     _: KW_ONLY
-    top: Annotated[int, Field(ge=1)] = 8
+    top: _Number = 8
     threshold: Annotated[float, Field(ge=-1, le=1)] | None = None
     embeddings: bool = False
+    issues: Annotated[tuple[Issue, ...], Field(strict=False)] = ()  # a list, as JSON has it
+    duplicates: Annotated[float, Field(gt=0, le=1)] | None = None
+    keep: Literal["first", "best", "largest"] = "first"
+    outliers: _Share | None = None
+    balance: _Number | None = None
+    hierarchical: _Number | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    report: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
-        """The values of `OPTIONS`, by name."""
-        return {name: getattr(self, name) for name in OPTIONS}
+        """The values of the options that its kind has, by name."""
+        return {name: getattr(self, name) for name in OPTIONS_OF[self.kind]}
+
+    @property
+    def needs_centers(self) -> bool:
+        """Tells whether the work depends on the centers that are served."""
+        samples = (self.outliers, self.balance, self.hierarchical)
+        return self.kind == "label" or (self.kind == "curate" and samples != (None, None, None))
 
 
-# The name and type of each option of a label job.
+# The name and type of each option of a job.
 OPTIONS: Final[dict[str, Any]] = {
     field.name: field.type for field in fields(LabelJob) if field.default is not MISSING
+}
+_OF_LABELS: Final = ("top", "threshold", "embeddings")
+# The options that each kind of job has.
+OPTIONS_OF: Final[Mapping[JobKind, tuple[str, ...]]] = {
+    "label": _OF_LABELS,
+    "embed": (),
+    "index": (),
+    "curate": tuple(name for name in OPTIONS if name not in _OF_LABELS),
 }
 
 
 class JobOptions(TypedDict, total=False):
-    """The options of a label job in the Python client; None leaves the choice to the server."""
+    """The options of a job in the Python client; None leaves the choice to the server."""
 
     top: int | None
     threshold: float | None
     embeddings: bool | None
+    issues: tuple[Issue, ...] | None
+    duplicates: float | None
+    keep: Literal["first", "best", "largest"] | None
+    outliers: float | None
+    balance: int | None
+    hierarchical: int | None
+    seed: int | None
+    report: bool | None

@@ -1,12 +1,15 @@
 """The location of things: a path on this machine, or an fsspec URL such as s3://bucket/photos.
 
-Images are read from both, and `mlcd sync` copies artifacts between both; all else is local.
+An artifact at a URL has a copy on this machine, at a path that tells the URL:
+`mlcd.artifacts.copies` keeps the two alike.
 """
 
 import os
 import re
 from pathlib import Path
 from typing import Final, TypeAlias
+
+from platformdirs import user_cache_path
 
 from mlcd.errors import ConfigInvalid
 
@@ -21,6 +24,13 @@ _EXTRAS: Final = {
     "abfs": "azure",
     "hf": "hf",
 }
+_WEB: Final = ("http", "https", "ftp")
+# names of query fields that give whoever has them access: of Amazon, Google, Azure and others
+_SIGNED: Final = re.compile(
+    r"[?&](x-(amz|goog)-(signature|credential|security-token)|awsaccesskeyid|signature|sig"
+    r"|(access_|auth)?token|api_?key|password)=",
+    re.IGNORECASE,
+)
 _ONE_SLASH: Final = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)")
 
 
@@ -36,10 +46,74 @@ def local_path(location: Location) -> Path:
     """
     if is_url(check_no_credentials(location)):
         raise ConfigInvalid(
-            f"{location} is a URL, and only images can be read from one",
-            remedy="give a directory here; `mlcd sync` copies artifacts",
+            f"{location} is a URL, and this has to be on this machine",
+            remedy="give a path; images and artifacts may be at URLs",
         )
     return Path(location)
+
+
+def artifact_path(location: Location) -> Path:
+    """Returns the path of an artifact: of one at a URL, that of its copy on this machine.
+
+    Raises ConfigInvalid for a URL that names no directory of a store.
+    """
+    text = check_no_credentials(location).removeprefix("file://")
+    if not is_url(text):
+        return Path(text)
+    store, _, inside = text.partition("://")
+    if store in _WEB:
+        raise ConfigInvalid(
+            f"{text} is of a web server, which lists no files and takes none",
+            remedy="give a store's URL, such as s3://bucket/artifact",
+        )
+    parts = inside.rstrip("/").split("/")
+    if not store.isalnum() or any(part in ("", ".", "..") for part in parts):
+        raise ConfigInvalid(
+            f"{text} names no artifact", remedy="write it as s3://bucket/artifact, without .. or //"
+        )
+    return copies_folder().joinpath(store, *parts)
+
+
+def url_of(path: Path) -> str | None:
+    """Returns the URL of an artifact's copy; None for any other path."""
+    try:
+        store, *parts = path.resolve().relative_to(copies_folder().resolve()).parts
+    except ValueError:
+        return None
+    return f"{store}://{'/'.join(parts)}"
+
+
+def location_of(path: Path) -> str:
+    """Returns where other machines find a path: the URL of an artifact's copy, else the whole
+    path.
+    """
+    return url_of(path) or str(path.resolve())
+
+
+def seen_from(path: Path, out: Path) -> str:
+    """Returns where a path is, for one who reads the artifact at `out`: the way from there in one
+    place, and the URL or the whole path between two places.
+    """
+    path, out = path.resolve(), out.resolve()
+    url, of_out = url_of(path), url_of(out)
+    if _store(url) == _store(of_out):
+        return os.path.relpath(path, out)
+    return location_of(path)
+
+
+def shown(text: str) -> str:
+    """Returns a text for people, in which copies of artifacts are named by their URLs."""
+    return re.sub(rf"{re.escape(str(copies_folder()))}/([a-z0-9]+)/", r"\1://", text)
+
+
+def copies_folder() -> Path:
+    """Returns the folder of the copies of artifacts that are at URLs."""
+    return user_cache_path("mlcd", appauthor=False) / "artifacts"
+
+
+def _store(url: str | None) -> str | None:
+    """Returns the protocol and the bucket."""
+    return None if url is None else "/".join(url.split("/")[:3])
 
 
 def check_no_credentials(location: Location) -> str:
@@ -56,10 +130,16 @@ def check_no_credentials(location: Location) -> str:
     for url in text.split("::"):
         protocol, _, rest = url.partition("://")
         user, is_given, _ = rest.partition("/")[0].rpartition("@")
-        if is_given and ":" in user:  # az://container@account has no password
+        # az://container@account has no password
+        if is_given and (":" in user or protocol in _WEB):
             raise ConfigInvalid(
                 f"there is a password in the {protocol}:// URL",
                 remedy="leave it out: the environment or a profile of this process has it",
+            )
+        if _SIGNED.search(rest):
+            raise ConfigInvalid(
+                f"there is a signature or a token in the {protocol}:// URL",
+                remedy="use the store's own protocol, such as s3://, or download the files",
             )
     return text
 

@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,10 @@ TokenBatch: TypeAlias = NDArray[np.int64]
 
 # hex SHA-256 of a model's tensors and preprocessing; embeddings of two fingerprints never mix
 Fingerprint: TypeAlias = str
+
+# what the pixels of an image alone tell against it, in the order in which it is given one of them
+Issue: TypeAlias = Literal["odd-size", "odd-aspect", "dark", "light", "low-information", "blurry"]
+ISSUES: Final[tuple[Issue, ...]] = get_args(Issue)
 
 # the permanent name of one sample inside its source: relative path, or shard/key
 SampleKey: TypeAlias = str

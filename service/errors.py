@@ -1,6 +1,7 @@
 """The errors that the service adds to those of the core, about requests, keys and jobs."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from mlcd.errors import (
     ArtifactInvalid,
@@ -94,14 +95,17 @@ class Forbidden(MlcdError):
         }
 
 
+Param = Literal["input", "output"]
+
+
 class OutsideRoots(MlcdError):
     """A job names a path that jobs may not use; the message does not say whether it exists."""
 
     name = "forbidden"
 
-    def __init__(self, param: str) -> None:
+    def __init__(self, param: Param) -> None:
         super().__init__(
-            f"the {param} is not in a folder that jobs may use",
+            f"the {param} is in no place that jobs may use",
             remedy="the server's MLCD_JOBS__ROOTS says which",
         )
         self.param = param

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.manifest import open_artifact
-from mlcd.collections.collection import Collection
+from mlcd.collections.port import CollectionPort
 from mlcd.errors import ConfigInvalid
-from mlcd.pipelines.resolve import resolve_model
 from mlcd.pipelines.shard import Equipment, OpenedCenters, ThumbnailChoice
 from mlcd.types import Fingerprint
 from service.fetch.fetcher import Fetcher
@@ -33,8 +32,10 @@ from service.inference.contract import Dispatcher, Engine
 from service.inference.decoding_threads import DecodingThreads
 from service.inference.engine.blocking import IN_FLIGHT, opened_encoder
 from service.inference.engine.opening import find_tokenizer
+from service.inference.engine.process import StartedEngine
 from service.inference.engine.supervised import SupervisedEngine
 from service.inference.engine.triton import TritonEngine, open_triton_engine, open_triton_texts
+from service.inference.found_model import find_model
 from service.inference.lookup import Lookup
 from service.inference.model import OpenedTexts, ServedModel, SharedResources, open_model
 from service.inference.model_data import (
@@ -45,7 +46,7 @@ from service.inference.model_data import (
 )
 from service.inference.outcomes import Encoding
 from service.inference.readiness import Readiness
-from service.inference.served import Opening, ServedEncoder, Tower
+from service.inference.served import Opening, ServedEncoder
 from service.inference.served_texts import ServedTexts
 from service.inference.switch import ModelSwitch
 from service.inference.views import CollectionViews
@@ -129,7 +130,7 @@ class Resources:
         return None if self.lookup is None else self.lookup.centers
 
     @property
-    def collections(self) -> dict[str, Collection]:
+    def collections(self) -> dict[str, CollectionPort]:
         """The open collections of the model."""
         return self.model.data.collections
 
@@ -167,23 +168,18 @@ class WorkerResources:
     computing: ThreadPoolExecutor
 
 
-def find_model(settings: Settings, announce: Callable[[str], None] = lambda _: None) -> str:
-    """Returns the model that the engine opens, after an export of other weights.
-
-    An export takes minutes and must not run in an event loop. announce: is called before it.
-    """
-    if settings.engine in ("fake", "triton"):
-        return settings.model
-    return resolve_model(settings.model, announce)
-
-
 @asynccontextmanager
 async def open_resources(
-    settings: Settings, folder: str, *, multiprocess_dir: Path | None = None
+    settings: Settings,
+    folder: str,
+    *,
+    multiprocess_dir: Path | None = None,
+    started: StartedEngine | None = None,
 ) -> AsyncIterator[Resources]:
     """Opens model, centers and collections; refuses centers of another fingerprint.
 
-    folder: the result of `find_model`. multiprocess_dir: see `Metrics`.
+    folder: the result of `find_model`. multiprocess_dir: see `Metrics`. started: the engine of
+    images, where its process runs already.
     """
     # The keys come before the model, which takes a while to load.
     keys = None if settings.auth.keys_file is None else KeyRing(Path(settings.auth.keys_file))
@@ -206,7 +202,9 @@ async def open_resources(
         rendering = DecodingThreads(_open_pool(stack, threads.decode, "render"))
         # A stack for the model alone: a switch closes it, and all other resources stay open.
         opened = await stack.enter_async_context(AsyncExitStack())
-        engine = await opened.enter_async_context(_opened_engine(settings, folder, threads))
+        engine = await opened.enter_async_context(
+            _opened_engine(settings, folder, threads, started)
+        )
         encoder = engine.served
         assert isinstance(encoder, ServedEncoder)
         metrics = Metrics(**encoder.labels, multiprocess_dir=multiprocess_dir)
@@ -324,11 +322,12 @@ def _limit_threads(settings: Settings) -> ThreadBudget:
 
 
 def _opened_engine(
-    settings: Settings, model: str, threads: ThreadBudget
+    settings: Settings, model: str, threads: ThreadBudget, started: StartedEngine | None
 ) -> AbstractAsyncContextManager[SupervisedEngine | TritonEngine]:
     if settings.engine == "triton":
         return open_triton_engine(settings)
-    return _supervised(settings, model, threads, "images")
+    opening = Opening.by(settings, model, num_threads=threads.engine)
+    return SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s, started=started)
 
 
 async def _open_texts(
@@ -346,21 +345,11 @@ async def _open_texts(
     tokenizer = await asyncio.to_thread(find_tokenizer, model)
     if tokenizer is None:
         return None
-    engine = await stack.enter_async_context(_supervised(settings, model, threads, "texts"))
-    return OpenedTexts(engine, tokenizer)
-
-
-def _supervised(
-    settings: Settings, model: str, threads: ThreadBudget, tower: Tower
-) -> SupervisedEngine:
-    opening = Opening(
-        model,
-        max_batch=settings.max_batch,
-        encoder=settings.encoder_options(threads.engine),
-        log=settings.log,
-        tower=tower,
+    opening = Opening.by(settings, model, num_threads=threads.engine, tower="texts")
+    engine = await stack.enter_async_context(
+        SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s)
     )
-    return SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s)
+    return OpenedTexts(engine, tokenizer)
 
 
 def _open_tracer(

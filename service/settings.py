@@ -5,28 +5,39 @@ import json
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from ipaddress import IPv4Network, IPv6Network, ip_network
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BaseModel, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from mlcd.collections.store_urls import is_store
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
 from mlcd.encoders.encoder import EngineName
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid
+from mlcd.fetching.hosts import ANY_HOST
+from mlcd.fetching.listed import listed, listed_hosts, listed_networks, listed_ports
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.thumbnail import DEFAULT_SIDE
 from mlcd.images.transform import DecodeMode
-from service.hosts import ANY_HOST, canonical_entry
+from mlcd.locations import is_url
+from service.log import Log
 
 _COLLECTIONS, _LEDGER = "collections", "items.sqlite"
 _PREFIX = "MLCD_"
 # Settings of `mlcd jobs`, which a shell that starts a server may have, too.
 _OF_CLIENTS = frozenset({"MLCD_API_KEY"})
-_MAX_PORT = 65535
 
 
 class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -117,16 +128,6 @@ class Auth(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
         return self
 
 
-class Log(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The log on standard error."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """info: a line for every request, except probes of health and metrics, which are logged at
-    debug."""
-    format: Literal["auto", "json", "text"] = "auto"
-    """auto: text on a terminal, JSON elsewhere."""
-
-
 class Tracing(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The traces of OpenTelemetry, which need the extra `tracing`."""
 
@@ -137,51 +138,18 @@ class Tracing(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
     """Share of requests that are traced, where the caller has not decided."""
 
 
-def _parts(value: object) -> list[str]:
-    """Returns the parts of a list as environment variables write it, with commas."""
-    parts = value.split(",") if isinstance(value, str) else value
-    return (
-        [str(part).strip() for part in parts if str(part).strip()]
-        if isinstance(parts, list | tuple)
-        else []
-    )
-
-
-def _hosts(value: object) -> list[str]:
-    entries = [entry for part in _parts(value) if (entry := canonical_entry(part))]
-    if len(entries) < len(_parts(value)):
-        raise ValueError("hosts are names or addresses without scheme and port, *.suffix, or *")
-    return entries
-
-
-def _networks(value: object) -> list[IPv4Network | IPv6Network]:
-    try:
-        return [ip_network(part) for part in _parts(value)]
-    except ValueError:
-        raise ValueError(
-            "networks are written 10.1.0.0/16, with nothing after the bits that count"
-        ) from None
-
-
-def _ports(value: object) -> list[int]:
-    ports = [int(part) if part.isascii() and part.isdigit() else 0 for part in _parts(value)]
-    if not all(0 < port <= _MAX_PORT for port in ports):
-        raise ValueError(f"ports are numbers from 1 to {_MAX_PORT}")
-    return ports
-
-
 class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The fetching of images by URL."""
 
-    allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)] = ()
+    allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(listed_hosts)] = ()
     """Hosts to fetch from, with commas: example.com, *.example.com (all names below), * (any host
     at a public address). Default: none, and URLs are refused."""
     networks: Annotated[
-        tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_networks)
+        tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(listed_networks)
     ] = ()
     """Networks, with commas, in which those hosts may have addresses that are not public:
     10.1.0.0/16."""
-    ports: Annotated[tuple[int, ...], NoDecode, BeforeValidator(_ports)] = (80, 443)
+    ports: Annotated[tuple[int, ...], NoDecode, BeforeValidator(listed_ports)] = (80, 443)
     """Ports to fetch from, with commas."""
     timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Seconds for all images of a request together. Images that are not fetched by then fail
@@ -222,18 +190,18 @@ class Cache(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
 
 
 def _folders(value: object) -> list[str]:
-    folders = _parts(value)
-    if not all(folder.startswith("/") for folder in folders):
-        raise ValueError("roots are absolute paths, with commas")
-    return folders
+    places = listed(value)
+    if not all(place.startswith("/") or is_url(place) for place in places):
+        raise ValueError("roots are absolute paths or URLs, with commas")
+    return places
 
 
 class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The batch jobs over images that servers and workers can read."""
 
     roots: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_folders)] = ()
-    """Folders, with commas, that inputs and outputs must be in. Every server and worker needs the
-    same paths. Default: none, and jobs are off."""
+    """Folders or URLs such as s3://bucket/prefix, with commas, that inputs and outputs must be in.
+    Every server and worker needs the same. Default: none, and jobs are off."""
     shard_images: Annotated[int, Field(gt=0)] = 2048
     """Images of one task, which is what is lost when a worker is killed. All workers need the same
     value."""
@@ -263,6 +231,23 @@ class Thumbnails(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     max_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_BYTES
     """Bytes of the thumbnails of one collection. Of items beyond that none are kept, and answers
     say so; a thumbnail takes about 3 kB."""
+
+
+class StoredCollections(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """The place of collections, where it is not the state directory."""
+
+    store: SecretStr | None = None
+    """postgresql://[user[:password]@]host[:port]/database: Postgres with pgvector 0.8 or later, in
+    which several servers write and search at once. Unset: folders in the state directory."""
+
+    @field_validator("store")
+    @classmethod
+    def _is_known(cls, given: SecretStr | None) -> SecretStr | None:
+        if given is None or not given.get_secret_value():  # compose passes what is unset as empty
+            return None
+        if not is_store(given.get_secret_value()):
+            raise ValueError("a store of collections is postgresql://HOST/DATABASE")
+        return given
 
 
 class Triton(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -317,7 +302,7 @@ class Settings(BaseSettings):
     indexed rows."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on. One that other machines reach needs keys or MLCD_AUTH__MODE=open."""
-    hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)] = ()
+    hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(listed_hosts)] = ()
     """Names, with commas, that clients may call the server by: example.com, *.example.com, * (any).
     Without keys it also answers to localhost and loopback addresses, and with MLCD_AUTH__MODE=open
     to all addresses and to names without a dot. With keys and no names here, it answers to any
@@ -351,6 +336,7 @@ class Settings(BaseSettings):
     cache: Cache = Cache()
     triton: Triton = Triton()
     jobs: Jobs = Jobs()
+    collections: StoredCollections = StoredCollections()
     thumbnails: Thumbnails = Thumbnails()
 
     def encoder_options(self, num_threads: int) -> EncoderOptions:

@@ -54,12 +54,6 @@ CACHE_STEADY_S: Final = 30.0  # a store that answered so long is asked again soo
 # limit.
 CACHE_ROOM_FRESH_S: Final = 1.0
 
-# Images by URL
-# A connection without a request is kept for less than hosts commonly allow, so that they seldom
-# close it under a request.
-FETCH_KEPT_S: Final = 2.0
-FETCH_CONNECT_S: Final = 3.0  # for one address of several: the next may answer
-
 # Keys and their rates
 KEYS_POLL_S: Final = 1.0  # how often the keys file is checked; a revoked key works so long
 RATE_WINDOW_S: Final = 60  # rates are per minute

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -33,10 +32,14 @@ PLAIN_CPU = {"OV_CPU_MAX_ISA": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_C
 """The switches of OpenVINO, oneDNN and torch; the processes that tests start inherit them."""
 
 
-PATIENT_THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "OPENBLAS_THREAD_TIMEOUT": "4"}
-"""Threads that wait sleep. They spin where every process has the cores to itself, and among the
-processes of the tests that is most of what they do: a linear probe of 200 rows took 30 s of CPU
-time, and takes 5.
+PATIENT_THREADS = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "OPENBLAS_THREAD_TIMEOUT": "4",
+}
+"""One thread for a library in each process, as the processes of the tests have the cores together:
+two tests of two threads on two cores wait for each other at every barrier. Where a test asks for
+more threads, those that wait sleep.
 """
 
 
@@ -157,6 +160,7 @@ def new_state(journey, tmp_path_factory):
 
 
 def write_digits(folder: Path, num: int) -> Path:
+    import numpy as np  # after pytest_configure: it makes its threads when it is imported
     from sklearn.datasets import load_digits
 
     data = load_digits()

@@ -1,7 +1,7 @@
 """The training of a tower with a classifier: the work that the loop repeats."""
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from training.config import RunConfig
@@ -27,9 +27,10 @@ class Classification:
     processes: Processes
     evaluation: PreparedImages | None
 
-    def load(self) -> AbstractContextManager[Iterable[StepBatches[Batch]]]:
+    @contextmanager
+    def load(self) -> Iterator[Iterator[StepBatches[Batch]]]:
         """Opens the batches of the steps from the state's on."""
-        return Loader(
+        loader = Loader(
             self.dataset,
             self.config,
             rank=self.processes.world.rank,
@@ -38,6 +39,8 @@ class Classification:
             local_size=self.processes.local_size,
             device=self.processes.device,
         )
+        with loader, self.state.copies.first_ahead(iter(loader)) as steps:
+            yield steps
 
     def step(
         self,

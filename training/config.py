@@ -78,6 +78,7 @@ _VERBATIM = (
     "data.images",
     "data.labels",
     "data.centers",
+    "data.selection",
     "data.pairs",
     "data.embeddings",
     "model.start",
@@ -107,6 +108,8 @@ class MixedSource(Section):
     """The images, as in data.images."""
     labels: str
     """The labels, as in data.labels. All data sets of a mixture must share the same centers."""
+    selection: str | None = None
+    """The selection, as in data.selection."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """The share of the samples, relative to the other weights. It does not depend on the number of
     images.
@@ -140,6 +143,10 @@ class DataConfig(ReadingConfig):
     """A folder, tar shards, parquet files or a zip."""
     labels: str | None = None
     """A labels artifact made from the same images."""
+    selection: str | None = None
+    """A selection that `mlcd curate` made of the same images: the run is trained on those that it
+    keeps. None: on all.
+    """
     mix: tuple[MixedSource, ...] = ()
     """Several data sets with weights, instead of images and labels."""
     centers: str | None = None
@@ -154,7 +161,7 @@ class DataConfig(ReadingConfig):
     @model_validator(mode="after")
     def _one_form(self) -> Self:
         single = (self.images, self.labels)
-        if self.mix and single != (None, None):
+        if self.mix and (*single, self.selection) != (None, None, None):
             raise ValueError("give data.images and data.labels, or data.mix, not both")
         if not self.mix and None in single:
             missing = [
@@ -172,7 +179,7 @@ class DataConfig(ReadingConfig):
             return self.mix
         assert self.images is not None
         assert self.labels is not None
-        return (MixedSource(images=self.images, labels=self.labels),)
+        return (MixedSource(images=self.images, labels=self.labels, selection=self.selection),)
 
 
 class TowerConfig(Section):
@@ -223,6 +230,9 @@ class TowerConfig(Section):
     """
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     """The term added to the variance in every norm."""
+    registers: Annotated[int, Field(ge=0)] = 0
+    """The number of register tokens: learned tokens beside the class token that stand for no place.
+    """
 
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
@@ -555,8 +565,8 @@ class OptimConfig(Section):
     center_lr: Annotated[float, Field(gt=0)] | None = None
     """The learning rate of the centers. None: the same as lr."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
-    """The weight decay of the tower's matrices. Biases, norms, the class token, positions and the
-    centers do not decay.
+    """The weight decay of the tower's matrices. Biases, norms, tokens, positions and the centers do
+    not decay.
     """
     betas: tuple[_Beta, _Beta] = (0.9, 0.98)
     """The decay of the mean gradient, and of the mean squared gradient."""
@@ -786,10 +796,11 @@ class RunConfig(TrainingConfig):
             "images": True,
             "labels": True,
             "centers": True,
+            "selection": True,
             "memory_gib": True,
             "workers": True,
         }
-        data |= {"prefetch_steps": True, "mix": {"__all__": {"images", "labels"}}}
+        data |= {"prefetch_steps": True, "mix": {"__all__": {"images", "labels", "selection"}}}
         excluded: dict[str, Any] = {
             "out": True,
             "data": data,

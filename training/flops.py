@@ -102,7 +102,7 @@ def expected_distinct(num_draws: float, num_classes: int) -> float:
 
 
 def _patch_flops(vit: ViTConfig) -> float:
-    return 2.0 * 3 * vit.patch_size**2 * vit.width * (vit.num_tokens - 1)
+    return 2.0 * 3 * vit.patch_size**2 * vit.width * vit.num_patches
 
 
 def _projection_flops(vit: ViTConfig) -> float:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from math import ceil
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from mlcd.artifacts.copies import brought
 from mlcd.artifacts.labels import LabelTable
 from mlcd.errors import ConfigInvalid
 from training.byte_counts import (
@@ -254,7 +254,7 @@ def plan_inputs(
         raise ConfigInvalid(
             "data.labels is not set", remedy="set it, or give both --classes and --samples"
         )
-    tables = [LabelTable.open(Path(source.labels)) for source in config.data.sources]
+    tables = [LabelTable.open(brought(source.labels)) for source in config.data.sources]
     rows = sum(int(table.artifact.summary["images"]) for table in tables)
     return num_classes or tables[0].num_centers, num_samples or round(
         rows * (1.0 - config.data.hold_out)

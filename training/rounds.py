@@ -2,7 +2,7 @@
 
 round-1/run         trained on the labels that the recipe names
 round-1/model       the trained tower, exported
-round-2/features    the same images, embedded by it
+round-2/features    the same images, or those that the selection keeps, embedded by it
 round-2/centers     their clusters, from which the next head starts
 round-2/labels      their labels
 round-2/run         the tower trained on, and so forth
@@ -16,9 +16,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from mlcd.artifacts.copies import brought
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST, Artifact, draft_path
+from mlcd.artifacts.selection import Selection
 from mlcd.encoders import open_encoder
 from mlcd.errors import ConfigInvalid, Conflict
 from mlcd.export.model_artifact import export_model
@@ -43,7 +45,7 @@ def run_rounds(
     out = Path(config.out)
     _check(config, out)
     images = config.data.sources[0].images
-    clusters = num_clusters or LabelTable.open(Path(config.data.sources[0].labels)).num_centers
+    clusters = num_clusters or LabelTable.open(brought(config.data.sources[0].labels)).num_centers
     latest: Artifact | None = None
     for number in range(1, num_rounds + 1):
         folder = out / f"round-{number}"
@@ -101,8 +103,10 @@ def _relabel(
     """Makes the labels of a round by the tower of the round before."""
     model = run.path.parent / "model"
     export_model(str(run.path), model, name="mlcd-vit", images=images, reporter=reporter)
+    kept = config.data.selection
+    selection = None if kept is None else Selection.open(brought(kept))
     with closing(open_encoder(str(model))) as encoder:
-        embed(open_source(images), encoder, folder / "features", reporter)
+        embed(open_source(images), encoder, folder / "features", reporter, selection=selection)
     options = ClusterOptions(
         num_clusters=num_clusters, seed=config.seed, hold_out=config.data.hold_out
     )

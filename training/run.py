@@ -13,6 +13,7 @@ import yaml
 from numpy.typing import NDArray
 
 from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.copies import brought
 from mlcd.artifacts.disk import refuse_full_disk
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, draft_path, open_artifact
@@ -29,6 +30,7 @@ from training.classification import Classification
 from training.config import ARITHMETIC, RunConfig, TrainingConfig, validate_config
 from training.data.dataset import Dataset
 from training.data.maps import open_shared_dataset
+from training.device_copies import DeviceCopies
 from training.evaluation.while_training import check_evaluation
 from training.flops import step_flops
 from training.loop import Journal, LoopWork, StepLog, TrainingProgress, train
@@ -216,7 +218,7 @@ def _initial_centers(config: RunConfig, dataset: Dataset, start: Start | None) -
     Raises ConfigInvalid if those of the start are asked for and are of other classes.
     """
     if config.data.centers is not None:
-        return Centers.open(Path(config.data.centers))
+        return Centers.open(brought(config.data.centers))
     if start is None or config.model.head == "new" or config.loss.discriminates_instances:
         return None
     kept = agreeing_centers(start, dataset.classes)
@@ -270,6 +272,7 @@ def initial_state(
         optimizer,
         center_optimizer(head, config.optim) if isinstance(head, PartialFC) else None,
         average=None if decay is None else WeightAverage.of(model.trunk, decay),
+        copies=DeviceCopies(processes.device),
     )
 
 
@@ -313,14 +316,19 @@ def _parents(
     config: RunConfig, out: Path, dataset: Dataset, start: Start | None
 ) -> Iterator[Parent]:
     """Yields the parents; the first data set of a mixture has the same roles as a single one."""
-    for index, (part, table) in enumerate(zip(dataset.parts, dataset.label_tables, strict=True)):
+    for index, (part, table, mixed) in enumerate(
+        zip(dataset.parts, dataset.label_tables, config.data.sources, strict=True)
+    ):
         suffix = f"-{index}" if index else ""
+        if mixed.selection is not None:
+            selection = open_artifact(Path(mixed.selection), "selection", verify_files=False)
+            yield selection.as_parent_of(out, f"selection{suffix}")
         yield table.artifact.as_parent_of(out, f"labels{suffix}")
         yield replace(images_parent(part.source, out, part.listing_digest), role=f"images{suffix}")
     if config.data.centers is not None:
-        yield open_artifact(Path(config.data.centers), "centers", verify_files=False).as_parent_of(
-            out, "centers"
-        )
+        yield open_artifact(
+            brought(config.data.centers), "centers", verify_files=False
+        ).as_parent_of(out, "centers")
     if start is not None:
         yield start.parent
 

@@ -15,7 +15,7 @@ from mlcd.models.zoo import LoadOptions, at_resolution
 CLASSES: Final = "classes"
 _SIZES: Final = (
     "image_size", "patch_size", "width", "depth", "heads", "mlp_width", "embedding_dim",
-    "activation", "positions", "norm_eps",
+    "activation", "positions", "norm_eps", "registers",
 )  # fmt: skip
 _NEEDED: Final = _SIZES[:7]
 

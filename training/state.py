@@ -1,15 +1,19 @@
 """The state that must survive a crash: weights, centers, moments, and three integers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import nn
 
 from mlcd.models.servable import Servable
+from training.device_copies import DeviceCopies
 from training.optim.average import WeightAverage
 from training.parallel.backbone import Backbone
 from training.parallel.instance_head import InstanceHead
 from training.parallel.partial_fc import PartialFC
+
+_HOST: Final = torch.device("cpu")
 
 
 @dataclass
@@ -20,7 +24,7 @@ class TrainState:
     step: finished steps; order, negatives, augmentation and learning rate follow from it.
     skipped_steps: steps left out because loss or gradient was not finite. skipped_samples: images
     that could not be used, over all processes. average: that of the tower's weights, if it is asked
-    for.
+    for. copies: how batches come to the device.
     """
 
     backbone: Backbone
@@ -31,6 +35,7 @@ class TrainState:
     skipped_steps: int = 0
     skipped_samples: int = 0
     average: WeightAverage | None = None
+    copies: DeviceCopies = field(default_factory=lambda: DeviceCopies(_HOST))
 
     @property
     def model(self) -> Servable:

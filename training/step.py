@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -91,11 +92,6 @@ class NotFinite(Exception):
     def __init__(self, meters: StepMeters) -> None:
         super().__init__("not finite")
         self.meters = meters
-
-
-def on_device(images: Tensor, device: torch.device) -> Tensor:
-    """Returns images as floating-point numbers on the device."""
-    return images.to(device, non_blocking=True).float()
 
 
 def train_step(
@@ -186,10 +182,11 @@ def _classify(
         if share
         for view in range(num_views)
     ]
-    for number, (index, view, share) in enumerate(passes, start=1):
+    copies = state.copies.in_turn([_views(batches[index])[view] for index, view, _ in passes])
+    for number, ((index, view, share), images) in enumerate(zip(passes, copies, strict=True), 1):
         batch = batches[index]
         with nullcontext() if number == len(passes) else state.backbone.accumulating():
-            (embeddings,) = _embedded(state, batch, range(view, view + 1), config)
+            (embeddings,) = _embedded(state, batch, {view: images}, config)
             weights = batch.weights
             output = head(
                 embeddings,
@@ -217,7 +214,8 @@ def _discriminate(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compares all views of all images of the step."""
     augment = config.augment
-    groups = range(augment.views), range(augment.views, augment.num_views)
+    copies = enumerate(state.copies.in_turn(_views(batch)))
+    groups = [dict(islice(copies, augment.views)), dict(copies)]
     views = [each for group in groups if group for each in _embedded(state, batch, group, config)]
     output = head(views, augment.views, row_counts)
     output.loss.backward()
@@ -225,10 +223,10 @@ def _discriminate(
 
 
 def _embedded(
-    state: TrainState, batch: MicroBatch, views: range, config: RunConfig
+    state: TrainState, batch: MicroBatch, views: Mapping[int, Tensor], config: RunConfig
 ) -> tuple[Tensor, ...]:
     """Returns the embeddings of views of one size, [b, D] each, by one pass of the tower."""
-    pixels = torch.cat([_view(batch, view, config, state.device) for view in views])
+    pixels = torch.cat([_recolored(images, batch, view, config) for view, images in views.items()])
     drawn = [branch_scales(config.model, batch.positions, config.seed, view) for view in views]
     scales = [factors for factors in drawn if factors is not None]
     together = torch.cat(scales, dim=2).to(pixels) if scales else None
@@ -237,11 +235,14 @@ def _embedded(
     return each
 
 
-def _view(batch: MicroBatch, view: int, config: RunConfig, device: torch.device) -> Tensor:
+def _views(batch: MicroBatch) -> tuple[Tensor, ...]:
+    return (batch.images, *batch.more_views)
+
+
+def _recolored(images: Tensor, batch: MicroBatch, view: int, config: RunConfig) -> Tensor:
     """Returns a view of the samples with its changes of color, as floating-point numbers."""
-    images = on_device((batch.images, *batch.more_views)[view], device)
     colors = draw_colors(batch.positions, config.augment, config.seed, view)
-    return images if colors is None else recolor(images, colors)
+    return images.float() if colors is None else recolor(images.float(), colors)
 
 
 def set_learning_rate(

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from mlcd.artifacts.copies import send_addition
 from mlcd.artifacts.disk import replacing, translated_os_errors, write_synced
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import (
@@ -93,9 +94,9 @@ def open_addition(
         parents,
         artifact.fingerprint,
     )
-    draft = Draft(artifact.path, request)
+    draft = Draft(artifact.path, request, stays_here=True)
     if draft.begun() not in (None, request.identity()):
-        draft = Draft(artifact.path, request, fresh=True)
+        draft = Draft(artifact.path, request, fresh=True, stays_here=True)
     with draft:
         if open_artifact(artifact.path, verify_files=False).digest != artifact.digest:
             shutil.rmtree(draft.path)
@@ -119,7 +120,7 @@ class Addition:
 
     def publish(self, summary: Mapping[str, Any]) -> Artifact:
         """Puts the draft's files beside the old ones, and then the manifest over all of them in
-        place of the old one.
+        place of the old one; of an artifact at a URL, there first.
 
         Where it is killed before that last step, the artifact is unchanged: files that no manifest
         names are no part of it.
@@ -147,7 +148,9 @@ class Addition:
                 "code_version": __version__,
                 "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             }
-            write_synced(out / MANIFEST, sealed(manifest))
+            grown_manifest = sealed(manifest)
+            send_addition(out, old.digest, sorted(files), grown_manifest)
+            write_synced(out / MANIFEST, grown_manifest)
             self.discard()
         return open_artifact(out, verify_files=False)
 

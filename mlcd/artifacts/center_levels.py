@@ -16,9 +16,22 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Artifact
 from mlcd.types import Embeddings
 
 LEVELS: Final = "levels.parquet"
+_GROUP: Final = "of_"
+
+
+def read_groups(centers: Artifact) -> list[NDArray[np.int32]]:
+    """Returns the cluster of each center on each coarser level, [K] each, finer before coarser; no
+    level where there is none.
+    """
+    if LEVELS not in centers.files:
+        return []
+    table = pq.read_table(centers.file(LEVELS))
+    names = [name for name in table.column_names if name.startswith(_GROUP)]
+    return [table[name].to_numpy() for name in names]
 
 
 def write_levels(
@@ -33,7 +46,7 @@ def write_levels(
     centers: those of each level.
     """
     ids = np.arange(len(sizes), dtype=np.int32)
-    columns = {f"of_{len(of)}": group for of, group in zip(centers, groups, strict=True)}
+    columns = {f"{_GROUP}{len(of)}": group for of, group in zip(centers, groups, strict=True)}
     steps = [pa.array(step).cast(pa.string()) for step in [*groups[::-1], ids]]
     path = pc.binary_join_element_wise(*steps, "/")
     with draft.write(LEVELS) as file:
@@ -41,3 +54,18 @@ def write_levels(
     for level in centers:
         with draft.write(f"level-{len(level)}.npy") as file, file.open("wb") as opened:
             np.save(opened, level, allow_pickle=False)
+
+
+def read_level_centers(artifact: Artifact, column: str) -> Embeddings:
+    """Returns the centers of the level that a column of the table names, as `of_1000`."""
+    centers: Embeddings = np.load(
+        artifact.file(f"level-{column.removeprefix('of_')}.npy"), allow_pickle=False
+    )
+    return centers
+
+
+def read_paths(artifact: Artifact) -> tuple[str, ...] | None:
+    """Returns the path of each center; None for centers without levels."""
+    if LEVELS not in artifact.files:
+        return None
+    return tuple(pq.read_table(artifact.file(LEVELS), columns=["path"])["path"].to_pylist())

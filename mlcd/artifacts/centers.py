@@ -11,16 +11,24 @@ examples.arrow  optional: the keys of a few members of each center, see
 `mlcd.artifacts.examples`
 audit.npy       optional: float16 [n, d], unit rows as the model gives them, to measure
 approximate look-ups on
+quantiles.npy   optional: float32 [k], the distance, 1 - cosine, within which a share of each
+cluster's members lies: 95 %, or what a change of the centers asked for
+clusters.npy    optional: int32 [k], the cluster of each center where centers were changed, see
+`mlcd.artifacts.living_centers`
+levels.parquet  optional: the coarser levels, see `mlcd.artifacts.center_levels`
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
+from mlcd.artifacts.center_levels import read_paths
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.examples import EXAMPLES, Examples
 from mlcd.artifacts.given_names import MADE_NAMES, made_names, read_given_names
@@ -29,11 +37,19 @@ from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Fingerprint, unit_rows
 
 AUDIT_ROWS: Final = "audit.npy"
+QUANTILES: Final = "quantiles.npy"
+CLUSTERS: Final = "clusters.npy"
+_Number = TypeVar("_Number", np.float32, np.float16, np.int32)
+_PER_CENTER: Final = ("quantiles", "clusters", "paths")
 
 
 @dataclass(frozen=True)
 class Centers:
-    """The unit class centers in the space of one model."""
+    """The unit class centers in the space of one model.
+
+    clusters: the cluster of each center; None where each is its own. paths: the path of each center
+    through the levels, as "4/17/2031"; None without levels.
+    """
 
     vectors: Embeddings
     sizes: NDArray[np.int64]
@@ -44,6 +60,9 @@ class Centers:
     # rows as the model gives them, drawn by hash from those that the centers have not seen, where
     # there are any
     audit_rows: NDArray[np.float16] | None = None
+    quantiles: NDArray[np.float32] | None = None
+    clusters: NDArray[np.int32] | None = None
+    paths: tuple[str, ...] | None = None
     # identity of the artifact; empty until published
     digest: str = ""
 
@@ -61,6 +80,11 @@ class Centers:
             raise ArtifactInvalid(
                 f"{num} centers, examples of {len(self.examples)}: the center set is not consistent"
             )
+        for each in _PER_CENTER:
+            if (values := getattr(self, each)) is not None and len(values) != num:
+                raise ArtifactInvalid(
+                    f"{num} centers, {each} of {len(values)}: the center set is not consistent"
+                )
         if self.audit_rows is not None and self.audit_rows.shape[1:] != (dimension,):
             raise ArtifactInvalid(
                 f"audit rows {list(self.audit_rows.shape)}, but centers of dimension {dimension}"
@@ -75,13 +99,36 @@ class Centers:
     def name(self, center: int) -> str | None:
         return None if self.names is None else self.names[center]
 
+    def cluster(self, center: int) -> int:
+        """Returns the cluster that a center belongs to."""
+        return center if self.clusters is None else int(self.clusters[center])
+
+    def path(self, center: int) -> str | None:
+        return None if self.paths is None else self.paths[center]
+
+    @cached_property
+    def label_columns(self) -> dict[str, pa.Array]:
+        """Returns the columns that labels get beside ids and scores: a value for each center."""
+        columns = {}
+        if self.clusters is not None:
+            columns["clusters"] = pa.array(self.clusters)
+        if self.paths is not None:
+            columns["paths"] = pa.array(self.paths, pa.string())
+        return columns
+
     def write(self, draft: Draft) -> None:
-        arrays: dict[str, NDArray[Any]] = {"centers.npy": self.vectors, "sizes.npy": self.sizes}
-        if self.mean is not None:
-            arrays["mean.npy"] = self.mean
-        if self.audit_rows is not None:
-            arrays[AUDIT_ROWS] = self.audit_rows
+        """Writes all but the levels."""
+        arrays: dict[str, NDArray[Any] | None] = {
+            "centers.npy": self.vectors,
+            "sizes.npy": self.sizes,
+            "mean.npy": self.mean,
+            AUDIT_ROWS: self.audit_rows,
+            QUANTILES: self.quantiles,
+            CLUSTERS: self.clusters,
+        }
         for name, array in arrays.items():
+            if array is None:
+                continue
             with draft.write(name) as path, path.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
         if self.names is not None:
@@ -103,6 +150,9 @@ class Centers:
             array: NDArray[np.generic] = np.load(artifact.file(name), allow_pickle=False)
             return array
 
+        def optional(name: str, dtype: type[_Number]) -> NDArray[_Number] | None:
+            return load(name).astype(dtype) if name in artifact.files else None
+
         sizes = load("sizes.npy").astype(np.int64)
         given = read_given_names(artifact, len(sizes))
         names = made_names(artifact) if given is None else given.names
@@ -111,11 +161,12 @@ class Centers:
             sizes=sizes,
             fingerprint=artifact.fingerprint,
             names=names,
-            mean=load("mean.npy").astype(np.float32) if "mean.npy" in artifact.files else None,
+            mean=optional("mean.npy", np.float32),
             examples=Examples.open(artifact.file(EXAMPLES)) if EXAMPLES in artifact.files else None,
-            audit_rows=load(AUDIT_ROWS).astype(np.float16)
-            if AUDIT_ROWS in artifact.files
-            else None,
+            audit_rows=optional(AUDIT_ROWS, np.float16),
+            quantiles=optional(QUANTILES, np.float32),
+            clusters=optional(CLUSTERS, np.int32),
+            paths=read_paths(artifact),
             digest=artifact.digest,
         )
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from mlcd.errors import DiskFull, InvalidInput, TooManyOpenFiles
+from mlcd.errors import Conflict, DiskFull, InvalidInput, TooManyOpenFiles
 
 # the last form is that of numpy's ndarray.tofile
 _NO_SPACE: Final = re.compile(
@@ -120,6 +120,33 @@ def locked(path: Path, *, mode: int = 0o666) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        os.close(descriptor)
+
+
+def lock_directory(path: Path, kind: int, *, make: bool = True) -> int:
+    """Returns a descriptor that holds the lock of the directory at `path`, which is made where it
+    is missing.
+
+    kind: LOCK_SH or LOCK_EX of fcntl. Raises Conflict where another process holds it; without
+    `make`, FileNotFoundError.
+    """
+    while True:
+        try:
+            if make:
+                path.mkdir(exist_ok=True)
+        except FileNotFoundError as error:  # file systems like /proc cannot hold our files
+            raise InvalidInput(f"{path} cannot be made", remedy="give a writable output") from error
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise Conflict(
+                f"another process is writing {path}", remedy="wait for it or give another output"
+            ) from error
+        # Another process may have renamed the directory away between open and lock.
+        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+            return descriptor
         os.close(descriptor)
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from mlcd.artifacts.copies import is_finished, make_room
 from mlcd.artifacts.disk import (
+    lock_directory,
     locked,
     refuse_full_disk,
     sync_path,
@@ -25,6 +27,7 @@ from mlcd.artifacts.disk import (
     translated_os_errors,
     write_synced,
 )
+from mlcd.artifacts.listed_files import inventory
 from mlcd.artifacts.manifest import (
     GROWN,
     MANIFEST,
@@ -37,11 +40,11 @@ from mlcd.artifacts.manifest import (
     open_artifact,
     sealed,
 )
-from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
+from mlcd.artifacts.uploads import REQUEST, Nowhere, Uploads, uploads_of
+from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.types import Fingerprint
 from mlcd.version import __version__
 
-_REQUEST: Final = ".request.json"
 _TEMPORARY: Final = ".*.tmp"
 _TOGETHER: Final = ".together"
 
@@ -54,9 +57,10 @@ def find_published(out: Path, request: Request) -> Artifact | None:
     """
     if out.name in ("", ".."):
         raise InvalidInput(f"{str(out)!r} is no name for an output", remedy="give a new directory")
+    is_there = is_finished(out)
     if not os.path.lexists(out):
         return None
-    if not (out / MANIFEST).is_file():
+    if not is_there:
         raise Conflict(
             f"{out} exists and is not an artifact", remedy="give another output directory"
         )
@@ -77,8 +81,9 @@ def find_published(out: Path, request: Request) -> Artifact | None:
         raise Conflict(
             f"{out} holds {artifact.kind} made from other input or settings", remedy=remedy
         )
-    if (out / _REQUEST).is_file():
+    if (out / REQUEST).is_file():
         _clear_notes(out)
+    uploads_of(out, draft_path(out), shared=False).clear_notes()
     return artifact
 
 
@@ -95,21 +100,34 @@ class Draft:
     bytes, or be written `together` with the files that belong to them. A process that comes too
     late, after the draft was published or removed, gets a Conflict. Hidden files are working notes:
     they are no part of the artifact and are removed when it is published.
+
+    The files of a draft for an output at a URL are written there, too, as soon as each is finished.
+    `stays_here`: they are not.
     """
 
     def __init__(
-        self, out: Path, request: Request, *, fresh: bool = False, shared: bool = False
+        self,
+        out: Path,
+        request: Request,
+        *,
+        fresh: bool = False,
+        shared: bool = False,
+        stays_here: bool = False,
     ) -> None:
         self.out = out
         self._fresh, self._shared, self._began = fresh, shared, False
         self.request = request
         self.path = draft_path(out)
+        self._uploads: Nowhere | Uploads = (
+            Nowhere(self.path) if stays_here else uploads_of(out, self.path, shared=shared)
+        )
         self._descriptor: int | None = None
         self._entries: dict[str, FileEntry] = {}
         self._waiting: list[tuple[Path, str]] | None = None
 
     def __enter__(self) -> Self:
         with translated_os_errors(self.out):
+            make_room(self.out)
             # a process that shares a draft got an existing path: a missing one may be on a disk
             # that is away
             if not self._shared:
@@ -118,7 +136,9 @@ class Draft:
                 self.path, fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
             )
             try:
+                self._uploads.begin(self.request.canonical(), fresh=self._fresh)
                 self._claim()
+                self._began |= self._uploads.began and not self._shared
             except BaseException:
                 self._unlock()
                 raise
@@ -127,13 +147,13 @@ class Draft:
     def _claim(self) -> None:
         """Continues a draft of the same request, or begins one where there is none."""
         identity = self.request.canonical()
-        marker = self.path / _REQUEST
+        marker = self.path / REQUEST
         if marker.is_file() and marker.read_text() == identity and not self._fresh:
             for leftover in [] if self._shared else list(self.path.rglob(_TEMPORARY)):
                 _remove(leftover)
             return
         holds_work = any(
-            entry.name != _REQUEST and not entry.match(_TEMPORARY) for entry in self.path.iterdir()
+            entry.name != REQUEST and not entry.match(_TEMPORARY) for entry in self.path.iterdir()
         )
         if holds_work and not self._fresh:
             raise Conflict(
@@ -149,11 +169,15 @@ class Draft:
         """Returns the identity of the request whose unfinished work is there; None where there is
         none.
         """
-        try:
-            identity: dict[str, Any] = json.loads((self.path / _REQUEST).read_text())
-        except FileNotFoundError:
-            return None
+        begun = self.note(REQUEST)
+        identity: dict[str, Any] | None = None if begun is None else json.loads(begun)
         return identity
+
+    def note(self, name: str) -> str | None:
+        """Returns a working note, of an output at a URL that which is there; None where there is
+        none.
+        """
+        return self._uploads.note(name)
 
     def __exit__(
         self,
@@ -166,6 +190,8 @@ class Draft:
         )
         if at_fault and self._began:
             shutil.rmtree(self.path, ignore_errors=True)
+            with suppress(MlcdError):  # the error that the block ends with tells more
+                self._uploads.discard()
         self._unlock()
         if error is not None:
             refuse_full_disk(error, self.out)
@@ -182,8 +208,21 @@ class Draft:
             self._descriptor = None
 
     def has(self, name: str) -> bool:
-        """Tells whether the file was finished, now or by an earlier attempt."""
-        return (self.path / name).is_file()
+        """Tells whether the file was finished, now or by an earlier attempt, here or elsewhere."""
+        return (self.path / name).is_file() or self._uploads.fetch(name)
+
+    def remove_note(self, name: str) -> None:
+        """Removes a working note, of an output at a URL there, too."""
+        self._uploads.remove_note(name)
+
+    def file(self, name: str) -> Path:
+        """Returns the path of a file that was finished, here or elsewhere."""
+        self.has(name)
+        return self.path / name
+
+    def fetch_all(self) -> None:
+        """Takes all files that other machines have finished into the draft."""
+        self._uploads.fetch_all()
 
     @contextmanager
     def write(self, name: str) -> Iterator[Path]:
@@ -204,6 +243,7 @@ class Draft:
                     self._waiting.append((temporary, name))
                 else:
                     temporary.rename(final)
+                    self._uploads.put(name)
             except FileNotFoundError:
                 self._check_in_use()
                 raise
@@ -239,6 +279,7 @@ class Draft:
                 del self._entries[name]
             else:
                 temporary.rename(self.path / name)
+                self._uploads.put(name)
 
     def _check_in_use(self) -> None:
         """Raises Conflict where the directory that was entered is no longer at its path."""
@@ -284,7 +325,7 @@ class Draft:
         are no part of the identity.
         """
         with translated_os_errors(self.out):
-            files, children = self._inventory()
+            files, children = inventory(self.path, self._entries)
             kept_logs = {name: files.pop(name) for name in logs if name in files}
             manifest = {
                 "schema": SCHEMA,
@@ -304,6 +345,7 @@ class Draft:
             sync_path(self.path)
             try:
                 self._check_in_use()
+                self._uploads.publish()
                 self.path.rename(self.out)
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
@@ -315,6 +357,17 @@ class Draft:
             _clear_notes(self.out)
         return open_artifact(self.out, verify_files=False)
 
+    def hand_over(self) -> None:
+        """Renames the draft to its final path without a manifest: its files are not ours, which no
+        mode and no digest of ours may touch. Raises Conflict where something is there.
+        """
+        with translated_os_errors(self.out):
+            if os.path.lexists(self.out):
+                raise Conflict(f"{self.out} appeared meanwhile", remedy="give another directory")
+            self.path.rename(self.out)
+            sync_path(self.out.parent)
+            _clear_notes(self.out)
+
     def _share(self, names: list[str]) -> None:
         """Gives all files the mode of the manifest; safetensors makes its own readable by their
         owner only.
@@ -325,51 +378,6 @@ class Draft:
             if stat.S_IMODE(path.stat().st_mode) != mode:  # only its owner may change the mode
                 path.chmod(mode)
 
-    def _inventory(self) -> tuple[dict[str, FileEntry], dict[str, str]]:
-        files: dict[str, FileEntry] = {}
-        children: dict[str, str] = {}
-        for folder, folders, names in os.walk(self.path):
-            here = Path(folder)
-            relative = here.relative_to(self.path)
-            if here != self.path and MANIFEST in names:
-                children[relative.as_posix()] = open_artifact(here, verify_files=False).digest
-                folders.clear()
-                continue
-            folders.sort()
-            for name in sorted(names):
-                key = (relative / name).as_posix()
-                if key != MANIFEST and not name.startswith("."):
-                    files[key] = self._entries.get(key) or measure(here / name)
-                    sync_path(here / name)
-        return files, children
-
-
-def lock_directory(path: Path, kind: int, *, make: bool = True) -> int:
-    """Returns a descriptor that holds the lock of the directory at `path`, which is made where it
-    is missing.
-
-    kind: LOCK_SH or LOCK_EX of fcntl. Raises Conflict where another process holds it; without
-    `make`, FileNotFoundError.
-    """
-    while True:
-        try:
-            if make:
-                path.mkdir(exist_ok=True)
-        except FileNotFoundError as error:  # file systems like /proc cannot hold our files
-            raise InvalidInput(f"{path} cannot be made", remedy="give a writable output") from error
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise Conflict(
-                f"another process is writing {path}", remedy="wait for it or give another output"
-            ) from error
-        # Another process may have renamed the directory away between open and lock.
-        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
-            return descriptor
-        os.close(descriptor)
-
 
 def _clear_notes(out: Path) -> None:
     """Deletes the working notes that this process may delete; the one that marks that there are
@@ -378,7 +386,7 @@ def _clear_notes(out: Path) -> None:
     Other processes that do the same may leave some.
     """
     with suppress(OSError):
-        for entry in sorted(out.glob(".*"), key=lambda entry: entry.name == _REQUEST):
+        for entry in sorted(out.glob(".*"), key=lambda entry: entry.name == REQUEST):
             _remove(entry)
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mlcd.artifacts.manifest import Artifact, open_artifact, verify_file
 from mlcd.errors import ArtifactInvalid
 from mlcd.keys import held_out
-from mlcd.types import Embeddings, Fingerprint, SampleKey
+from mlcd.types import Embeddings, Fingerprint, SampleKey, unit_rows
 
 ERRORS = "errors.jsonl"
 KEY_SCHEMA = pa.schema(
@@ -240,6 +240,10 @@ class EmbeddingsArtifact:
             here = part_of_row == part
             found[here] = self._maps[part][rows[here] - self._starts[part]]
         return found
+
+    def unit_rows_at(self, rows: NDArray[np.int64]) -> Embeddings:
+        """Returns what `rows_at` does, of unit length to the last bit that float32 has."""
+        return unit_rows(self.rows_at(rows))
 
     @cached_property
     def _maps(self) -> list[NDArray[np.floating]]:

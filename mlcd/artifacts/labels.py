@@ -1,16 +1,19 @@
 """The LabelTable artifact: the nearest centers of each sample, best first.
 
 part-00000.parquet  key, sha256 of the image, ids list<int32>, scores list<float16> (score
-descending, id ascending); on request embedding
+descending, id ascending); where the centers have them, clusters
+list<int32> and paths list<string>, the cluster of each of the ids and
+its path through the levels; on request embedding
 fixed_size_list<float32>[d], the unit row that was labeled
 names.json          optional: the names of the centers, so that the table stands without them
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -43,10 +46,12 @@ def write_part(
     image_sha256: Sequence[bytes],
     neighbors: Neighbors,
     embeddings: Embeddings | None = None,
+    of_centers: Mapping[str, pa.Array] = MappingProxyType({}),
 ) -> None:
     """Writes one part; entries with id -1 are left out, so rows may differ in length.
 
-    embeddings: [n, D], one more column.
+    embeddings: [n, D], one more column. of_centers: more columns of lists by name, each with the
+    values of all centers, [K], of which a row gets those of its ids.
     """
     present = neighbors.ids >= 0
     offsets = np.concatenate([[0], np.cumsum(present.sum(axis=1))]).astype(np.int32)
@@ -59,6 +64,10 @@ def write_part(
         scores,
     ]
     table = pa.table(columns, schema=SCHEMA)
+    for name, values in of_centers.items():
+        table = table.append_column(
+            name, pa.ListArray.from_arrays(offsets, values.take(ids.values))
+        )
     if embeddings is not None:
         rows = pa.FixedSizeListArray.from_arrays(
             np.ascontiguousarray(embeddings).reshape(-1), embeddings.shape[1]

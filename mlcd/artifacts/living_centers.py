@@ -1,17 +1,17 @@
 """Centers that were changed since they were clustered, with the journal of the changes.
 
-A Centers artifact with three more files. Its rows are never taken away and never change places, so
-an id keeps its meaning from one artifact to the next.
+A Centers artifact with a journal. Its rows are never taken away and never change places, so an id
+keeps its meaning from one artifact to the next.
 
-quantiles.npy   float32 [k]: the distance, 1 - cosine, within which the stated share of each
-                cluster's first members lay
-clusters.npy    int32 [k]: the cluster of each center; its own id but where clusters were merged
+quantiles.npy   the distance within which the share of each cluster's first members lay that the
+                first change asked for
+clusters.npy    the cluster of each center; its own id but where clusters were merged or aligned
 journal.json    the digest of the first centers and, for each step since, what was done, with the
                 digests of the embeddings it used and of the artifact that it made
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -21,8 +21,6 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Artifact
 
-QUANTILES: Final = "quantiles.npy"
-CLUSTERS: Final = "clusters.npy"
 JOURNAL: Final = "journal.json"
 
 
@@ -55,26 +53,27 @@ class LivingCenters:
     @classmethod
     def read(cls, artifact: Artifact) -> "LivingCenters":
         """Reads centers that were changed, or that `mlcd cluster` made."""
-        centers = Centers.read(artifact)
+        whole = Centers.read(artifact)
+        # a change replaces these
+        centers = replace(whole, quantiles=None, clusters=None, paths=None)
         num = len(centers.vectors)
         if JOURNAL not in artifact.files:
             unknown = np.full(num, np.nan, np.float32)
             return cls(
                 centers, unknown, np.arange(num, dtype=np.int32), ChangeJournal(artifact.digest)
             )
+        assert whole.quantiles is not None
+        assert whole.clusters is not None
         stored = json.loads(artifact.file(JOURNAL).read_text())
         return cls(
             centers,
-            np.load(artifact.file(QUANTILES), allow_pickle=False),
-            np.load(artifact.file(CLUSTERS), allow_pickle=False),
+            whole.quantiles,
+            whole.clusters,
             ChangeJournal(stored["origin"], tuple(stored["steps"]), tuple(stored["made"])),
         )
 
     def write(self, draft: Draft) -> None:
-        self.centers.write(draft)
-        for name, array in ((QUANTILES, self.quantiles), (CLUSTERS, self.clusters)):
-            with draft.write(name) as path, path.open("wb") as file:
-                np.save(file, array, allow_pickle=False)
+        replace(self.centers, quantiles=self.quantiles, clusters=self.clusters).write(draft)
         draft.write_json(
             JOURNAL,
             {
@@ -83,11 +82,3 @@ class LivingCenters:
                 "made": list(self.journal.made),
             },
         )
-
-
-def clusters_of(artifact: Artifact) -> NDArray[np.int32] | None:
-    """Returns the cluster of each center; None for centers that were never changed."""
-    if CLUSTERS not in artifact.files:
-        return None
-    clusters: NDArray[np.int32] = np.load(artifact.file(CLUSTERS), allow_pickle=False)
-    return clusters

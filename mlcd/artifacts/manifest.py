@@ -11,7 +11,6 @@ but are no part of it: two runs that made the same thing have the same digest.
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 from mlcd.artifacts.disk import refuse_too_many_files
 from mlcd.errors import ArtifactInvalid
+from mlcd.locations import seen_from
 from mlcd.types import Fingerprint
 
 SCHEMA: Final = 1
@@ -33,8 +33,8 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Parent:
-    """An input that an artifact was made from. `path` is a hint relative to the artifact; `digest`
-    is the identity.
+    """An input that an artifact was made from. `path` is a hint, relative to the artifact or, from
+    another place, a URL or a whole path; `digest` is the identity.
     """
 
     role: str
@@ -104,7 +104,7 @@ class Artifact:
         return self.path / name
 
     def as_parent_of(self, out: Path, role: str) -> Parent:
-        return Parent(role, os.path.relpath(self.path.resolve(), out.resolve()), self.digest)
+        return Parent(role, seen_from(self.path, out), self.digest)
 
 
 def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = True) -> Artifact:

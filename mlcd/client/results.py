@@ -77,12 +77,15 @@ class Embedded:
 class Labeled:
     """The nearest centers of each item, best first; L is the longest list's length.
 
-    ids: [N, L] int32, -1 where there are fewer. scores: [N, L] float32, -inf there. names,
-    examples: those of the ids present. An item in `errors` has none.
+    ids: [N, L] int32, -1 where there are fewer. scores: [N, L] float32, -inf there. clusters:
+    [N, L] int32, those that the ids belong to, -1 there. names, paths, examples: those of the ids
+    present. An item in `errors` has none.
     """
 
     ids: NDArray[np.int32]
     scores: NDArray[np.float32]
+    clusters: NDArray[np.int32]
+    paths: list[list[str | None]]
     names: list[list[str | None]]
     examples: list[list[list[Example]]]
     errors: dict[int, Rejection]
@@ -92,14 +95,18 @@ class Labeled:
     def of(cls, items: Sequence[list[Label] | Rejection], origin: Origin) -> "Labeled":
         lists = _lists(items)
         shape = len(lists), max(map(len, lists), default=0)
-        ids, scores = np.full(shape, -1, np.int32), np.full(shape, -np.inf, np.float32)
+        ids, clusters = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
+        scores = np.full(shape, -np.inf, np.float32)
         for row, labels in enumerate(lists):
             ids[row, : len(labels)] = [label.id for label in labels]
             scores[row, : len(labels)] = [label.similarity for label in labels]
+            clusters[row, : len(labels)] = [label.cluster for label in labels]
         names = [[label.name for label in labels] for labels in lists]
         return cls(
             ids,
             scores,
+            clusters,
+            [[label.path for label in labels] for labels in lists],
             names,
             [[label.examples or [] for label in labels] for labels in lists],
             _errors(items),

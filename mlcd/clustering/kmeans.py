@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,22 @@ class KMeansResult:
     num_splits: int
 
 
+class MemberSums(Protocol):
+    """The center of each row, and the sums of each center's rows."""
+
+    assignment: NDArray[np.int32]
+
+    def assign(self, centers: Embeddings) -> int:
+        """Gives every row its nearest center and returns how many rows of all processes changed
+        theirs.
+        """
+        ...
+
+    def totals(self) -> ClusterSums:
+        """Returns the sums over all processes."""
+        ...
+
+
 def kmeans(
     rows: Rows | Sequence[Embeddings],
     num_clusters: int,
@@ -98,6 +114,7 @@ def kmeans(
     tolerance: float = 1e-6,
     start: Embeddings | State | None = None,
     world: World = _ALONE,
+    members: MemberSums | None = None,
     on_start: Callable[[State], None] = lambda _: None,
     on_iteration: Callable[[Progress], None] = lambda _: None,
 ) -> KMeansResult:
@@ -106,7 +123,8 @@ def kmeans(
 
     The iteration ends after `iterations` updates, or when J grows by less than `tolerance` of
     itself. start: the first centers, or the state to go on from. on_start gets the state at the
-    start of every iteration. world: the processes that share the rows.
+    start of every iteration. world: the processes that share the rows. members: finds and sums
+    the members elsewhere.
 
     Raises InvalidInput for rows that are not finite or are zero, naming the first one, and for more
     clusters than distinct rows.
@@ -119,7 +137,7 @@ def kmeans(
     state = (
         start if isinstance(start, State) else State(_first(unit, num_clusters, seed, start, world))
     )
-    members = _Members(unit, num_clusters, world)
+    members = members or _OwnMembers(unit, num_clusters, world)
     while True:
         check_equal(world, state.centers, state.iteration)
         on_start(state)
@@ -139,10 +157,8 @@ def kmeans(
         state = State(centers, state.iteration + 1, history, repaired, state.num_splits + repaired)
 
 
-class _Members:
-    """The center of each row of this process, and the sum of each center's rows, updated row by
-    row.
-    """
+class _OwnMembers:
+    """The `MemberSums` of the rows of this process: the sums are updated row by row."""
 
     def __init__(self, rows: Rows, num_clusters: int, world: World) -> None:
         self._rows, self._world = rows, world
@@ -152,9 +168,6 @@ class _Members:
         self.assignment = np.full(self._stop - self._start, -1, dtype=np.int32)
 
     def assign(self, centers: Embeddings) -> int:
-        """Gives every row its nearest center and returns how many rows of all processes changed
-        theirs.
-        """
         nearest_to = self._nearest.of(centers)
         moved = np.zeros(1, dtype=np.int64)
         for start, block in self._rows.blocks(self._start, self._stop):
@@ -170,10 +183,25 @@ class _Members:
         return int(self._world.sum_integers(moved)[0])
 
     def totals(self) -> ClusterSums:
-        """Returns the sums over all processes."""
         return ClusterSums(
             self._world.sum_integers(self._sums.sums), self._world.sum_integers(self._sums.sizes)
         )
+
+
+def assigned(
+    rows: Rows, centers: Embeddings, previous: NDArray[np.int32] | None
+) -> tuple[NDArray[np.int32], ClusterSums]:
+    """Returns the nearest center of each row, and the sums of each center's rows.
+
+    previous: the last centers of the rows, by which the search is faster.
+    """
+    found = np.empty(rows.num_rows, np.int32)
+    sums, nearest_to = ClusterSums.zeros(*centers.shape), _Nearest(rows.num_rows).of(centers)
+    for start, block in rows.blocks(0, rows.num_rows):
+        own = slice(start, start + len(block))
+        found[own] = nearest_to(block, None if previous is None else previous[own])
+        sums.add(block, found[own])
+    return found, sums
 
 
 class _Nearest:

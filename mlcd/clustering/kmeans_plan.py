@@ -14,6 +14,7 @@ from mlcd.types import unit_rows
 _TILE_ROWS: Final = 1024
 _TILE_CENTERS: Final = 8192
 _RUNS: Final = 3
+CENTER_BYTES: Final = 4  # the number of a row's center
 
 
 @dataclass(frozen=True)
@@ -61,17 +62,25 @@ class Plan:
 
 
 def plan(
-    num_rows: int, num_clusters: int, dimension: int, *, iterations: int, processes: int = 1
+    num_rows: int,
+    num_clusters: int,
+    dimension: int,
+    *,
+    iterations: int,
+    processes: int = 1,
+    flops_per_s: float | None = None,
+    row_bytes: int = CENTER_BYTES,
 ) -> Plan:
     """Computes the memory, the arithmetic and the time of at most `iterations` updates.
 
-    The time follows from a tile that is timed on this machine.
+    row_bytes: what is kept of each row, for k-means the number of its center. flops_per_s: of each
+    process; None times a tile on this machine.
     """
     matrix = num_clusters * dimension
     centers, sums = 2 * 4 * matrix, 8 * matrix * (1 if processes == 1 else 3)
     # A block as read, its rows sorted by cluster, their float64 form, and the scores of a batch.
     block = BLOCK_ROWS * dimension * 4 * 3 + _TILE_ROWS * min(num_clusters, _TILE_CENTERS) * 4
-    rows = -(-num_rows // processes) * 4
+    rows = -(-num_rows // processes) * row_bytes
     passes = iterations + 1
     return Plan(
         num_rows=num_rows,
@@ -81,11 +90,13 @@ def plan(
         processes=processes,
         memory_bytes=centers + sums + block + rows,
         flops=2.0 * num_rows * num_clusters * dimension * passes,
-        flops_per_s=_measured_rate(min(num_clusters, _TILE_CENTERS), dimension),
+        flops_per_s=flops_per_s or measured_rate(num_clusters, dimension),
     )
 
 
-def _measured_rate(num_centers: int, dimension: int) -> float:
+def measured_rate(num_clusters: int, dimension: int) -> float:
+    """Returns the floating-point operations a second of a scan of centers on this machine."""
+    num_centers = min(num_clusters, _TILE_CENTERS)
     generator = np.random.default_rng(0)
     centers = unit_rows(generator.standard_normal((num_centers, dimension), dtype=np.float32))
     rows = unit_rows(generator.standard_normal((_TILE_ROWS, dimension), dtype=np.float32))

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from mlcd.world import World
 
 NUM_EXAMPLES: Final = 8
+ORDINARY: Final = 0.95  # the share of a cluster's members that are not called novel
 
 
 class NearestMembers:

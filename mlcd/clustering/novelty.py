@@ -29,13 +29,21 @@ def nearest(rows: Embeddings, centers: Embeddings) -> tuple[NDArray[np.int32], N
 
 
 def own_quantiles(
-    assignment: NDArray[np.integer], distances: NDArray[np.float32], num: int, share: float
+    assignment: NDArray[np.integer],
+    distances: NDArray[np.float32],
+    num: int,
+    share: float,
+    lengths: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float32]:
     """Returns the distance from each of `num` centers within which that share of its members lies.
 
     Each distance is that from the mean of the other members, as a row finds it that comes later.
+    lengths: those of the sums of all members, where the given ones are a sample.
     """
-    left_out = _without_itself(assignment, distances, num)
+    if lengths is None:
+        cosines = 1 - distances.astype(np.float64)
+        lengths = np.bincount(assignment, weights=cosines, minlength=num).astype(np.float64)
+    left_out = _without_itself(distances, lengths[assignment])
     quantiles = np.full(num, np.quantile(left_out, share), np.float32)
     order = np.argsort(assignment, kind="stable")
     bounds = np.searchsorted(assignment[order], np.arange(num + 1))
@@ -46,15 +54,15 @@ def own_quantiles(
 
 
 def _without_itself(
-    assignment: NDArray[np.integer], distances: NDArray[np.float32], num: int
+    distances: NDArray[np.float32], length: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Returns the distance of each row from the mean of the other members of its cluster.
 
-    A center c has the direction of its members' sum s, so |s| is the sum of their cosines. Without
-    x the sum is s - x, of length sqrt(|s|^2 - 2 |s| c.x + 1), and x.(s - x) is |s| c.x - 1.
+    length: that of the sum of its cluster's members. A center c has the direction of its members'
+    sum s, so |s| is the sum of their cosines. Without x the sum is s - x, of length
+    sqrt(|s|^2 - 2 |s| c.x + 1), and x.(s - x) is |s| c.x - 1.
     """
     cosines = 1 - distances.astype(np.float64)
-    length = np.bincount(assignment, weights=cosines, minlength=num)[assignment]
     left = np.sqrt(np.maximum(length**2 - 2 * length * cosines + 1, 0))
     alone = left < _ALONE
     without: NDArray[np.float64] = 1 - np.where(alone, 0, length * cosines - 1) / np.where(

@@ -6,8 +6,9 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from mlcd.collections.ledger import Ledger
-from mlcd.errors import MlcdError, NotFound
+from mlcd.collections.item import Item, check_new_id, encode_metadata, unit_embedding
+from mlcd.collections.ledger import Ledger, StoredItem
+from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.types import Embeddings
 
@@ -28,6 +29,16 @@ class Effect:
     metadata: str = "{}"
 
 
+class WrittenItems(Protocol):
+    """The items that a request changes within a transaction; see `Ledger`."""
+
+    def find(self, item_id: str) -> StoredItem | None: ...
+    def vectors(self, rows: Sequence[int], dimension: int) -> Embeddings: ...
+    def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int: ...
+    def describe(self, item: StoredItem, metadata: str) -> None: ...
+    def remove(self, row: int) -> None: ...
+
+
 @dataclass
 class Change:
     """A request and its answer: `outcomes` once it is durable, or `error`."""
@@ -45,7 +56,12 @@ class WriteRequest(Protocol):
         """Returns the new pictures of items, by id; the items exist once it is applied."""
         ...
 
-    def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:
+    @property
+    def ids(self) -> Sequence[str]:
+        """Returns the ids of the items that it is about."""
+        ...
+
+    def apply(self, ledger: WrittenItems, dimension: int) -> tuple[list[Outcome], list[Effect]]:
         """Applies the request within a transaction.
 
         Raises MlcdError only before it has written anything.
@@ -63,7 +79,11 @@ class Put:
     items: Sequence[tuple[str, Embeddings, str]]
     thumbnails: Mapping[str, Thumbnail] = field(default_factory=dict)
 
-    def apply(self, ledger: Ledger, dimension: int) -> tuple[list[Outcome], list[Effect]]:
+    @property
+    def ids(self) -> Sequence[str]:
+        return [item_id for item_id, _, _ in self.items]
+
+    def apply(self, ledger: WrittenItems, dimension: int) -> tuple[list[Outcome], list[Effect]]:
         outcomes: list[Outcome] = []
         effects: list[Effect] = []
         for item_id, vector, metadata in self.items:
@@ -96,9 +116,13 @@ class Describe:
     metadata: str
     thumbnails: Mapping[str, Thumbnail] = field(default_factory=dict, init=False)
 
+    @property
+    def ids(self) -> Sequence[str]:
+        return [self.id]
+
     def apply(
         self,
-        ledger: Ledger,
+        ledger: WrittenItems,
         dimension: int,  # noqa: ARG002
     ) -> tuple[list[Outcome], list[Effect]]:
         found = ledger.find(self.id)
@@ -119,7 +143,7 @@ class Delete:
 
     def apply(
         self,
-        ledger: Ledger,
+        ledger: WrittenItems,
         dimension: int,  # noqa: ARG002
     ) -> tuple[list[Outcome], list[Effect]]:
         outcomes: list[Outcome] = []
@@ -130,6 +154,25 @@ class Delete:
             outcomes.append("missing" if found is None else "deleted")
         deleted = zip(self.ids, outcomes, strict=True)
         return outcomes, [Effect(item_id) for item_id, outcome in deleted if outcome == "deleted"]
+
+
+def put(items: Sequence[Item], dimension: int) -> Put:
+    """Returns the request to add items.
+
+    Raises InvalidInput naming the first that cannot be held.
+    """
+    encoded = []
+    seen: set[str] = set()
+    for item in items:
+        item_id = check_new_id(item.id)
+        if item_id in seen:
+            raise InvalidInput(
+                f"the id {item_id[:_SHOWN]!r} is given twice", remedy="give every id once"
+            )
+        seen.add(item_id)
+        vector = unit_embedding(item_id, item.embedding, dimension)
+        encoded.append((item_id, vector, encode_metadata(item_id, item.metadata)))
+    return Put(encoded, {item.id: item.thumbnail for item in items if item.thumbnail is not None})
 
 
 def commit(ledger: Ledger, changes: Sequence[Change], dimension: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.clustering.members import ORDINARY
 from mlcd.collections.by_row import ByRow, read_by_row, write_by_row
 from mlcd.collections.searcher import Searcher
 from mlcd.types import Embeddings, Neighbors
@@ -22,9 +23,7 @@ from mlcd.types import Embeddings, Neighbors
 CLUSTERS: Final = "clusters"
 _ASSIGNED: Final = np.empty(0, np.dtype([("center", "<i4"), ("similarity", "<f4")]))
 _SHOWN_DIGITS: Final = 16
-# the share of images that are not called novel, and how few are enough to tell
-ORDINARY: Final = 0.95
-LEAST_ORDINARY: Final = 20
+LEAST_ORDINARY: Final = 20  # images are enough to tell the ordinary distance
 
 # nearest(vectors [n, D]) returns the nearest center of each unit row, as [n, 1]
 Nearest: TypeAlias = Callable[[Embeddings], Neighbors]
@@ -77,11 +76,15 @@ class Clusters:
         """Returns the mean of 1 - cosine of each center's members, [K]; NaN where it has none."""
         return self._mean(1 - self.similarities.astype(np.float64))
 
-    def novelty(self, farthest: float) -> NDArray[np.float64]:
+    def novelty(self, farthest: NDArray[np.floating] | float) -> NDArray[np.float64]:
         """Returns the share of each center's members with 1 - cosine above `farthest`, [K]; NaN
         where it has none.
+
+        farthest: of all centers, or of each, [K].
         """
-        return self._mean((1 - self.similarities > farthest).astype(np.float64))
+        each = np.broadcast_to(farthest, len(self.num_members))
+        beyond = 1 - self.similarities > np.repeat(each, self.num_members)
+        return self._mean(beyond.astype(np.float64))
 
     @cached_property
     def ordinary_distance(self) -> float | None:
@@ -109,8 +112,9 @@ class Assigner:
     thread at a time.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / CLUSTERS
+    def __init__(self, folder: Path | None) -> None:
+        """folder: that of the collection, in which the assignment is kept; None keeps none."""
+        self._folder = None if folder is None else folder / CLUSTERS
         self._digest = ""
         self._assigned = self._written = ByRow.nothing(_ASSIGNED)
 
@@ -119,7 +123,7 @@ class Assigner:
     ) -> Clusters:
         """Returns the clusters of a state, and computes those of new items only."""
         if digest != self._digest:
-            self._assigned = self._written = read_by_row(self._path(digest), _ASSIGNED)
+            self._assigned = self._written = self._read(digest)
             self._digest = digest
 
         def assign(vectors: Embeddings) -> NDArray[Any]:
@@ -138,15 +142,22 @@ class Assigner:
 
     def write(self) -> None:
         """Writes the assignment, and removes those to other centers."""
-        path = self._path(self._digest)
+        assert self._folder is not None
+        path = self._folder / _named(self._digest)
         write_by_row(path, self._assigned)
         self._written = self._assigned
         for other in path.parent.glob("*.npz"):
             if other != path:
                 other.unlink(missing_ok=True)
 
-    def _path(self, digest: str) -> Path:
-        return self._folder / f"{digest[:_SHOWN_DIGITS]}.npz"
+    def _read(self, digest: str) -> ByRow:
+        if self._folder is None:
+            return ByRow.nothing(_ASSIGNED)
+        return read_by_row(self._folder / _named(digest), _ASSIGNED)
+
+
+def _named(digest: str) -> str:
+    return f"{digest[:_SHOWN_DIGITS]}.npz"
 
 
 def _sort_ties(positions: NDArray[np.int64], values: NDArray[np.void], ids: list[str]) -> None:

@@ -1,27 +1,33 @@
 """The groups of items that are nearly the same, by the cosine of their embeddings.
 
-All pairs are compared, one tile of them at a time; one number is kept for each row. Two items are
-in one group where a chain of pairs above the similarity joins them, so the ends of a long chain may
-be less alike than that.
+Pairs are found cell by cell (`mlcd.clustering.close_pairs`) and joined at once; two numbers are
+kept for each row. Two items are in one group where a chain of pairs above the similarity joins
+them, so the ends of a long chain may be less alike than that. Equal rows are joined without a
+comparison.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.artifacts.disk import replacing
+from mlcd.clustering.cells import Take
+from mlcd.clustering.close_pairs import ClosePairs, PairSearch
 from mlcd.errors import InvalidInput
 from mlcd.progress import Meter
-from mlcd.types import Embeddings
 
 DEFAULT_SIMILARITY: Final = 0.95
-TILE_ROWS: Final = 2048
 _DIGITS: Final = 6  # float32 holds no more
-
-# read(start, stop) returns unit rows [stop - start, D] float32
-Read = Callable[[int, int], Embeddings]
+_BLOCK_ROWS: Final = 4096
+_PAIRS_TOGETHER: Final = 1 << 20
+_NOTE_S: Final = 10.0  # a killed search does so much again at most
 
 
 @dataclass(frozen=True)
@@ -42,44 +48,128 @@ class Group:
 
 
 def duplicate_groups(
-    num_rows: int, read: Read, similarity: float, *, meter: Meter, tile_rows: int = TILE_ROWS
+    num_rows: int, take: Take, similarity: float, *, meter: Meter, note: Path | None = None
 ) -> list[Group]:
-    """Returns all groups, ordered by their first row.
+    """Returns all groups of unit rows, ordered by their first row.
 
-    Memory holds two tiles of rows, one of scores, and 12 bytes a row. The meter advances by pairs
-    of tiles. Raises InvalidInput.
+    The meter advances by rows, and is called often. note: the file that the search is noted in from
+    time to time, from which it goes on after its process was killed. Raises InvalidInput.
     """
     if not -1 <= similarity <= 1:
         raise InvalidInput(f"{similarity:g} is no cosine", remedy="give a similarity in [-1, 1]")
-    group, best = np.arange(num_rows, dtype=np.int64), np.full(num_rows, -1.0, dtype=np.float32)
-    for start in range(0, num_rows, tile_rows):
-        rows = read(start, min(start + tile_rows, num_rows))
-        for other in range(start, num_rows, tile_rows):
-            others = rows if other == start else read(other, min(other + tile_rows, num_rows))
-            scores = rows @ others.T
-            first, second = np.nonzero(scores >= similarity)
-            joined = first + start < second + other
-            first, second = first[joined], second[joined]
-            found = np.minimum(scores[first, second], 1.0)  # rounding
-            for row, offset in ((first, start), (second, other)):
-                np.maximum.at(best, row + offset, found)
-            _join(group, first + start, second + other)
-            meter.advance()
+    first_of = _equal_rows(num_rows, take)
+    distinct = np.flatnonzero(first_of == np.arange(num_rows))
+    meter.advance(num_rows - len(distinct))
+    search = PairSearch(
+        len(distinct), lambda rows: take(distinct[rows]), similarity, tick=lambda: meter.advance(0)
+    )
+    joined = _Joined.of(len(distinct), search, similarity, note)
+    meter.advance(joined.num_rows_before(search))
+    for cell in range(joined.num_cells, search.cells.num_cells):
+        for pairs in _gathered(search.of_cell(cell)):
+            joined.add(pairs)
+        joined.num_cells = cell + 1
+        joined.write_now_and_then()
+        meter.advance(len(search.cells.members(cell)))
+    number_of = np.searchsorted(distinct, first_of)
+    group, best = joined.group[number_of], joined.best[number_of]
+    copies = np.bincount(number_of, minlength=len(distinct))[number_of] > 1
+    best[copies] = 1.0
     return [Group(rows, best[rows]) for rows in _members(group)]
 
 
-def joined_groups(
-    num_rows: int, first: NDArray[np.int64], second: NDArray[np.int64]
-) -> list[NDArray[np.int64]]:
-    """Returns the rows of each group that the pairs join, ascending, ordered by their first row."""
-    group = np.arange(num_rows, dtype=np.int64)
-    _join(group, first, second)
-    return list(_members(group))
+def _equal_rows(num_rows: int, take: Take) -> NDArray[np.int64]:
+    """Returns the first row that each row is equal to, [N]."""
+    hashes = np.empty(num_rows, np.int64)
+    for start in range(0, num_rows, _BLOCK_ROWS):
+        stop = min(start + _BLOCK_ROWS, num_rows)
+        hashes[start:stop] = [hash(row.tobytes()) for row in take(np.arange(start, stop))]
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    first_of: NDArray[np.int64] = first[inverse].astype(np.int64)
+    others = np.flatnonzero(first_of != np.arange(num_rows))
+    for start in range(0, len(others), _BLOCK_ROWS):
+        some = others[start : start + _BLOCK_ROWS]
+        equal = (take(some) == take(first_of[some])).all(axis=1)
+        first_of[some[~equal]] = some[~equal]  # two rows that share a hash by chance
+    return first_of
 
 
-def num_tile_pairs(num_rows: int, tile_rows: int = TILE_ROWS) -> int:
-    tiles = -(-num_rows // tile_rows)
-    return tiles * (tiles + 1) // 2
+@dataclass
+class _Joined:
+    """The groups that the pairs of the first cells join.
+
+    group: [N], the lowest row of each row's group. best: float32 [N], the highest cosine of each
+    row with another. state: what the note is of.
+    """
+
+    group: NDArray[np.int64]
+    best: NDArray[np.float32]
+    num_cells: int
+    note: Path | None
+    state: str
+    noted_s: float
+
+    @classmethod
+    def of(cls, num: int, search: PairSearch, similarity: float, note: Path | None) -> "_Joined":
+        """Returns what the note tells of this very search, or no groups."""
+        cells = hashlib.sha256(search.cells.of_row.tobytes()).hexdigest()
+        joined = cls(
+            np.arange(num, dtype=np.int64),
+            np.full(num, -1.0, np.float32),
+            0,
+            note,
+            f"{cells} {similarity!r}",
+            time.monotonic(),
+        )
+        joined._read()
+        return joined
+
+    def _read(self) -> None:
+        if self.note is None or not self.note.is_file():
+            return
+        try:
+            with self.note.open("rb") as file, np.load(file, allow_pickle=False) as noted:
+                if str(noted["state"]) == self.state:
+                    self.group, self.best = noted["group"], noted["best"]
+                    self.num_cells = int(noted["num_cells"])
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return  # a damaged note is no more than none
+
+    def num_rows_before(self, search: PairSearch) -> int:
+        return int(search.cells.starts[self.num_cells])
+
+    def write_now_and_then(self) -> None:
+        if self.note is None or time.monotonic() - self.noted_s < _NOTE_S:
+            return
+        with replacing(self.note) as temporary, temporary.open("wb") as file:
+            np.savez(
+                file,
+                group=self.group,
+                best=self.best,
+                num_cells=self.num_cells,
+                state=np.array(self.state),
+            )
+        self.noted_s = time.monotonic()
+
+    def add(self, pairs: ClosePairs) -> None:
+        found = np.minimum(pairs.similarities, 1.0).astype(np.float32)  # rounding
+        for rows in (pairs.first, pairs.second):
+            np.maximum.at(self.best, rows, found)
+        _join(self.group, pairs.first, pairs.second)
+
+
+def _gathered(parts: Iterator[ClosePairs]) -> Iterator[ClosePairs]:
+    """Joins many small parts into few large ones."""
+    some: list[ClosePairs] = []
+    num = 0
+    for part in parts:
+        some.append(part)
+        num += len(part.first)
+        if num > _PAIRS_TOGETHER:
+            yield ClosePairs.joined(some)
+            some, num = [], 0
+    if num:
+        yield ClosePairs.joined(some)
 
 
 def _join(group: NDArray[np.int64], first: NDArray[np.int64], second: NDArray[np.int64]) -> None:
@@ -99,7 +189,6 @@ def _join(group: NDArray[np.int64], first: NDArray[np.int64], second: NDArray[np
 
 def _members(group: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     order = np.argsort(group, kind="stable")
-    _, starts = np.unique(group[order], return_index=True)
-    for members in np.split(order, starts[1:]):
-        if len(members) > 1:
-            yield members
+    _, starts, counts = np.unique(group[order], return_index=True, return_counts=True)
+    for start, count in zip(starts[counts > 1], counts[counts > 1], strict=True):
+        yield order[start : start + count]

@@ -27,13 +27,13 @@ MAX_CONDITIONS: Final = 128
 # values of one `in`
 MAX_VALUES: Final = 1024
 MAX_IDS: Final = 10_000
-_RANGES: Final[dict[str, Callable[[Any, Any], Any]]] = {
+RANGES: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "lt": operator.lt,
     "le": operator.le,
     "gt": operator.gt,
     "ge": operator.ge,
 }
-_OPERATORS: Final = ("eq", "in", *_RANGES)
+_OPERATORS: Final = ("eq", "in", *RANGES)
 _EXAMPLE: Final = '{"field": "color", "eq": "red"}'
 
 
@@ -74,10 +74,7 @@ class Condition:
     def matches(self, items: Known) -> NDArray[np.bool_]:
         column = items.columns.find(self.field)
         if column is None:
-            raise InvalidInput(
-                f"no item has the field {self.field!r} that the filter names",
-                remedy=f"fields are {', '.join(items.columns.names()[:20]) or 'none yet'}",
-            )
+            raise unknown_field(self.field, items.columns.names())
         codes = column.codes(items.num_positions)
         matches: NDArray[np.bool_] = self._decide(column)[codes]
         return matches
@@ -97,7 +94,7 @@ class Condition:
             numbers = column.numbers(num)
             within = ~np.isnan(numbers)
             for name, bound in self.bounds:
-                within &= _RANGES[name](numbers, bound)
+                within &= RANGES[name](numbers, bound)
             decided[:num] = within
             looked_at = []
         else:
@@ -114,7 +111,7 @@ class Condition:
         if self.values is not None and (type(part), part) not in self.values:
             return False
         return all(
-            type(part) is type(bound) and _RANGES[name](part, bound) for name, bound in self.bounds
+            type(part) is type(bound) and RANGES[name](part, bound) for name, bound in self.bounds
         )
 
 
@@ -161,6 +158,13 @@ def parse_filter(given: object) -> Filter:
     Raises InvalidInput naming what is wrong, and quoting no more of the filter than a name.
     """
     return _Parser().parse(given, 1)
+
+
+def unknown_field(field: str, known: Sequence[str]) -> InvalidInput:
+    return InvalidInput(
+        f"no item has the field {field!r} that the filter names",
+        remedy=f"fields are {', '.join(known[:20]) or 'none yet'}",
+    )
 
 
 class _Parser:
@@ -227,7 +231,7 @@ class _Parser:
             if key in given:
                 wanted = _values(name, [given[key]] if key == "eq" else given[key])
                 values = wanted if values is None else values & wanted
-        bounds = tuple((key, _bound(name, given[key])) for key in _RANGES if key in given)
+        bounds = tuple((key, _bound(name, given[key])) for key in RANGES if key in given)
         return Condition(name, values, bounds)
 
 

@@ -3,21 +3,24 @@ shared.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.artifacts.manifest import Parent
 from mlcd.collections.changes import Effect
 from mlcd.collections.columns import Columns
-from mlcd.collections.generation import Generation
+from mlcd.collections.generation import Generation, write_generation
 from mlcd.collections.ledger import StoredItem
 from mlcd.collections.searcher import Searcher
-from mlcd.types import Embeddings
+from mlcd.types import Embeddings, Fingerprint
 
 _SMALLEST: Final = 256
 _DEAD: Final = -1
+_COPIED_ROWS: Final = 8192
 
 
 class Growth:
@@ -142,3 +145,37 @@ class Growth:
         tail = np.flatnonzero(now.alive[num:]) + num
         for position, vector in zip(tail.tolist(), now.vectors(tail), strict=True):
             self.append(now.ids[position], int(now.rows[position]), vector, now.metadata[position])
+
+
+def regrown(
+    folder: Path,
+    before: Searcher,
+    *,
+    fingerprint: Fingerprint,
+    target: float,
+    parents: tuple[Parent, ...],
+    advance: Callable[[int], None],
+) -> Growth:
+    """Makes a new generation of the index of all items of a state, and returns the growth on it.
+
+    The arguments are those of `write_generation`.
+    """
+    alive = np.flatnonzero(before.alive)
+    order = alive[np.random.default_rng(before.generation.number).permutation(len(alive))]
+    dimension = before.delta.shape[1]
+    generation = write_generation(
+        folder,
+        before.generation.number + 1,
+        rows=before.rows[order],
+        blocks=(
+            before.vectors(order[i : i + _COPIED_ROWS]) for i in range(0, len(order), _COPIED_ROWS)
+        ),
+        dimension=dimension,
+        fingerprint=fingerprint,
+        target=target,
+        parents=parents,
+        advance=advance,
+    )
+    growth = Growth(generation, dimension)
+    growth.take_over(before, order)
+    return growth

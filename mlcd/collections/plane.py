@@ -105,8 +105,9 @@ class Projection:
 class Placer:
     """The keeper of a collection's points; for one thread at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / LAYOUT
+    def __init__(self, folder: Path | None) -> None:
+        """folder: that of the collection, which may have a stored layout; None has none."""
+        self._folder = None if folder is None else folder / LAYOUT
         self._key: object = None
         self._points = ByRow.nothing(_POINTS)
         self._method: Method = "pca"
@@ -126,7 +127,11 @@ class Placer:
         return Plane(searcher, self._method, positions, points)
 
     def _begin(self, searcher: Searcher, positions: NDArray[np.int64]) -> None:
-        stored = read_by_row(self._folder / "tsne.npz", _POINTS)
+        stored = (
+            ByRow.nothing(_POINTS)
+            if self._folder is None
+            else read_by_row(self._folder / "tsne.npz", _POINTS)
+        )
         num_placed = len(positions) - stored.num_lacking(searcher.rows[positions])
         if len(stored.rows) and num_placed >= _LEAST_PLACED * len(positions):
             self._method, self._points = "tsne", stored

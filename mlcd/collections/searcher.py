@@ -6,6 +6,8 @@ this state has: a reader neither waits for a writer nor sees half of its work. S
 positions, D dimension.
 """
 
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 from mlcd.collections.columns import Columns
 from mlcd.collections.filters import Filter
 from mlcd.collections.generation import Generation
-from mlcd.collections.item import FoundItem
+from mlcd.collections.item import FoundItem, Item
 from mlcd.indexes.faiss import num_cells
 from mlcd.indexes.scan import merged, nothing, scan
 from mlcd.indexes.tuning import rescored
@@ -84,6 +86,27 @@ class Searcher:
         vectors[indexed] = self.generation.vectors[positions[indexed]]
         vectors[~indexed] = self.delta[positions[~indexed] - self.num_indexed]
         return vectors
+
+    def item(self, position: int) -> Item:
+        """Returns the item at a position."""
+        vector = self.vectors(np.array([position]))[0]
+        return Item(self.ids[position], vector, json.loads(self.metadata[position]))
+
+    def items(self, num_rows: int) -> Iterator[list[Item]]:
+        """Yields all items in blocks of so many."""
+        positions = np.flatnonzero(self.alive)
+        for start in range(0, len(positions), num_rows):
+            block = positions[start : start + num_rows]
+            yield [
+                Item(self.ids[position], vector, json.loads(self.metadata[position]))
+                for position, vector in zip(block.tolist(), self.vectors(block), strict=True)
+            ]
+
+    def listed(self) -> tuple[list[str], Callable[[NDArray[np.int64]], Embeddings]]:
+        """Returns (ids, take): take(rows [n]) returns the vectors of these ids, [n, D]."""
+        positions = np.flatnonzero(self.alive)
+        ids = [self.ids[position] for position in positions.tolist()]
+        return ids, lambda rows: self.vectors(positions[rows])
 
     def search(
         self,

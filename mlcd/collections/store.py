@@ -12,9 +12,12 @@ from typing import Final, Self
 
 from mlcd.artifacts.disk import limited_open_files
 from mlcd.artifacts.manifest import draft_path
-from mlcd.collections.collection import DEFAULT_RECALL, LEDGER, Collection
+from mlcd.collections.collection import Collection
+from mlcd.collections.collection_folder import LEDGER
 from mlcd.collections.descriptors import Descriptors
 from mlcd.collections.item import check_name, is_name
+from mlcd.collections.port import DEFAULT_RECALL
+from mlcd.collections.search_checks import check_same
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
 from mlcd.errors import Conflict, MlcdError, NotFound, TooManyOpenFiles
 from mlcd.types import Fingerprint
@@ -215,18 +218,11 @@ class Collections:
                 self._opened[name] = found
             elif found is None:  # another process put it there
                 found = self._open(name)
-            if (found.fingerprint, found.dimension) != (fingerprint, dimension):
-                raise Conflict(
-                    f"the collection {name} is there, for embeddings of {found.dimension} numbers"
-                    " by the model"
-                    f" {found.fingerprint}",
-                    remedy="give another name, or delete it first",
-                )
-            if recall not in (None, found.recall_target):
-                raise Conflict(
-                    f"the collection {name} is there, for a recall of {found.recall_target:g}",
-                    remedy="give another name, or delete it first",
-                )
+            check_same(
+                name,
+                (found.fingerprint, found.dimension, found.recall_target),
+                (fingerprint, dimension, recall),
+            )
             return found, made
 
     @limited_open_files()

@@ -35,8 +35,12 @@ class Upkeep:
         self._above = 0  # positions below which a failed index is not tried again
         self._abandoned = False
 
+    def may_try(self, num_positions: int) -> bool:
+        """Tells whether enough has been added since the last failure."""
+        return num_positions >= self._above
+
     def is_due(self, searcher: Searcher) -> bool:
-        if searcher.num_positions < self._above:
+        if not self.may_try(searcher.num_positions):
             return False
         dead = searcher.num_positions - searcher.num_alive
         due = max(_UNINDEXED_ROWS, int(_UNINDEXED_SHARE * searcher.num_indexed))

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
-from mlcd.commands.common_options import LOCAL_PATH, finish, reporter_option
+from mlcd.commands.common_options import ARTIFACT, ARTIFACT_OUT, finish, reporter_option
 from mlcd.progress import Reporter
 
 _MEMBERS = click.option(
     "--members",
-    type=LOCAL_PATH,
+    type=ARTIFACT,
     help="Embeddings of what is in the clusters now; default: what CENTERS were made from.",
 )
 _QUANTILE = click.option(
@@ -31,9 +31,9 @@ def clusters() -> None:
 
 
 @clusters.command()
-@click.argument("centers", type=LOCAL_PATH)
-@click.argument("new", type=LOCAL_PATH)
-@click.argument("out", type=LOCAL_PATH)
+@click.argument("centers", type=ARTIFACT)
+@click.argument("new", type=ARTIFACT)
+@click.argument("out", type=ARTIFACT_OUT)
 @_MEMBERS
 @_QUANTILE
 @click.option(
@@ -58,14 +58,13 @@ def update(
 
     Old centers and their ids stay as they are.
     """
-    from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines import change_centers
 
     artifact = change_centers.update(
         centers,
-        EmbeddingsArtifact.open(new),
+        new,
         out,
-        members=None if members is None else EmbeddingsArtifact.open(members),
+        members=members,
         quantile=quantile,
         num_new=num_new,
         seed=seed,
@@ -79,9 +78,9 @@ def update(
 
 
 @clusters.command()
-@click.argument("centers", type=LOCAL_PATH)
+@click.argument("centers", type=ARTIFACT)
 @click.argument("ids", type=click.IntRange(0), nargs=-1, required=True)
-@click.argument("out", type=LOCAL_PATH)
+@click.argument("out", type=ARTIFACT_OUT)
 @reporter_option
 def merge(centers: Path, ids: tuple[int, ...], out: Path, reporter: Reporter) -> None:
     """Make the clusters IDS of CENTERS one, that of the lowest id.
@@ -95,9 +94,9 @@ def merge(centers: Path, ids: tuple[int, ...], out: Path, reporter: Reporter) ->
 
 
 @clusters.command()
-@click.argument("centers", type=LOCAL_PATH)
+@click.argument("centers", type=ARTIFACT)
 @click.argument("center", type=click.IntRange(0), metavar="ID")
-@click.argument("out", type=LOCAL_PATH)
+@click.argument("out", type=ARTIFACT_OUT)
 @_MEMBERS
 @_QUANTILE
 @_SEED
@@ -112,20 +111,18 @@ def split(
     reporter: Reporter,
 ) -> None:
     """Divide the cluster ID of CENTERS in two: the larger part keeps the id."""
-    from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines import change_centers
 
-    opened = None if members is None else EmbeddingsArtifact.open(members)
     artifact = change_centers.split(
-        centers, center, out, members=opened, quantile=quantile, seed=seed
+        centers, center, out, members=members, quantile=quantile, seed=seed
     )
     finish(reporter, artifact, f"{artifact.summary['clusters']} clusters")
 
 
 @clusters.command()
-@click.argument("centers", type=LOCAL_PATH)
-@click.argument("other", type=LOCAL_PATH)
-@click.argument("out", type=LOCAL_PATH)
+@click.argument("centers", type=ARTIFACT)
+@click.argument("other", type=ARTIFACT)
+@click.argument("out", type=ARTIFACT_OUT)
 @_MEMBERS
 @_QUANTILE
 @reporter_option
@@ -141,11 +138,9 @@ def align(
 
     Clusters match that share the most members. By default the members are what OTHER was made from.
     """
-    from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines import change_centers
 
-    opened = None if members is None else EmbeddingsArtifact.open(members)
-    artifact = change_centers.align(centers, other, out, members=opened, quantile=quantile)
+    artifact = change_centers.align(centers, other, out, members=members, quantile=quantile)
     facts = artifact.summary
     line = (
         f"{facts['kept']} clusters keep an id, {facts['new']} are new,"
@@ -155,12 +150,12 @@ def align(
 
 
 @clusters.command()
-@click.argument("labels", type=LOCAL_PATH)
-@click.argument("centers", type=LOCAL_PATH)
-@click.argument("out", type=LOCAL_PATH)
+@click.argument("labels", type=ARTIFACT)
+@click.argument("centers", type=ARTIFACT)
+@click.argument("out", type=ARTIFACT_OUT)
 @click.option(
     "--embeddings",
-    type=LOCAL_PATH,
+    type=ARTIFACT,
     help="Those of the images; default: what LABELS were made from.",
 )
 @reporter_option
@@ -171,11 +166,9 @@ def translate(
 
     OUT/translated.parquet holds key, before, cluster and now: what the nearest center says today.
     """
-    from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines.translate_labels import translate as run
 
-    opened = None if embeddings is None else EmbeddingsArtifact.open(embeddings)
-    artifact = run(labels, centers, out, embeddings=opened)
+    artifact = run(labels, centers, out, embeddings=embeddings)
     facts = artifact.summary
     line = (
         f"{facts['images']} labels translated; {100 * facts['disagreement']:.2f} % disagree with"
@@ -185,12 +178,12 @@ def translate(
 
 
 @clusters.command()
-@click.argument("centers", type=LOCAL_PATH)
-@click.argument("origin", type=LOCAL_PATH)
-@click.argument("out", type=LOCAL_PATH)
+@click.argument("centers", type=ARTIFACT)
+@click.argument("origin", type=ARTIFACT)
+@click.argument("out", type=ARTIFACT_OUT)
 @click.option(
     "--using",
-    type=LOCAL_PATH,
+    type=ARTIFACT,
     multiple=True,
     help="Embeddings or centers that the journal's steps used; one option for each.",
 )

@@ -4,8 +4,15 @@ from pathlib import Path
 
 import click
 
-from mlcd.commands.common_options import LOCAL_PATH, finish, reporter_option
+from mlcd.commands.common_options import (
+    ARTIFACT,
+    ARTIFACT_OUT,
+    finish,
+    ray_options_with_workers,
+    reporter_option,
+)
 from mlcd.keys import HELD_OUT_FRACTION
+from mlcd.parts.ray_session import RayOptions
 from mlcd.progress import Reporter
 
 _FAILED = 1  # exit status of a process whose error another one reports
@@ -24,8 +31,8 @@ def read_numbers(_: click.Context, option: click.Parameter, given: str | None) -
 
 
 @click.command()
-@click.argument("embeddings", type=LOCAL_PATH)
-@click.argument("out", type=LOCAL_PATH)
+@click.argument("embeddings", type=ARTIFACT)
+@click.argument("out", type=ARTIFACT_OUT)
 @click.option("--clusters", type=click.IntRange(1))
 @click.option(
     "--levels",
@@ -41,6 +48,15 @@ def read_numbers(_: click.Context, option: click.Parameter, given: str | None) -
     callback=read_numbers,
     help="In place of --clusters: the one of these numbers at which rows that were not clustered"
     " are nearest to one center alone.",
+)
+@click.option(
+    "--balanced",
+    is_flag=True,
+    help="Let no cluster hold more than a quarter more rows than the mean; members.parquet tells"
+    " the cluster of each.",
+)
+@click.option(
+    "--largest", type=click.IntRange(1), help="With --balanced: at most so many rows a cluster."
 )
 @click.option(
     "--iterations", type=click.IntRange(0), help="At most.  [default: 25; 3 above 16,384 clusters]"
@@ -78,6 +94,7 @@ def read_numbers(_: click.Context, option: click.Parameter, given: str | None) -
 @click.option(
     "--plan", "only_plan", is_flag=True, help="Tell memory, arithmetic and time; write nothing."
 )
+@ray_options_with_workers
 @reporter_option
 def cluster(
     embeddings: Path,
@@ -85,6 +102,8 @@ def cluster(
     clusters: int | None,
     levels: tuple[int, ...],
     choices: tuple[int, ...],
+    balanced: bool,
+    largest: int | None,
     iterations: int | None,
     seed: int,
     hold_out: float,
@@ -94,6 +113,7 @@ def cluster(
     report: bool,
     examples: int,
     only_plan: bool,
+    on: RayOptions | None,
     reporter: Reporter,
 ) -> None:
     """Cluster EMBEDDINGS by spherical k-means into centers at OUT.
@@ -104,6 +124,10 @@ def cluster(
     """
     if sum(map(bool, (clusters, levels, choices))) != 1:
         raise click.UsageError("give one of --clusters, --levels and --choose-k")
+    if on is not None and (choices or only_plan):
+        raise click.UsageError("--choose-k and --plan are not for --on ray")
+    if largest and not balanced:
+        raise click.UsageError("--largest bounds the clusters of --balanced: give both")
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.pipelines.cluster import ClusterOptions, choose_number, plan
     from mlcd.pipelines.cluster import cluster as run
@@ -120,10 +144,14 @@ def cluster(
         report=report,
         examples=examples,
         levels=levels[1:],
+        balanced=balanced,
+        largest=largest,
     )
     try:
         with open_world() as world, one_voice(world):
             opened = EmbeddingsArtifact.open(embeddings)
+            if on is not None and world.size > 1:
+                raise click.UsageError("--on ray has workers of its own: start it without torchrun")
             if world.rank:
                 reporter = Reporter("silent")
             if choices:
@@ -132,14 +160,24 @@ def cluster(
                 estimate = plan(opened, options, world=world)
                 reporter.result(estimate.facts(), str(estimate))
                 return
-            artifact = run(opened, out, options, reporter=reporter, world=world)
+            if on is not None:
+                from mlcd.pipelines.cluster_on_ray import cluster_on_ray
+
+                artifact = cluster_on_ray(opened, out, options, on, reporter)
+            else:
+                artifact = run(opened, out, options, reporter=reporter, world=world)
     except Elsewhere:
         raise click.exceptions.Exit(_FAILED) from None
     facts = artifact.summary
+    bounded = (
+        f", {facts['objective_unbounded']:.4f} without the bound of {facts['bound']} rows a cluster"
+        if "bound" in facts
+        else ""
+    )
     finish(
         reporter,
         artifact,
         f"{facts['clusters']} centers of {facts['rows']} rows ({facts.get('held_out', 0)} held"
         " out), "
-        f"objective {facts['objective']:.4f}",
+        f"objective {facts['objective']:.4f}{bounded}",
     )

@@ -8,8 +8,11 @@ from typing import Any
 
 import click
 
+from mlcd.collections.store_urls import is_store, split_collection
 from mlcd.encoders.options import EncoderOptions
-from mlcd.locations import local_path
+from mlcd.fetching.url_options import UrlOptions
+from mlcd.locations import artifact_path, is_url, local_path, shown
+from mlcd.parts.ray_session import RayOptions, check_address, require_ray
 from mlcd.progress import Reporter
 
 FINISHED = "finished"
@@ -24,11 +27,56 @@ class LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class ArtifactPath(click.ParamType[Path]):
+    """The path of an artifact: of one at a URL, that of its copy on this machine."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        del param, ctx
+        return artifact_path(value)
+
+
+class WeightsSpec(click.ParamType[str]):
+    """The name or path of weights: of an artifact at a URL, that of its copy."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        del param, ctx
+        return str(artifact_path(value)) if is_url(value) else value
+
+
+class StoreOr(click.ParamType[Path | str]):
+    """A collection in a store behind a URL, or what another type takes."""
+
+    name = "path"
+
+    def __init__(self, other: click.ParamType[Any]) -> None:
+        self._other = other
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Path | str:
+        if isinstance(value, str) and is_store(value):
+            split_collection(value)  # raises what is wrong with it
+            return value
+        path: Path = self._other.convert(value, param, ctx)
+        return path
+
+
 LOCAL_PATH = LocalPath(path_type=Path)
+ARTIFACT = ArtifactPath()  # its copy is brought here before the command begins
+WEIGHTS = WeightsSpec()  # as ARTIFACT
+ARTIFACT_OUT = ArtifactPath()
+STORE_OR_ARTIFACT = StoreOr(ARTIFACT)  # as ARTIFACT
+STORE_OR_PATH = StoreOr(LOCAL_PATH)
 
 
 def reporter_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds `--json` and passes a Reporter."""
+    """Adds `--json` and passes a Reporter; brings here what parameters of type ARTIFACT or
+    WEIGHTS name.
+    """
 
     @click.option(
         "--json",
@@ -38,9 +86,21 @@ def reporter_option(command: Callable[..., None]) -> Callable[..., None]:
     )
     @functools.wraps(command)
     def wrapped(*args: Any, as_json: bool, **kwargs: Any) -> None:
-        command(*args, reporter=Reporter("json" if as_json else "auto"), **kwargs)
+        reporter = Reporter("json" if as_json else "auto")
+        for given in click.get_current_context().command.params:
+            if given.type in (ARTIFACT, WEIGHTS, STORE_OR_ARTIFACT):
+                _bring(kwargs[str(given.name)], reporter)
+        command(*args, reporter=reporter, **kwargs)
 
     return wrapped
+
+
+def _bring(given: Path | str | tuple[Path, ...] | None, reporter: Reporter) -> None:
+    from mlcd.artifacts.copies import bring
+
+    for path in given if isinstance(given, tuple) else (given,):
+        if path is not None and not is_store(str(path)):
+            bring(Path(path), reporter)
 
 
 def encoder_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -64,6 +124,69 @@ def encoder_options(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def url_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options for fetching images, and passes them as `urls`."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        chosen = {each.name: kwargs.pop(f"url_{each.name}") for each in fields(UrlOptions)}
+        command(*args, urls=UrlOptions(**chosen), **kwargs)
+
+    for each in reversed(fields(UrlOptions)):  # as above
+        add = click.option(
+            f"--url-{each.name}",
+            type=float if isinstance(each.default, float) else str,
+            default=each.default,
+            show_default=bool(each.default),
+            help=each.metadata["help"],
+        )
+        wrapped = add(wrapped)
+    return wrapped
+
+
+def ray_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds `--on`, `--cpus` and `--gpus` to a command that has `--workers`, and passes `on`: None
+    for this machine.
+    """
+
+    @click.option(
+        "--on",
+        metavar="ray[://HOST:PORT]",
+        help="Let workers on a Ray cluster do it: the one that Ray finds here, or that of an"
+        " address. All nodes read and write the same places.",
+    )
+    @click.option("--cpus", type=click.FloatRange(0, min_open=True), help="Of one worker on Ray.")
+    @click.option("--gpus", type=click.FloatRange(0), help="Of one worker on Ray; 0.5 is half.")
+    @functools.wraps(command)
+    def wrapped(
+        *args: Any, on: str | None, cpus: float | None, gpus: float | None, **kwargs: Any
+    ) -> None:
+        if on is None and (cpus, gpus) != (None, None):
+            raise click.UsageError("--cpus and --gpus are those of a worker with --on ray")
+        chosen = None
+        if on is not None:
+            require_ray()
+            workers, address = kwargs["workers"], check_address(on)
+            chosen = RayOptions(address=address, workers=workers, cpus=cpus or 1, gpus=gpus or 0)
+        command(*args, on=chosen, **kwargs)
+
+    return wrapped
+
+
+def ray_options_with_workers(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds `ray_options`, and `--workers` for them alone: without `--on` one process does it."""
+
+    @click.option("--workers", type=click.IntRange(1), help="On Ray.  [default: as many as fit]")
+    @ray_options
+    @functools.wraps(command)
+    def wrapped(*args: Any, workers: int | None, on: RayOptions | None, **kwargs: Any) -> None:
+        if on is None and workers is not None:
+            raise click.UsageError("--workers are those of --on ray: one process uses every core")
+        command(*args, on=on, **kwargs)
+
+    return wrapped
+
+
 def announce(line: str) -> None:
     """Prints a line for people on standard error."""
     click.echo(f"mlcd: {line}", err=True)
@@ -71,5 +194,6 @@ def announce(line: str) -> None:
 
 def finish(reporter: Reporter, artifact: Any, line: str) -> None:
     """Reports the artifact that a command has made."""
-    facts = {FINISHED: str(artifact.path), "digest": artifact.digest, **artifact.summary}
-    reporter.result(facts, f"{line}: {artifact.path}")
+    place = shown(str(artifact.path))
+    facts = {FINISHED: place, "digest": artifact.digest, **artifact.summary}
+    reporter.result(facts, f"{line}: {place}")

@@ -5,16 +5,38 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlcd.commands.common_options import LOCAL_PATH, finish, reporter_option
+from mlcd.commands.common_options import ARTIFACT, ARTIFACT_OUT, finish, reporter_option
 from mlcd.progress import Reporter
+from mlcd.types import ISSUES, Issue
 
 if TYPE_CHECKING:
-    from mlcd.pipelines.curate import Keep
+    from mlcd.parts.decisions import Keep
+
+
+def read_issues(_: click.Context, option: click.Parameter, given: str | None) -> tuple[Issue, ...]:
+    """Reads names of issues with commas between them, in the order of all."""
+    names = [] if given is None else ISSUES if given == "all" else given.split(",")
+    for name in names:
+        if name not in ISSUES:
+            raise click.BadParameter(f"{name} is none of {', '.join(ISSUES)}", param=option)
+    return tuple(name for name in ISSUES if name in names)
 
 
 @click.command()
-@click.argument("embeddings", type=LOCAL_PATH)
-@click.argument("out", type=LOCAL_PATH)
+@click.argument("embeddings", type=ARTIFACT)
+@click.argument("out", type=ARTIFACT_OUT)
+@click.option(
+    "--issues",
+    metavar="NAME,NAME,…",
+    callback=read_issues,
+    help=f"Leave out images with one of these issues of their pixels: {', '.join(ISSUES)}; or all.",
+)
+@click.option(
+    "--leaks",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="With --against: the cosine from which an image is a near duplicate of one there.",
+)
+@click.option("--against", type=ARTIFACT, help="The embeddings of another set, as of a test set.")
 @click.option(
     "--duplicates",
     type=click.FloatRange(0, 1, min_open=True),
@@ -38,53 +60,78 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="With --centers: keep so many, as evenly over the clusters as can be.",
 )
-@click.option("--centers", type=LOCAL_PATH, help="The clusters of the images.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, help="For --balance.")
+@click.option(
+    "--hierarchical",
+    type=click.IntRange(1),
+    help="With --centers that have levels: keep so many, evenly over the coarsest clusters, in each"
+    " of these evenly over the next finer ones, and so on.",
+)
+@click.option("--centers", type=ARTIFACT, help="The clusters of the images.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    default=0,
+    help="For --balance and --hierarchical.",
+)
+@click.option(
+    "--report", is_flag=True, help="Also write report.html: pictures of what is left out, and why."
+)
 @click.option("--dry-run", is_flag=True, help="Tell the counts, and write nothing.")
 @reporter_option
 def curate(
     embeddings: Path,
     out: Path,
+    issues: tuple[Issue, ...],
+    leaks: float | None,
+    against: Path | None,
     duplicates: float | None,
     keep: "Keep",
     outliers: float | None,
     balance: int | None,
+    hierarchical: int | None,
     centers: Path | None,
     seed: int,
+    report: bool,
     dry_run: bool,
     reporter: Reporter,
 ) -> None:
     """Decide at OUT which images of EMBEDDINGS to keep.
 
-    One of each group of near duplicates is kept; then outliers are left out; then a balance is
-    drawn. OUT/decisions.parquet holds key, keep, reason and group of every image. No file is
-    removed.
+    Images with issues are left out first, then leaks, then all but one of each group of near
+    duplicates, then outliers; of what is left a sample is drawn. OUT/decisions.parquet holds key,
+    keep, reason and group of every image. No file is removed.
     """
-    if (duplicates, outliers, balance) == (None, None, None):
-        raise click.UsageError("give one or more of --duplicates, --outliers and --balance")
-    from mlcd.artifacts.embeddings import EmbeddingsArtifact
-    from mlcd.artifacts.manifest import open_artifact
-    from mlcd.pipelines.curate import CurateOptions, decide
+    from mlcd.parts.decisions import CurateOptions
+    from mlcd.pipelines.curate import CurateInputs, decide
     from mlcd.pipelines.curate import curate as run
 
     options = CurateOptions(
-        duplicates=duplicates, keep=keep, outliers=outliers, balance=balance, seed=seed
+        issues=issues,
+        leaks=leaks,
+        duplicates=duplicates,
+        keep=keep,
+        outliers=outliers,
+        balance=balance,
+        hierarchical=hierarchical,
+        seed=seed,
+        report=report,
     )
-    opened = EmbeddingsArtifact.open(embeddings)
+    if options.identity().keys() <= {"report"}:
+        raise click.UsageError(
+            "give one or more of --issues, --leaks, --duplicates, --outliers, --balance and"
+            " --hierarchical"
+        )
+    inputs = CurateInputs.open(embeddings, centers=centers, against=against)
     if dry_run:
-        found = None if centers is None else open_artifact(centers, "centers")
-        facts = decide(opened, options, reporter, centers=found).facts
+        facts = decide(inputs, options, reporter).facts()
         reporter.result(facts, _told(facts))
         return
-    artifact = run(opened, out, options, reporter, centers=centers)
+    artifact = run(inputs, out, options, reporter)
     finish(reporter, artifact, _told(artifact.summary))
 
 
 def _told(facts: dict[str, Any]) -> str:
-    groups = f", {facts['groups']} groups" if "groups" in facts else ""
-    others = "".join(
-        f", {facts[reason]} {name}"
-        for reason, name in (("outlier", "outliers"), ("surplus", "beyond the balance"))
-        if facts[reason]
-    )
+    groups = f", {facts['groups']} groups" if facts["groups"] else ""
+    counts = {name: num for name, num in facts.items() if name not in ("images", "kept", "groups")}
+    others = "".join(f", {num} {name}" for name, num in sorted(counts.items()) if num)
     return f"{facts['kept']} of {facts['images']} images kept{groups}{others}"

@@ -6,19 +6,24 @@ from pathlib import Path
 import click
 
 from mlcd.commands.common_options import (
-    LOCAL_PATH,
+    ARTIFACT,
+    ARTIFACT_OUT,
     announce,
     encoder_options,
     finish,
+    ray_options_with_workers,
     reporter_option,
+    url_options,
 )
 from mlcd.encoders.options import EncoderOptions
+from mlcd.fetching.url_options import UrlOptions
+from mlcd.parts.ray_session import RayOptions
 from mlcd.progress import Reporter
 
 
 @click.command()
 @click.argument("images", nargs=-1, required=True, metavar="IMAGES")
-@click.argument("out", type=LOCAL_PATH)
+@click.argument("out", type=ARTIFACT_OUT)
 @click.option(
     "--model",
     required=True,
@@ -26,8 +31,14 @@ from mlcd.progress import Reporter
     " hog or pixels.",
 )
 @encoder_options
+@url_options
 @click.option(
     "--append", is_flag=True, help="Add to the embeddings at OUT the images that they do not have."
+)
+@click.option(
+    "--selection",
+    type=ARTIFACT,
+    help="Embed only the images that `mlcd curate` kept there.",
 )
 @click.option(
     "--texts",
@@ -35,33 +46,43 @@ from mlcd.progress import Reporter
     help="IMAGES is a file of texts: .txt with one a line, or .jsonl, .csv, .parquet with a column"
     " `text` and, where there are ids, `id`.",
 )
+@ray_options_with_workers
 @reporter_option
 def embed(
     images: tuple[str, ...],
     out: Path,
     model: str,
     encoder: EncoderOptions,
+    urls: UrlOptions,
     append: bool,
+    selection: Path | None,
     texts: bool,
+    on: RayOptions | None,
     reporter: Reporter,
 ) -> None:
     """Turn IMAGES into unit embeddings at OUT.
 
     IMAGES: a folder, a glob of image files ('photos/*.jpg', in quotes), a .txt file that lists
-    some, a glob of tar shards, a parquet or zip file, or an fsspec URL of these. Files that cannot
-    be used are skipped and listed in OUT/errors.jsonl. With --texts, a file of texts; the model
-    needs a text tower.
+    some or their URLs, a glob of tar shards, a parquet or zip file, or an fsspec URL of these.
+    Files that cannot be used are skipped and listed in OUT/errors.jsonl. With --texts, a file of
+    texts; the model needs a text tower.
     """
     if len(images) > 1:
         raise click.UsageError(
             f"{images[0]} and {images[1]} are two places for images: put a pattern into quotes, or"
             " list files in a .txt"
         )
+    if append and selection is not None:
+        raise click.UsageError("give --append or --selection, not both")
+    if on is not None and (append or texts):
+        raise click.UsageError("--append and --texts are not for --on ray")
     if texts:
-        if append:
-            raise click.UsageError("--append is for images")
+        if append or selection is not None or urls.column is not None:
+            raise click.UsageError("--append, --selection and --url-column are for images")
         _embed_texts(images[0], out, model, encoder, reporter)
         return
+    from mlcd.artifacts.copies import is_finished
+    from mlcd.artifacts.selection import Selection
     from mlcd.encoders import open_encoder
     from mlcd.images.quiet import silence_decoders
     from mlcd.images.sources import open_source
@@ -70,9 +91,29 @@ def embed(
     from mlcd.pipelines.resolve import resolve_model
 
     silence_decoders()
-    source = open_source(images[0])
-    with closing(open_encoder(resolve_model(model, announce), encoder)) as opened:
-        artifact = (embed_more if append and out.exists() else run)(source, opened, out, reporter)
+    resolved = resolve_model(model, announce)
+    if on is not None:
+        from mlcd.pipelines.on_ray import embed_on_ray
+
+        artifact = embed_on_ray(
+            images[0],
+            model,
+            out,
+            on,
+            reporter,
+            encoder=encoder,
+            urls=urls,
+            selection=selection,
+            announce=announce,
+        )
+    else:
+        source = open_source(images[0], urls=urls)
+        kept = None if selection is None else Selection.open(selection)
+        with closing(open_encoder(resolved, encoder)) as opened:
+            if append and is_finished(out):
+                artifact = embed_more(source, opened, out, reporter)
+            else:
+                artifact = run(source, opened, out, reporter, selection=kept)
     facts = artifact.summary
     finish(
         reporter,

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from click.core import ParameterSource
 
-from mlcd.commands.common_options import LOCAL_PATH, announce, finish, reporter_option
+from mlcd.commands.common_options import ARTIFACT_OUT, WEIGHTS, announce, finish, reporter_option
 from mlcd.export.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.images.decode import ExifPolicy
+from mlcd.locations import local_path, shown
 from mlcd.progress import Reporter
 
 if TYPE_CHECKING:  # they need onnx and torch
@@ -19,8 +20,8 @@ _OF_STARTER: Final = ("checkpoint", "out", "name", "as_json")
 
 
 @click.command()
-@click.argument("checkpoint")
-@click.argument("out", type=LOCAL_PATH)
+@click.argument("checkpoint", type=WEIGHTS)
+@click.argument("out", type=ARTIFACT_OUT)
 @click.option(
     "--format",
     "layout",
@@ -113,6 +114,7 @@ def export(
     """
     from mlcd.export.starter.artifact import STARTER
 
+    _check_place(out, layout)
     if checkpoint == STARTER:
         _refuse_all_but_name()
         _export_starter(out, name or STARTER, reporter)
@@ -186,6 +188,12 @@ def export(
     if "text_parity_min_cosine" in facts:
         line += f", of its texts {facts['text_parity_min_cosine']:.6f}"
     finish(reporter, artifact, line)
+
+
+def _check_place(out: Path, layout: str) -> None:
+    """Raises ConfigInvalid for a Triton repository at a URL: it is a folder, and no artifact."""
+    if layout == "triton":
+        local_path(shown(str(out)))
 
 
 def _announce_texts_left_out(checkpoint: str, options: "LoadOptions", *, wanted: bool) -> None:

@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mlcd.collections.store_urls import shown_place
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
-from mlcd.commands.common_options import FINISHED, LOCAL_PATH, reporter_option
+from mlcd.commands.common_options import (
+    FINISHED,
+    STORE_OR_ARTIFACT,
+    STORE_OR_PATH,
+    reporter_option,
+)
 from mlcd.images.thumbnail import DEFAULT_SIDE
+from mlcd.locations import local_path
 from mlcd.progress import Reporter
 
 if TYPE_CHECKING:  # it brings faiss
@@ -16,8 +23,8 @@ if TYPE_CHECKING:  # it brings faiss
 
 
 @click.command()
-@click.argument("source", type=LOCAL_PATH)
-@click.argument("out", type=LOCAL_PATH)
+@click.argument("source", type=STORE_OR_ARTIFACT)
+@click.argument("out", type=STORE_OR_PATH)
 @click.option(
     "--recall",
     type=float,
@@ -61,8 +68,8 @@ if TYPE_CHECKING:  # it brings faiss
 )
 @reporter_option
 def index(
-    source: Path,
-    out: Path,
+    source: Path | str,
+    out: Path | str,
     recall: float | None,
     export_: bool,
     duplicates: float | None,
@@ -75,22 +82,30 @@ def index(
 ) -> None:
     """Build the collection of SOURCE at OUT (STATE/collections/NAME for the service).
 
-    SOURCE: embeddings or an exported parquet file; with --duplicates embeddings or a collection;
-    with --thumbnails or --layout also the collection OUT itself. Interrupted, the same command goes
-    on.
+    SOURCE: embeddings, an exported parquet file or another collection, to copy; with --duplicates
+    embeddings or a collection; with --thumbnails or --layout also the collection OUT itself. A
+    collection may also be in Postgres: postgresql://HOST/DATABASE/NAME. Interrupted, the same
+    command goes on.
     """
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.images.sources import open_source
     from mlcd.pipelines import index as pipeline
+    from mlcd.pipelines.fill_store import is_copy
     from mlcd.pipelines.lay_out import make_layout
     from mlcd.pipelines.make_thumbnails import make_thumbnails
 
-    if export_ and duplicates is not None:
-        raise click.UsageError("--export and --duplicates exclude each other")
-    if (recall is not None or append) and (export_ or duplicates is not None):
-        raise click.UsageError("--recall and --append are for building a collection")
-    if (thumbnails or layout) and (export_ or duplicates is not None):
-        raise click.UsageError("--thumbnails and --layout are for a collection")
+    _check_options(
+        builds=recall is not None or append,
+        shows=bool(thumbnails or layout),
+        export=export_,
+        duplicates=duplicates is not None,
+    )
+    if is_copy(source, out) and not export_ and duplicates is None:
+        if append or thumbnails or layout:
+            raise click.UsageError("--append, --thumbnails and --layout are for folders")
+        _report_copy(str(source), str(out), recall, reporter)
+        return
+    source, out = local_path(source), local_path(out)  # of a store there is no more to do
     if export_:
         num_items = pipeline.export_parquet(source, out, reporter)
         reporter.result({FINISHED: str(out), "items": num_items}, f"{num_items} items: {out}")
@@ -125,3 +140,22 @@ def index(
         facts["layout"] = layout
         line += f", {layout} layout"
     reporter.result(facts, f"{line}: {out}")
+
+
+def _check_options(*, builds: bool, shows: bool, export: bool, duplicates: bool) -> None:
+    """Raises UsageError for options that exclude each other."""
+    if export and duplicates:
+        raise click.UsageError("--export and --duplicates exclude each other")
+    if builds and (export or duplicates):
+        raise click.UsageError("--recall and --append are for building a collection")
+    if shows and (export or duplicates):
+        raise click.UsageError("--thumbnails and --layout are for a collection")
+
+
+def _report_copy(source: str, out: str, recall: float | None, reporter: Reporter) -> None:
+    from mlcd.pipelines.fill_store import copy_items
+
+    described = copy_items(source, out, reporter, recall=recall)
+    place = shown_place(out)
+    line = f"collection of {described.items} items, {described.kind} index: {place}"
+    reporter.result({FINISHED: place, **asdict(described)}, line)

@@ -6,25 +6,34 @@ from typing import Literal
 import click
 
 from mlcd.commands.common_options import (
-    LOCAL_PATH,
-    LocalPath,
+    ARTIFACT,
+    ARTIFACT_OUT,
     announce,
     encoder_options,
     finish,
+    ray_options,
     reporter_option,
+    url_options,
 )
 from mlcd.encoders.options import EncoderOptions
+from mlcd.fetching.url_options import UrlOptions
+from mlcd.parts.ray_session import RayOptions
 from mlcd.progress import Reporter
 
 
 @click.command()
 @click.argument("source", metavar="EMBEDDINGS|IMAGES")
-@click.argument("out", type=LOCAL_PATH)
-@click.option("--centers", type=LocalPath())
+@click.argument("out", type=ARTIFACT_OUT)
+@click.option("--centers", type=ARTIFACT)
 @click.option(
     "--classes",
     is_flag=True,
     help="In place of --centers: one label each, the class of its folder.",
+)
+@click.option(
+    "--captions",
+    is_flag=True,
+    help="In place of --centers: the --top rarest tokens of an image's captions.",
 )
 @click.option("--top", type=click.IntRange(1), default=8, show_default=True)
 @click.option(
@@ -41,15 +50,15 @@ from mlcd.progress import Reporter
 @click.option(
     "--workers",
     type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Processes that share the work.",
+    help="Processes that share the work.  [default: 1; with --on as many as fit]",
 )
+@ray_options
 @click.option(
     "--model",
     help="For IMAGES: what embeds them, as in `mlcd embed`; it must be that of the centers.",
 )
 @encoder_options
+@url_options
 @click.option(
     "--append",
     is_flag=True,
@@ -59,15 +68,18 @@ from mlcd.progress import Reporter
 def label(
     source: str,
     out: Path,
-    centers: str | None,
+    centers: Path | None,
     classes: bool,
+    captions: bool,
     top: int,
     threshold: float | None,
     mode: Literal["exact", "approximate"],
     probes: int | None,
-    workers: int,
+    workers: int | None,
+    on: RayOptions | None,
     model: str | None,
     encoder: EncoderOptions,
+    urls: UrlOptions,
     append: bool,
     reporter: Reporter,
 ) -> None:
@@ -77,42 +89,64 @@ def label(
     of an audited sample in the manifest. Images that cannot be used are skipped and listed in
     OUT/errors.jsonl.
     """
+    from mlcd.artifacts.copies import brought, is_finished
     from mlcd.images.quiet import silence_decoders
     from mlcd.pipelines.label import LabelOptions
     from mlcd.pipelines.label import label as run
+    from mlcd.pipelines.label_captions import label_captions
     from mlcd.pipelines.label_classes import label_classes
     from mlcd.pipelines.label_more import label_more
     from mlcd.pipelines.resolve import resolve_model
 
     silence_decoders()
-    if classes == (centers is not None):
-        raise click.UsageError("give --centers CENTERS, or --classes for labels by folder")
-    if centers is None:
-        if model is not None or append or threshold is not None:
-            raise click.UsageError("--classes looks at no pixel and takes no other option")
-        artifact = label_classes(source, out, reporter)
-        facts = artifact.summary
-        line = f"labels of {facts['images']} images in {facts['centers']} classes"
-        finish(reporter, artifact, line)
-        return
-    if model is None and encoder != EncoderOptions():
+    if [classes, captions, centers is not None].count(True) != 1:
         raise click.UsageError(
-            "--precision, --engine, --exif and --decode are for a --model, which only images need"
+            "give --centers CENTERS, or --classes for labels by folder, or --captions for tokens"
         )
+    if on is not None and (centers is None or append):
+        raise click.UsageError("--append, --classes and --captions are not for --on ray")
+    if centers is None:
+        if model is not None or append or threshold is not None or urls.column is not None:
+            raise click.UsageError(
+                "--classes and --captions look at no pixel and take no option of --centers"
+            )
+        artifact = (
+            label_captions(source, out, reporter, top=top)
+            if captions
+            else label_classes(source, out, reporter)
+        )
+        facts, kind = artifact.summary, "tokens" if captions else "classes"
+        finish(
+            reporter, artifact, f"labels of {facts['images']} images in {facts['centers']} {kind}"
+        )
+        return
+    if model is None and (encoder != EncoderOptions() or urls.column is not None):
+        raise click.UsageError(
+            "--precision, --engine, --exif, --decode and --url-column are for a --model, which only"
+            " images need"
+        )
+    if model is None:
+        source = str(brought(source, reporter))
+    resolved = None if model is None else resolve_model(model, announce)
     options = LabelOptions(
         source,
-        centers,
+        str(centers),
         top=top,
         threshold=threshold,
         mode=mode,
         probes=probes,
-        model=None if model is None else resolve_model(model, announce),
+        model=resolved if on is None else model,
         encoder=encoder,
+        urls=urls,
     )
-    if append and out.exists():
+    if on is not None:
+        from mlcd.pipelines.on_ray import label_on_ray
+
+        artifact = label_on_ray(options, out, on, reporter, announce=announce)
+    elif append and is_finished(out):
         artifact = label_more(options, out, reporter)
     else:
-        artifact = run(options, out, workers=workers, reporter=reporter)
+        artifact = run(options, out, workers=workers or 1, reporter=reporter)
     facts = artifact.summary
     finish(
         reporter, artifact, f"labels of {facts['images']} images among {facts['centers']} centers"

@@ -1,27 +1,32 @@
 """`mlcd name`: names for centers."""
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from mlcd.commands.common_options import FINISHED, LOCAL_PATH, announce, reporter_option
+from mlcd.commands.common_options import ARTIFACT, FINISHED, LOCAL_PATH, announce, reporter_option
+from mlcd.locations import shown
 from mlcd.progress import Reporter
 
 if TYPE_CHECKING:
     from mlcd.models.prompts import TemplateSet
+    from mlcd.parts.text_files import TextFile
     from mlcd.pipelines.name import Naming
+
+_IMAGENET: Final = "imagenet"  # the words that come with the package
 
 
 @click.command()
-@click.argument("centers", type=click.Path(path_type=Path))
+@click.argument("centers", type=ARTIFACT)
 @click.option(
     "--set",
     "file",
-    type=click.Path(path_type=Path),
+    type=LOCAL_PATH,
     help='JSON like {"3": "cat"}, or lines of id<TAB>name or id,name; null or nothing takes a name'
     " away.",
 )
@@ -29,12 +34,12 @@ if TYPE_CHECKING:
     "--words",
     type=LOCAL_PATH,
     help="Name by the nearest of these words: .txt with one a line, or a table with a column"
-    " `text`.",
+    " `text`; imagenet for the names of its classes.",
 )
 @click.option("--model", help="For --words: the model of the centers; it needs a text tower.")
 @click.option(
     "--embeddings",
-    type=LOCAL_PATH,
+    type=ARTIFACT,
     help="For --words: those of the members; default: what CENTERS were made from.",
 )
 @click.option(
@@ -50,7 +55,7 @@ if TYPE_CHECKING:
     help="Name by the captions of the members: .jsonl, .csv or .parquet with the columns `id`, the"
     " image's key, and `text`.",
 )
-@click.option("--labels", type=LOCAL_PATH, help="For --captions: the labels of the images.")
+@click.option("--labels", type=ARTIFACT, help="For --captions: the labels of the images.")
 @click.option("--metadata", metavar="FIELD", help="Name by the values of this field.")
 @click.option(
     "--collection", type=LOCAL_PATH, help="For --metadata: the collection that has the field."
@@ -89,6 +94,8 @@ def name(
     )
     if words is None and embeddings is not None:
         raise click.UsageError("--embeddings is for --words")
+    from mlcd.artifacts.copies import send_beside
+
     if file is not None:
         from mlcd.pipelines.name import set_names
 
@@ -112,11 +119,13 @@ def name(
         from mlcd.pipelines.name_by_terms import name_by_metadata
 
         naming = name_by_metadata(centers, metadata, collection, least_share=least_share)
+    send_beside(centers)
+    place = shown(str(centers))
     line = (
         f"{naming.num_changed} names changed, "
-        f"{naming.num_named} of {naming.num_centers} centers named: {centers}"
+        f"{naming.num_named} of {naming.num_centers} centers named: {place}"
     )
-    reporter.result({FINISHED: str(centers), **asdict(naming)}, line)
+    reporter.result({FINISHED: place, **asdict(naming)}, line)
 
 
 def _check_ways(ways: tuple[Path | str | None, ...]) -> None:
@@ -142,11 +151,10 @@ def _by_words(
     reporter: Reporter,
 ) -> "Naming":
     from mlcd.encoders import open_text_encoder
-    from mlcd.parts.text_files import read_texts
     from mlcd.pipelines.name_by_words import name_by_words
     from mlcd.pipelines.resolve import resolve_model
 
-    file = read_texts(words)
+    file = read_words(words)
     with closing(open_text_encoder(resolve_model(model, announce))) as encoder:
         return name_by_words(
             centers,
@@ -157,3 +165,17 @@ def _by_words(
             template_set=templates,
             least_share=least_share,
         )
+
+
+def read_words(words: Path) -> "TextFile":
+    """Reads a file of words, or those of ImageNet where no file has that name."""
+    from mlcd.parts.text_files import TextFile, read_texts
+
+    if words.name != _IMAGENET or words.exists():
+        return read_texts(words)
+    from mlcd.export.starter.classes import imagenet_words
+
+    texts = imagenet_words()
+    digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()
+    numbers = [str(number) for number in range(1, len(texts) + 1)]
+    return TextFile(Path(_IMAGENET), numbers, list(texts), digest)

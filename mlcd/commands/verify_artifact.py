@@ -4,21 +4,26 @@ from pathlib import Path
 
 import click
 
-from mlcd.commands.common_options import LOCAL_PATH, reporter_option
+from mlcd.commands.common_options import reporter_option
+from mlcd.locations import check_no_credentials, is_url
 from mlcd.progress import Reporter
 
 
 @click.command()
-@click.argument("directory", type=LOCAL_PATH)
+@click.argument("directory")
 @click.option("--quiet", is_flag=True, help="One line instead of one for each artifact.")
 @reporter_option
-def verify(directory: Path, quiet: bool, reporter: Reporter) -> None:
+def verify(directory: str, quiet: bool, reporter: Reporter) -> None:
     """Compare every byte of DIRECTORY's artifacts, and of what they were made from, with the
     manifests.
+
+    DIRECTORY may be the URL of an artifact, which is read where it is.
     """
     from mlcd.pipelines.verify import verify as run
+    from mlcd.pipelines.verify_at_url import verify_at_url
 
-    findings = list(run(directory))
+    is_here = not is_url(check_no_credentials(directory))
+    findings = list(run(Path(directory)) if is_here else verify_at_url(directory))
     if quiet:
         num_checked = sum(finding.checked for finding in findings)
         skipped = f", {len(findings) - num_checked} skipped" if num_checked < len(findings) else ""

@@ -5,7 +5,6 @@ Nothing is published unless the written files agree with the model. The graph is
 by the engine that will serve it; Hugging Face's files are read back tensor by tensor.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,6 +26,7 @@ from mlcd.export.text_tower import (
     write_hf_both,
     write_text,
 )
+from mlcd.locations import seen_from
 from mlcd.models import hub
 from mlcd.models.checkpoints import write_state
 from mlcd.models.configs import write_hf_config, write_hf_preprocessing
@@ -87,9 +87,7 @@ def _find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
             text=text_of_artifact(model) if options.projection else None,
         )
     if not holds_checkpoints(path):
-        location = (
-            spec if spec.startswith(hub.PREFIX) else os.path.relpath(path.resolve(), out.resolve())
-        )
+        location = spec if spec.startswith(hub.PREFIX) else seen_from(path, out)
         return Weights(
             Parent("weights", location, digest_of_weights(spec)),
             None,

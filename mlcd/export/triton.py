@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from mlcd.artifacts.disk import translated_os_errors, write_synced
-from mlcd.artifacts.draft import Draft, find_published, lock_directory
+from mlcd.artifacts.disk import lock_directory, translated_os_errors, write_synced
+from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
 from mlcd.errors import Conflict

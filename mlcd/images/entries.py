@@ -111,6 +111,11 @@ class Entries(Sequence[Entry]):
         indices: NDArray[np.int32] = pc.fill_null(pc.index_in(keys, value_set=own), -1).to_numpy()
         return indices
 
+    def indices_of(self, keys: pa.ChunkedArray) -> NDArray[np.int64]:
+        """Returns the indices of those of the keys that are among these entries, ascending."""
+        found = self.find(keys)
+        return np.sort(found[found >= 0]).astype(np.int64)
+
     def repeated_key(self) -> SampleKey | None:
         """Returns the first key that an earlier entry also has; None where all are distinct."""
         # Distinct hashes prove distinct keys in 8 bytes each; only keys with equal hashes are

@@ -1,10 +1,11 @@
 """A folder of image files, or some of its files."""
 
 import posixpath
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import PurePosixPath
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,12 +18,15 @@ from mlcd.images.caption_files import (
     captions_beside,
     captions_in_table,
 )
-from mlcd.images.entries import Entries, Entry
+from mlcd.images.entries import Entry
 from mlcd.images.faults import unavailable
 from mlcd.images.names import decoded, encoded, is_candidate, printable
+from mlcd.images.read_ahead import ReadAhead
+from mlcd.images.remote_files import is_remote, read, threads
 from mlcd.images.source import Source
 from mlcd.types import SampleKey
 
+_CONNECTIONS: Final = 16  # images that are on their way from a store at one time
 # stands in place of the path for what is neither file nor folder
 _NO_FILE: Final = b""
 
@@ -39,7 +43,7 @@ class FolderSource(Source):
         super().__init__(location)
         self._filesystem, self._root = filesystem, root.rstrip("/")
 
-    def _list(self) -> Iterator[pa.Table]:
+    def entry_tables(self) -> Iterator[pa.Table]:
         folders = [self._table_of(files) for files in self._walk()]
         if folders:
             table = pa.concat_tables(folders).sort_by("key")
@@ -88,11 +92,19 @@ class FolderSource(Source):
             }
         )
 
+    @contextmanager
+    def _reading_ahead(self, entries: Iterable[Entry]) -> Iterator[ReadAhead | None]:
+        if not is_remote(self._filesystem):
+            yield None
+            return
+        with threads(_CONNECTIONS) as pool:
+            yield ReadAhead((each, pool.submit(self._read, each).result) for each in entries)
+
     def _read(self, entry: Entry) -> bytes:
         if entry.locator == (_NO_FILE,):
             raise ImageRejected("unreadable", "a link or a special file: these are not followed")
         try:
-            return cast(bytes, self._filesystem.cat_file(self._path(entry)))
+            return read(self._filesystem, self._path(entry))
         except (OSError, ValueError) as error:
             raise ImageRejected("unreadable", "the file cannot be read") from error
 
@@ -148,10 +160,10 @@ class FolderSource(Source):
         (path,) = entry.locator
         return f"{self._root}/{entry.key if path is None else decoded(path)}"
 
-    def files_of(self, entries: Entries) -> list[str]:
+    def files_of(self, entries: Sequence[Entry]) -> list[str]:
         return [self._path(entry) for entry in entries if entry.locator != (_NO_FILE,)]
 
-    def _changed(self, entries: Entries) -> Iterator[str]:
+    def changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
         files = (entry for entry in entries if entry.locator != (_NO_FILE,))
         return (entry.key for entry in files if self._size(entry) != entry.size_bytes)
 

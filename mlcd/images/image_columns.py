@@ -27,6 +27,7 @@ from mlcd.types import SampleKey
 _IMAGE_COLUMNS: Final = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes")
 _CLASS_COLUMNS: Final = ("class_name", "label", "class", "cls", "fine_label")
 _ROW_DIGITS: Final = 8
+_MOST_NAMED: Final = 20  # columns in a message
 # the rows of a file; key is null where the row has none of its own
 _ROWS: Final = pa.schema(
     [
@@ -72,16 +73,21 @@ class ColumnsSource(FilesSource):
         """
         super().__init__(location, filesystem, paths)
         self._part_of = part_of or {}
+        self._url_column: str | None = None
         self._lock = threading.Lock()
         self._group: tuple[tuple[str, int], Any] | None = None
+
+    def read_urls(self, column: str) -> None:
+        """Reads the texts of a column in place of images, from now on."""
+        self._url_column = column
 
     @abstractmethod
     def _opened(self, path: str) -> AbstractContextManager[TableRows]:
         """Opens a file. Raises OSError or ArrowException for one that is damaged."""
 
-    def _list(self) -> Iterator[pa.Table]:
+    def entry_tables(self) -> Iterator[pa.Table]:
         for path, name in self._names_to_list():
-            listing = list_once(self._filesystem, path, partial(self._list_rows, path))
+            listing = self._listing(path)
             if listing.damaged:
                 self.problems.append(ListingProblem(name, "the file is damaged or cut short"))
                 continue
@@ -97,6 +103,11 @@ class ColumnsSource(FilesSource):
                 }
             )
 
+    def _listing(self, path: str) -> Listing:
+        if self._url_column is not None:  # an index keeps the sizes of images
+            return self._list_rows(path)
+        return list_once(self._filesystem, path, partial(self._list_rows, path))
+
     def _list_rows(self, path: str) -> Listing:
         """Lists the rows of a file.
 
@@ -105,7 +116,11 @@ class ColumnsSource(FilesSource):
         """
         try:
             with self._opened(path) as rows:
-                batches = [_listed_batch(*batch) for batch in _batches(rows, path)]
+                image = self._column(rows.schema, path)
+                batches = [
+                    _listed_batch(group, start, self._bytes(images), keys, class_names)
+                    for group, start, images, keys, class_names in _batches(rows, image)
+                ]
         except (OSError, pa.ArrowException) as error:
             refuse_fault(path, error)
             return Listing(_ROWS.empty_table(), damaged=True)
@@ -132,11 +147,32 @@ class ColumnsSource(FilesSource):
                 self._group = None  # dropped before the next one is in memory
                 try:
                     with self._opened(path) as rows:
-                        column = rows.column(group, _image_column(rows.schema, path))
+                        column = rows.column(group, self._column(rows.schema, path))
                 except (OSError, pa.ArrowException) as error:
                     raise ImageRejected("unreadable", "the row group cannot be read") from error
-                self._group = ((path, group), _image_bytes(column))
+                self._group = ((path, group), self._bytes(column))
             return self._group[1][row].as_py() or b""
+
+    def _bytes(self, column: Any) -> Any:
+        if self._url_column is None:
+            return _image_bytes(column)
+        return column.cast(pa.large_binary())
+
+    def _column(self, schema: pa.Schema, path: str) -> str:
+        """Returns the column of images or of URLs. Raises InvalidInput where there is none."""
+        if self._url_column is None:
+            return _image_column(schema, path)
+        if self._url_column not in schema.names:
+            raise InvalidInput(
+                f"{printable(path)} has no column {self._url_column}",
+                remedy=f"give one of {', '.join(schema.names[:_MOST_NAMED])}",
+            )
+        if not _is_text(schema.field(self._url_column).type):
+            raise InvalidInput(
+                f"the column {self._url_column} of {printable(path)} holds no texts",
+                remedy="give the one that holds URLs",
+            )
+        return self._url_column
 
 
 def _within(part: str | None, class_names: Any) -> Any:
@@ -144,12 +180,11 @@ def _within(part: str | None, class_names: Any) -> Any:
     return class_names if part is None else pc.binary_join_element_wise(part, class_names, "/")
 
 
-def _batches(rows: TableRows, path: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
+def _batches(rows: TableRows, image: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
     """Yields (group, first row in it, images, keys, class names) of a few rows each; None for
     missing columns.
     """
     columns = rows.schema.names
-    image = _image_column(rows.schema, path)
     key = "key" if "key" in columns else None
     class_name = next((column for column in _CLASS_COLUMNS if column in columns), None)
     names = _class_names(rows.schema, class_name)
@@ -224,7 +259,7 @@ def _listed_batch(
         [
             pa.array([text or None for text in _texts(keys, num)], pa.large_string()),
             pa.array(_texts(class_names, num), pa.string()),
-            pc.fill_null(pc.binary_length(_image_bytes(images)), 0).cast(pa.int64()),
+            pc.fill_null(pc.binary_length(images), 0).cast(pa.int64()),
             pa.array(np.full(num, group), pa.int32()),
             pa.array(np.arange(start, start + num), pa.int32()),
         ],
@@ -245,9 +280,14 @@ def _image_column(schema: pa.Schema, path: str) -> str:
     if column is None:
         raise InvalidInput(
             f"{printable(path)} has no image column",
-            remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}",
+            remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}; `mlcd embed` and `mlcd label`"
+            " fetch images from the URLs of a --url-column",
         )
     return column
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _texts(values: Any, num: int) -> list[str | None]:

@@ -4,7 +4,7 @@ lock.
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mlcd.errors import ImageRejected
 from mlcd.images.entries import Entry
+from mlcd.images.pixel_issues import pixel_scores
 from mlcd.images.source import Source
 from mlcd.images.thumbnail import Thumbnail, thumbnail
 from mlcd.images.transform import PreprocessSpec
@@ -33,13 +34,13 @@ class Prepared:
 
 def prepare_all(
     source: Source,
-    entries: Iterable[Entry],
+    entries: Sequence[Entry],
     spec: PreprocessSpec,
     *,
     num_threads: int,
     ahead: int = 64,
 ) -> Iterator[Prepared]:
-    """Yields every entry in order; at most `ahead` images wait in memory."""
+    """Yields every entry in order; at most `ahead` images wait in memory, decoded."""
 
     def prepare(entry: Entry) -> Prepared:
         sha256 = b"\0" * 32
@@ -50,11 +51,12 @@ def prepare_all(
         except ImageRejected as rejection:
             return Prepared(entry, sha256, None, rejection)
 
-    return _in_order(prepare, entries, num_threads=num_threads, ahead=ahead)
+    with source.ahead(entries):
+        yield from _in_order(prepare, entries, num_threads=num_threads, ahead=ahead)
 
 
 def thumbnails_all(
-    source: Source, entries: Iterable[Entry], *, side: int, num_threads: int, ahead: int = 64
+    source: Source, entries: Sequence[Entry], *, side: int, num_threads: int, ahead: int = 64
 ) -> Iterator[tuple[Entry, Thumbnail | None]]:
     """Yields every entry in order with its thumbnail, or None where its image cannot be used."""
 
@@ -64,7 +66,23 @@ def thumbnails_all(
         except ImageRejected:
             return entry, None
 
-    return _in_order(make, entries, num_threads=num_threads, ahead=ahead)
+    with source.ahead(entries):
+        yield from _in_order(make, entries, num_threads=num_threads, ahead=ahead)
+
+
+def scores_all(
+    source: Source, entries: Sequence[Entry], *, num_threads: int, ahead: int = 64
+) -> Iterator[NDArray[np.float64] | None]:
+    """Yields the pixel scores of every entry in order, or None where its image cannot be used."""
+
+    def score(entry: Entry) -> NDArray[np.float64] | None:
+        try:
+            return pixel_scores(source.read(entry))
+        except ImageRejected:
+            return None
+
+    with source.ahead(entries):
+        yield from _in_order(score, entries, num_threads=num_threads, ahead=ahead)
 
 
 def _in_order(

@@ -22,11 +22,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from platformdirs import user_cache_path
 
-_VERSION: Final = "3"  # version of the rules by which members are listed
+_VERSION: Final = "4"  # version of the rules by which members are listed
 _WORTH_KEEPING: Final = 1000  # images; a shard of fewer is listed in a fraction of a second
 _WORTH_KEEPING_BYTES: Final = 1 << 24  # bytes; the same holds for smaller shards
 _STATE: Final = b"state"
-_CHANGES_SHOW_IN: Final = ("mtime", "ETag", "etag")
+_ETAGS: Final = ("ETag", "etag")
 # The members of a tar shard: an image's bytes are `size_bytes` from `offset` on.
 MEMBERS: Final = pa.schema(
     [
@@ -81,10 +81,13 @@ def file_state(filesystem: Any, path: str) -> bytes | None:
         info = filesystem.info(path)
     except OSError:
         return None
-    if not any(name in info for name in _CHANGES_SHOW_IN):
+    etag = next((info[name] for name in _ETAGS if info.get(name)), None)
+    if etag is None and "mtime" not in info:
         return None
+    # A store describes a file in other words where it lists the folder.
+    facts = info if etag is None else {"size": info["size"], "etag": str(etag).strip('"')}
     return (
-        hashlib.sha256(f"{_VERSION} {sorted(info.items())}".encode(errors="replace"))
+        hashlib.sha256(f"{_VERSION} {sorted(facts.items())}".encode(errors="replace"))
         .hexdigest()
         .encode()
     )

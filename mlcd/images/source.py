@@ -1,12 +1,14 @@
 """The interface of all sources: numbered images, each with a key that names it for ever."""
 
+import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -15,6 +17,8 @@ from mlcd.images.decode import DEFAULT_LIMITS
 from mlcd.images.entries import Entries, Entry
 from mlcd.images.faults import is_fault
 from mlcd.images.names import decoded, printable
+from mlcd.images.read_ahead import ReadAhead
+from mlcd.images.remote_files import is_remote
 from mlcd.images.shard_index import file_state
 from mlcd.types import SampleKey
 
@@ -39,6 +43,11 @@ class Source(ABC):
         # keys of images that the file system could not give, in the order of reading; the images
         # may be sound
         self.faults: list[SampleKey] = []
+        # what an artifact's identity owes to the way the images are reached
+        self.config: dict[str, Any] = {}
+        self._read_ahead: ReadAhead | None = None
+        # whether files are looked at again once their images are read
+        self._is_checked = False
 
     @cached_property
     def entries(self) -> Entries:
@@ -47,31 +56,74 @@ class Source(ABC):
         Raises InvalidInput when two share a key, Unavailable where a file system fails or refuses:
         its images would be missing without notice.
         """
-        entries = Entries.of(self._list())
+        entries = Entries.of(self.entry_tables())
         if (key := entries.repeated_key()) is not None:
             raise InvalidInput(
                 f"{self.location} has two images named {key}", remedy="make the names distinct"
             )
         return entries
 
+    def only(self, keys: pa.ChunkedArray) -> Self:
+        """Returns the same source with the images of these keys (large_string) alone, in its own
+        order.
+
+        Raises InvalidInput where it has none of them.
+        """
+        indices = self.entries.indices_of(keys)
+        if not len(indices):
+            raise InvalidInput(
+                f"{self.location} has none of the images that are selected",
+                remedy="give the images that the selection was made from",
+            )
+        chosen = copy.copy(self)
+        chosen.entries = self.entries.select(indices)
+        return chosen
+
     def read(self, entry: Entry) -> bytes:
         """Returns the encoded image; raises ImageRejected where it cannot be read. Several threads
         may call it.
         """
+        wait = None if self._read_ahead is None else self._read_ahead.take(entry)
         if entry.size_bytes > DEFAULT_LIMITS.max_bytes:
             limit = DEFAULT_LIMITS.max_bytes
             raise ImageRejected(
                 "too-many-bytes", f"{entry.size_bytes} bytes, more than the limit of {limit}"
             )
         try:
-            return self._read(entry)
+            return self._read(entry) if wait is None else wait()
         except ImageRejected as rejection:
             if is_fault(rejection.__cause__):
                 self.faults.append(entry.key)
             raise
 
+    @contextmanager
+    def ahead(self, entries: Sequence[Entry]) -> Iterator[None]:
+        """Announces that these images will be read, about in this order.
+
+        A source elsewhere begins to read some before they are asked for; an announcement within
+        another begins nothing more. At the end, Conflict is raised where files in a store were
+        replaced meanwhile.
+        """
+        if self._read_ahead is not None:
+            yield
+        else:
+            with self._reading_ahead(entries) as read_ahead:
+                self._read_ahead = read_ahead
+                try:
+                    yield
+                finally:
+                    self._read_ahead = None
+        if self._is_checked:
+            self.check_unchanged(entries)
+
+    @contextmanager
+    def _reading_ahead(self, entries: Iterable[Entry]) -> Iterator[ReadAhead | None]:
+        """Opens what reads ahead; a source on this machine has nothing of the kind."""
+        del entries
+        yield None
+
     @abstractmethod
-    def _list(self) -> Iterator[pa.Table]:
+    def entry_tables(self) -> Iterator[pa.Table]:
         """Yields tables for `Entries.of`, about one per file, so that only a part exists as Python
         objects at a time.
         """
@@ -86,23 +138,23 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def files_of(self, entries: Entries) -> list[str]:
+    def files_of(self, entries: Sequence[Entry]) -> list[str]:
         """Returns the paths of the files that hold these images, without files that are
         not read.
         """
 
-    def check_unchanged(self, entries: Entries) -> None:
+    def check_unchanged(self, entries: Sequence[Entry]) -> None:
         """Raises Conflict naming the first file of these images that has changed since it was
         listed.
         """
-        name = next(self._changed(entries), None)
+        name = next(self.changed_files(entries), None)
         if name is not None:
             raise Conflict(
                 f"{name} of {self.location} has changed since it was listed", remedy="begin again"
             )
 
     @abstractmethod
-    def _changed(self, entries: Entries) -> Iterator[str]:
+    def changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
         """Yields the names of the files of these images that have changed since they
         were listed.
         """
@@ -142,13 +194,15 @@ class FilesSource(Source):
     def __init__(self, location: str, filesystem: Any, paths: list[str]) -> None:
         super().__init__(location)
         self._filesystem = filesystem
+        self._is_checked = is_remote(filesystem)  # a range of another file is another image
         self.paths = paths
         self._listed: dict[str, bytes | None] = {}
 
-    def files_of(self, entries: Entries) -> list[str]:
+    def files_of(self, entries: Sequence[Entry]) -> list[str]:
         return list(dict.fromkeys(decoded(entry.locator[0]) for entry in entries))
 
-    def _changed(self, entries: Entries) -> Iterator[str]:
+    def changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
+        self._filesystem.invalidate_cache()  # a store's listing of before
         return (
             path
             for path in self.files_of(entries)

@@ -14,16 +14,27 @@ from typing import Any, Final
 import fsspec
 
 from mlcd.errors import InvalidInput, MlcdError, NotFound
+from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.arrow import find_saved
 from mlcd.images.dataset_parts import part_of_files
 from mlcd.images.faults import unavailable
 from mlcd.images.folder import FolderSource, NamedFilesSource
-from mlcd.images.names import decoded, is_candidate, printable
+from mlcd.images.image_columns import ColumnsSource
+from mlcd.images.lists import (
+    UrlListSource,
+    described,
+    files_below,
+    files_of_a_store,
+    is_web,
+    lines_of,
+)
+from mlcd.images.names import is_candidate, printable
 from mlcd.images.parquet import ParquetSource
 from mlcd.images.source import FilesSource, Source
 from mlcd.images.tar import TarSource
 from mlcd.images.zip import ZipSource
-from mlcd.locations import check_no_credentials, package_for
+from mlcd.locations import check_no_credentials, is_url, package_for
+from mlcd.store_errors import translated
 
 _ARCHIVES: Final[dict[str, type[FilesSource]]] = {
     ".tar": TarSource,
@@ -51,19 +62,21 @@ _IMAGE_SUFFIXES: Final = frozenset(
 )
 
 
-def open_source(location: str) -> Source:
+def open_source(location: str, *, urls: UrlOptions | None = None) -> Source:
     """Opens the source at a folder, file, glob of these, list of files, or an fsspec URL.
 
     A folder that holds tar shards or parquet files and no image, at any depth, is read as these. A
     dataset that Hugging Face's `save_to_disk` wrote is read as such. A list is a .txt file with the
-    name of a file in each line, relative to the list's folder and not outside of it. Raises
-    NotFound, InvalidInput.
+    name of a file in each line, relative to the list's folder and not outside of it.
+
+    urls: how lists and columns of URLs are followed; None where they are not. Raises NotFound,
+    InvalidInput.
     """
     if not location:
         raise NotFound("no images are named", remedy=_FORMS)
     check_no_credentials(location)
     try:
-        return _open(location)
+        source = _open(location, urls)
     except MlcdError:
         raise
     except ImportError as error:
@@ -72,14 +85,26 @@ def open_source(location: str) -> Source:
             remedy=f"pip install {package_for(location)}",
         ) from error
     except Exception as error:  # each file system behind a URL has its own errors
+        if is_url(location) and not isinstance(error, ValueError):
+            raise translated(location, error) from error
         raise InvalidInput(
             f"{location} is not a place that can be read ({type(error).__name__})",
             remedy="give a path or a known URL, and the rights that it asks for",
         ) from error
+    if urls is None or urls.column is None:
+        return source
+    if not isinstance(source, ColumnsSource):
+        raise InvalidInput(
+            f"{location} has no columns", remedy="--url-column is for parquet and saved datasets"
+        )
+    source.read_urls(urls.column)
+    return _fetched(source, urls)
 
 
-def _open(location: str) -> Source:
+def _open(location: str, urls: UrlOptions | None) -> Source:
     filesystem, path = fsspec.core.url_to_fs(location)
+    if not path:
+        raise InvalidInput(f"{location} names no bucket", remedy="write s3://bucket/folder")
     if any(character in path for character in _WILDCARDS) and not filesystem.exists(path):
         return _open_files(
             location,
@@ -90,15 +115,16 @@ def _open(location: str) -> Source:
     if filesystem.isdir(path):
         return _open_folder(location, filesystem, path)
     if not filesystem.isfile(path):
-        raise NotFound(f"there are no images at {location}", remedy=_FORMS)
+        remedy = "see whether the bucket and the name are right" if is_url(location) else _FORMS
+        raise NotFound(f"there are no images at {location}", remedy=remedy)
     folder = posixpath.dirname(path)
     if _suffix(path) == _LIST:
-        return _open_files(location, filesystem, folder, _listed(location, filesystem, path))
+        return _open_list(location, filesystem, path, urls)
     if _suffix(path) not in _IMAGE_SUFFIXES and _suffix(path) not in _ARCHIVES:
         raise InvalidInput(
             f"{location} is not an image, .tar, .parquet, .zip or a list of files", remedy=_FORMS
         )
-    return _open_files(location, filesystem, folder, [_described(filesystem, path)])
+    return _open_files(location, filesystem, folder, [described(filesystem, path)])
 
 
 def _open_folder(location: str, filesystem: Any, path: str) -> Source:
@@ -154,6 +180,39 @@ def _open_files(location: str, filesystem: Any, root: str, files: list[dict[str,
     return _ARCHIVES[suffixes.pop()](location, filesystem, [info["name"] for info in files])
 
 
+def _open_list(location: str, filesystem: Any, path: str, urls: UrlOptions | None) -> Source:
+    lines = lines_of(filesystem, path)
+    num_web, num_urls = sum(map(is_web, lines)), sum(map(is_url, lines))
+    if num_urls not in (0, len(lines)) or num_web not in (0, num_urls):
+        raise InvalidInput(
+            f"{location} names files of several kinds of places",
+            remedy="make a list for files here, one for those of a store, and one for the web's",
+        )
+    if num_urls and urls is None:
+        raise InvalidInput(
+            f"{location} names URLs, from which nothing is fetched here",
+            remedy="`mlcd embed` and `mlcd label` fetch them; give what they made",
+        )
+    if num_web and urls is not None:
+        return _fetched(UrlListSource(location, filesystem, [path]), urls)
+    if num_urls:
+        return _open_files(location, *files_of_a_store(location, lines))
+    folder = posixpath.dirname(path)
+    return _open_files(location, filesystem, folder, files_below(location, filesystem, path, lines))
+
+
+def _fetched(links: Source, urls: UrlOptions) -> Source:
+    """Returns the source of the images at the URLs that `links` holds."""
+    try:
+        from mlcd.images.url_source import UrlSource
+    except ImportError as error:
+        raise InvalidInput(
+            f"{links.location} holds URLs, and the package {error.name} is not installed",
+            remedy="pip install 'mlcd[urls]'",
+        ) from error
+    return UrlSource(links, urls)
+
+
 def _fixed_part(pattern: str) -> str:
     """Returns the folder before the first part with a wildcard, to which keys are relative."""
     parts = pattern.split("/")
@@ -163,34 +222,6 @@ def _fixed_part(pattern: str) -> str:
         if any(character in part for character in _WILDCARDS)
     )
     return "/".join(parts[:first])
-
-
-def _listed(location: str, filesystem: Any, path: str) -> list[dict[str, Any]]:
-    """Returns the files that the list at `path` names. Raises InvalidInput for one outside the
-    list's folder.
-    """
-    folder, files = posixpath.dirname(path), {}
-    for line in filter(None, decoded(filesystem.cat_file(path)).splitlines()):
-        name = posixpath.normpath(posixpath.join(folder, line))
-        if not name.startswith(f"{folder}/"):
-            raise InvalidInput(
-                f"{location} names {printable(line)[:80]}, outside of its folder",
-                remedy="put the list into a folder that holds all of its files",
-            )
-        try:
-            files[name] = _described(filesystem, name)
-        except OSError as error:
-            raise InvalidInput(
-                f"{location} names {printable(line)[:80]}, which is not there",
-                remedy="it is to hold a file's name in each line, relative to its folder",
-            ) from error
-    return list(files.values())
-
-
-def _described(filesystem: Any, path: str) -> dict[str, Any]:
-    """Describes a file as a folder's listing does, in which a link does not count as a file."""
-    info: dict[str, Any] = filesystem.info(path)
-    return {**info, "type": "link"} if info.get("islink") else info
 
 
 def _suffix(path: str) -> str:

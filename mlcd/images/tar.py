@@ -2,11 +2,12 @@
 
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from pathlib import PurePosixPath
-from typing import Final, cast
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,13 +17,23 @@ from mlcd.images.caption_files import MAX_BYTES, SIDECARS, captions_beside
 from mlcd.images.entries import Entry, constant
 from mlcd.images.faults import refuse_fault
 from mlcd.images.names import decoded, encoded, is_candidate, printable
+from mlcd.images.read_ahead import ReadAhead
+from mlcd.images.remote_files import (
+    CONNECTIONS,
+    ends_before,
+    is_remote,
+    opened,
+    read,
+    shown,
+    threads,
+)
 from mlcd.images.shard_index import MEMBERS, Listing, list_once
 from mlcd.images.source import FilesSource, ListingProblem
+from mlcd.images.tar_spans import NOWHERE, spans_ahead
+from mlcd.store_errors import translated
 from mlcd.types import SampleKey
 
 _TAR_BLOCK: Final = 512
-# offset of a member among a shard's images that cannot be read as one
-_NOWHERE: Final = -1
 
 
 class TarSource(FilesSource):
@@ -30,7 +41,7 @@ class TarSource(FilesSource):
     without unpacking.
     """
 
-    def _list(self) -> Iterator[pa.Table]:
+    def entry_tables(self) -> Iterator[pa.Table]:
         for path, shard in self._names_to_list():
             listing = list_once(self._filesystem, path, partial(self._list_members, path))
             if listing.damaged:
@@ -59,7 +70,7 @@ class TarSource(FilesSource):
         damaged = False
         try:
             with (
-                self._filesystem.open(path, "rb") as raw,
+                opened(self._filesystem, path) as raw,
                 tarfile.open(fileobj=raw, mode="r:") as archive,
             ):
                 for member in archive:
@@ -75,7 +86,7 @@ class TarSource(FilesSource):
                     elif not member.isdir() and is_candidate(name):
                         is_read = member.isreg() and ".." not in name.parts
                         names.append(name)
-                        offsets.append(member.offset_data if is_read else _NOWHERE)
+                        offsets.append(member.offset_data if is_read else NOWHERE)
                         sizes.append(member.size if is_read else 0)
                         if member.islnk():
                             target_of[len(names) - 1] = PurePosixPath(member.linkname)
@@ -113,7 +124,7 @@ class TarSource(FilesSource):
         found: dict[str, dict[str, list[str]]] = {suffix: {} for suffix in SIDECARS}
         try:
             with (
-                self._filesystem.open(path, "rb") as raw,
+                opened(self._filesystem, path) as raw,
                 tarfile.open(fileobj=raw, mode="r:") as archive,
             ):
                 for member in archive:
@@ -131,24 +142,38 @@ class TarSource(FilesSource):
         first, second = (found[suffix] for suffix in SIDECARS)
         return second | first
 
+    @contextmanager
+    def _reading_ahead(self, entries: Iterable[Entry]) -> Iterator[ReadAhead | None]:
+        if not is_remote(self._filesystem):
+            yield None
+            return
+        with threads(CONNECTIONS) as pool:
+            yield ReadAhead(spans_ahead(entries, pool, self._read_span, self._read))
+
     def _read(self, entry: Entry) -> bytes:
         path, offset = entry.locator
-        if offset == _NOWHERE:
+        if offset == NOWHERE:
             raise ImageRejected(
                 "unreadable", "a symbolic link, a device or a name that leads out of the archive"
             )
-        try:
-            data = cast(
-                bytes,
-                self._filesystem.cat_file(
-                    decoded(path), start=offset, end=offset + entry.size_bytes
-                ),
-            )
-        except OSError as error:
-            raise ImageRejected("unreadable", "the shard cannot be read") from error
+        data = self._read_span(path, offset, offset + entry.size_bytes)
         if len(data) != entry.size_bytes:
             raise ImageRejected("unreadable", "the shard ends inside this image")
         return data
+
+    def _read_span(self, path: bytes, start: int, end: int) -> bytes:
+        """Reads a part of a shard.
+
+        Raises MlcdError naming the shard where a store does not give it: the images are not at
+        fault.
+        """
+        name = decoded(path)
+        try:
+            return read(self._filesystem, name, start, end)
+        except OSError as error:
+            if is_remote(self._filesystem) and not ends_before(error):
+                raise translated(shown(self._filesystem, name), error) from error
+            raise ImageRejected("unreadable", "the shard cannot be read") from error
 
 
 def _sample(name: PurePosixPath) -> str:

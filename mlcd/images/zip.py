@@ -27,7 +27,7 @@ class ZipSource(FilesSource):
         self._lock = threading.Lock()
         self._archives: dict[str, zipfile.ZipFile] = {}
 
-    def _list(self) -> Iterator[pa.Table]:
+    def entry_tables(self) -> Iterator[pa.Table]:
         for path, name in self._names_to_list():
             prefix = f"{name}/" if len(self.paths) > 1 else ""
             try:

@@ -6,7 +6,7 @@ the truth is an exact scan. Where no effort reaches the target, there is no inde
 scan, and no recall is promised that was not measured. The held-out rows join the index afterward.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -113,16 +113,18 @@ def tune(
         index.add(block)
         advance(len(block))
     widening = widening_of(kind)
-    found = _choose_effort(
-        lambda z, effort: rescored(
-            z, kept, index.search(z, AUDITED_TOP * widening, effort=effort), AUDITED_TOP
+    found = choose_effort(
+        lambda part, effort: rescored(
+            queries[part],
+            kept,
+            index.search(queries[part], AUDITED_TOP * widening, effort=effort),
+            AUDITED_TOP,
         ),
-        queries,
         scan(queries, kept, AUDITED_TOP),
         target,
         len(kept),
-        kind,
-        advance,
+        efforts=EFFORTS if kind != "hnsw" else graph_efforts(),
+        advance=advance,
     )
     advance(num_held_out)
     if found is None:
@@ -172,44 +174,39 @@ def wilson(share: float, num: int) -> tuple[float, float]:
     return max(0.0, (center - margin) / scale), min(1.0, (center + margin) / scale)
 
 
-def _choose_effort(
-    search: Callable[[Embeddings, int], Neighbors],
-    queries: Embeddings,
+def graph_efforts() -> tuple[int, ...]:
+    """Returns the efforts that a graph takes for the audited number of neighbors."""
+    return tuple(effort for effort in EFFORTS if effort >= AUDITED_TOP)
+
+
+def choose_effort(
+    search: Callable[[slice, int], Neighbors],
     truth: Neighbors,
     target: float,
     num_rows: int,
-    kind: Kind,
-    advance: Callable[[int], None],
+    *,
+    efforts: Sequence[int],
+    advance: Callable[[int], None] = lambda _: None,
 ) -> tuple[int, Recall] | None:
-    half = len(queries) // 2
-    chosen, audited = slice(0, half), slice(half, len(queries))
-    for effort in (
-        EFFORTS if kind != "hnsw" else [effort for effort in EFFORTS if effort >= AUDITED_TOP]
-    ):
+    """Returns the least effort that reaches the target on half of the queries, and its recall on
+    the other half; None where none does.
+
+    search: finds the neighbors of a part of the queries at an effort. truth: those of all of them.
+    """
+    half = len(truth.ids) // 2
+
+    def recall(part: slice, effort: int) -> Recall:
+        known = Neighbors(truth.ids[part], truth.scores[part])
+        return measure(search(part, effort), known, target, num_rows)
+
+    for effort in efforts:
         advance(0)
-        if _recall(search, queries, truth, chosen, effort, target, num_rows).low < target:
+        if recall(slice(0, half), effort).low < target:
             continue
-        audit = _recall(search, queries, truth, audited, effort, target, num_rows)
+        audit = recall(slice(half, len(truth.ids)), effort)
         if audit.low >= target:
             return effort, audit
     return None
-
-
-def _recall(
-    search: Callable[[Embeddings, int], Neighbors],
-    queries: Embeddings,
-    truth: Neighbors,
-    part: slice,
-    effort: int,
-    target: float,
-    num_rows: int,
-) -> Recall:
-    return measure(
-        search(queries[part], effort),
-        Neighbors(truth.ids[part], truth.scores[part]),
-        target,
-        num_rows,
-    )
 
 
 def _sample(rows: Embeddings, num: int, seed: int) -> Embeddings:

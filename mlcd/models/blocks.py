@@ -48,12 +48,28 @@ def check_block_sizes(sizes: BlockSizes) -> None:
 
 @torch.no_grad()
 def initialize(
-    tower: nn.Module, deviations: Mapping[str, float], generator: torch.Generator
+    tower: nn.Module,
+    sizes: BlockSizes,
+    depth: int,
+    own: Mapping[str, float],
+    generator: torch.Generator,
 ) -> None:
-    """Draws a tower's weights from `generator`; norms become the identity and biases zero.
+    """Draws a tower's weights as CLIP does (openai/CLIP model.py); norms become the identity and
+    biases zero.
 
-    deviations: the standard deviation of the parameters whose name ends so.
+    sizes, depth: of the blocks. own: the standard deviation of further parameters, by the end of
+    their names.
     """
+    width = sizes.width
+    deviations = {
+        "attn.qkv.weight": width**-0.5,
+        "attn.out.weight": width**-0.5 * (2 * depth) ** -0.5,
+        "mlp.fc1.weight": (2 * width) ** -0.5,
+        "mlp.fc2.weight": width**-0.5 * (2 * depth) ** -0.5,
+        "proj.weight": width**-0.5,
+        "pos": 0.01,
+        **own,
+    }
     for name, parameter in tower.named_parameters():
         if "norm" in name:
             parameter.fill_(1.0 if name.endswith("weight") else 0.0)

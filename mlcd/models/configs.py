@@ -157,6 +157,10 @@ def write_hf_config(config: ViTConfig) -> dict[str, Any]:
     """Returns the config.json of the class that holds this tower; raises ConfigInvalid where
     transformers has none.
     """
+    if config.registers:
+        raise ConfigInvalid(
+            "transformers has no such tower with registers", remedy="export with --format onnx"
+        )
     fields = {
         "hidden_size": config.width,
         "intermediate_size": config.mlp_width,

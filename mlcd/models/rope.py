@@ -1,11 +1,12 @@
 """The 2-D rotary position embedding of MLCD (the bigG and RICE towers), with a learned angle for
 the class token.
 
-Shapes: B batch, H heads, T tokens (1 + patches), D head dimension, R = D / 2 angles per token.
+Shapes: B batch, H heads, T tokens (class token, registers, patches), D head dimension, R = D / 2
+angles per token.
 
 The angles of patch (h, w) are [h * f, w * f], f_t = 10000^(-2t/R) for t = 0..R/2-1; those of the
-class token are a parameter. Channel t turns with channel t + R (not interleaved), in queries and
-keys of every block.
+class token are a parameter, those of registers are 0. Channel t turns with channel t + R (not
+interleaved), in queries and keys of every block.
 """
 
 from collections.abc import Callable
@@ -23,14 +24,17 @@ class RotaryPositions(nn.Module):
     They are float32 whatever the dtype of the model, because rounded angles turn the far patches.
     """
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, registers: int = 0) -> None:
         super().__init__()
-        self.head_dim = head_dim
+        self.head_dim, self.registers = head_dim, registers
         self.cls_angle = nn.Parameter(torch.empty(1, head_dim // 2))
 
     def forward(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines, each [T, R], for a grid of (rows, columns) of patches."""
-        angle_TR = torch.cat([self.cls_angle, patch_angles(grid, self.head_dim).to(self.cls_angle)])
+        angles = [self.cls_angle, patch_angles(grid, self.head_dim).to(self.cls_angle)]
+        if self.registers:
+            angles.insert(1, self.cls_angle.new_zeros(self.registers, self.head_dim // 2))
+        angle_TR = torch.cat(angles)
         return angle_TR.cos(), angle_TR.sin()
 
     def _apply(

@@ -37,7 +37,7 @@ class SiglipViT(VisionTower):
         super().__init__()
         self.config = config
         self.patch = nn.Conv2d(3, config.width, config.patch_size, stride=config.patch_size)
-        self.pos = nn.Parameter(torch.empty(config.num_tokens, config.width))
+        self.pos = nn.Parameter(torch.empty(config.num_patches, config.width))
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.depth))
         self.norm_post = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.head = AttentionPooling(config)

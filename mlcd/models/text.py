@@ -72,17 +72,7 @@ class TextTower(nn.Module):
 
     def initialize(self, generator: torch.Generator) -> None:
         """Draws CLIP's initialization (openai/CLIP model.py) from `generator`."""
-        width, depth = self.config.width, self.config.depth
-        deviations = {
-            "attn.qkv.weight": width**-0.5,
-            "attn.out.weight": width**-0.5 * (2 * depth) ** -0.5,
-            "mlp.fc1.weight": (2 * width) ** -0.5,
-            "mlp.fc2.weight": width**-0.5 * (2 * depth) ** -0.5,
-            "token.weight": 0.02,
-            "pos": 0.01,
-            "proj.weight": width**-0.5,
-        }
-        initialize(self, deviations, generator)
+        initialize(self, self.config, self.config.depth, {"token.weight": 0.02}, generator)
 
     def forward(self, ids_NT: Tensor) -> Tensor:
         """Returns the embedding of every row; raises ConfigInvalid for rows beyond the context."""

@@ -1,8 +1,9 @@
 """The vision transformer in CLIP's layout: class token, learned or rotary positions, pre-norm
 blocks.
 
-Shapes: B batch, T tokens (1 + patches), W width, H heads, D embedding dimension. Names follow our
-column of the key map in the documentation (`patch`, `cls`, `pos`, `blocks.i.attn.qkv`, …).
+Shapes: B batch, T tokens (class token, registers, patches), W width, H heads, D embedding
+dimension. Names follow our column of the key map in the documentation (`patch`, `cls`, `pos`,
+`blocks.i.attn.qkv`, …).
 """
 
 import math
@@ -31,6 +32,8 @@ Output = Literal["projected", "pooled", "patches", "penultimate_patches"]
 class ViTConfig:
     """The sizes of a tower. With embedding_dim None there is no projection: the embedding is the
     pooled output.
+
+    registers: learned tokens that stand for no place and no output (Darcet et al., 2024).
     """
 
     image_size: int
@@ -44,6 +47,7 @@ class ViTConfig:
     positions: Positions = "learned"
     norm_eps: float = 1e-5
     pooling: Pooling = "class_token"
+    registers: int = 0
 
     def __post_init__(self) -> None:
         sizes = (self.image_size, self.patch_size, self.depth)
@@ -63,15 +67,23 @@ class ViTConfig:
             raise ConfigInvalid(
                 f"unknown pooling {self.pooling}", remedy="use class_token or attention"
             )
-        if self.pooling == "attention" and (self.positions != "learned" or self.embedding_dim):
+        if self.registers < 0:
+            raise ConfigInvalid(f"a tower cannot have {self.registers} registers")
+        if self.pooling == "attention" and (
+            self.positions != "learned" or self.embedding_dim or self.registers
+        ):
             raise ConfigInvalid(
-                "a tower of attention pooling has learned positions and no projection"
+                "a tower of attention pooling has learned positions, no projection and no registers"
             )
 
     @property
+    def num_patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
     def num_tokens(self) -> int:
-        patches = (self.image_size // self.patch_size) ** 2
-        return patches + 1 if self.pooling == "class_token" else patches
+        before = 1 + self.registers if self.pooling == "class_token" else 0
+        return before + self.num_patches
 
     @property
     def output_dim(self) -> int:
@@ -126,9 +138,11 @@ class ViT(VisionTower):
         )
         self.cls = nn.Parameter(torch.empty(config.width))
         if config.positions == "rope":
-            self.rope = RotaryPositions(config.head_dim)
+            self.rope = RotaryPositions(config.head_dim, config.registers)
         else:
-            self.pos = nn.Parameter(torch.empty(config.num_tokens, config.width))
+            self.pos = nn.Parameter(torch.empty(1 + config.num_patches, config.width))
+        if config.registers:
+            self.registers = nn.Parameter(torch.empty(config.registers, config.width))
         self.norm_pre = nn.LayerNorm(config.width, eps=config.norm_eps)
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.depth))
         self.norm_post = nn.LayerNorm(config.width, eps=config.norm_eps)
@@ -140,19 +154,13 @@ class ViT(VisionTower):
 
     def initialize(self, generator: torch.Generator) -> None:
         """Draws CLIP's initialization (openai/CLIP model.py) from `generator`."""
-        width, depth = self.config.width, self.config.depth
-        deviations = {
-            "attn.qkv.weight": width**-0.5,
-            "attn.out.weight": width**-0.5 * (2 * depth) ** -0.5,
-            "mlp.fc1.weight": (2 * width) ** -0.5,
-            "mlp.fc2.weight": width**-0.5 * (2 * depth) ** -0.5,
+        own = {
             "patch.weight": (3 * self.config.patch_size**2) ** -0.5,
-            "proj.weight": width**-0.5,
-            "cls": width**-0.5,
-            "pos": 0.01,
+            "cls": self.config.width**-0.5,
+            "registers": self.config.width**-0.5,
             "rope.cls_angle": (self.config.head_dim // 2) ** -0.5,
         }
-        initialize(self, deviations, generator)
+        initialize(self, self.config, self.config.depth, own, generator)
 
     def forward(
         self,
@@ -175,7 +183,10 @@ class ViT(VisionTower):
             dim=1,
         )
         rotation = self.rope(grid) if self.config.positions == "rope" else None
-        x_BTW = self.norm_pre(x_BTW if rotation is not None else x_BTW + self._positions(grid))
+        x_BTW = self._with_registers(
+            x_BTW if rotation is not None else x_BTW + self._positions(grid)
+        )
+        x_BTW = self.norm_pre(x_BTW)
         scales = [None] * len(self.blocks) if branch_scales is None else branch_scales.unbind(0)
         for block, scale in zip(self.blocks[:-1], scales, strict=False):
             x_BTW = block(x_BTW, rotation, scale)
@@ -184,13 +195,19 @@ class ViT(VisionTower):
             num_queries = None if output == "patches" else 1
             x_BTW = self.blocks[-1](x_BTW, rotation, scales[-1], num_queries=num_queries)
         if output in ("patches", "penultimate_patches"):
-            patches: Tensor = x_BTW[:, 1:]
+            patches: Tensor = x_BTW[:, 1 + self.config.registers :]
             return patches
         pooled_BW: Tensor = self.norm_post(x_BTW[:, 0])
         if output == "pooled":
             return pooled_BW
         embedding_BD: Tensor = self.proj(pooled_BW)
         return embedding_BD
+
+    def _with_registers(self, x_BTW: Tensor) -> Tensor:
+        if not self.config.registers:
+            return x_BTW
+        registers = self.registers.expand(x_BTW.shape[0], -1, -1)
+        return torch.cat([x_BTW[:, :1], registers, x_BTW[:, 1:]], dim=1)
 
 
 def resized_positions(pos_TW: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -5,7 +5,6 @@ and the sizes below, whatever process makes it and when.
 """
 
 import json
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +22,7 @@ from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.entries import Entry
 from mlcd.images.prefetch import Prepared, prepare_all
 from mlcd.images.source import ListingProblem, Source
-from mlcd.locations import is_url
+from mlcd.locations import is_url, seen_from, url_of
 from mlcd.types import Embeddings, ImageBatch
 
 PART_ENTRIES: Final = 2048
@@ -55,8 +54,12 @@ def check_source(source: Source, out: Path) -> None:
 
 def check_outside(images: str, out: Path) -> None:
     """Raises InvalidInput where `out` lies inside the images at a location."""
-    folder = Path(images).resolve()
-    if folder.is_dir() and out.resolve().is_relative_to(folder):
+    if is_url(images):
+        is_inside = f"{url_of(out)}/".startswith(f"{images.rstrip('/')}/")
+    else:
+        folder = Path(images).resolve()
+        is_inside = folder.is_dir() and out.resolve().is_relative_to(folder)
+    if is_inside:
         raise InvalidInput(
             f"{out} lies inside the images {images}", remedy="give an output elsewhere"
         )
@@ -182,7 +185,7 @@ def write_errors(draft: Draft, part: int, errors: list[dict[str, str]]) -> None:
 
 def num_errors(draft: Draft, part: int) -> int:
     """Returns the number of errors of a part that is made."""
-    return len((draft.path / errors_name(part)).read_text().splitlines())
+    return len(draft.file(errors_name(part)).read_text().splitlines())
 
 
 def merge_errors(
@@ -227,9 +230,5 @@ def images_parent(source: Source, out: Path, listing: str | None = None) -> Pare
 
     listing: the digest of the listing, where it is known.
     """
-    location = (
-        source.location
-        if is_url(source.location)
-        else os.path.relpath(os.path.realpath(source.location), out.resolve())
-    )
+    location = source.location if is_url(source.location) else seen_from(Path(source.location), out)
     return Parent("images", location, listing or source.listing_digest())

@@ -2,6 +2,8 @@
 part by part.
 """
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +56,10 @@ class LabelInput(Protocol):
 
     def parent(self, out: Path) -> Parent: ...
 
+    def ahead(self, parts: Sequence[int]) -> AbstractContextManager[None]:
+        """Announces that these parts will be read, in this order."""
+        ...
+
     def read(self, part: int, on_done: OnDone) -> LabelRows:
         """Reads one part. on_done: is called repeatedly with the amount that is read."""
         ...
@@ -84,6 +90,10 @@ class EmbeddingsInput:
 
     def parent(self, out: Path) -> Parent:
         return self.embeddings.artifact.as_parent_of(out, "embeddings")
+
+    def ahead(self, parts: Sequence[int]) -> AbstractContextManager[None]:
+        del parts  # reading takes no time beside the scan
+        return nullcontext()
 
     def read(self, part: int, on_done: OnDone) -> LabelRows:
         del on_done  # reading takes no time beside the scan
@@ -120,7 +130,8 @@ class ImagesInput:
     @property
     def config(self) -> dict[str, Any]:
         engine = {"precision": self._encoder.precision, "engine": self._encoder.engine}
-        return {**engine, "part_entries": self._part_entries, "batch": BATCH}
+        config = {"part_entries": self._part_entries, "batch": BATCH}
+        return engine | self.source.config | config
 
     @property
     def sizes(self) -> list[int]:
@@ -131,6 +142,11 @@ class ImagesInput:
 
     def entries(self, part: int) -> Entries:
         return self.source.entries[part_slice(part, self._part_entries)]
+
+    def ahead(self, parts: Sequence[int]) -> AbstractContextManager[None]:
+        all_rows = np.arange(len(self.source.entries))
+        rows = [all_rows[part_slice(part, self._part_entries)] for part in parts]
+        return self.source.ahead(self.source.entries.select(np.concatenate([*rows, all_rows[:0]])))
 
     def read(self, part: int, on_done: OnDone) -> LabelRows:
         encoded = encode_entries(

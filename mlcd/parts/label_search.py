@@ -160,7 +160,7 @@ class ApproximateSearch:
 
     def _opened(self, draft: Draft) -> tuple[ApproximateScan, int]:
         if self._prepared is None:
-            cells = Cells(*(np.load(draft.path / name, allow_pickle=False) for name in _CELLS))
+            cells = Cells(*(np.load(draft.file(name), allow_pickle=False) for name in _CELLS))
             self._prepared = (
                 ApproximateScan(self._centers.vectors, cells),
                 int(_read_audit(draft)["probes"]),
@@ -169,7 +169,7 @@ class ApproximateSearch:
 
 
 def _read_audit(draft: Draft) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((draft.path / _AUDIT).read_text())
+    found: dict[str, Any] = json.loads(draft.file(_AUDIT).read_text())
     return found
 
 

@@ -9,8 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.artifacts.disk import refuse_full_disk, replacing, sync_path, translated_os_errors
-from mlcd.artifacts.draft import lock_directory
+from mlcd.artifacts.disk import (
+    lock_directory,
+    refuse_full_disk,
+    replacing,
+    sync_path,
+    translated_os_errors,
+)
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import draft_path
+from mlcd.artifacts.uploads import uploads_of
 from mlcd.errors import Conflict, Unavailable
 
 OWNER: Final = ".owner.json"
@@ -31,6 +39,12 @@ def owner_of(path: Path) -> Any:
         return json.loads((path / OWNER).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def owner_of_draft(draft: Draft) -> Any:
+    """Returns the owner of a draft, None where there is none."""
+    owner = draft.note(OWNER)
+    return None if owner is None else json.loads(owner)
 
 
 def write_owner(path: Path, owner: str) -> None:
@@ -62,11 +76,11 @@ def claim(path: Path, owner: str) -> None:
                 ) from error
 
 
-def take_over(path: Path) -> None:
+def take_over(draft: Draft) -> None:
     """Gives an owner's work to the process that holds its lock: the owner neither continues nor
     removes it.
     """
-    (path / OWNER).unlink(missing_ok=True)
+    draft.remove_note(OWNER)
 
 
 def discard(path: Path, owner: str) -> None:
@@ -81,6 +95,14 @@ def discard(path: Path, owner: str) -> None:
     except OSError as error:
         raise _not_removed(path, error) from error
     _finish_removal(path)
+
+
+def discard_uploads(out: Path, owner: str) -> None:
+    """Removes the unfinished output of this owner from the URL of `out`, where it has one."""
+    uploads = uploads_of(out, draft_path(out), shared=True)
+    note = uploads.note(OWNER)
+    if note is not None and json.loads(note) == owner:
+        uploads.discard()
 
 
 def give_up(path: Path, owner: str) -> None:

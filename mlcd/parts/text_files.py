@@ -1,7 +1,6 @@
 """A file of texts, each with the key that names it for ever: .txt, .jsonl, .csv or parquet."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 
 from mlcd.artifacts.manifest import Parent, measure
 from mlcd.errors import InvalidInput, NotFound
-from mlcd.locations import Location, local_path
+from mlcd.locations import Location, local_path, seen_from
 from mlcd.text_checks import is_unicode
 from mlcd.types import SampleKey
 
@@ -37,7 +36,7 @@ class TextFile:
     sha256: str
 
     def parent_of(self, out: Path) -> Parent:
-        location = os.path.relpath(os.path.realpath(self.path), out.resolve())
+        location = seen_from(self.path, out)
         return Parent("texts", location, self.sha256)
 
 

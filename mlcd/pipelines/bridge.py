@@ -5,7 +5,6 @@ is fitted. The other model's text graph and the bridge become one graph.
 """
 
 import math
-import os
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -32,6 +31,7 @@ from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import split_positions
+from mlcd.locations import seen_from
 from mlcd.models.text_part import (
     FOLDER,
     GRAPH,
@@ -239,7 +239,7 @@ def _write_centers(path: Path, draft: Draft, fingerprint: Fingerprint) -> None:
     """Writes the model's centers as those of the new fingerprint: its images have not changed."""
     before = open_artifact(path, "centers")
     out = draft.out / _CENTERS
-    parent = Parent("centers", os.path.relpath(path.resolve(), out.resolve()), before.digest)
+    parent = Parent("centers", seen_from(path, out), before.digest)
     request = Request("centers", before.config, (parent,), fingerprint)
     if (draft.path / _CENTERS).is_dir():
         return

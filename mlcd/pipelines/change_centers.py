@@ -4,44 +4,35 @@ Every change makes another artifact, whose journal tells the steps since the fir
 of centers are added and never taken away. Given names go along.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft, find_published
-from mlcd.artifacts.embeddings import EmbeddingsArtifact
-from mlcd.artifacts.examples import Examples
 from mlcd.artifacts.given_names import GIVEN_NAMES, current_names, write_given_names
 from mlcd.artifacts.living_centers import LivingCenters
-from mlcd.artifacts.manifest import Artifact, Parent, Request, open_artifact
-from mlcd.clustering.kmeans import kmeans
-from mlcd.clustering.members import NUM_EXAMPLES, NearestMembers
-from mlcd.clustering.novelty import matched, nearest, new_centers, own_quantiles
+from mlcd.artifacts.manifest import Artifact, Request, open_artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound
-from mlcd.types import Embeddings, unit_rows
-
-_LEAST: Final = 5  # images of a new cluster
-_Given = Mapping[str, Artifact]
-_Facts = dict[str, Any]
+from mlcd.parts.carried_levels import carry_levels
+from mlcd.parts.center_changes import Given, changed
+from mlcd.parts.used_embeddings import open_used_embeddings
 
 
 def update(
     path: Path,
-    added: EmbeddingsArtifact,
+    new: Path,
     out: Path,
     *,
-    members: EmbeddingsArtifact | None = None,
+    members: Path | None = None,
     quantile: float = 0.95,
     num_new: int | None = None,
     seed: int = 0,
 ) -> Artifact:
-    """Adds new clusters for those of the `added` rows that lie beyond the old ones.
+    """Adds new clusters for those of the embeddings at `new` that lie beyond the old ones.
 
     members: what the centers at `path` were clustered from, for their quantiles; it is found where
     they were made from it. It is needed at the first update alone. num_new: how many clusters are
@@ -49,19 +40,19 @@ def update(
     """
     if not 0 < quantile < 1:
         raise ConfigInvalid(f"{quantile:g} is no quantile", remedy="give one between 0 and 1")
-    before = open_artifact(path, "centers")
-    step: _Facts = {
+    before, added = open_artifact(path, "centers"), open_artifact(new, "embeddings")
+    step: dict[str, Any] = {
         "change": "update",
-        "added": added.artifact.digest,
+        "added": added.digest,
         "quantile": quantile,
         "new": num_new,
         "seed": seed,
     }
-    given = {added.artifact.digest: added.artifact}
+    given = {added.digest: added}
     if np.isnan(LivingCenters.read(before).quantiles).any():
-        members = members or _made_from(before)
-        step["members"] = members.artifact.digest
-        given[members.artifact.digest] = members.artifact
+        compared = _members(before, members)
+        step["members"] = compared.digest
+        given[compared.digest] = compared
     return _made(before, step, given, out)
 
 
@@ -75,7 +66,7 @@ def split(
     center: int,
     out: Path,
     *,
-    members: EmbeddingsArtifact | None = None,
+    members: Path | None = None,
     quantile: float = 0.95,
     seed: int = 0,
 ) -> Artifact:
@@ -85,15 +76,15 @@ def split(
     members: rows of that cluster among others, as for `update`.
     """
     before = open_artifact(path, "centers")
-    members = members or _made_from(before)
+    compared = _members(before, members)
     step = {
         "change": "split",
         "id": center,
-        "members": members.artifact.digest,
+        "members": compared.digest,
         "quantile": quantile,
         "seed": seed,
     }
-    return _made(before, step, {members.artifact.digest: members.artifact}, out)
+    return _made(before, step, {compared.digest: compared}, out)
 
 
 def align(
@@ -101,7 +92,7 @@ def align(
     other: Path,
     out: Path,
     *,
-    members: EmbeddingsArtifact | None = None,
+    members: Path | None = None,
     quantile: float = 0.95,
 ) -> Artifact:
     """Gives the centers at `other`, of a clustering from scratch, the ids of the clusters at `path`
@@ -112,14 +103,14 @@ def align(
     to.
     """
     before, to = open_artifact(path, "centers"), open_artifact(other, "centers")
-    members = members or _made_from(to)
+    compared = _members(to, members)
     step = {
         "change": "align",
         "to": to.digest,
-        "members": members.artifact.digest,
+        "members": compared.digest,
         "quantile": quantile,
     }
-    given = {to.digest: to, members.artifact.digest: members.artifact}
+    given = {to.digest: to, compared.digest: compared}
     return _made(before, step, given, out)
 
 
@@ -154,7 +145,7 @@ def replay(path: Path, origin: Path, using: Iterable[Path], out: Path) -> Artifa
     return artifact
 
 
-def _made(before: Artifact, step: _Facts, given: _Given, out: Path) -> Artifact:
+def _made(before: Artifact, step: dict[str, Any], given: Given, out: Path) -> Artifact:
     """Applies one step and writes the result, with the names given so far."""
     roles = [role for role in ("added", "to", "members") if role in step]
     for role in roles:
@@ -172,199 +163,17 @@ def _made(before: Artifact, step: _Facts, given: _Given, out: Path) -> Artifact:
         state = LivingCenters.read(before)
         for role in roles:
             _check_fingerprint(before, given[step[role]])
-        changed, facts = _CHANGES[step["change"]](state, step, given)
+        after, facts = changed(state, step, given)
         with Draft(out, request) as draft:
             # the names that are given later belong to no digest
-            plain = replace(changed.centers, names=None)
+            plain = replace(after.centers, names=None)
             journal = state.journal.then(before, step)
-            replace(changed, centers=plain, journal=journal).write(draft)
-            made = draft.publish(summary={"clusters": _num_clusters(changed), **facts})
+            replace(after, centers=plain, journal=journal).write(draft)
+            carry_levels(before, plain, draft)
+            made = draft.publish(summary={"clusters": len(np.unique(after.clusters)), **facts})
     if not (made.path / GIVEN_NAMES).exists():
         _carry_names(before, made)
     return made
-
-
-def _updated(state: LivingCenters, step: _Facts, given: _Given) -> tuple[LivingCenters, _Facts]:
-    centers, added = state.centers, EmbeddingsArtifact(given[step["added"]])
-    num, quantiles = len(centers.vectors), state.quantiles
-    if "members" in step:
-        members = EmbeddingsArtifact(given[step["members"]])
-        own, distances = nearest(_rows(centers, members), centers.vectors)
-        measured = own_quantiles(own, distances, num, step["quantile"])
-        quantiles = np.where(np.isnan(quantiles), measured, quantiles)
-    rows = _rows(centers, added)
-    found, aside = new_centers(
-        rows,
-        centers.vectors,
-        quantiles,
-        typical=int(np.median(centers.sizes[centers.sizes > 0])),
-        num=step["new"],
-        least=_LEAST,
-        seed=step["seed"],
-    )
-    vectors = np.concatenate([centers.vectors, found])
-    now, distances = nearest(rows, vectors)
-    joined = now >= num
-    sizes = np.bincount(now, minlength=len(vectors))
-    sizes[:num] += centers.sizes
-    examples = centers.examples
-    if examples is not None and len(found):
-        examples = examples.extended(_examples(added, joined, now - num, distances, len(found)))
-    if len(found):
-        new = own_quantiles(now[joined] - num, distances[joined], len(found), step["quantile"])
-        quantiles = np.concatenate([quantiles, new])
-    changed = replace(
-        state,
-        centers=replace(
-            centers, vectors=vectors, sizes=sizes, examples=examples, names=None, audit_rows=None
-        ),
-        quantiles=quantiles,
-        clusters=np.concatenate([state.clusters, np.arange(num, len(vectors), dtype=np.int32)]),
-    )
-    facts = {
-        "new": len(found),
-        "images": len(rows),
-        "aside": int(aside.sum()),
-        "in_new": int(joined.sum()),
-        "still_beyond": int((distances > quantiles[now]).sum()),
-    }
-    return changed, facts
-
-
-def _merged(state: LivingCenters, step: _Facts, _: _Given) -> tuple[LivingCenters, _Facts]:
-    ids = step["ids"]
-    if len(ids) < 2 or len(set(ids)) < len(ids):
-        raise InvalidInput("that is nothing to merge", remedy="give two ids or more")
-    for each in ids:
-        _check_id(state, each)
-    joined = np.isin(state.clusters, state.clusters[ids])
-    clusters = np.where(joined, state.clusters[ids].min(), state.clusters).astype(np.int32)
-    return replace(state, clusters=clusters), {"merged": len(ids)}
-
-
-def _divided(state: LivingCenters, step: _Facts, given: _Given) -> tuple[LivingCenters, _Facts]:
-    centers, center = state.centers, step["id"]
-    _check_id(state, center)
-    members = EmbeddingsArtifact(given[step["members"]])
-    rows = _rows(centers, members)
-    own, _ = nearest(rows, centers.vectors)
-    inside = own == center
-    result = kmeans([rows[inside]], 2, seed=step["seed"]) if inside.sum() > 1 else None
-    if result is None or not result.sizes.all():
-        raise InvalidInput(
-            f"cluster {center} cannot be split", remedy="give embeddings with two images of it"
-        )
-    order = np.argsort(-result.sizes, kind="stable")
-    first, second = result.centers[order]
-    vectors = np.concatenate([centers.vectors, second[None]])
-    vectors[center] = first
-    sizes = np.append(centers.sizes, 0)
-    # the members that are not among these rows are shared out in the same way
-    sizes[-1] = round(sizes[center] * result.sizes[order[1]] / result.sizes.sum())
-    sizes[center] -= sizes[-1]
-    part, distances = nearest(rows, np.stack([first, second]))
-    parts = own_quantiles(part[inside], distances[inside], 2, step["quantile"])
-    quantiles = np.append(state.quantiles, parts[1])
-    quantiles[center] = parts[0]
-    examples = centers.examples
-    if examples is not None:
-        kept, new = (
-            _examples(members, inside & (part == each), np.zeros_like(part), distances, 1)
-            for each in (0, 1)
-        )
-        examples = examples.with_center(center, kept).extended(new)
-    changed = replace(
-        state,
-        centers=replace(
-            centers, vectors=vectors, sizes=sizes, examples=examples, names=None, audit_rows=None
-        ),
-        quantiles=quantiles.astype(np.float32),
-        clusters=np.append(state.clusters, np.int32(len(vectors) - 1)),
-    )
-    return changed, {"new": 1, "images": int(inside.sum())}
-
-
-def _aligned(state: LivingCenters, step: _Facts, given: _Given) -> tuple[LivingCenters, _Facts]:
-    centers, others = state.centers, Centers.read(given[step["to"]])
-    members = EmbeddingsArtifact(given[step["members"]])
-    ids, _ = nearest(_rows(centers, members), centers.vectors)
-    rows = _rows(others, members)
-    now, distances = nearest(rows, others.vectors)
-    num, num_others = len(centers.vectors), len(others.vectors)
-    own = state.clusters[ids]
-    found = matched(own, now, (num, num_others))
-    fresh = np.flatnonzero(found < 0)
-    found[fresh] = num + np.arange(len(fresh))
-    clusters = _heirs(ids, found[now], num, found)
-    vectors = np.empty((len(clusters), others.vectors.shape[1]), np.float32)
-    vectors[found] = others.vectors
-    vectors = vectors[clusters]  # an id without a counterpart has the center of its heir
-    sizes = np.zeros(len(clusters), np.int64)
-    sizes[found] = others.sizes
-    examples = None
-    if others.examples is not None:
-        examples = _examples(
-            members, np.ones(len(rows), np.bool_), found[now], distances, len(clusters)
-        )
-    quantiles = own_quantiles(found[now], distances, len(clusters), step["quantile"])
-    changed = replace(
-        state,
-        centers=replace(others, vectors=vectors, sizes=sizes, examples=examples, names=None),
-        quantiles=quantiles[clusters],
-        clusters=clusters,
-    )
-    facts = {
-        "kept": num_others - len(fresh),
-        "new": len(fresh),
-        "images": len(rows),
-        "stay": float((found[now] == own).mean()),
-    }
-    return changed, facts
-
-
-def _heirs(
-    ids: NDArray[np.int32], now: NDArray[np.int64], num: int, found: NDArray[np.int64]
-) -> NDArray[np.int32]:
-    """Returns the cluster of each id after an alignment.
-
-    ids, now: the id of each row before, and its cluster now. num: how many ids there were. found:
-    the ids that the clusters have now. An id that none has goes where most of its rows went, or,
-    without rows, to the first cluster.
-    """
-    total = max(num, int(found.max()) + 1)
-    clusters = np.arange(total, dtype=np.int32)
-    order = np.lexsort((now, ids))
-    bounds = np.searchsorted(ids[order], np.arange(num + 1))
-    for gone in np.setdiff1d(np.arange(num), found):
-        went = now[order[bounds[gone] : bounds[gone + 1]]]
-        clusters[gone] = np.bincount(went).argmax() if len(went) else found.min()
-    return clusters
-
-
-_CHANGES: Final[
-    dict[str, Callable[[LivingCenters, _Facts, _Given], tuple[LivingCenters, _Facts]]]
-] = {"update": _updated, "merge": _merged, "split": _divided, "align": _aligned}
-
-
-def _rows(centers: Centers, embeddings: EmbeddingsArtifact) -> Embeddings:
-    rows: Embeddings = centers.align(unit_rows(embeddings.load()))
-    return rows
-
-
-def _examples(
-    embeddings: EmbeddingsArtifact,
-    wanted: NDArray[np.bool_],
-    clusters: NDArray[np.integer],
-    distances: NDArray[np.float32],
-    num: int,
-) -> Examples:
-    """Returns the nearest of the wanted rows for each of `num` clusters."""
-    members = NearestMembers(num, NUM_EXAMPLES)
-    numbers = np.flatnonzero(wanted)
-    members.add(clusters[numbers], 1 - distances[numbers].astype(np.float64), numbers)
-    present = members.rows >= 0
-    keys = embeddings.keys_at(members.rows[present])
-    return Examples.of(keys, present.sum(axis=1), members.scores[present].astype(np.float32))
 
 
 def _carry_names(before: Artifact, made: Artifact) -> None:
@@ -377,15 +186,8 @@ def _carry_names(before: Artifact, made: Artifact) -> None:
     write_given_names(made, replace(given, names=names, evidence=None))
 
 
-def _made_from(centers: Artifact) -> EmbeddingsArtifact:
-    parent: Parent | None = next((p for p in centers.parents if p.role == "embeddings"), None)
-    path = None if parent is None else centers.path.resolve() / parent.path
-    if path is None or not path.is_dir():
-        raise NotFound(
-            f"the embeddings that {centers.path} was made from are not where they were",
-            remedy="give --members",
-        )
-    return EmbeddingsArtifact.open(path.resolve())
+def _members(centers: Artifact, given: Path | None) -> Artifact:
+    return open_used_embeddings(centers, given, option="--members").artifact
 
 
 def _check_fingerprint(centers: Artifact, other: Artifact) -> None:
@@ -394,15 +196,3 @@ def _check_fingerprint(centers: Artifact, other: Artifact) -> None:
             f"{centers.path} and {other.path} are of two models",
             remedy="embed the images with the model of the centers",
         )
-
-
-def _check_id(state: LivingCenters, center: int) -> None:
-    num = len(state.clusters)
-    if not 0 <= center < num:
-        raise InvalidInput(
-            f"{center} is the id of no center", remedy=f"there are {num}: 0 to {num - 1}"
-        )
-
-
-def _num_clusters(state: LivingCenters) -> int:
-    return len(np.unique(state.clusters))

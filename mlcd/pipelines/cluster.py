@@ -3,56 +3,55 @@ iteration.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.center_levels import write_levels
 from mlcd.artifacts.centers import Centers, majority_names
+from mlcd.artifacts.cluster_members import write_members
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.embeddings import EmbeddingsArtifact, part_name
-from mlcd.artifacts.examples import Examples
 from mlcd.artifacts.manifest import Artifact, Request, verify_file
 from mlcd.clustering.approximate import AUDITED_ROWS, MIN_AUDITED_ROWS, MIN_CENTERS
+from mlcd.clustering.bounded_sizes import BOUNDED_ROW_BYTES, TURNS, bound_sizes, checked_bound
 from mlcd.clustering.choice import Candidate, best, candidates
-from mlcd.clustering.exact_scores import exact_scores
-from mlcd.clustering.kmeans import MANY_CLUSTERS, KMeansResult, Progress, State, kmeans
-from mlcd.clustering.kmeans_plan import Plan
-from mlcd.clustering.kmeans_plan import plan as plan_clustering
-from mlcd.clustering.levels import build_levels, check_levels, composed
-from mlcd.clustering.members import NUM_EXAMPLES, NearestMembers
-from mlcd.clustering.quality import (
-    adjusted_rand_index,
-    conflict_rate,
-    imbalance,
-    near_duplicates,
-    normalized_mutual_information,
-    purity,
-    size_histogram,
-    tightness,
+from mlcd.clustering.kmeans import (
+    MANY_CLUSTERS,
+    KMeansResult,
+    MemberSums,
+    Progress,
+    State,
+    kmeans,
 )
+from mlcd.clustering.kmeans_plan import CENTER_BYTES, Plan
+from mlcd.clustering.kmeans_plan import plan as plan_clustering
+from mlcd.clustering.levels import check_levels
+from mlcd.clustering.members import NUM_EXAMPLES
 from mlcd.clustering.rows import FileRows, Rows, SelectedRows, UnitRows, lowest_hashed
 from mlcd.clustering.seeding import sampled
 from mlcd.clustering.sums import mean_of
-from mlcd.errors import InvalidInput
+from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.keys import HELD_OUT_FRACTION
-from mlcd.parts.histogram import draw_histogram
+from mlcd.parts.cluster_report import PICTURE, REPORT, summarized, write_coarser, write_report
+from mlcd.parts.seen_members import SeenMembers
 from mlcd.progress import Meter, Reporter
 from mlcd.world import World
 
-REPORT: Final = "report.json"
-PICTURE: Final = "sizes.png"
 CHECKPOINT: Final = ".checkpoint.npz"
 _ITERATIONS, _ITERATIONS_OF_MANY = 25, 3
 # first counter of the hash, so that the audited rows are not the first centers
 _AUDITED_STREAM: Final = 2
 _ALONE: Final = World()
+# From the numbers of the clustered rows (None for all) and their mean (None for none).
+FindMembers: TypeAlias = Callable[
+    [NDArray[np.int64] | None, NDArray[np.float32] | None], MemberSums
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +64,8 @@ class ClusterOptions:
     many rows for each cluster, drawn by hash. subtract_mean: compare rows after subtracting their
     mean, which becomes part of the centers. examples: the keys of so many nearest members of each
     center become part of them. levels: the numbers of clusters of coarser levels, ever smaller.
-    chosen_of: the curve of the numbers that `num_clusters` was chosen of.
+    chosen_of: the curve of the numbers that `num_clusters` was chosen of. balanced: no cluster
+    holds more rows than `largest`, or a quarter more than the mean.
     """
 
     num_clusters: int
@@ -79,6 +79,8 @@ class ClusterOptions:
     examples: int = NUM_EXAMPLES
     levels: Sequence[int] = ()
     chosen_of: Sequence[Candidate] = ()
+    balanced: bool = False
+    largest: int | None = None
 
     @property
     def passes(self) -> int:
@@ -99,6 +101,8 @@ class ClusterOptions:
             "examples": NUM_EXAMPLES,
             "levels": [],
             "chosen_of": [],
+            "balanced": False,
+            "largest": None,
         }
         return {
             name: value
@@ -114,13 +118,18 @@ def cluster(
     *,
     reporter: Reporter,
     world: World = _ALONE,
+    find_members: FindMembers | None = None,
 ) -> Artifact:
     """Runs spherical k-means on the rows that are not held out; the first process writes.
 
     Every iteration leaves a checkpoint in the draft: killed at any moment, the same call ends with
-    the same bytes.
+    the same bytes. find_members: makes what finds the members of centers in place of this process.
     """
     check_levels((options.num_clusters, *options.levels))
+    if options.balanced and world.size > 1:
+        raise ConfigInvalid(
+            "one process alone makes balanced clusters", remedy="start it without torchrun"
+        )
     request = Request(
         "centers",
         options.identity(),
@@ -129,33 +138,19 @@ def cluster(
     )
     if (done := find_published(out, request)) is not None:
         return done
-    numbers = _clustered(embeddings, options)
-    writes = world.rank == 0
-    with Draft(out, request) if writes else nullcontext() as draft:
+    rows, numbers = _select(embeddings, _clustered(embeddings, options), options)
+    bound = _bound(rows, options)
+    with Draft(out, request) if world.rank == 0 else nullcontext() as draft:
         for part in range(world.rank, embeddings.num_parts, world.size):
             verify_file(embeddings.artifact, part_name(part))
-        rows, numbers = _select(embeddings, numbers, options)
         mean = _checked_mean(rows, world) if options.subtract_mean else None
-        start = world.share(_saved_state(draft) if draft else None)
-        with reporter.stage(
-            "cluster", options.passes + 1, done=start.iteration if start else 0
-        ) as meter:
-            result = kmeans(
-                UnitRows(rows, mean),
-                options.num_clusters,
-                iterations=options.passes,
-                seed=options.seed,
-                start=start,
-                world=world,
-                on_start=lambda state: _save_state(draft, state) if draft else None,
-                on_iteration=lambda progress: _show(meter, progress),
-            )
+        unit = UnitRows(rows, mean)
+        members = find_members(numbers, mean) if find_members else None
+        result = _found(unit, options, draft, members, reporter=reporter, world=world)
+        if bound:
+            result = _bounded(unit, result, bound, options.seed, reporter)
         assignment = _gathered(result.assignment, rows.num_rows, world)
-        nearest = (
-            _nearest_members(UnitRows(rows, mean), result, options.examples, world)
-            if options.examples
-            else None
-        )
+        seen = SeenMembers.of(unit, result, options.examples, world)
         if draft:
             classes = _chosen(embeddings.class_names, numbers)
             Centers(
@@ -166,21 +161,26 @@ def cluster(
                 if options.names
                 else None,
                 mean=mean,
-                examples=None if nearest is None else _examples(nearest, embeddings, numbers),
+                examples=seen.examples(embeddings, numbers) if options.examples else None,
                 audit_rows=_audit_rows(embeddings, numbers)
                 if options.num_clusters >= MIN_CENTERS
                 else None,
+                quantiles=seen.quantiles(result, assignment),
             ).write(draft)
-            summary = _summary(result, assignment, classes)
+            summary = summarized(result, assignment, classes)
+            if bound:
+                # the objective of the bounded clusters follows those of k-means
+                summary |= {"bound": bound, "objective_unbounded": result.objective[-2]}
+                write_members(draft, embeddings, numbers, assignment)
             if options.chosen_of:
                 summary["chosen_of"] = [asdict(candidate) for candidate in options.chosen_of]
             if options.levels:
-                summary["levels"] = _write_coarser(draft, result, options)
+                summary["levels"] = write_coarser(draft, result, options.levels, options.seed)
             summary["held_out"] = (
                 int(embeddings.held_out(options.hold_out).sum()) if options.hold_out else 0
             )
             if options.report:
-                summary |= _write_report(draft, result, assignment, classes)
+                summary |= write_report(draft, result, assignment, classes)
             draft.publish(summary=summary, logs=(REPORT, PICTURE))
     world.share(None)  # no process looks for the artifact before it exists
     published = find_published(out, request)
@@ -206,8 +206,9 @@ def plan(embeddings: EmbeddingsArtifact, options: ClusterOptions, *, world: Worl
         rows.num_rows,
         options.num_clusters,
         rows.dimension,
-        iterations=options.passes,
+        iterations=options.passes + (TURNS if options.balanced else 0),
         processes=world.size,
+        row_bytes=BOUNDED_ROW_BYTES if options.balanced else CENTER_BYTES,
     )
 
 
@@ -218,7 +219,7 @@ def clustered_rows(
     return _select(embeddings, _clustered(embeddings, options), options)[1]
 
 
-class _KeyedRows(FileRows):
+class KeyedRows(FileRows):
     """The rows of an artifact; errors name them by their keys."""
 
     def __init__(self, embeddings: EmbeddingsArtifact) -> None:
@@ -250,7 +251,7 @@ def _select(
     embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None, options: ClusterOptions
 ) -> tuple[Rows, NDArray[np.int64] | None]:
     """Returns (the rows to cluster, their numbers in the artifact or None for all)."""
-    rows: Rows = _KeyedRows(embeddings)
+    rows: Rows = KeyedRows(embeddings)
     if numbers is not None:
         rows = SelectedRows(rows, numbers)
     if options.sample is None:
@@ -262,8 +263,54 @@ def _select(
     return drawn, drawn.selected if numbers is None else numbers[drawn.selected]
 
 
+def _bound(rows: Rows, options: ClusterOptions) -> int | None:
+    """Returns the largest number of rows of a cluster; None for any."""
+    if not options.balanced:
+        return None
+    return checked_bound(rows.num_rows, options.num_clusters, options.largest)
+
+
 def _chosen(names: list[str | None], numbers: NDArray[np.int64] | None) -> list[str | None]:
     return names if numbers is None else [names[row] for row in numbers]
+
+
+def _found(
+    rows: UnitRows,
+    options: ClusterOptions,
+    draft: Draft | None,
+    members: MemberSums | None,
+    *,
+    reporter: Reporter,
+    world: World,
+) -> KMeansResult:
+    """Runs k-means from the checkpoint in the draft on, where there is one."""
+    start = world.share(_saved_state(draft) if draft else None)
+    done = start.iteration if start else 0
+    with reporter.stage("cluster", options.passes + 1, done=done) as meter:
+        return kmeans(
+            rows,
+            options.num_clusters,
+            iterations=options.passes,
+            seed=options.seed,
+            start=start,
+            world=world,
+            members=members,
+            on_start=lambda state: _save_state(draft, state) if draft else None,
+            on_iteration=lambda progress: _show(meter, progress),
+        )
+
+
+def _bounded(
+    rows: UnitRows, result: KMeansResult, bound: int, seed: int, reporter: Reporter
+) -> KMeansResult:
+    with reporter.stage("balance", TURNS) as meter:
+        return bound_sizes(
+            rows,
+            result,
+            bound,
+            seed=seed,
+            on_turn=lambda reached: meter.advance(1, objective=reached),
+        )
 
 
 def _checked_mean(rows: Rows, world: World) -> NDArray[np.float32]:
@@ -334,52 +381,6 @@ def _gathered(own: NDArray[np.int32], num_rows: int, world: World) -> NDArray[np
     return world.sum_integers(every)
 
 
-def _nearest_members(
-    rows: Rows, result: KMeansResult, num_each: int, world: World
-) -> NearestMembers:
-    """Returns the nearest members of every center; only a further reading of the rows knows the
-    final centers.
-    """
-    nearest = NearestMembers(len(result.centers), num_each)
-    start, stop = world.own_rows(rows.num_rows)
-    for first, block in rows.blocks(start, stop):
-        centers = result.assignment[first - start :][: len(block)]
-        scores = exact_scores(block, result.centers, np.arange(len(block)), centers)
-        # Rows are unit only within the rounding of float16, which a cosine would show.
-        cosines = scores / np.linalg.norm(block.astype(np.float64), axis=1)
-        nearest.add(centers, cosines, np.arange(first, first + len(block)))
-    nearest.gather(world)
-    return nearest
-
-
-def _examples(
-    nearest: NearestMembers, embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None
-) -> Examples:
-    present = nearest.rows >= 0
-    rows = nearest.rows[present]
-    keys = embeddings.keys_at(rows if numbers is None else numbers[rows])
-    return Examples.of(keys, present.sum(axis=1), nearest.scores[present].astype(np.float32))
-
-
-def _write_coarser(
-    draft: Draft, result: KMeansResult, options: ClusterOptions
-) -> list[dict[str, Any]]:
-    """Writes the coarser levels and returns their part of the summary."""
-    levels = build_levels(
-        result.centers, result.sizes, result.cosines, options.levels, seed=options.seed
-    )
-    groups = composed(levels)
-    write_levels(draft, result.sizes, groups, [level.centers for level in levels])
-    return [
-        {
-            "clusters": len(level.centers),
-            "objective": level.objective,
-            "imbalance": imbalance(np.bincount(of, weights=result.sizes)),
-        }
-        for level, of in zip(levels, groups, strict=True)
-    ]
-
-
 def _audit_rows(
     embeddings: EmbeddingsArtifact, numbers: NDArray[np.int64] | None
 ) -> NDArray[np.float16]:
@@ -392,55 +393,4 @@ def _audit_rows(
         drawn = others[lowest_hashed(len(others), AUDITED_ROWS, _AUDITED_STREAM)]
     else:
         drawn = lowest_hashed(embeddings.num_rows, AUDITED_ROWS, _AUDITED_STREAM)
-    return UnitRows(_KeyedRows(embeddings)).read(np.sort(drawn)).astype(np.float16)
-
-
-def _summary(
-    result: KMeansResult, assignment: NDArray[np.int32], class_names: Sequence[str | None]
-) -> dict[str, Any]:
-    summary: dict[str, Any] = {
-        "rows": len(assignment),
-        "clusters": len(result.centers),
-        "objective": result.objective[-1],
-        "objective_history": list(result.objective),
-        "imbalance": imbalance(result.sizes),
-        "smallest": int(result.sizes.min()),
-        "largest": int(result.sizes.max()),
-        "empty": int((result.sizes == 0).sum()),
-        "splits": result.num_splits,
-    }
-    members, classes = _known(assignment, class_names)
-    if classes:
-        summary["purity"] = purity(members, classes)
-        summary["nmi"] = normalized_mutual_information(members, classes)
-    return summary
-
-
-def _known(
-    assignment: NDArray[np.int32], class_names: Sequence[str | None]
-) -> tuple[NDArray[np.int32], list[str]]:
-    rows = [row for row, name in enumerate(class_names) if name is not None]
-    return assignment[rows], [str(class_names[row]) for row in rows]
-
-
-def _write_report(
-    draft: Draft,
-    result: KMeansResult,
-    assignment: NDArray[np.int32],
-    class_names: Sequence[str | None],
-) -> dict[str, Any]:
-    """Writes report.json and sizes.png, and returns their part of the summary."""
-    members, classes = _known(assignment, class_names)
-    histogram = size_histogram(result.sizes)
-    extra: dict[str, Any] = {
-        "sizes": [{"at_least": smallest, "clusters": count} for smallest, count in histogram],
-        "intra_cluster_cosine": tightness(result.sizes, result.cosines),
-        "near_duplicate_centers": near_duplicates(result.centers),
-    }
-    if classes:
-        extra["ari"] = adjusted_rand_index(members, classes)
-        extra["conflict_rate"] = conflict_rate(members, classes)
-    draft.write_json(REPORT, _summary(result, assignment, class_names) | extra)
-    with draft.write(PICTURE) as path:
-        draw_histogram(histogram, "clusters by number of members").save(path, format="PNG")
-    return extra
+    return UnitRows(KeyedRows(embeddings)).read(np.sort(drawn)).astype(np.float16)

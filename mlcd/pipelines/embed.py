@@ -1,6 +1,6 @@
 """Images to the embeddings artifact."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.embeddings import KEY_SCHEMA, keys_name, part_name
-from mlcd.artifacts.manifest import Artifact, Request
+from mlcd.artifacts.manifest import Artifact, Parent, Request
+from mlcd.artifacts.selection import Selection
 from mlcd.cores import available_cores
 from mlcd.encoders.encoder import Encoder
 from mlcd.images.entries import Entries
@@ -39,25 +40,35 @@ from mlcd.progress import Reporter
 from mlcd.types import SampleKey
 
 
-def embed(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Artifact:
-    """Encodes every image of `source`; images that cannot be used are listed in errors.jsonl.
+def embed(
+    source: Source,
+    encoder: Encoder,
+    out: Path,
+    reporter: Reporter,
+    *,
+    selection: Selection | None = None,
+) -> Artifact:
+    """Encodes every image of `source`, or those that a selection keeps; images that cannot be used
+    are listed in errors.jsonl.
 
     Work is committed in parts of consecutive entries: a rerun after a crash starts at the first
     unfinished part and ends with the same bytes. Raises InvalidInput when there is no image, or no
     usable one.
     """
-    embedding = Embedder(source, encoder, out, num_threads=available_cores())
+    embedding = Embedder(source, encoder, out, num_threads=available_cores(), selection=selection)
     if (done := find_published(out, embedding.request)) is not None:
         return done
     num_parts = len(embedding.sizes)
     with Draft(out, embedding.request) as draft:
-        take_over(draft.path)
+        take_over(draft)
         finished = next(
             (part for part in range(num_parts) if not embedding.has(draft, part)), num_parts
         )
-        with reporter.stage(
-            "embed", sum(embedding.sizes), done=sum(embedding.sizes[:finished])
-        ) as meter:
+        start = sum(embedding.sizes[:finished])
+        with (
+            reporter.stage("embed", sum(embedding.sizes), done=start) as meter,
+            embedding.source.ahead(embedding.source.entries[start:]),
+        ):
             for part in range(finished, num_parts):
                 embedding.make(draft, part, lambda _, errors: meter.advance(1, errors=errors))
         return embedding.publish(draft)
@@ -76,27 +87,36 @@ class Embedder:
         part_entries: int = PART_ENTRIES,
         in_flight: int = 1,
         thumbnail_side: int | None = None,
+        selection: Selection | None = None,
     ) -> None:
         """num_threads: those that decode. in_flight: see `encode_entries`. thumbnail_side: pixels
-        of the thumbnails that are written beside; None for none. Raises InvalidInput where there is
-        no image.
+        of the thumbnails that are written beside; None for none. selection: the images that are
+        encoded; None for all. Raises InvalidInput where there is no image.
         """
         check_source(source, out)
-        self.source = source
+        self._all = source
+        self.source = source if selection is None else source.only(selection.kept_keys())
         self._encoder, self._part_entries = encoder, part_entries
         self._num_threads, self._in_flight = num_threads, in_flight
         self._thumbnail_side = thumbnail_side
         engine = {"precision": encoder.precision, "engine": encoder.engine}
         self.request = Request(
             "embeddings",
-            {**engine, "part_entries": part_entries, "batch": BATCH},
-            (images_parent(source, out),),
+            {**engine, **source.config, "part_entries": part_entries, "batch": BATCH},
+            tuple(self._parents(out, selection)),
             encoder.fingerprint,
         )
-        self.sizes = part_sizes(len(source.entries), part_entries)
+        self.sizes = part_sizes(len(self.source.entries), part_entries)
+
+    def _parents(self, out: Path, selection: Selection | None) -> Iterator[Parent]:
+        yield images_parent(self.source, out)
+        if selection is not None:
+            yield selection.artifact.as_parent_of(out, "selection")
 
     def entries(self, part: int) -> Entries:
         return self.source.entries[part_slice(part, self._part_entries)]
+
+    def prepare(self, draft: Draft) -> None: ...
 
     def has(self, draft: Draft, part: int) -> bool:
         """Tells whether the part is finished."""
@@ -126,7 +146,13 @@ class Embedder:
 
     @cached_property
     def _splits(self) -> NDArray[np.float64]:
-        return split_positions(self.source.entries.keys(), self.source.entries.class_names())
+        """Returns the positions of its images among all of the source, as every step has them."""
+        entries = self._all.entries
+        splits = split_positions(entries.keys(), entries.class_names())
+        if self.source is self._all:
+            return splits
+        keys = pa.chunked_array([list(self.source.entries.keys())], pa.large_string())
+        return splits[entries.find(keys)]
 
     def publish(self, draft: Draft) -> Artifact:
         """Publishes the draft, in which every part is finished. Raises InvalidInput where no image

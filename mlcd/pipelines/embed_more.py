@@ -110,6 +110,11 @@ def _check_alike(artifact: Artifact, parent: Parent, encoder: Encoder) -> None:
             f"{artifact.path} was made by {made[0]} in {made[1]}, not by {now[0]} in {now[1]}",
             remedy=f"give --engine {made[0]} --precision {made[1]}, or embed all images anew",
         )
+    if any(each.role == "selection" for each in artifact.parents):
+        raise ConfigInvalid(
+            f"{artifact.path} holds the images of a selection, to which none are added",
+            remedy="embed all images to another output",
+        )
     locations = [each.path for each in artifact.parents if each.role == "images"]
     if locations != [parent.path]:
         raise InvalidInput(

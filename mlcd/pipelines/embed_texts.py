@@ -62,7 +62,7 @@ def embed_texts(
     splits = split_positions(texts.keys, [None] * len(texts.keys)).tolist()
     split_of = dict(zip(texts.keys, splits, strict=True))
     with Draft(out, request) as draft:
-        take_over(draft.path)
+        take_over(draft)
         missing = [part for part in range(len(sizes)) if not draft.has(errors_name(part))]
         done_before = sum(sizes) - sum(sizes[part] for part in missing)
         with reporter.stage("embed", sum(sizes), done=done_before) as meter:

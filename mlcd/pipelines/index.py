@@ -2,19 +2,20 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-
-import numpy as np
 
 from mlcd.artifacts.addition import first_part_after
 from mlcd.artifacts.disk import refuse_full_disk, replacing, translated_os_errors
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Parent
-from mlcd.collections.collection import DEFAULT_RECALL, GENERATIONS, LEDGER, Collection, Description
-from mlcd.collections.duplicates import Group, duplicate_groups, num_tile_pairs
+from mlcd.clustering.cells import Take
+from mlcd.collections.collection import Collection
+from mlcd.collections.collection_folder import GENERATIONS, LEDGER
+from mlcd.collections.duplicates import Group, duplicate_groups
 from mlcd.collections.item import Item
 from mlcd.collections.parquet_items import ParquetItems, write_parquet
+from mlcd.collections.port import DEFAULT_RECALL, CollectionPort, Description
 from mlcd.errors import Conflict
 from mlcd.progress import Reporter, Stages
 from mlcd.types import Embeddings
@@ -47,9 +48,9 @@ def index(
         out, embeddings.fingerprint, embeddings.dimension, recall, asdict(source)
     ) as collection:
         blocks = (
-            _items(embeddings, start, block) for start, block in embeddings.blocks(_BLOCK_ROWS)
+            items_of(embeddings, start, block) for start, block in embeddings.blocks(_BLOCK_ROWS)
         )
-        return _fill(collection, blocks, embeddings.num_rows, reporter)
+        return fill(collection, blocks, embeddings.num_rows, reporter)
 
 
 def _index_more(
@@ -74,11 +75,17 @@ def _index_more(
             raise _of_another(out)
         start = embeddings.num_rows_before(first)
         blocks = (
-            _items(embeddings, block.start, embeddings.read(block))
+            items_of(embeddings, block.start, embeddings.read(block))
             for block in embeddings.plan(_BLOCK_ROWS)
             if block.start >= start
         )
-        return _fill(collection, blocks, embeddings.num_rows - start, reporter, source=source)
+        return fill(
+            collection,
+            blocks,
+            embeddings.num_rows - start,
+            reporter,
+            when_added=lambda: collection.take_source(asdict(source)),
+        )
 
 
 def import_parquet(
@@ -89,7 +96,7 @@ def import_parquet(
     """
     items = ParquetItems.open(path)
     with _opened(out, items.fingerprint, items.dimension, recall, None) as collection:
-        return _fill(collection, items.blocks(), items.num_items, reporter)
+        return fill(collection, items.blocks(), items.num_items, reporter)
 
 
 def export_parquet(path: Path, out: Path, reporter: Reporter) -> int:
@@ -120,11 +127,11 @@ def duplicates(
         raise Conflict(f"{out} exists", remedy="give another file")
     if (source / LEDGER).is_file():
         with Collection.open(source, read_only=True) as collection:
-            ids, read = collection.rows()
-            found = _grouped(len(ids), read, similarity, reporter)
+            ids, take = collection.rows()
+            found = _grouped(len(ids), take, similarity, reporter)
     else:
         embeddings = EmbeddingsArtifact.open(source)
-        found = _grouped(embeddings.num_rows, _reading(embeddings), similarity, reporter)
+        found = _grouped(embeddings.num_rows, embeddings.unit_rows_at, similarity, reporter)
         ids = embeddings.keys
     with translated_os_errors(out):
         try:
@@ -169,23 +176,22 @@ def _of_another(out: Path) -> Conflict:
     )
 
 
-def _fill(
-    collection: Collection,
+def fill(
+    collection: CollectionPort,
     blocks: Iterator[list[Item]],
     num_items: int,
     reporter: Stages,
     *,
-    source: Parent | None = None,
+    when_added: Callable[[], None] = lambda: None,
 ) -> Description:
-    """Adds the items and indexes all. source: the collection's source once they are in."""
+    """Adds the items, calls `when_added` and indexes all."""
     changed = False
     with reporter.stage("add", num_items) as meter:
         for items in blocks:
             outcomes = collection.add(items)
             changed |= any(outcome != "unchanged" for outcome in outcomes)
             meter.advance(len(items))
-    if source is not None:
-        collection.take_source(asdict(source))
+    when_added()
     described = collection.describe()
     if changed or described.indexed != described.items:
         with reporter.stage(INDEX_STAGE, described.items) as meter:
@@ -198,35 +204,13 @@ def metadata_of(class_name: str | None) -> dict[str, str]:
     return {} if class_name is None else {"class_name": class_name}
 
 
-def _items(embeddings: EmbeddingsArtifact, start: int, block: Embeddings) -> list[Item]:
+def items_of(embeddings: EmbeddingsArtifact, start: int, block: Embeddings) -> list[Item]:
     keys, names = embeddings.keys, embeddings.class_names
     return [
         Item(keys[row], vector, metadata_of(names[row])) for row, vector in enumerate(block, start)
     ]
 
 
-def _grouped(
-    num_rows: int, read: Callable[[int, int], Embeddings], similarity: float, reporter: Reporter
-) -> list[Group]:
-    with reporter.stage("compare", num_tile_pairs(num_rows)) as meter:
-        return duplicate_groups(num_rows, read, similarity, meter=meter)
-
-
-def _reading(embeddings: EmbeddingsArtifact) -> Callable[[int, int], Embeddings]:
-    """Returns a reader of any range of rows; only the requested rows are in memory."""
-    parts = embeddings.plan(2**62)
-
-    def read(start: int, stop: int) -> Embeddings:
-        found = []
-        for part in parts:
-            first, last = max(start, part.start), min(stop, part.start + part.num_rows)
-            if first < last:
-                offset = part.offset + first - part.start
-                found.append(
-                    embeddings.read(
-                        replace(part, offset=offset, start=first, num_rows=last - first)
-                    )
-                )
-        return np.concatenate(found)
-
-    return read
+def _grouped(num_rows: int, take: Take, similarity: float, reporter: Reporter) -> list[Group]:
+    with reporter.stage("compare", num_rows) as meter:
+        return duplicate_groups(num_rows, take, similarity, meter=meter)

@@ -20,6 +20,7 @@ from mlcd.cores import available_cores
 from mlcd.encoders import open_encoder
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.errors import ConfigInvalid
+from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.sources import open_source
 from mlcd.parts.claims import Claims
 from mlcd.parts.encoded import (
@@ -45,7 +46,8 @@ class LabelOptions:
 
     source: an embeddings artifact, or images; these need a `model`. mode: approximate looks only at
     the centers in some cells, `probes` of them, or as many as an audit finds necessary. encoder:
-    how the model is opened; the workers choose its number of threads. embeddings: adds a column.
+    how the model is opened; the workers choose its number of threads. urls: how images are fetched
+    that a table or a list names by URLs. embeddings: adds a column.
     part_rows, part_entries: the rows or images that are processed, and committed, at once.
     """
 
@@ -57,6 +59,7 @@ class LabelOptions:
     probes: int | None = None
     model: str | None = None
     encoder: EncoderOptions = DEFAULTS
+    urls: UrlOptions | None = None
     embeddings: bool = False
     part_rows: int = PART_ROWS
     part_entries: int = PART_ENTRIES
@@ -64,7 +67,8 @@ class LabelOptions:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
         """Reads what `asdict` made of the options."""
-        return cls(**{**fields, "encoder": EncoderOptions(**fields["encoder"])})
+        urls = None if fields["urls"] is None else UrlOptions(**fields["urls"])
+        return cls(**{**fields, "encoder": EncoderOptions(**fields["encoder"]), "urls": urls})
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not -1.0 <= self.threshold <= 1.0:
@@ -87,8 +91,8 @@ def label(options: LabelOptions, out: Path, *, workers: int = 1, reporter: Repor
         if (done := find_published(out, labeling.request)) is not None:
             return done
         with Draft(out, labeling.request) as draft:
-            take_over(draft.path)
-            labeling.search.prepare(draft)
+            take_over(draft)
+            labeling.prepare(draft)
             _make_all(labeling, draft, workers, reporter)
             return labeling.publish(draft)
 
@@ -113,6 +117,10 @@ class Labeling:
         """Returns the request's identity as text, which the workers compare."""
         return json.dumps(self.request.identity(), sort_keys=True)
 
+    def prepare(self, draft: Draft) -> None:
+        """Makes what every part needs, once before the first."""
+        self.search.prepare(draft)
+
     def has(self, draft: Draft, part: int) -> bool:
         """Tells whether the part is finished."""
         return draft.has(part_name(part))
@@ -124,7 +132,15 @@ class Labeling:
             found = self.search.nearest(draft, part, rows.embeddings)
             write_errors(draft, part, rows.errors)
             kept = rows.embeddings if self.options.embeddings else None
-            write_part(draft, part, rows.keys, rows.image_sha256, found, kept)
+            write_part(
+                draft,
+                part,
+                rows.keys,
+                rows.image_sha256,
+                found,
+                kept,
+                self.centers.label_columns,
+            )
         on_done(self.sizes[part], len(rows.errors))
 
     def publish(self, draft: Draft) -> Artifact:
@@ -177,6 +193,7 @@ def labeling_of(
         "threshold": options.threshold,
         "num_centers": num_centers,
         **({"embeddings": True} if options.embeddings else {}),
+        **({"of_centers": sorted(centers.label_columns)} if centers.label_columns else {}),
         **search.config,
         **rows.config,
     }
@@ -201,7 +218,7 @@ def _open_input(options: LabelOptions, out: Path, num_threads: int) -> LabelInpu
             f"{options.source} is not a finished artifact of embeddings",
             remedy="finish `mlcd embed`, or give --model to label images",
         )
-    source = open_source(options.source)
+    source = open_source(options.source, urls=options.urls)
     check_source(source, out)
     encoder = open_encoder(options.model, replace(options.encoder, num_threads=num_threads))
     return ImagesInput(source, encoder, part_entries=options.part_entries, num_threads=num_threads)
@@ -258,7 +275,8 @@ def _make_all(labeling: Labeling, draft: Draft, workers: int, reporter: Reporter
     with reporter.stage("label", sum(labeling.sizes), done=done) as meter:
         progress = _Progress(meter)
         if num_workers <= 1:
-            make_parts(labeling, draft, wait=True, on_progress=progress)
+            with labeling.rows.ahead(missing):
+                make_parts(labeling, draft, wait=True, on_progress=progress)
             return
         labeling.rows.close()  # the workers open their own input
         num_threads = max(1, available_cores() // num_workers)

@@ -1,7 +1,5 @@
 """The naming of centers by words: those of a file, through the text tower of the model."""
 
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,15 +9,15 @@ from numpy.typing import NDArray
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.given_names import MAX_NAME, fits_a_name
-from mlcd.artifacts.manifest import Artifact
 from mlcd.clustering.nearest import CenterScan
-from mlcd.errors import ArtifactInvalid, InvalidInput, MlcdError, TextRejected
+from mlcd.errors import InvalidInput, TextRejected
 from mlcd.models.prompts import TemplateSet, class_rows, prompt, templates
 from mlcd.naming.chosen_names import LEAST_SHARE
 from mlcd.naming.speaking_members import drawn_members, nearest_words
 from mlcd.naming.term_scores import contrast
 from mlcd.naming.terms import MemberTerms
 from mlcd.parts.text_files import TextFile
+from mlcd.parts.used_embeddings import open_used_embeddings
 from mlcd.pipelines.name import Members, Naming, name_members, open_centers
 from mlcd.progress import Stages
 from mlcd.text_checks import checked_text
@@ -63,7 +61,7 @@ def members_by_words(
 ) -> Members:
     """Returns the members that are asked, each with the words nearest to it."""
     artifact, centers = open_centers(path)
-    members = _open_members(artifact, embeddings)
+    members = open_used_embeddings(artifact, embeddings)
     for fingerprint, what in (
         (encoder.fingerprint, "the words"),
         (members.fingerprint, "the embeddings"),
@@ -91,20 +89,6 @@ def members_by_words(
     }
     terms = MemberTerms.of_ranked(vocabulary, best)
     return Members(terms, assignment[asked], contrast, facts)
-
-
-def _open_members(centers: Artifact, embeddings: Path | None) -> EmbeddingsArtifact:
-    if embeddings is not None:
-        return EmbeddingsArtifact.open(embeddings)
-    for parent in centers.parents:
-        if parent.role == "embeddings":
-            place = Path(os.path.normpath(centers.path.resolve() / parent.path))
-            with suppress(MlcdError):
-                return EmbeddingsArtifact.open(place)
-    raise ArtifactInvalid(
-        f"the embeddings that {centers.path} was made from are not where they were",
-        remedy="give --embeddings",
-    )
 
 
 def _usable_words(words: TextFile) -> list[str]:

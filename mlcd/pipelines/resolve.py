@@ -13,10 +13,12 @@ from typing import Final
 
 from platformdirs import user_cache_path
 
+from mlcd.artifacts.copies import brought
 from mlcd.artifacts.disk import locked, translated_os_errors
 from mlcd.artifacts.manifest import MANIFEST, open_artifact
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
 from mlcd.export.starter.artifact import STARTER, starter_digest
+from mlcd.locations import is_url
 from mlcd.models import hub
 from mlcd.models.runs import find_checkpoint, holds_checkpoints
 from mlcd.models.weight_files import digest_of_weights, refuse_part
@@ -33,8 +35,11 @@ def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -
 
     A run, a checkpoint, a directory or a file of weights, `hub:ORGANIZATION/MODEL`, or `starter` is
     exported the first time. That happens in a separate process, so that the caller never loads
-    torch. announce: is called when that begins. Raises the errors of `mlcd export`.
+    torch. announce: is called when that begins. An artifact at a URL is brought here. Raises the
+    errors of `mlcd export`.
     """
+    if is_url(spec):
+        spec = str(brought(spec))
     path = Path(spec)
     if spec in _CLASSICAL or path.suffix == ".onnx":
         return spec
@@ -44,6 +49,12 @@ def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -
         return spec
     refuse_part(spec)
     return _exported_once(spec, _name(spec), _digest_of_weights(spec, path), announce)
+
+
+def model_everywhere(spec: str) -> str:
+    """Returns the model as other machines find it: names and URLs stay, and paths are whole."""
+    is_named = spec in (*_CLASSICAL, STARTER) or is_url(spec) or not Path(spec).exists()
+    return spec if is_named else str(Path(spec).resolve())
 
 
 def _digest_of_weights(spec: str, path: Path) -> str:

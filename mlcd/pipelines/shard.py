@@ -1,5 +1,5 @@
-"""The unit of work of a batch job: one shard of what `mlcd label`, `mlcd embed` and `mlcd index`
-make.
+"""The unit of work of a batch job: one shard of what `mlcd label`, `mlcd embed`, `mlcd index`
+and `mlcd curate` make.
 
 `open_shards` lists the input and writes nothing. Then any process can make any shard, at any time
 and as often as it likes: what it leaves has the same bytes. Once all are made, `publish` puts the
@@ -9,24 +9,28 @@ engine.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.copies import brought
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Artifact, draft_path
 from mlcd.encoders.encoder import Encoder
 from mlcd.errors import ConfigInvalid
 from mlcd.images.sources import open_source
 from mlcd.label_job import LabelJob
+from mlcd.locations import artifact_path
 from mlcd.parts import ownership
 from mlcd.parts.encoded import PART_ENTRIES, OnDone, check_source
 from mlcd.parts.label_inputs import ImagesInput
 from mlcd.parts.ownership import NotRemoved
 from mlcd.parts.thumbnail_parts import ThumbnailChoice
+from mlcd.pipelines.curate import CurateInputs
 from mlcd.pipelines.embed import Embedder
 from mlcd.pipelines.label import LabelOptions, labeling_of
 from mlcd.pipelines.shard_collection import EMBEDDINGS, CollectionShards
 from mlcd.pipelines.shard_parts import InputChanged, Making, OtherSettings, OutputGone, PartShards
+from mlcd.pipelines.shard_selection import SelectionShards
 
 __all__ = [
     "Equipment",
@@ -111,7 +115,8 @@ def open_shards(
     part_entries: int = PART_ENTRIES,
     check_files: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> Shards:
-    """Lists the input of a job and cuts it into shards of `part_entries` images.
+    """Lists the input of a job and cuts it into shards of `part_entries` images; that of `curate`
+    is one shard.
 
     owner: whose work the unfinished output is; all of it is in `draft_path(job.output)`.
     check_files: called with the files that a shard is made of, before they are read; what it
@@ -120,7 +125,9 @@ def open_shards(
     Raises NotFound or InvalidInput where there is no input, ConfigInvalid where labels lack centers
     of the model.
     """
-    out = Path(job.output)
+    out = artifact_path(job.output)
+    if job.kind == "curate":
+        return SelectionShards(job, _curate_inputs(job, equipment), owner, check_files)
     source = open_source(job.input)
     if job.kind == "label":
         check_source(source, out)
@@ -157,7 +164,17 @@ def _labeling(job: LabelJob, rows: ImagesInput, equipment: Equipment, part_entri
         raise ConfigInvalid("there are no centers to label with", remedy="give --centers")
     artifact, centers = equipment.centers.artifact, equipment.centers.centers
     options = LabelOptions(job.input, str(artifact.path), part_entries=part_entries, **job.options)
-    return labeling_of(options, rows, artifact, centers, Path(job.output))
+    return labeling_of(options, rows, artifact, centers, artifact_path(job.output))
+
+
+def _curate_inputs(job: LabelJob, equipment: Equipment) -> CurateInputs:
+    embeddings = EmbeddingsArtifact.open(brought(job.input))
+    if embeddings.fingerprint != equipment.encoder.fingerprint:
+        raise ConfigInvalid(
+            f"{job.input} are embeddings of another model", remedy="embed the images by this one"
+        )
+    centers = equipment.centers if job.needs_centers else None
+    return CurateInputs(embeddings, None if centers is None else centers.artifact)
 
 
 def discard(job: LabelJob, *, owner: str) -> None:
@@ -165,4 +182,6 @@ def discard(job: LabelJob, *, owner: str) -> None:
 
     Raises Conflict where another process works in it, NotRemoved where the file system keeps it.
     """
-    ownership.discard(draft_path(Path(job.output)), owner)
+    out = artifact_path(job.output)
+    ownership.discard_uploads(out, owner)
+    ownership.discard(draft_path(out), owner)

@@ -14,7 +14,7 @@ from mlcd.errors import ConfigInvalid, Conflict, Unavailable
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source
 from mlcd.parts.encoded import NoUsableImage, OnDone, num_errors, num_listed
-from mlcd.parts.ownership import OWNER, give_up, owner_of
+from mlcd.parts.ownership import OWNER, discard_uploads, give_up, owner_of_draft
 from mlcd.types import SampleKey
 
 
@@ -53,6 +53,10 @@ class Making(Protocol):
     request: Request
     sizes: list[int]
 
+    def prepare(self, draft: Draft) -> None:
+        """Makes what every part needs, once before the first."""
+        ...
+
     def has(self, draft: Draft, part: int) -> bool: ...
 
     def make(self, draft: Draft, part: int, on_done: OnDone) -> None: ...
@@ -68,63 +72,68 @@ class Images(Protocol):
     def entries(self, part: int) -> Entries: ...
 
 
-class PartShards:
-    """The `Shards` protocol over an artifact made in parts of `images`."""
+class DraftShards:
+    """The `Shards` protocol over an artifact that is made in parts, which a subclass makes."""
 
-    def __init__(
-        self,
-        making: Making,
-        images: Images,
-        out: Path,
-        owner: str,
-        check_files: Callable[[Sequence[str]], None],
-    ) -> None:
-        self._making, self._images, self._out, self._owner = making, images, out, owner
-        self._check_files = check_files
-        self.sizes = making.sizes
-        self.damaged_files = len(images.source.problems)
+    def __init__(self, making: Making, out: Path, owner: str, *, damaged_files: int) -> None:
+        self._making, self._out, self._owner = making, out, owner
+        self.sizes, self.damaged_files = making.sizes, damaged_files
 
     def plan(self) -> None:
-        if self._published() is None:
-            with self._entered(begins=True):
-                pass
+        if self.published() is None:
+            with self._entered(begins=True) as draft:
+                self._making.prepare(draft)
+
+    def missing(self) -> list[int]:
+        """Returns the shards that are not made yet."""
+        draft = self._draft()
+        return [shard for shard in range(len(self.sizes)) if not self._making.has(draft, shard)]
 
     def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
-        if (artifact := self._published()) is not None:
-            return num_listed(artifact.file(ERRORS), self.keys(shard))
+        if (artifact := self.published()) is not None:
+            return self._num_failed_of(artifact, shard)
         with self._entered() as draft:
             self._make(draft, shard, on_done, is_last_try=is_last_try)
-            return num_errors(draft, shard)
+            return self._num_failed(draft, shard)
 
     def _make(self, draft: Draft, shard: int, on_done: OnDone, *, is_last_try: bool) -> None:
+        del is_last_try
         if not self._making.has(draft, shard):
-            self._check_files(self._images.source.files_of(self._images.entries(shard)))
-            self._making.make(draft, shard, self._checking(shard, on_done, is_last_try=is_last_try))
+            self._making.make(draft, shard, on_done)
+
+    def _num_failed(self, draft: Draft, shard: int) -> int:
+        """Returns how many images of a shard have no result."""
+        del draft, shard
+        return 0
+
+    def _num_failed_of(self, artifact: Artifact, shard: int) -> int:
+        """Returns the same where the artifact is published."""
+        del artifact, shard
+        return 0
 
     def publish(self, on_done: OnDone) -> None:
-        if self._published() is not None:
+        if self.published() is not None:
             return
         try:
             with self._entered() as draft:
+                draft.fetch_all()
                 for shard in range(len(self.sizes)):
                     on_done(0, 0)
                     self._make(draft, shard, on_done, is_last_try=True)
                 self._making.publish(draft)
         except NoUsableImage:
+            discard_uploads(self._out, self._owner)
             give_up(draft_path(self._out), self._owner)  # nothing in it can be finished
             raise
 
     def check(self) -> None:
-        if self._published() is None:
+        if self.published() is None:
             draft = self._draft()
-            if owner_of(draft.path) != self._owner:
+            if owner_of_draft(draft) != self._owner:
                 raise OutputGone.of(draft.path)
 
-    def keys(self, shard: int) -> Iterable[SampleKey]:
-        """Returns the keys of the images of a shard."""
-        return self._images.entries(shard).keys()
-
-    def _published(self) -> Artifact | None:
+    def published(self) -> Artifact | None:
+        """Returns the finished artifact; None where it is not there."""
         return find_published(self._out, self._making.request)
 
     def _draft(self) -> Draft:
@@ -138,11 +147,11 @@ class PartShards:
     @contextmanager
     def _entered(self, *, begins: bool = False) -> Iterator[Draft]:
         draft = self._draft()
-        if not begins and owner_of(draft.path) != self._owner:
+        if not begins and owner_of_draft(draft) != self._owner:
             raise OutputGone.of(draft.path)
         try:
             with draft:
-                if owner_of(draft.path) != self._owner:
+                if owner_of_draft(draft) != self._owner:
                     draft.write_json(OWNER, self._owner)
                 yield draft
         except OSError as error:  # raised while the draft was entered
@@ -151,7 +160,7 @@ class PartShards:
 
     def _check_begun(self, draft: Draft) -> None:
         begun = draft.begun()
-        if begun is None or owner_of(draft.path) != self._owner:
+        if begun is None or owner_of_draft(draft) != self._owner:
             return  # the draft itself refuses the work of others
         ours = json.loads(json.dumps(self._making.request.identity()))
         if begun["parents"] != ours["parents"]:
@@ -164,6 +173,36 @@ class PartShards:
                 f"it was begun with {_settings_of(begun)}, and this is {_settings_of(ours)}",
                 remedy="start a worker with the settings that it was begun with",
             )
+
+
+class PartShards(DraftShards):
+    """The shards of an artifact made in parts of `images`."""
+
+    def __init__(
+        self,
+        making: Making,
+        images: Images,
+        out: Path,
+        owner: str,
+        check_files: Callable[[Sequence[str]], None] = lambda _: None,
+    ) -> None:
+        super().__init__(making, out, owner, damaged_files=len(images.source.problems))
+        self._images, self._check_files = images, check_files
+
+    def keys(self, shard: int) -> Iterable[SampleKey]:
+        """Returns the keys of the images of a shard."""
+        return self._images.entries(shard).keys()
+
+    def _num_failed(self, draft: Draft, shard: int) -> int:
+        return num_errors(draft, shard)
+
+    def _num_failed_of(self, artifact: Artifact, shard: int) -> int:
+        return num_listed(artifact.file(ERRORS), self.keys(shard))
+
+    def _make(self, draft: Draft, shard: int, on_done: OnDone, *, is_last_try: bool) -> None:
+        if not self._making.has(draft, shard):
+            self._check_files(self._images.source.files_of(self._images.entries(shard)))
+            self._making.make(draft, shard, self._checking(shard, on_done, is_last_try=is_last_try))
 
     def _checking(self, shard: int, on_done: OnDone, *, is_last_try: bool) -> OnDone:
         """Returns an `on_done` that checks the files once more when all are read and nothing is

@@ -8,19 +8,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mlcd.artifacts.draft import Draft, find_published
-from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.living_centers import LivingCenters
 from mlcd.artifacts.manifest import Artifact, Request, open_artifact
 from mlcd.clustering.novelty import nearest
 from mlcd.errors import ConfigInvalid, NotFound
+from mlcd.parts.used_embeddings import open_used_embeddings
 from mlcd.types import unit_rows
 
 TRANSLATED: Final = "translated.parquet"
 
 
 def translate(
-    labels: Path, centers: Path, out: Path, *, embeddings: EmbeddingsArtifact | None = None
+    labels: Path, centers: Path, out: Path, *, embeddings: Path | None = None
 ) -> Artifact:
     """Writes the cluster of each image's first label, and the cluster of the center nearest to it
     now.
@@ -37,23 +37,23 @@ def translate(
             f"{labels} were not made with {centers} or an earlier state of them",
             remedy="label the images anew",
         )
-    embeddings = embeddings or _made_from(table)
+    used = open_used_embeddings(table.artifact, embeddings)
     parents = (
         table.artifact.as_parent_of(out, "labels"),
         artifact.as_parent_of(out, "centers"),
-        embeddings.artifact.as_parent_of(out, "embeddings"),
+        used.artifact.as_parent_of(out, "embeddings"),
     )
     request = Request("translation", {}, parents, artifact.fingerprint)
     if (done := find_published(out, request)) is not None:
         return done
     before = table.ids[:, 0]
     labeled = before >= 0
-    row_of = {key: row for row, key in enumerate(embeddings.keys)}
+    row_of = {key: row for row, key in enumerate(used.keys)}
     if missing := next((key for key in table.keys if key not in row_of), None):
         raise NotFound(
-            f"{embeddings.artifact.path} lack {missing}", remedy="give those of the labeled images"
+            f"{used.artifact.path} lack {missing}", remedy="give those of the labeled images"
         )
-    rows = embeddings.rows_at(np.array([row_of[key] for key in table.keys], np.int64))
+    rows = used.rows_at(np.array([row_of[key] for key in table.keys], np.int64))
     ids, _ = nearest(state.centers.align(unit_rows(rows)), state.centers.vectors)
     now = state.clusters[ids]
     cluster = np.where(labeled, state.clusters[np.where(labeled, before, 0)], -1)
@@ -72,15 +72,3 @@ def translate(
             "disagreement": float(differ.mean()) if len(differ) else 0.0,
         }
         return draft.publish(summary=facts)
-
-
-def _made_from(table: LabelTable) -> EmbeddingsArtifact:
-    artifact = table.artifact
-    hint = next((each.path for each in artifact.parents if each.role == "embeddings"), None)
-    path = None if hint is None else (artifact.path.resolve() / hint).resolve()
-    if path is None or not path.is_dir():
-        raise NotFound(
-            f"the embeddings that {artifact.path} were made from are not where they were",
-            remedy="give --embeddings",
-        )
-    return EmbeddingsArtifact.open(path)

@@ -19,6 +19,7 @@ from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, measure, open_ar
 from mlcd.artifacts.name_evidence import read_evidence
 from mlcd.collections.collection import Collection
 from mlcd.errors import ArtifactInvalid, Conflict, ImageRejected, NotFound
+from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.sources import open_source
 from mlcd.locations import is_url
 from mlcd.models.weight_files import digest_of_weights
@@ -166,6 +167,19 @@ def _check_texts(artifact: Artifact, parent: Parent) -> Finding:
     return Finding(str(path), "texts", True, f"digest {parent.digest[:12]}")
 
 
+def _check_urls(artifact: Artifact, location: str, parent: Parent) -> Finding:
+    """Checks that a table or a list holds the same URLs; the images are not fetched again."""
+    try:
+        source = open_source(location, urls=UrlOptions(**artifact.config["urls"]))
+    except NotFound:
+        return Finding(parent.path, "images", False, "not on this machine, not checked")
+    if source.listing_digest() != parent.digest:
+        raise ArtifactInvalid(
+            f"{location} does not hold the URLs that {artifact.path} was made from"
+        )
+    return Finding(location, "images", True, f"{len(source.entries)} URLs, nothing fetched")
+
+
 def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> Finding:
     """Checks each image against the digest stored with its embedding; of a collection, the names
     and sizes of all.
@@ -177,6 +191,8 @@ def _check_images(artifact: Artifact, locations: list[str], parent: Parent) -> F
     if is_url(parent.path):
         return Finding(parent.path, "images", False, "not on this machine, not checked")
     location = locations[0]
+    if "urls" in artifact.config:
+        return _check_urls(artifact, location, parent)
     try:
         source = open_source(location)
     except NotFound:

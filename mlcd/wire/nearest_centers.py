@@ -24,11 +24,18 @@ class Example(WireAnswer):
 
 
 class Label(WireAnswer):
-    """A label of an image. similarity: cosine with the center. examples: if they were asked for."""
+    """A label of an image.
+
+    similarity: cosine with the center. cluster: the one that the center belongs to, its own id but
+    where clusters were merged. path: its clusters on the coarser levels, and its own id last; null
+    without levels. examples: if they were asked for.
+    """
 
     id: int
     similarity: float
     name: str | None
+    cluster: int
+    path: str | None = None
     examples: list[Example] | None = None
 
 
@@ -69,18 +76,85 @@ class LabeledImages(Provenance):
     errors: list[ItemError]
 
 
+class NameTerm(WireAnswer):
+    """A term of a cluster.
+
+    share: of the members that have it. leading: of those whose best it is. elsewhere: of the other
+    clusters' members that have it.
+    """
+
+    term: str
+    score: float
+    share: float
+    leading: float
+    elsewhere: float
+
+
+class NameContrast(WireAnswer):
+    """The term that most sets a cluster apart from its nearest one.
+
+    center: the nearest one. share, there: the shares of the members of both that have the term.
+    """
+
+    center: int
+    term: str
+    share: float
+    there: float
+
+
+class TypicalCaption(WireAnswer):
+    """The caption of a member that has most of its cluster's terms."""
+
+    key: str
+    caption: str
+
+
+class NameGrounds(WireAnswer):
+    """The evidence for the name of a center, or why it has none.
+
+    name: what the evidence says, which people may have changed since. margin: the lead of the best
+    term's score over the next. by_chance: the best score where the members are dealt to the
+    clusters at random. members: how many were asked. typical: of names from captions.
+    """
+
+    name: str | None
+    score: float
+    margin: float
+    by_chance: float
+    members: int
+    terms: list[NameTerm]
+    unlike: NameContrast | None
+    typical: list[TypicalCaption] | None = None
+
+
+class RecentQueries(WireAnswer):
+    """The images that the server process looked up last, 10,000 at most.
+
+    images: how many. novelty: the share of these that lie beyond the distance from their center
+    within which 95 % of its members lie; null without images.
+    """
+
+    images: int
+    novelty: float | None
+
+
 class DescribedCenter(Provenance):
     """A center.
 
-    size: the number of its members in the clustering. alternates, members, spread, novelty: as in
-    a list, the last three of the collection that the request names.
+    size: the number of its members in the clustering. cluster, path: as in a label. alternates,
+    members, spread, novelty, recent: as in a list, members to novelty of the collection that the
+    request names. evidence: that for the name; null where centers were never named from evidence.
     """
 
     centers: str
     id: int
     size: int
     name: str | None
+    cluster: int
+    path: str | None
     alternates: list[str]
+    evidence: NameGrounds | None
+    recent: RecentQueries | None
     members: int | None = None
     spread: float | None = None
     novelty: float | None = None
@@ -91,20 +165,24 @@ class DescribedCenter(Provenance):
 class ListedCenter(WireAnswer):
     """A center of a list.
 
-    alternates: what the evidence for its name offers beside it. size: the number of its members in
-    the clustering. members: the collection's items whose nearest
+    cluster, path: as in a label. alternates: what the evidence for its name offers beside it. size:
+    the number of its members in the clustering. members: the collection's items whose nearest
     center it is. spread: the mean of 1 - cosine of these to the center. novelty: the share of these
     that are farther from it than 95 % of the images that the list names in `novelty_from`. The
-    three are null without a collection, the last two also without members.
+    three are null without a collection, the last two also without members. recent: of the queries
+    whose nearest center it is.
     """
 
     id: int
     name: str | None
+    cluster: int
+    path: str | None
     alternates: list[str]
     size: int
     members: int | None
     spread: float | None
     novelty: float | None
+    recent: RecentQueries | None
     examples: list[Example]
 
 
@@ -114,10 +192,12 @@ class CenterList(Provenance):
     centers: the page. digest: that of the center set. total: how many centers the filters leave on
     all pages. next: the cursor of the next page, null on the last. novelty_from: the images whose
     distances from their centers are the ordinary ones: rows that ship with the centers, or the
-    collection's items where there are none; null where both are too few.
+    collection's items where there are none; null where both are too few. recent: of the images of
+    all centers; null where the centers do not know their members' distances.
     """
 
     digest: str
+    recent: RecentQueries | None
     novelty_from: SkipValidation[Literal["centers", "collection"]] | None
     collection: str | None
     centers: list[ListedCenter]

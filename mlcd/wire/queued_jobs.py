@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, SkipValidation, create_model
 
 from mlcd.label_job import OPTIONS, JobKind
+from mlcd.types import Issue
 from mlcd.wire.shapes import WireAnswer, WireRequest
 
 JobState = Literal["queued", "running", "succeeded", "failed", "canceled"]
@@ -27,9 +28,11 @@ _JobOptions: Any = create_model("_JobOptions", __base__=WireRequest, **_OPTIONS)
 class JobRequest(_JobOptions):
     """A request for a job.
 
-    input: a folder, a glob of tar shards or parquet files, or one file, as workers see it. output:
-    a directory that does not exist yet. top, threshold, embeddings (written beside the labels):
-    options of `label` jobs only; one that is null or missing has its default.
+    input: a folder, a glob of tar shards or parquet files, or one file, as workers see it; of
+    `curate` jobs an embeddings artifact. output: a directory that does not exist yet. top,
+    threshold, embeddings (written beside the labels): options of `label` jobs only; the others are
+    those of `curate` jobs only, as the command has them. One that is null or missing has its
+    default.
     """
 
     model_config = ConfigDict(
@@ -85,8 +88,8 @@ class JobProgress(WireAnswer):
 class Job(WireAnswer):
     """A batch job as it stands.
 
-    fingerprint, centers: those of the model and the center set that it was accepted for. top,
-    threshold, embeddings: null where the job makes no labels. problem: why the job has failed;
+    fingerprint, centers: those of the model and the center set that it was accepted for. Options
+    that its kind does not have are null. problem: why the job has failed;
     before its end, why a shard has failed or why no worker does it.
     """
 
@@ -100,6 +103,14 @@ class Job(WireAnswer):
     top: int | None
     threshold: float | None
     embeddings: bool | None
+    issues: list[Issue] | None
+    duplicates: float | None
+    keep: str | None
+    outliers: float | None
+    balance: int | None
+    hierarchical: int | None
+    seed: int | None
+    report: bool | None
     created: datetime
     started: datetime | None
     ended: datetime | None

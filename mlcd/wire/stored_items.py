@@ -69,11 +69,25 @@ class DescribedThumbnails(WireAnswer):
     full: bool
 
 
+class DescribedStore(WireAnswer):
+    """The store of a collection.
+
+    kind: folder is the server's own. writers: whether one server or many may change the collection
+    at one time. consistency: which changes a search sees. cannot: what this store does not promise,
+    a sentence each.
+    """
+
+    kind: SkipValidation[Literal["folder", "postgresql", "milvus"]]
+    writers: SkipValidation[Literal["one", "many"]]
+    consistency: str
+    cannot: list[str]
+
+
 class DescribedCollection(WireAnswer):
     """A collection.
 
     usable: it holds embeddings of the served model. writable: false where the server may only read
-    it. fields: those that filters can name.
+    it. fields: those that filters can name. store: what keeps the items.
     """
 
     name: str
@@ -85,6 +99,7 @@ class DescribedCollection(WireAnswer):
     fields: list[str]
     index: DescribedIndex
     thumbnails: DescribedThumbnails | None = None
+    store: DescribedStore | None = None
 
 
 class CollectionList(WireAnswer):

@@ -15,8 +15,9 @@ class Budget:
     """
 
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
-        self._limits, self._metrics = limits, metrics
+        self._limits = limits
         self._num_bytes = 0
+        metrics.held("fetched_bytes", lambda: self._num_bytes)
 
     @contextmanager
     def share(self) -> Iterator["Share"]:
@@ -33,7 +34,6 @@ class Budget:
                 "the server is at its limit of fetched bytes", remedy="try again in a moment"
             )
         self._num_bytes += num
-        self._metrics.reserved("fetched_bytes", self._num_bytes)
 
 
 class Share:

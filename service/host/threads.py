@@ -2,11 +2,14 @@
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from threadpoolctl import threadpool_limits
 
 from mlcd.cores import available_cores
-from service.settings import Settings
+
+if TYPE_CHECKING:  # an engine's process needs none
+    from service.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class ThreadBudget:
     blas: int
 
     @classmethod
-    def of(cls, settings: Settings) -> "ThreadBudget":
+    def of(cls, settings: "Settings") -> "ThreadBudget":
         """Returns the budget by the process's cpuset and CPU quota, unless the settings differ."""
         share = max(1, available_cores() // settings.processes)
         return cls(settings.engine_threads or share, settings.decode_threads or share, share, share)

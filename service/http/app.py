@@ -50,6 +50,7 @@ from service.http.routes import (
     texts,
     thumbnails,
 )
+from service.http.short_way import ShortWayMiddleware
 from service.resources import Resources
 
 _DIALECTS: Final = (openai.DIALECT, cohere.DIALECT, kserve.DIALECT, own.DIALECT)
@@ -95,12 +96,16 @@ def create_app(resources: Resources | None) -> FastAPI:
         # A redirect would repeat the Host header that the client sent, and some clients change the
         # method when they follow one.
         redirect_slashes=False,
+        # The service traces by itself; FastAPI would look for providers at every request.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     # A page that remembers a key would hand it to the next person who opens the page.
     parameters = {"tryItOutEnabled": True, "filter": True, "persistAuthorization": False}
     patch_fastapi(app, redirect_from_root_to_docs=False, swagger_ui_parameters=parameters)
     check_declared(app.routes)
     app.state.resources, app.state.dialects = resources, _DIALECTS
+    app.state.routes = []
+    app.add_middleware(ShortWayMiddleware, routes=app.state.routes)
     app.add_middleware(BodyLimitMiddleware)
     if resources is not None:
         app.add_middleware(OriginMiddleware, settings=resources.settings)
@@ -111,7 +116,6 @@ def create_app(resources: Resources | None) -> FastAPI:
     app.add_exception_handler(RequestValidationError, handle_validation_error)
     app.add_exception_handler(HTTPException, handle_http_error)
     app.add_exception_handler(Exception, handle_unexpected)
-    app.state.routes = []
     for module in _ROUTES:
         check_declared(module.router.routes)
         app.include_router(module.router)

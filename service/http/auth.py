@@ -24,8 +24,8 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Exchange
 
 from mlcd.errors import MlcdError, Unavailable
+from mlcd.fetching.hosts import allows, canonical_host
 from service.errors import BadRequest, Forbidden, ForeignOrigin, Misdirected, Unauthorized
-from service.hosts import allows, canonical_host
 from service.http.problems import handle_mlcd_error
 from service.keys.file import Scope
 from service.resources import Resources

@@ -6,7 +6,6 @@ connections.
 """
 
 import asyncio
-import resource
 from itertools import chain
 from typing import Any, Final
 
@@ -22,7 +21,6 @@ from service.timings import ANSWER_READ_S, BODY_REST_S, CROWDED_RETRY_S, REQUEST
 # Headers, chunk framing and trailers of one request; more is allowed only beside as much body.
 MAX_OVERHEAD_BYTES: Final = 64 * 2**10
 _MAX_PIPELINED: Final = 16
-_MAX_DESCRIPTORS: Final = 65_536
 PLACES_FOR_PROBES: Final = 16  # connections above the limit, for health and metrics
 _PROBES: Final = frozenset(path.encode() for path in PROBES)
 _CROWDED: Final = orjson.dumps(
@@ -50,7 +48,9 @@ class ConnectionBounds:
         self.answered: dict[HttpConnection, None] = {}
         # Connections between two requests; the one that has waited longest comes first.
         self.waiting: dict[HttpConnection, None] = {}
+        self.num = 0
         self._metrics = metrics
+        metrics.held("connections", lambda: self.num)
 
     def make_room(self, newest: "HttpConnection", num: int) -> None:
         """Closes the connection that is needed least; the newest of `num` where all others work.
@@ -70,10 +70,6 @@ class ConnectionBounds:
         self.answered.pop(connection, None)
         self.waiting.pop(connection, None)
 
-    def counted(self, num: int) -> None:
-        """Shows how many connections are open."""
-        self._metrics.reserved("connections", num)
-
     def closed(self, reason: str) -> None:
         self._metrics.rejected(f"connection-{reason}")
 
@@ -89,10 +85,10 @@ class HttpConnection(HttpToolsProtocol):
         self._message_complete = True
         self._lingering = False
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    # uvloop's transport has the methods of asyncio's, and is none of its subclasses.
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._bounds.counted(len(self.connections))
+        self._bounds.num = len(self.connections)
         if len(self.connections) > self._bounds.most:
             self._bounds.make_room(self, len(self.connections))
         self._wait()
@@ -102,7 +98,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
-        self._bounds.counted(len(self.connections))
+        self._bounds.num = len(self.connections)
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
@@ -222,19 +218,3 @@ class _Closing:
 
     def is_closing(self) -> bool:
         return self._connection.transport.is_closing()
-
-
-def allow_descriptors() -> None:
-    """Raises the process's limit on open files to the most that the system allows.
-
-    A connection is an open file, and a large upload another.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MAX_DESCRIPTORS), most))
-
-
-def affordable(num: int) -> int:
-    """Returns how many of `num` connections fit into half of the limit on open files."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return num if most == resource.RLIM_INFINITY else min(num, max(1, most // 2))

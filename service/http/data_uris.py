@@ -6,7 +6,7 @@ from typing import Any, Final
 import pybase64
 
 from mlcd.errors import ImageRejected
-from service.fetch.urls import GivenImage, ImageUrl
+from service.fetch.given_images import GivenImage, ImageUrl
 
 _REMEDY: Final = "data:image/jpeg;base64,…"
 

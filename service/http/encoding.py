@@ -10,10 +10,11 @@ import numpy as np
 from fastapi import Request
 
 from mlcd.errors import ImageRejected
+from mlcd.fetching.urls import Url
 from mlcd.types import Embeddings, ImageBatch, unit_rows
 from service.deadline import within_deadline
 from service.errors import BadRequest, StrictBatch
-from service.fetch.urls import GivenImage, Url
+from service.fetch.given_images import GivenImage
 from service.inference.contract import refuse_when_down
 from service.inference.outcomes import Encoded, Timings
 from service.keys.rates import RequestAccount

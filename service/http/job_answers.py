@@ -9,7 +9,7 @@ from service.jobs import job as jobs
 
 def described_job(job: jobs.Job) -> Job:
     spec = job.spec
-    options = spec.options if spec.kind == "label" else dict.fromkeys(OPTIONS)
+    options = dict.fromkeys(OPTIONS) | spec.options
     return Job(
         id=job.id,
         kind=spec.kind,

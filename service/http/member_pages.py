@@ -7,15 +7,15 @@ import numpy as np
 import orjson
 
 from mlcd.collections.clusters import Clusters
-from mlcd.collections.collection import Collection
 from mlcd.collections.columns import Scalar
+from mlcd.collections.port import CollectionPort
 from mlcd.errors import InvalidInput
 from mlcd.wire.nearest_centers import CountedValue
 from service.http.cursors import read_cursor, write_cursor
 
 
 def listed_members(
-    collection: Collection, clusters: Clusters, center: int, *, limit: int, cursor: str | None
+    collection: CollectionPort, clusters: Clusters, center: int, *, limit: int, cursor: str | None
 ) -> dict[str, Any]:
     """Returns a page of members, the nearest first, the number of all, and the next cursor."""
     part = clusters.members(center)

@@ -10,7 +10,7 @@ from fastapi import Request
 from mlcd.errors import Rejection
 from mlcd.types import Embeddings
 from service.errors import BadRequest, TooLarge
-from service.fetch.urls import GivenImage
+from service.fetch.given_images import GivenImage
 from service.http.bodies import (
     check_count,
     embeddings_from_json,
@@ -43,6 +43,10 @@ class Queries:
     errors: dict[int, Rejection]
     encoded: Encoded | None = None
     name: str = "images"
+
+    @property
+    def are_images(self) -> bool:
+        return self.encoded is not None and self.name == "images"
 
     @classmethod
     def given(cls, embeddings: Embeddings) -> "Queries":

@@ -11,7 +11,7 @@ from fastapi import Request
 from mlcd.errors import Rejection
 from service.deadline import within_deadline
 from service.errors import BadRequest, StrictBatch, TextGiven, TooLarge
-from service.fetch.urls import GivenImage
+from service.fetch.given_images import GivenImage
 from service.http.encoding import encode, encode_strictly
 from service.inference.outcomes import Account, Encoded, slowest
 from service.inference.served_texts import ServedTexts

@@ -33,6 +33,7 @@ class Capacity:
         self._of, self._most, self._always = of, most, always
         self._metrics = metrics
         self._reserved = 0
+        metrics.held(of, lambda: self._reserved)
         self._reserved_by: Counter[object] = Counter()
 
     def check(self, num: int, *, owner: object | None) -> None:
@@ -71,7 +72,6 @@ class Capacity:
 
     def _change(self, num: int, owner: object | None) -> None:
         self._reserved += num
-        self._metrics.reserved(self._of, self._reserved)
         if owner is not None:
             self._reserved_by[owner] += num
             if not self._reserved_by[owner]:
@@ -129,6 +129,7 @@ class Places:
         """Prepares `most` places. of: the name of the items."""
         self._of, self._most = of, most
         self._num = 0
+        metrics.held(of, lambda: self._num)
         self._rate = DrainRate()
         self._metrics = metrics
 
@@ -169,12 +170,10 @@ class Places:
             raise self.refusal()
         self._rate.working(asyncio.get_running_loop().time())
         self._num += num
-        self._metrics.reserved(self._of, self._num)
         try:
             yield
         finally:
             self._num -= num
-            self._metrics.reserved(self._of, self._num)
             self._rate.finished(num, asyncio.get_running_loop().time(), idle=not self._num)
 
     def refusal(self) -> Overloaded:

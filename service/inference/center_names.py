@@ -1,14 +1,20 @@
 """The names of the served centers: read with the centers, changed one by one, durable at once."""
 
+import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.given_names import GivenNames, Names, change_names, current_names
+from mlcd.artifacts.given_names import (
+    GIVEN_NAMES,
+    Names,
+    change_names,
+    current_names,
+)
 from mlcd.artifacts.manifest import Artifact
 from mlcd.artifacts.name_evidence import read_evidence
 from mlcd.errors import Conflict
@@ -21,22 +27,31 @@ _SEPARATOR: Final = "\n"  # no name holds it, so no part of a query fits across 
 class CenterNames:
     """The names of all centers at one moment, and those that evidence offers beside them.
 
-    version: the number of changes that led here.
+    version: the number of changes that led here. grounds: the evidence for each, as JSON; empty
+    where there is none.
     """
 
     names: Names
     offered: Alternates
     version: int = 0
+    grounds: tuple[bytes, ...] = ()
 
     @classmethod
     def read(cls, artifact: Artifact) -> "CenterNames":
         given = current_names(artifact)
-        return cls(given.names, _offered(artifact, given), given.version)
+        clusters = read_evidence(artifact, given.evidence).clusters if given.evidence else []
+        # text takes a fraction of the memory of its dictionaries
+        grounds = tuple(json.dumps(cluster, ensure_ascii=False).encode() for cluster in clusters)
+        return cls(given.names, _offered(clusters), given.version, grounds)
 
     def alternates(self, center: int) -> list[str]:
         """Returns what evidence offers for a center beside the name that it has."""
         offered = self.offered[center] if self.offered else ()
         return [name for name in offered if name != self.names[center]]
+
+    def evidence(self, center: int) -> dict[str, Any] | None:
+        """Returns the evidence for a center's name; None where there is none."""
+        return json.loads(self.grounds[center]) if self.grounds else None
 
     @cached_property
     def folded(self) -> list[str]:
@@ -74,14 +89,20 @@ class CenterNames:
                 remedy="let the server write into their folder",
             )
         _, given = change_names(artifact, lambda before: before.set_by_hand({center: name}))
-        return CenterNames(given.names, self.offered, given.version)
+        return replace(self, names=given.names, version=given.version)
 
 
-def _offered(artifact: Artifact, given: GivenNames) -> Alternates:
+def names_version(artifact: Artifact) -> tuple[int, int] | None:
+    """Returns what changes whenever the file of given names does; None where there is none."""
+    try:
+        found = (artifact.path / GIVEN_NAMES).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+def _offered(clusters: list[dict[str, Any]]) -> Alternates:
     """Returns the names and alternates of those centers whose evidence is strong enough."""
-    if given.evidence is None:
-        return ()
-    clusters = read_evidence(artifact, given.evidence).clusters
     return tuple(
         () if cluster["name"] is None else (cluster["name"], *cluster["alternates"])
         for cluster in clusters

@@ -1,5 +1,6 @@
 """The nearest centers of embeddings, exact or approximate; approximation is audited at start."""
 
+import logging
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -7,6 +8,7 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.manifest import Artifact
@@ -18,13 +20,17 @@ from mlcd.clustering.approximate import (
     divide,
     fewest_probes,
 )
+from mlcd.clustering.members import ORDINARY
 from mlcd.clustering.nearest import CenterScan
-from mlcd.collections.clusters import LEAST_ORDINARY, ORDINARY
-from mlcd.collections.collection import Collection
-from mlcd.errors import ConfigInvalid
+from mlcd.collections.clusters import LEAST_ORDINARY
+from mlcd.collections.port import CollectionPort
+from mlcd.errors import ConfigInvalid, MlcdError
 from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, Neighbors, unit_rows
-from service.inference.center_names import CenterNames
+from service.inference.center_names import CenterNames, names_version
+from service.inference.query_novelty import QueryNovelty
+
+_log = logging.getLogger("mlcd.service")
 
 LookupMode = Literal["exact", "approximate"]
 _AUDITED_TOP: Final = 8  # the default `top` of /v1/labels
@@ -43,7 +49,7 @@ class Approximation:
 
     @classmethod
     def build(
-        cls, centers: Centers, exact: CenterScan, collections: Iterable[Collection]
+        cls, centers: Centers, exact: CenterScan, collections: Iterable[CollectionPort]
     ) -> "Approximation":
         """Divides the centers into cells, chooses as few probes as recall allows, and audits them.
 
@@ -76,16 +82,18 @@ class Lookup:
         self.centers = centers
         self._artifact = artifact
         self._renaming = threading.Lock()
+        self._read_at = None if artifact is None else names_version(artifact)
         self.names = (
             CenterNames(centers.names or (None,) * len(centers.vectors), ())
             if artifact is None
             else CenterNames.read(artifact)
         )
+        self.recent = None if centers.quantiles is None else QueryNovelty(centers.quantiles)
         # The service never loads torch, and numpy's labels are the same.
         self.scan = CenterScan(centers.vectors, matmul="numpy")
         self.approximation: Approximation | None = None
 
-    def approximate(self, collections: Iterable[Collection]) -> None:
+    def approximate(self, collections: Iterable[CollectionPort]) -> None:
         """Prepares the approximate mode, audited on the centers' own rows or on indexed ones."""
         try:
             self.approximation = Approximation.build(self.centers, self.scan, collections)
@@ -97,22 +105,57 @@ class Lookup:
         """Gives a center a name, durably, and returns the names since. None takes its name away."""
         assert self._artifact is not None
         with self._renaming:
-            self.names = self.names.changed(self._artifact, center, name)
-            self.centers = replace(self.centers, names=self.names.names)
+            self._take(self.names.changed(self._artifact, center, name))
             return self.names
 
-    @cached_property
-    def ordinary_distance(self) -> float | None:
-        """Returns the 95 % quantile of 1 - cosine to the nearest center, of images like those that
-        were clustered.
+    def follow_names(self) -> None:
+        """Reads the names again where another process has changed their file.
 
-        They are the rows that ship with the centers; the result is None where those are too few.
+        The names stay where it cannot be read.
         """
+        if self._artifact is None or names_version(self._artifact) == self._read_at:
+            return
+        with self._renaming:
+            # the file may change again while it is read, and is then read again
+            self._read_at = names_version(self._artifact)
+            try:
+                self._take(CenterNames.read(self._artifact))
+            except MlcdError as error:
+                _log.warning("the names of the centers cannot be read again: %s", error)
+
+    def _take(self, names: CenterNames) -> None:
+        self.names = names
+        self.centers = replace(self.centers, names=names.names)
+
+    @cached_property
+    def ordinary_distances(self) -> NDArray[np.floating] | float | None:
+        """Returns the distance, 1 - cosine, within which most images like those that were clustered
+        lie from their nearest center: of each center, [K], or of all.
+
+        Without quantiles of its own each center has the 95 % quantile of the rows that ship with
+        the centers; the result is None where those are too few.
+        """
+        if self.centers.quantiles is not None:
+            return self.centers.quantiles
         shipped = self.centers.audit_rows
         if shipped is None or len(shipped) < LEAST_ORDINARY:
             return None
         rows = self.centers.align(unit_rows(shipped))
         return float(np.quantile(1 - self.scan.nearest(rows, 1).scores[:, 0], ORDINARY))
+
+    def remember(self, embeddings: Embeddings, found: Neighbors) -> int | None:
+        """Counts images among the recent ones, and returns how many lie beyond the quantile of
+        their center; None where the centers have none.
+
+        found: the centers nearest to the same embeddings, as `nearest` returns them.
+        """
+        if self.recent is None or not len(embeddings):
+            return None
+        ids, scores = found.ids[:, 0].copy(), found.scores[:, 0].copy()
+        if (left_out := ids < 0).any():  # by a threshold
+            others = self.nearest(embeddings[left_out], 1)
+            ids[left_out], scores[left_out] = others.ids[:, 0], others.scores[:, 0]
+        return self.recent.add(ids, scores)
 
     @property
     def modes(self) -> list[LookupMode]:
@@ -136,7 +179,9 @@ class Lookup:
         )
 
 
-def _audited_rows(centers: Centers, collections: Iterable[Collection]) -> tuple[str, Embeddings]:
+def _audited_rows(
+    centers: Centers, collections: Iterable[CollectionPort]
+) -> tuple[str, Embeddings]:
     """Returns the source of the rows to audit, and the rows.
 
     The rows are unit [n, D] as the model gives them, with n of at least MIN_AUDITED_ROWS.
@@ -147,10 +192,10 @@ def _audited_rows(centers: Centers, collections: Iterable[Collection]) -> tuple[
     return "collections", _sample(collections, AUDITED_ROWS)
 
 
-def _sample(collections: Iterable[Collection], num: int) -> Embeddings:
+def _sample(collections: Iterable[CollectionPort], num: int) -> Embeddings:
     """Returns at most `num` indexed rows, [n, D], drawn by the hash of their positions."""
     opened = [collection.rows() for collection in collections]
-    positions = [(read, row) for ids, read in opened for row in range(len(ids))]
+    positions = [(take, row) for ids, take in opened for row in range(len(ids))]
     if len(positions) < MIN_AUDITED_ROWS:
         raise ConfigInvalid(
             f"approximate labels are audited on {MIN_AUDITED_ROWS} rows or more: these centers ship"
@@ -158,4 +203,4 @@ def _sample(collections: Iterable[Collection], num: int) -> Embeddings:
             f" {len(positions)} indexed images (--state)"
         )
     chosen = np.argsort(hash_counters(np.arange(len(positions))), kind="stable")[:num]
-    return np.concatenate([read(row, row + 1) for read, row in (positions[i] for i in chosen)])
+    return np.concatenate([take(np.array([row])) for take, row in (positions[i] for i in chosen)])

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from mlcd.collections.store import Collections
+from mlcd.collections.port import CollectionsPort
 from mlcd.images.decode import DecodeLimits
 from mlcd.models.tokenizer import Tokenizer
 from service.inference.admission import Admission
@@ -76,7 +76,7 @@ class SharedResources:
     admission: Admission
     metrics: Metrics
     memory: MemoryCache | None
-    collections: Collections | None
+    collections: CollectionsPort | None
 
     @property
     def decode_limits(self) -> DecodeLimits:

@@ -1,13 +1,15 @@
 """The centers and collections of a model: they are usable only with the model behind them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.copies import brought
 from mlcd.artifacts.manifest import MANIFEST, Artifact, open_artifact
-from mlcd.collections.collection import Collection
-from mlcd.collections.store import Collections
+from mlcd.collections.places import open_place
+from mlcd.collections.port import CollectionPort, CollectionsPort
 from mlcd.errors import ConfigInvalid, Conflict, NotFound
 from mlcd.types import Fingerprint
 from service.inference.lookup import Lookup
@@ -26,11 +28,11 @@ class ModelData:
 
     fingerprint: Fingerprint
     lookup: Lookup | None
-    store: Collections | None
+    store: CollectionsPort | None
     foreign_centers: Fingerprint | None = None
 
     @property
-    def collections(self) -> dict[str, Collection]:
+    def collections(self) -> dict[str, CollectionPort]:
         """The open collections of this model."""
         return {
             name: one for name, one in self._all().items() if one.fingerprint == self.fingerprint
@@ -62,7 +64,7 @@ class ModelData:
             )
         return self.lookup
 
-    def opened_collection(self, name: str) -> Collection:
+    def opened_collection(self, name: str) -> CollectionPort:
         """Returns an open collection.
 
         Raises NotFound where none has that name, Conflict where it is that of another model.
@@ -76,13 +78,16 @@ class ModelData:
             )
         return found
 
-    def opened_store(self) -> Collections:
+    def opened_store(self) -> CollectionsPort:
         """Returns the collections. Raises Conflict where the server has no state directory."""
         if self.store is None:
-            raise Conflict("this server keeps no collections", remedy="start it with --state DIR")
+            raise Conflict(
+                "this server keeps no collections",
+                remedy="start it with --state DIR, or set MLCD_COLLECTIONS__STORE",
+            )
         return self.store
 
-    def _all(self) -> dict[str, Collection]:
+    def _all(self) -> Mapping[str, CollectionPort]:
         return {} if self.store is None else self.store.all()
 
     def _foreign(self, what: str, fingerprint: Fingerprint, way: str) -> Conflict:
@@ -96,7 +101,7 @@ class ModelData:
 def open_model_data(
     settings: Settings,
     folder: str,
-    collections: Collections | None,
+    collections: CollectionsPort | None,
     fingerprint: Fingerprint,
     *,
     strict: bool,
@@ -123,15 +128,17 @@ def open_model_data(
     return data
 
 
-def open_collections(settings: Settings) -> Collections | None:
-    """Opens all collections in the state directory; slow. Returns None without a state directory.
+def open_collections(settings: Settings) -> CollectionsPort | None:
+    """Opens all collections in the store or the state directory; slow. Returns None without either.
 
-    Several server processes may only search them.
+    Several server processes may only search those in a state directory.
     """
+    if (store := settings.collections.store) is not None:
+        return open_place(store.get_secret_value(), max_collections=settings.limits.max_collections)
     if settings.state_dir is None:
         return None
-    return Collections.open(
-        Path(settings.state_dir) / "collections",
+    return open_place(
+        str(Path(settings.state_dir) / "collections"),
         read_only=settings.processes > 1,
         max_thumbnail_bytes=settings.thumbnails.max_bytes,
         max_collections=settings.limits.max_collections,
@@ -154,7 +161,7 @@ def _open_centers(
 def find_centers(settings: Settings, folder: str) -> Path | None:
     """Returns the path of the named centers, else of those that the model's folder holds."""
     if settings.centers is not None:
-        return Path(settings.centers)
+        return brought(settings.centers)
     shipped = Path(folder) / "centers"
     return shipped if (shipped / MANIFEST).is_file() else None
 

@@ -37,6 +37,9 @@ from service.telemetry.metrics import Metrics
 from service.telemetry.request import took
 
 _LARGE_PIXELS: Final = 16_000_000  # photographs of most cameras are smaller
+# Headers of so few bytes are read on the event loop, in about 0.05 ms: a thread would take as long
+# to wake. The most hostile ones take 6 ms.
+_SMALL_BYTES: Final = 8 * 2**10
 
 
 # An image and the number of its pixels.
@@ -107,9 +110,9 @@ class Pipeline:
             )
         refuse_when_down(self._engine, self._metrics)
         with self._admission.images.reserved(len(images), deadline=deadline):
-            images, pixels = await loop.run_in_executor(
-                self._headers, _read_headers, images, self._limits
-            )
+            read = partial(_read_headers, images, self._limits)
+            small = sum(len(one) for one in images if isinstance(one, bytes)) <= _SMALL_BYTES
+            images, pixels = read() if small else await loop.run_in_executor(self._headers, read)
             num = sum(pixels)
             if num > self._max_pixels:
                 raise TooLarge(

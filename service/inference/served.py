@@ -10,10 +10,11 @@ from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.encoders.text_encoder import Calibration, TextEncoder
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Fingerprint
-from service.settings import Log
+from service.log import Log
 
-if TYPE_CHECKING:  # an extra
+if TYPE_CHECKING:  # settings are of the server alone, and Triton is an extra
     from mlcd.encoders.triton import TritonEncoder, TritonTextEncoder
+    from service.settings import Settings
 
 Tower = Literal["images", "texts"]
 
@@ -38,6 +39,18 @@ class Opening:
     encoder: EncoderOptions = DEFAULTS
     log: Log = Log()  # noqa: RUF009 - frozen
     tower: Tower = "images"
+
+    @classmethod
+    def by(
+        cls, settings: "Settings", model: str, *, num_threads: int, tower: Tower = "images"
+    ) -> "Opening":
+        return cls(
+            model,
+            max_batch=settings.max_batch,
+            encoder=settings.encoder_options(num_threads),
+            log=settings.log,
+            tower=tower,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "log": self.log.model_dump()}

@@ -7,8 +7,8 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from mlcd.collections.clusters import Clusters
-from mlcd.collections.collection import Collection
 from mlcd.collections.plane import Plane
+from mlcd.collections.port import CollectionPort
 from service.deadline import within_deadline
 from service.inference.lookup import Lookup
 
@@ -23,31 +23,32 @@ class CollectionViews:
     def __init__(self, thread: ThreadPoolExecutor) -> None:
         """thread: a pool of one thread."""
         self._thread = thread
-        self._clusters: WeakKeyDictionary[Collection, tuple[str, Clusters]] = WeakKeyDictionary()
-        self._layouts: WeakKeyDictionary[Collection, Plane] = WeakKeyDictionary()
+        self._clusters = WeakKeyDictionary[CollectionPort, tuple[str, Clusters]]()
+        self._layouts = WeakKeyDictionary[CollectionPort, Plane]()
         self._changing = threading.Lock()
 
     async def clusters(
-        self, collection: Collection, lookup: Lookup, *, deadline: float
+        self, collection: CollectionPort, lookup: Lookup, *, deadline: float
     ) -> Clusters:
         """Returns the clusters of the collection's present state. Raises DeadlineExceeded."""
-        found = self._found_clusters(collection, lookup)
+        # a store behind a network is asked for its state
+        found = await asyncio.to_thread(self._found_clusters, collection, lookup)
         if found is not None:
             return found
         make = partial(self._make_clusters, collection, lookup)
         making = asyncio.get_running_loop().run_in_executor(self._thread, make)
         return await within_deadline(making, deadline)
 
-    async def layout(self, collection: Collection, *, deadline: float) -> Plane:
+    async def layout(self, collection: CollectionPort, *, deadline: float) -> Plane:
         """Returns the layout of the collection's present state. Raises DeadlineExceeded."""
-        found = self._found_layout(collection)
+        found = await asyncio.to_thread(self._found_layout, collection)
         if found is not None:
             return found
         make = partial(self._make_layout, collection)
         making = asyncio.get_running_loop().run_in_executor(self._thread, make)
         return await within_deadline(making, deadline)
 
-    def _make_clusters(self, collection: Collection, lookup: Lookup) -> Clusters:
+    def _make_clusters(self, collection: CollectionPort, lookup: Lookup) -> Clusters:
         # a request before this one may have made them
         if (found := self._found_clusters(collection, lookup)) is not None:
             return found
@@ -61,7 +62,7 @@ class CollectionViews:
             self._clusters[collection] = (digest, made)
         return made
 
-    def _make_layout(self, collection: Collection) -> Plane:
+    def _make_layout(self, collection: CollectionPort) -> Plane:
         if (found := self._found_layout(collection)) is not None:
             return found
         made = collection.layout()
@@ -69,14 +70,14 @@ class CollectionViews:
             self._layouts[collection] = made
         return made
 
-    def _found_clusters(self, collection: Collection, lookup: Lookup) -> Clusters | None:
+    def _found_clusters(self, collection: CollectionPort, lookup: Lookup) -> Clusters | None:
         with self._changing:
             kept = self._clusters.get(collection)
         if kept is None or kept[0] != lookup.centers.digest:
             return None
         return kept[1] if kept[1].searcher is collection.state else None
 
-    def _found_layout(self, collection: Collection) -> Plane | None:
+    def _found_layout(self, collection: CollectionPort) -> Plane | None:
         with self._changing:
             kept = self._layouts.get(collection)
         return kept if kept is not None and kept.searcher is collection.state else None

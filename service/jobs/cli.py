@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
+from mlcd.commands.curate_images import read_issues
 from mlcd.errors import ConfigInvalid, MlcdError
 from mlcd.label_job import JobKind
+from mlcd.locations import check_no_credentials, is_url
 from mlcd.progress import Reporter
 from service.jobs.job import JobState, printable
 
@@ -44,7 +46,7 @@ _url_option = click.option(
 )
 @click.pass_context
 def jobs(context: click.Context, url: str | None, api_key: str | None) -> None:
-    """Batch jobs of a server: label, embed or index whole archives. `mlcd worker` does them."""
+    """Batch jobs of a server: label, embed, index or curate archives. `mlcd worker` does them."""
     context.obj = (url, api_key)
 
 
@@ -64,6 +66,25 @@ def _with_client(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def _curate_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of `mlcd curate` that jobs have."""
+    options = (
+        click.option("--issues", metavar="NAME,NAME,…", callback=read_issues),
+        click.option("--duplicates", type=click.FloatRange(0, 1, min_open=True)),
+        click.option("--keep", type=click.Choice(["first", "best", "largest"])),
+        click.option("--outliers", type=click.FloatRange(0, 1, min_open=True, max_open=True)),
+        click.option("--balance", type=click.IntRange(1)),
+        click.option("--hierarchical", type=click.IntRange(1)),
+        click.option("--seed", type=click.IntRange(0, 2**32 - 1)),
+        click.option(
+            "--report", is_flag=True, default=None, help="Of `curate` jobs, as all of --issues on."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @jobs.command()
 @click.argument("images")
 @click.argument("out")
@@ -73,6 +94,7 @@ def _with_client(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--embeddings", is_flag=True, default=None, help="Write the embeddings beside the labels."
 )
+@_curate_options
 @click.option("--key", help="Idempotency key: the same command again gives the same job.")
 @click.option("--watch", "follow", is_flag=True, help="Go on as `mlcd jobs watch` does.")
 @_json_option
@@ -80,14 +102,15 @@ def _with_client(command: Callable[..., None]) -> Callable[..., None]:
 def submit(
     client: "Jobs", images: str, out: str, *, follow: bool, as_json: bool, **asked: Any
 ) -> None:
-    """Have all IMAGES (a folder, a glob of tar shards or parquet files) worked on, into the new
-    directory OUT.
+    """Have all IMAGES (a folder, a glob of tar shards or parquet files; of `curate` jobs an
+    embeddings artifact) worked on, into the new directory OUT.
 
-    Both are paths as server and workers see them; relative ones are taken from the working
-    directory here.
+    Both are paths as server and workers see them, or URLs of an object store; relative paths are
+    taken from the working directory here.
     """
     reporter = _reporter(as_json=as_json)
-    job = client.submit(os.path.abspath(images), os.path.abspath(out), **asked)  # noqa: PTH100 - links are the server's to follow
+    asked["issues"] = asked["issues"] or None
+    job = client.submit(_place(images), _place(out), **asked)
     if follow:
         _follow(client, job.id, reporter)
     else:
@@ -163,6 +186,13 @@ def retry(client: "Jobs", job: str) -> None:
 def watch(client: "Jobs", job: str, *, as_json: bool) -> None:
     """Show the progress of JOB until it has ended. Exit status 1 where it has not succeeded."""
     _follow(client, job, _reporter(as_json=as_json))
+
+
+def _place(location: str) -> str:
+    """Returns a place as servers know it. Raises ConfigInvalid for a URL that they would refuse."""
+    if is_url(check_no_credentials(location)):
+        return location
+    return os.path.abspath(location)  # noqa: PTH100 - links are the server's to follow
 
 
 def _reporter(*, as_json: bool) -> Reporter:

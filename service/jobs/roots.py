@@ -1,25 +1,27 @@
-"""The folders that jobs may read and write. Nothing outside them can be reached by `..`, by links
-or by a URL.
+"""The places that jobs may read and write: folders, from which neither `..` nor a link leads out,
+and places in object stores.
 """
 
 import os
 import re
 import stat
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from fsspec.utils import glob_translate
 
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import MANIFEST, draft_path
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.images.names import is_candidate
 from mlcd.images.source import FilesSource
 from mlcd.images.sources import open_source
-from service.errors import BadRequest, OutsideRoots
+from mlcd.locations import is_url
+from service.errors import BadRequest, OutsideRoots, Param
+from service.jobs.stores import StoreRoots, no_embeddings
 
-Param = Literal["input", "output"]
 _WILDCARDS: Final = "*?["
 _DRAFT: Final = draft_path(Path("name")).suffix
 # The longest name of an output, in bytes. Drafts, and the names they get when they are removed, are
@@ -52,10 +54,13 @@ class PlaceMoved(Conflict):
 
 
 class Roots:
-    """Absolute folders. Paths outside are refused alike, whether they exist or not."""
+    """Absolute folders, and URLs. What is outside is refused alike, whether it exists or not."""
 
-    def __init__(self, folders: Sequence[str]) -> None:
+    def __init__(self, places: Sequence[str]) -> None:
         """Raises ConfigInvalid for a folder that is not there."""
+        urls = [place for place in places if is_url(place)]
+        self._stores, self._takes_urls = StoreRoots(urls), bool(urls)
+        folders = [place for place in places if not is_url(place)]
         for folder in folders:
             if not Path(folder).is_dir():
                 raise ConfigInvalid(
@@ -67,8 +72,10 @@ class Roots:
     def resolve_input(self, location: str) -> str:
         """Returns `location` with its links followed; the part with wildcards stays as it is.
 
-        Raises BadRequest for a text that is no plain path, OutsideRoots.
+        Raises BadRequest for a text that is no plain path or URL, OutsideRoots.
         """
+        if self._takes_urls and is_url(location):
+            return self._stores.resolve(location, "input")
         fixed, pattern = _divided(self._named_path(location, "input"))
         return str(self._real_path(fixed, "input").joinpath(*pattern))
 
@@ -76,6 +83,8 @@ class Roots:
         """Returns `location` with the links of its parent followed, as `resolve_input`; the last
         part need not exist.
         """
+        if self._takes_urls and is_url(location):
+            return self._stores.resolve(location, "output")
         named = self._named_path(location, "output")
         return str(self._real_path(named.parent, "output") / named.name)
 
@@ -85,6 +94,9 @@ class Roots:
 
         Raises OutsideRoots where a wildcard leads outside, InvalidInput.
         """
+        if is_url(real):
+            self._stores.check_input(real)
+            return
         try:
             source = open_source(real)
         except MlcdError as error:
@@ -100,12 +112,28 @@ class Roots:
             remedy = "is it empty, or closed to the server? name tables as FOLDER/*.parquet"
             raise InvalidInput("nothing of the input can be read as images", remedy=remedy)
 
+    def check_embeddings(self, real: str) -> None:
+        """Checks a resolved input: an embeddings artifact. Raises InvalidInput, and
+        OutsideRoots where one of its files leads outside.
+        """
+        if is_url(real):
+            self._stores.check_embeddings(real)
+            return
+        try:
+            opened = EmbeddingsArtifact.open(Path(real))
+        except (MlcdError, OSError) as error:
+            raise no_embeddings() from error
+        self.check_files([str(Path(real) / name) for name in opened.artifact.files])
+
     def check_output(self, real: str, *, input_of_job: str) -> None:
         """Checks a resolved output: nothing is there yet, and a folder can be made, outside the
         resolved input.
 
         Raises InvalidInput, and Conflict where something is there.
         """
+        if is_url(real):
+            self._stores.check_output(real, input_of_job=input_of_job)
+            return
         out = Path(real)
         folder, draft = out.parent, draft_path(out)
         if os.path.lexists(out):
@@ -151,22 +179,36 @@ class Roots:
         Raises OtherRoots where they were never in these folders, OutsideRoots where a link leads
         out of them now, and PlaceMoved where it leads elsewhere inside them.
         """
-        self._check_path(_divided(Path(source))[0], "input")
-        self._check_path(draft_path(Path(out)), "output")
+        if is_url(source):
+            self._check_url(source, "input")
+        else:
+            self._check_path(_divided(Path(source))[0], "input")
+        if is_url(out):
+            self._check_url(out, "output")
+        else:
+            self._check_path(draft_path(Path(out)), "output")
 
     def check_archives(self, real: str) -> None:
         """Checks the files that a resolved input names, before it is listed.
 
         Raises OutsideRoots where one of them leads outside, and what `open_source` raises.
         """
-        self.check_files(open_source(real).paths)
+        if not is_url(real):
+            self.check_files(open_source(real).paths)
+
+    def check_files_of(self, real: str) -> Callable[[Sequence[str]], None]:
+        """Returns the check of the files of a resolved input: in a store no link leads outside."""
+        return (lambda _: None) if is_url(real) else self.check_files
 
     def check_files(self, paths: Sequence[str]) -> None:
-        """Raises OutsideRoots where a file of an input is, or leads, outside: a wildcard finds
-        links, too.
+        """Raises OutsideRoots where a file of an input, or the place of images that one names, is,
+        or leads, outside: a wildcard finds links, too.
         """
         for path in paths:
-            self._real_path(Path(path), "input")
+            if not is_url(path):
+                self._real_path(Path(path), "input")
+            elif not self._stores.holds(path):
+                raise OutsideRoots("input")
 
     def _named_path(self, location: str, param: Param) -> Path:
         if (
@@ -184,6 +226,10 @@ class Roots:
         if ".." in path.parts or not any(path.is_relative_to(root) for root in self._named):
             raise OutsideRoots(param)
         return path
+
+    def _check_url(self, url: str, param: Param) -> None:
+        if not self._stores.holds(url):
+            raise OtherRoots(param)
 
     def _check_path(self, path: Path, param: Param) -> None:
         if not any(path.is_relative_to(root) for root in self._real):

@@ -9,8 +9,7 @@ import sys
 import click
 
 from mlcd.errors import ConfigInvalid, Conflict
-from service.serve.server import BACKLOG, SettingsSources, describe, prepare_process, serve_on
-from service.serve.supervisor import Supervisor
+from service.serve.preparation import BACKLOG, begin, prepare_process
 from service.settings import Auth, Settings, read_settings, setting_lines
 
 
@@ -55,13 +54,15 @@ def serve(config: str | None, print_config: bool, **options: object) -> None:
     listener = _listen(settings)
     try:
         check_exposure(settings.auth, listener.getsockname()[0])
-        status = _serve(settings, SettingsSources(options, config), listener)
+        status = _serve(settings, options, config, listener)
     finally:
         listener.close()
     sys.exit(status)
 
 
-def _serve(settings: Settings, source: SettingsSources, listener: socket.socket) -> int:
+def _serve(
+    settings: Settings, options: dict[str, object], config: str | None, listener: socket.socket
+) -> int:
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -69,13 +70,16 @@ def _serve(settings: Settings, source: SettingsSources, listener: socket.socket)
         click.echo(f"serving {served} on {address}")
 
     if settings.processes > 1:
+        from service.serve.server import SettingsSources
+        from service.serve.supervisor import Supervisor
+
+        source = SettingsSources(options, config)
         return asyncio.run(Supervisor(settings, source, listener, announce=say).run())
-    serve_on(
-        listener,
-        settings,
-        announce=lambda line: click.echo(f"mlcd: {line}", err=True),
-        serving=lambda resources: say(describe(resources)),
-    )
+    begun = begin(settings, lambda line: click.echo(f"mlcd: {line}", err=True))
+    # The application takes as long to import as the engine takes to open the model.
+    from service.serve.server import describe, serve_on
+
+    serve_on(listener, settings, begun, serving=lambda resources: say(describe(resources)))
     return 0
 
 

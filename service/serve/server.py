@@ -10,36 +10,32 @@ and the supervisor's death, make it finish what is in flight and end.
 import asyncio
 import math
 import os
-import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 import click
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.loops.auto import auto_loop_factory
 
 from mlcd.child import STOPS, Message, Parent, serve_parent
 from mlcd.errors import ConfigInvalid
-from mlcd.images.quiet import silence_decoders
-from service.host.allocator import keep_what_is_open, return_large_blocks
+from service.host.allocator import keep_what_is_open
+from service.host.open_files import affordable
 from service.host.signals import FINISH, StopSignals, canceled_by_a_signal
 from service.http.app import create_app
-from service.http.connections import ConnectionBounds, HttpConnection, affordable, allow_descriptors
-from service.resources import Resources, find_model, open_resources
+from service.http.connections import ConnectionBounds, HttpConnection
+from service.resources import Resources, open_resources
+from service.serve.preparation import BACKLOG, Begun, Stops, begin, prepare_process
 from service.settings import Settings, read_settings
-from service.telemetry.logs import configure_logs
 from service.telemetry.metrics import use_multiprocess_dir
 from service.timings import SERVER_CLOSE_S
-
-Stops: TypeAlias = tuple[signal.Signals, ...]  # the signals that end a process
-BACKLOG: Final = 2048  # connections that wait to be accepted
 
 
 def bound_s(settings: Settings) -> float:
@@ -47,21 +43,11 @@ def bound_s(settings: Settings) -> float:
     return settings.drain_s + settings.grace_s + SERVER_CLOSE_S
 
 
-def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
-    """Prepares a process that is going to serve. stops: those of `serve_on`."""
-    return_large_blocks()
-    allow_descriptors()
-    silence_decoders()
-    configure_logs(settings.log)
-    # The first process of a container ignores the signal until it has a handler.
-    signal.signal(stops[0], lambda *_: sys.exit(0))
-
-
 def serve_on(
     listener: socket.socket,
     settings: Settings,
+    begun: Begun,
     *,
-    announce: Callable[[str], None],
     serving: Callable[[Resources], None],
     multiprocess_dir: Path | None = None,
     identity: str | None = None,
@@ -69,25 +55,28 @@ def serve_on(
 ) -> None:
     """Serves until one of the signals `stops`.
 
-    announce: called when weights are exported first. serving: called when everything is open.
+    serving: called when everything is open.
     multiprocess_dir: see `Metrics`. identity: the `identity_of` that the resources must have; else
     it raises ConfigInvalid.
     """
-    folder = find_model(settings, announce)
-    asyncio.run(_serve(listener, settings, folder, serving, multiprocess_dir, identity, stops))
+    # uvloop where it is installed: it exists for Linux and macOS
+    with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+        runner.run(_serve(listener, settings, begun, serving, multiprocess_dir, identity, stops))
 
 
 async def _serve(
     listener: socket.socket,
     settings: Settings,
-    folder: str,
+    begun: Begun,
     serving: Callable[[Resources], None],
     multiprocess_dir: Path | None,
     identity: str | None,
     stops: Stops,
 ) -> None:
     with canceled_by_a_signal(within_s=SERVER_CLOSE_S, stops=stops):
-        async with open_resources(settings, folder, multiprocess_dir=multiprocess_dir) as resources:
+        async with open_resources(
+            settings, begun.folder, multiprocess_dir=multiprocess_dir, started=begun.engine
+        ) as resources:
             if identity not in (None, identity_of(resources)):
                 raise ConfigInvalid(
                     "the model or its centers on disk are others now", remedy="restart the server"
@@ -113,6 +102,7 @@ def _server(resources: Resources, stops: Stops) -> uvicorn.Server:
         log_config=None,  # our configuration holds for its lines, too
         log_level="error",  # faults of connections are only counted: clients must not fill a log
         access_log=False,
+        proxy_headers=False,  # nothing depends on the client's address or scheme
         server_header=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=math.ceil(settings.grace_s),
@@ -212,7 +202,7 @@ def serve(message: Message, supervisor: Parent) -> None:
     serve_on(
         socket.socket(fileno=order.descriptor),
         settings,
-        announce=lambda line: click.echo(f"mlcd: {line}", err=True),
+        begin(settings, lambda line: click.echo(f"mlcd: {line}", err=True)),
         serving=serving,
         multiprocess_dir=Path(order.multiprocess_dir),
         identity=order.identity,

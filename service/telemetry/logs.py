@@ -5,16 +5,16 @@ A line has no payload, no key and no query string, and of an error only its kind
 
 import logging
 import os
-import queue
 import sys
 import threading
 from contextlib import suppress
 from datetime import UTC, datetime
+from queue import SimpleQueue
 from typing import Any, Final, TextIO
 
 import orjson
 
-from service.settings import Log
+from service.log import Log
 from service.telemetry.request import current_request
 from service.timings import LOG_FLUSH_S
 
@@ -100,21 +100,21 @@ class QueuedLines(logging.Handler):
         super().__init__()
         self.setFormatter(formatter)
         self._stream = stream
-        self._lines: queue.Queue[str | None] = queue.Queue(max_waiting)
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._max_waiting = max_waiting
         self._num_dropped = 0
         self._writer = threading.Thread(target=self._write, name="log", daemon=True)
         self._writer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._lines.put_nowait(self.format(record))
-        except queue.Full:
+        if self._lines.qsize() < self._max_waiting:
+            self._lines.put(self.format(record))
+        else:
             self._num_dropped += 1
 
     def close(self) -> None:
-        with suppress(queue.Full):
-            self._lines.put(None, timeout=LOG_FLUSH_S)
-            self._writer.join(LOG_FLUSH_S)
+        self._lines.put(None)
+        self._writer.join(LOG_FLUSH_S)
         super().close()
 
     def _write(self) -> None:

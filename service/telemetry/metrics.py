@@ -23,12 +23,13 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from mlcd.errors import NotFound, StoreUnreachable
 from service.telemetry.instruments import Instruments
 from service.telemetry.text_metrics import TextMetrics
 from service.timings import METRICS_POLL_S
 
 if TYPE_CHECKING:  # it imports faiss
-    from mlcd.collections.collection import Collection
+    from mlcd.collections.port import CollectionPort
 
 _FIRST_ERROR: Final = 400  # of HTTP's statuses
 
@@ -132,10 +133,15 @@ class Metrics:
         self._lookups = made.seconds(
             "mlcd_label_lookup_duration_seconds", "Time to find nearest centers.", "mode"
         )
+        self._labeled = made.counter(
+            "mlcd_labeled_images_total",
+            "Images that were labeled, by whether they lie beyond most members of their cluster.",
+            "novel",
+        )
         self._searches = made.seconds(
             "mlcd_index_search_duration_seconds", "Time to search a collection."
         )
-        self._collections: Callable[[], Mapping[str, Collection]] = dict
+        self._collections: Callable[[], Mapping[str, CollectionPort]] = dict
         # Every process looks at the one queue, so its numbers count once.
         self._jobs = made.gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
         self._job_depth = made.gauge(
@@ -252,13 +258,18 @@ class Metrics:
         with self._lookups.labels(mode).time():
             yield
 
+    def labeled(self, *, images: int, novel: int) -> None:
+        """Counts labeled images. novel: those beyond the quantile of their center."""
+        self._labeled.labels("no").inc(images - novel)
+        self._labeled.labels("yes").inc(novel)
+
     @contextmanager
     def searching(self) -> Iterator[None]:
         """Measures a search, with the wait for a free thread."""
         with self._searches.time():
             yield
 
-    def collections(self, opened: Callable[[], Mapping[str, "Collection"]]) -> None:
+    def collections(self, opened: Callable[[], Mapping[str, "CollectionPort"]]) -> None:
         """Connects the collections. opened: called when the metrics are read; by name."""
         self._collections = opened
 
@@ -281,8 +292,9 @@ class Metrics:
     def dropped(self, reason: str) -> None:
         self._drops.labels(reason).inc()
 
-    def reserved(self, of: str, amount: int) -> None:
-        self._held.labels(of).set(amount)
+    def held(self, of: str, amount: Callable[[], int]) -> None:
+        """Connects what the server holds of something. amount: called as that of `queue_depth`."""
+        self._instruments.ask(self._held.labels(of), amount)
 
     def threads(self, of: str, num: int) -> None:
         self._threads.labels(of).set(num)
@@ -310,14 +322,17 @@ class Metrics:
             self._lags.observe(max(0.0, time.perf_counter() - due))
             self._instruments.read()
 
-    def exposition(self, *, names: bool = False) -> bytes:
-        """Returns the metrics of all server processes, which have the same collections.
-
-        names: names of collections may be written.
-        """
+    def exposition(self) -> bytes:
+        """Returns the metrics of all server processes, without those of collections."""
         self._instruments.read()
-        of_collections = CollectionMetrics(self._collections(), names=names)
-        return generate_latest(self.counted()) + generate_latest(of_collections)
+        return generate_latest(self.counted())
+
+    def of_collections(self, *, names: bool = False) -> bytes:
+        """Returns the metrics of the collections, which all server processes have.
+
+        It asks their store. names: names of collections may be written.
+        """
+        return generate_latest(CollectionMetrics(self._collections(), names=names))
 
     def counted(self) -> CollectorRegistry:
         """Returns what all server processes have counted."""
@@ -331,7 +346,7 @@ class Metrics:
 class CollectionMetrics(Collector):
     """The gauges of collections, read at the time of a scrape."""
 
-    def __init__(self, opened: Mapping[str, "Collection"], *, names: bool) -> None:
+    def __init__(self, opened: Mapping[str, "CollectionPort"], *, names: bool) -> None:
         """Takes the open collections.
 
         names: write each of the first hundred by its name; else write sums and the worst recall.
@@ -342,14 +357,24 @@ class CollectionMetrics(Collector):
         yield GaugeMetricFamily(
             "mlcd_collections", "Collections that are open.", value=len(self._opened)
         )
+        figures = dict(self._read())
         if self._names:
-            named = islice(self._opened.items(), _MAX_NAMED)
-            yield from _by_name({name: _figures(one) for name, one in named})
+            yield from _by_name(dict(islice(figures.items(), _MAX_NAMED)))
         else:
-            yield from _summed([_figures(one) for one in self._opened.values()])
+            yield from _summed([*figures.values()])
+
+    def _read(self) -> Iterator[tuple[str, dict[str, float | None]]]:
+        """Yields the values of each collection; of one that is away, or deleted, there are none."""
+        for name, one in self._opened.items():
+            try:
+                yield name, _figures(one)
+            except StoreUnreachable:
+                return  # the others are in the same store
+            except NotFound:
+                continue
 
 
-def _figures(collection: "Collection") -> dict[str, float | None]:
+def _figures(collection: "CollectionPort") -> dict[str, float | None]:
     """Returns the values of `_COUNTED`, and the recall."""
     described, pictured = collection.describe(), collection.described_thumbnails()
     return {

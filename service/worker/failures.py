@@ -4,6 +4,7 @@ import sys
 from typing import Final
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, DiskFull, InvalidInput, MlcdError, NotFound
+from mlcd.locations import shown
 from mlcd.pipelines.shard import InputChanged, NotRemoved, OtherSettings, OutputGone
 from service.errors import OutsideRoots
 from service.jobs.job import JobProblem, Stage, printable
@@ -47,7 +48,9 @@ def problem_of(error: BaseException) -> JobProblem:
     """
     problem = _problem_of(error)
     return JobProblem(
-        problem.code, printable(problem.message), problem.remedy and printable(problem.remedy)
+        problem.code,
+        printable(shown(problem.message)),
+        problem.remedy and printable(shown(problem.remedy)),
     )
 
 

@@ -75,12 +75,18 @@ class Worker:
         self._drains = drain
         for number in STOPS:
             signal.signal(number, self._told_to_stop)
+        try:
+            self._run()
+        finally:
+            self._runner.forget()
+
+    def _run(self) -> None:
         while not self._stopping:
             self._beat()
             work = self._retrying.once(self._claim)
             if work is not None:
                 self._do(work)
-            elif drain and self._retrying.up and self._retrying.once(self._nothing_left):
+            elif self._drains and self._retrying.up and self._retrying.once(self._nothing_left):
                 return
             else:
                 if self._foreign.is_look_due:

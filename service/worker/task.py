@@ -5,10 +5,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from mlcd.artifacts.copies import forget
 from mlcd.errors import Overloaded, Unavailable
+from mlcd.locations import artifact_path
 from mlcd.pipelines.shard import Equipment, Shards, discard, open_shards
 from mlcd.types import Fingerprint
 from service.jobs.job import MAX_ATTEMPTS, Work
@@ -73,6 +76,7 @@ class TaskRunner:
     def __init__(self, equipment: Equipment, roots: Roots, *, shard_images: int) -> None:
         self._equipment, self._roots, self._shard_images = equipment, roots, shard_images
         self._opened: tuple[str, Shards] | None = None
+        self._output: Path | None = None
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -96,6 +100,7 @@ class TaskRunner:
 
     def _performed(self, work: Work, watch: Watch) -> Outcome:
         self._roots.check_places(work.spec.input, work.spec.output)
+        self._work_at(artifact_path(work.spec.output))
         if work.stage == "discard":
             self._opened = None
             discard(work.spec, owner=work.job_id)
@@ -107,6 +112,7 @@ class TaskRunner:
             return Outcome(sizes=shards.sizes, damaged_files=shards.damaged_files)
         if work.stage == "publish":
             shards.publish(watch.on_progress)
+            self.forget()
             return Outcome()
         assert work.shard is not None
         with watch.images(shards.sizes[work.shard]):
@@ -115,18 +121,33 @@ class TaskRunner:
                 failed_items=shards.make(work.shard, watch.on_progress, is_last_try=is_last_try)
             )
 
+    def _work_at(self, output: Path) -> None:
+        """Keeps copies of one output at a URL, and no others."""
+        if output != self._output:
+            self.forget()
+            self._output = output
+
+    def forget(self) -> None:
+        """Removes the copies of an output at a URL."""
+        if self._output is not None:
+            forget(self._output)
+        self._output = None
+
     def _shards(self, work: Work) -> Shards:
         """Returns the shards of a job; lists its input once, as long as nothing goes wrong."""
         if self._opened is None or self._opened[0] != work.job_id or work.stage == "plan":
             self._opened = None
             self._check_centers(work)
-            self._roots.check_archives(work.spec.input)
+            source, roots = work.spec.input, self._roots
+            of_images = work.spec.kind != "curate"
+            if of_images:
+                roots.check_archives(source)
             shards = open_shards(
                 work.spec,
                 self._equipment,
                 owner=work.job_id,
                 part_entries=self._shard_images,
-                check_files=self._roots.check_files,
+                check_files=roots.check_files_of(source) if of_images else roots.check_files,
             )
             if work.stage != "plan":
                 shards.check()
@@ -135,7 +156,7 @@ class TaskRunner:
 
     def _check_centers(self, work: Work) -> None:
         centers = self._equipment.centers
-        if work.spec.kind == "label" and (
+        if work.spec.needs_centers and (
             centers is None or centers.centers.digest != work.spec.centers
         ):
             raise OtherCenters(

@@ -1,6 +1,6 @@
 """Runs the study, or goes on with it, and then writes its numbers.
 
-    python -m studies.losses --tier smoke|cpu|gpu --data DIR [--out DIR] [--only RUN]
+    python -m studies.losses --tier frozen|smoke|cpu|gpu --data DIR [--out DIR] [--only RUN]
                                     [--max-runs N] [--minutes M] [--jobs N] [--references]
 
 RUN is a run's name, such as report/mlcd-seed1-lr0.001-s8-r1-steps480; the raw numbers have a
@@ -21,11 +21,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from mlcd.cores import available_cores
 from mlcd.errors import InvalidInput, MlcdError
 from studies.losses.arms import RunSpec
 from studies.losses.data import require
+from studies.losses.frozen.command import run_frozen
 from studies.losses.plan import due
 from studies.losses.references import perform_references
 from studies.losses.run import Study, perform
@@ -34,44 +36,50 @@ from studies.losses.table import RESULTS, gather
 from studies.losses.tiers import TIERS
 from training.preemption import Preempted
 
+FROZEN: Final = "frozen"
+
 
 def main() -> int:
     options = _parsed()
-    study = Study(TIERS[options.tier], options.data, options.out / options.tier)
     try:
-        # Existing sets are complete.
-        if not (study.state / "sets").is_dir():
-            require(study.data, ["tiny_imagenet_pretrain", *SINGLE_LABEL, FASHION])
-        if options.run is not None:
-            # A preempted run has saved, and goes on when it is run again.
-            with suppress(Preempted):
-                perform(study, RunSpec.parse(options.run))
-            return 0
-        only = (
-            None
-            if options.only is None
-            else [RunSpec.parse(name) for name in dict.fromkeys(options.only)]
-        )
-        study.prepare()
-        if not options.references:
-            _run_all(study, options, only)
-        if study.tier.references and (
-            options.references or next(due(study.tier, study.scores()), None) is None
-        ):
-            perform_references(study)
-        for repeated in gather(study, options.results):
-            print(repeated)
+        (run_frozen if options.tier == FROZEN else _run_towers)(options)
     except MlcdError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
+def _run_towers(options: argparse.Namespace) -> None:
+    study = Study(TIERS[options.tier], options.data, options.out / options.tier)
+    # Existing sets are complete.
+    if not (study.state / "sets").is_dir():
+        require(study.data, ["tiny_imagenet_pretrain", *SINGLE_LABEL, FASHION])
+    if options.run is not None:
+        # A preempted run has saved, and goes on when it is run again.
+        with suppress(Preempted):
+            perform(study, RunSpec.parse(options.run))
+        return
+    only = (
+        None
+        if options.only is None
+        else [RunSpec.parse(name) for name in dict.fromkeys(options.only)]
+    )
+    study.prepare()
+    if not options.references:
+        _run_all(study, options, only)
+    if study.tier.references and (
+        options.references or next(due(study.tier, study.scores()), None) is None
+    ):
+        perform_references(study)
+    for repeated in gather(study, options.results):
+        print(repeated)
+
+
 def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tier", choices=sorted(TIERS), required=True)
+    parser.add_argument("--tier", choices=sorted([*TIERS, FROZEN]), required=True)
     parser.add_argument(
         "--data",
         type=Path,

@@ -27,7 +27,6 @@ from training.data.loader import Batch, Loader, StepBatches
 from training.optim.groups import adamw_settings, parameter_groups
 from training.optim.schedule import learning_rate
 from training.parallel.processes import open_processes
-from training.step import on_device
 from training.tower import initial_model
 
 InstanceKind = Literal["instance_softmax", "instance_sigmoid"]
@@ -141,7 +140,7 @@ def _step(
     training.model.train()
     with torch.autocast(device.type, torch.bfloat16, enabled=config.compute.precision == "bf16"):
         first, second = (
-            training.model.embed(on_device(view.parts[0].images, device)) for view in views
+            training.model.embed(view.parts[0].images.to(device).float()) for view in views
         )
     first, second = normalize(first.float(), dim=1), normalize(second.float(), dim=1)
     loss = training.loss(first, second)

@@ -77,16 +77,21 @@ def _folder(study: Study) -> Path:
 
 def _models(study: Study) -> dict[str, str]:
     """Returns, by name, the models for `mlcd embed --model`."""
-    resnet = study.state / "resnet20" / "resnet20.onnx"
-    if not resnet.is_file():
-        resnet.parent.mkdir(parents=True, exist_ok=True)
-        resnet.with_suffix(".json").write_text(json.dumps(_RESNET_INPUT))
-        shutil.copyfile(study.data / _RESNET, resnet)
     return {
         "pixels": "pixels",
         "mobilenet_v2": str(study.data / MOBILENET),
-        "resnet20": str(resnet),
+        "resnet20": str(resnet_model(study.data, study.state)),
     }
+
+
+def resnet_model(data: Path, state: Path) -> Path:
+    """Returns the encoder beside which its input is stated, copied to the state once."""
+    resnet = state / "resnet20" / "resnet20.onnx"
+    if not resnet.is_file():
+        resnet.parent.mkdir(parents=True, exist_ok=True)
+        resnet.with_suffix(".json").write_text(json.dumps(_RESNET_INPUT))
+        shutil.copyfile(data / _RESNET, resnet)
+    return resnet
 
 
 def _embedded(study: Study, name: str, model: str, images: EvaluationSet) -> np.ndarray:

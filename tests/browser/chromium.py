@@ -167,8 +167,8 @@ class Page:
             )
 
     def type(self, selector: str, text: str) -> None:
-        """Types into an empty field."""
-        self.until(f"document.querySelector({json.dumps(selector)})")
+        """Types into a field, once it is empty."""
+        self.until(f"document.querySelector({json.dumps(selector)})?.value === ''")
         self.value(f"document.querySelector({json.dumps(selector)}).focus()")
         self.ask("Input.insertText", text=text)
 

@@ -8,6 +8,9 @@ import httpx
 import pytest
 from PIL import Image
 
+from mlcd.artifacts.given_names import change_names, current_names
+from mlcd.artifacts.manifest import open_artifact
+from mlcd.artifacts.name_evidence import NameEvidence, write_evidence
 from tests.browser.chromium import browsing
 from tests.conftest import call_mlcd
 from tests.integration.running import serving
@@ -66,7 +69,27 @@ def centers(photographs, tmp_path_factory):
     ):
         done = call_mlcd(*command)
         assert done.returncode == 0, done.stderr
+    artifact = open_artifact(out / "centers")
+    names = current_names(artifact).names
+    evidence = NameEvidence({}, [grounds(center, name) for center, name in enumerate(names)])
+    file = write_evidence(artifact, evidence)
+    change_names(artifact, lambda given: given.set_from(file, names))
     return out / "centers"
+
+
+def grounds(center, name):
+    """Evidence as `mlcd name` writes it."""
+    return {
+        "name": name,
+        "alternates": [f"alternate-{center}"],
+        "score": 0.7,
+        "margin": 0.2,
+        "by_chance": 0.1,
+        "members": 64,
+        "terms": [{"term": name, "score": 0.7, "share": 0.9, "leading": 0.6, "elsewhere": 0.1}],
+        "unlike": {"center": (center + 1) % 8, "term": "stripes", "share": 0.8, "there": 0.1},
+        "typical": [{"key": "a.jpg", "caption": "An 絵 of it"}],
+    }
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from mlcd.types import ISSUES
 from service.keys.file import create_key
 from tests.browser.conftest import COLLECTION, GERMAN, JAPANESE, ORIGINAL, fill
 from tests.conftest import run_mlcd
@@ -270,6 +271,28 @@ def test_a_job_is_submitted_followed_to_its_end_and_refused_outside_the_roots(
     page.shows("succeeded", within=".jobs")
 
 
+def test_a_curation_is_submitted_with_what_the_form_says(walk, page, explored, photographs):
+    embeddings = explored.roots / "embeddings"
+    assert run_mlcd("embed", photographs, embeddings, "--model", "hog").returncode == 0
+    walk(explored, "#/jobs")
+    page.value(
+        "{const kind = document.querySelector('.submit select'); kind.value = 'curate';"
+        " kind.dispatchEvent(new Event('change', {bubbles: true}))}"
+    )
+    page.until("document.querySelector('input[name=duplicates]')")
+    page.type("input[name=input]", str(embeddings))
+    page.type("input[name=output]", str(explored.roots / "selection"))
+    page.type("input[name=duplicates]", "0.97")
+    page.click("input[name=issues]")
+    page.click(".submit button")
+    page.shows("queued", within=".state")
+    with httpx.Client(base_url=explored.url) as client:
+        job = client.get("/v1/jobs").json()["jobs"][0]
+    assert job["kind"] == "curate"
+    assert (job["duplicates"], job["keep"], job["report"]) == (0.97, "first", False)
+    assert job["issues"] == list(ISSUES)
+
+
 def test_a_wrong_key_is_told_and_a_right_one_opens_pictures_too(
     walk, page, photographs, centers, tmp_path
 ):
@@ -333,10 +356,14 @@ def test_a_name_filter_and_an_order_are_in_the_address_and_go_by_keyboard(
     page.value("document.querySelector('.skip').focus()")
     page.press("Enter", 13, "\r")
     assert page.value("document.activeElement.tagName") == "H1"
+    page.type("input[type=search]", "ALTERNATE-5")
+    page.until("document.querySelectorAll('.wall .card').length == 1")
     page.value("document.querySelector('.wall a').focus()")
     page.press("Enter", 13, "\r")
     page.until("document.querySelectorAll('.tiles .tile').length > 0")
     assert page.value("document.title").endswith("· mlcd")
+    for shown in ("Why this name", "90 %", "unlike cluster 6: stripes", "An 絵 of it"):
+        page.shows(shown, within=".side")
 
 
 def test_axe_finds_nothing_wrong_on_any_view_in_light_and_dark(walk, page, shared_server, axe):

@@ -23,7 +23,8 @@ from mlcd.clustering.nearest import nearest_centers
 from mlcd.keys import split_positions
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, start_mlcd
-from tests.e2e.test_train import worker_of
+from tests.e2e.test_train import torchrun, worker_of
+from tests.ranks import call_together
 
 NUM_ROWS, DIMENSION, CLUSTERS = 3000, 16, 60
 COMMAND = [
@@ -138,23 +139,10 @@ def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, embeddings, 
     assert manifest(out)["digest"] == manifest(whole)["digest"]
 
 
-def together(size, *arguments):
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(size),
-    ]
-    return [*launcher, "-m", "mlcd", "cluster", *map(str, arguments)]
-
-
 @pytest.mark.parametrize("size", [2, 3])
 def test_several_processes_write_the_same_artifact(tmp_path, embeddings, whole, size):
     out = tmp_path / "centers"
-    command = together(size, embeddings, out, *COMMAND)
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = call_together(size, "cluster", embeddings, out, *COMMAND)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("centers of") == 1
     assert manifest(out)["digest"] == manifest(whole)["digest"]
@@ -166,8 +154,9 @@ def test_of_several_processes_one_tells_what_went_wrong_and_in_one_line(tmp_path
     broken = rows.copy()
     broken[list(bad)] = np.nan
     place = write_embeddings(tmp_path / "e", [broken])
-    command = together(2, place, tmp_path / "centers", "--clusters", 2, "--hold-out", 0)
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = call_together(
+        2, "cluster", place, tmp_path / "centers", "--clusters", 2, "--hold-out", 0
+    )
     assert result.returncode != 0
     assert [
         line
@@ -180,9 +169,8 @@ def test_of_several_processes_one_tells_what_went_wrong_and_in_one_line(tmp_path
 
 
 def test_a_process_that_dies_is_told_in_one_line(tmp_path, embeddings):
-    command = together(
-        2, embeddings, tmp_path / "centers", "--clusters", 1500, "--iterations", 100000
-    )
+    out = tmp_path / "centers"
+    command = torchrun(2, "cluster", embeddings, out, "--clusters", 1500, "--iterations", 100000)
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     ) as launcher:

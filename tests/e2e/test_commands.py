@@ -41,7 +41,7 @@ def mixed(digits, tmp_path):
 
 def test_broken_files_are_skipped_counted_and_listed(mixed, tmp_path):
     num_good = len(list(mixed.rglob("0*.png")))
-    result = run_mlcd("embed", mixed, tmp_path / "out", "--model", "hog")
+    result = call_mlcd("embed", mixed, tmp_path / "out", "--model", "hog")
     assert result.returncode == 0, result.stderr
     assert "3 files skipped" in result.stdout or "4 files skipped" in result.stdout
     errors = [
@@ -59,9 +59,9 @@ def test_a_folder_and_its_tar_give_the_same_embeddings(digits, tmp_path):
     with tarfile.open(tmp_path / "shard.tar", "w") as archive:
         for path in sorted(digits.rglob("*.png")):
             archive.add(path, path.relative_to(digits).as_posix())
-    assert run_mlcd("embed", digits, tmp_path / "a", "--model", "hog").returncode == 0
+    assert call_mlcd("embed", digits, tmp_path / "a", "--model", "hog").returncode == 0
     assert (
-        run_mlcd("embed", tmp_path / "shard.tar", tmp_path / "b", "--model", "hog").returncode == 0
+        call_mlcd("embed", tmp_path / "shard.tar", tmp_path / "b", "--model", "hog").returncode == 0
     )
     folder, shard = (EmbeddingsArtifact.open(tmp_path / name) for name in "ab")
     assert folder.load().tobytes() == shard.load().tobytes()
@@ -149,7 +149,7 @@ def test_the_exported_graph_holds_no_trace_of_the_machine(journey):
 
 
 def test_verify_passes_and_names_the_file_of_a_flipped_byte(journey, digits, tmp_path):
-    assert run_mlcd("verify", journey).returncode == 0
+    assert call_mlcd("verify", journey).returncode == 0
     copy = tmp_path / "copy"
     shutil.copytree(journey, copy)
     # of an SQLite file some bytes belong to nothing: its pages are not full
@@ -177,7 +177,7 @@ def test_verify_passes_and_names_the_file_of_a_flipped_byte(journey, digits, tmp
 def test_verify_names_the_image_that_changed(digits, tmp_path):
     images = tmp_path / "images"
     shutil.copytree(digits, images)
-    assert run_mlcd("embed", images, tmp_path / "out", "--model", "hog").returncode == 0
+    assert call_mlcd("embed", images, tmp_path / "out", "--model", "hog").returncode == 0
     victim = sorted(images.rglob("*.png"))[7]
     victim.write_bytes(victim.read_bytes() + b"\0")
     refused("verify", tmp_path / "out", contains=str(victim))
@@ -185,7 +185,7 @@ def test_verify_names_the_image_that_changed(digits, tmp_path):
 
 def test_commands_leave_finished_work_alone(journey, digits):
     before = (journey / "features" / "manifest.json").stat().st_mtime_ns
-    assert run_mlcd("embed", digits, journey / "features", "--model", "hog").returncode == 0
+    assert call_mlcd("embed", digits, journey / "features", "--model", "hog").returncode == 0
     assert (journey / "features" / "manifest.json").stat().st_mtime_ns == before
     refused(
         "embed",
@@ -258,24 +258,21 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     assert not out.with_name("out.partial").exists()
 
 
-@pytest.mark.parametrize("out", ["s3://bucket/made", "https://images.example/made"])
 @pytest.mark.parametrize(
-    "command",
+    ("command", "out"),
     [
-        ["embed", "images", "OUT", "--model", "hog"],
-        ["cluster", "features", "OUT", "--clusters", 4],
-        ["label", "features", "OUT", "--centers", "centers"],
-        ["index", "features", "OUT"],
-        ["export", "run", "OUT"],
-        ["train", "smoke", "data.images=images", "data.labels=labels", "out=OUT"],
-        ["evaluate", "knn", "run", "--out", "OUT"],
-        ["evaluate", "linear-probe", "run", "--out", "OUT"],
-        ["evaluate", "clusters", "run", "--out", "OUT"],
-        ["demo", "--no-serve", "--out", "OUT"],
+        (["index", "features", "OUT"], "s3://bucket/made"),
+        (["train", "smoke", "data.images=i", "data.labels=labels", "out=OUT"], "s3://bucket/made"),
+        (["demo", "--no-serve", "--out", "OUT"], "s3://bucket/made"),
+        (["embed", "images", "OUT", "--model", "hog"], "https://images.example/made"),
+        (["cluster", "features", "OUT", "--clusters", 4], "https://images.example/made"),
+        (["label", "features", "OUT", "--centers", "centers"], "https://images.example/made"),
+        (["export", "run", "OUT"], "https://images.example/made"),
+        (["evaluate", "knn", "run", "--out", "OUT"], "https://images.example/made"),
     ],
-    ids=lambda command: "-".join(command[: 2 if command[0] == "evaluate" else 1]),
+    ids=lambda given: given[0] if isinstance(given, list) else "",
 )
-def test_an_artifact_is_not_made_at_a_url(command, out, tmp_path, monkeypatch):
+def test_what_cannot_be_at_a_url_is_not_made_there(command, out, tmp_path, monkeypatch):
     """`s3:` would be a folder here, which nobody looks into."""
     monkeypatch.chdir(tmp_path)
     refused(*(str(word).replace("OUT", out) for word in command), contains=out)
@@ -298,7 +295,7 @@ def test_a_full_disk_is_said_and_the_same_command_goes_on_later(digits, tmp_path
         refused("embed", digits, disk / "out", "--model", "hog", contains="the disk is full")
         assert not (disk / "out").exists()
         subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
-        assert run_mlcd("embed", digits, disk / "out", "--model", "hog").returncode == 0
+        assert call_mlcd("embed", digits, disk / "out", "--model", "hog").returncode == 0
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -311,8 +308,11 @@ def test_an_output_that_may_not_be_written_is_said(digits, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["photos #1", "2024", "[a", "'x", "null"])
-def test_a_folder_of_any_name_goes_through_the_whole_journey(digits, tiny_recipe, tmp_path, name):
+def test_a_folder_of_any_name_goes_through_the_whole_journey(
+    digits, tiny_recipe, tmp_path, monkeypatch, name
+):
     """Paths are not YAML."""
+    monkeypatch.chdir(tmp_path)
     for digit in "01":
         shutil.copytree(digits / digit, tmp_path / name / digit)
     recipe = tmp_path / "short.yaml"
@@ -328,7 +328,7 @@ def test_a_folder_of_any_name_goes_through_the_whole_journey(digits, tiny_recipe
         ["label", "features", "labels", "--centers", "centers", "--top", 2],
         ["train", recipe, f"data.images={name}", "data.labels=labels", "out=run"],
     ):
-        result = run_mlcd(*command, cwd=tmp_path)
+        result = call_mlcd(*command)
         assert result.returncode == 0, result.stderr
     assert labels.is_dir()
 
@@ -371,7 +371,7 @@ def test_a_cached_evaluation_is_of_the_same_images(journey, digits, tmp_path):
     next((other / "3").iterdir()).unlink()
     out = tmp_path / "evaluation"
     assert (
-        run_mlcd("evaluate", "knn", journey / "run", "--images", digits, "--out", out).returncode
+        call_mlcd("evaluate", "knn", journey / "run", "--images", digits, "--out", out).returncode
         == 0
     )
     refused(

@@ -4,13 +4,12 @@ evaluated.
 
 import json
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from tests.conftest import call_mlcd, free_port
+from tests.conftest import call_mlcd
+from tests.ranks import call_together
 from training.evaluation.representations import locate, open_representation
 
 
@@ -82,18 +81,7 @@ def test_pooled_features_are_others(journey):
 @pytest.mark.parametrize("kind", ["knn", "linear-probe", "clusters"])
 def test_two_processes_tell_the_same_once(kind, journey, tmp_path):
     out = tmp_path / "evaluation"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        f"--master-port={free_port()}",
-    ]
-    command += ["-m", "mlcd", "evaluate", kind, journey / "run", "--json", "--out", out]
-    together = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, timeout=240, check=False
-    )
+    together = call_together(2, "evaluate", kind, journey / "run", "--json", "--out", out)
     assert together.returncode == 0, together.stderr
     (told,) = [line for line in together.stdout.splitlines() if "results" in line]
     (result,), (alone,) = json.loads(told)["results"], evaluated(kind, journey / "run")

@@ -8,7 +8,9 @@ import time
 import numpy as np
 
 from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import open_artifact
+from mlcd.artifacts.selection import Selection
 from tests.conftest import call_mlcd, start_mlcd
 
 MADE = ("features", "centers", "labels", "run")
@@ -27,12 +29,17 @@ def digest_of(path):
 
 
 def test_rounds_killed_anywhere_end_with_the_same_bytes(journey, digits, tiny_recipe, tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    done = call_mlcd(*command(journey, digits, tiny_recipe, whole))
+    whole, parts, chosen = tmp_path / "whole", tmp_path / "parts", tmp_path / "selection"
+    curated = call_mlcd("curate", journey / "features", chosen, "--duplicates", 0.8)
+    assert curated.returncode == 0, curated.stderr
+    on_kept = f"data.selection={chosen}"
+    done = call_mlcd(*command(journey, digits, tiny_recipe, whole, on_kept))
     assert done.returncode == 0, done.stderr
     for number in (1, 2):
         metrics = parts / f"round-{number}" / "run.partial" / "metrics.jsonl"
-        process = start_mlcd(*command(journey, digits, tiny_recipe, parts), start_new_session=True)
+        process = start_mlcd(
+            *command(journey, digits, tiny_recipe, parts, on_kept), start_new_session=True
+        )
         deadline = time.monotonic() + 200
         while not (metrics.is_file() and metrics.read_text().count("\n") >= 6):
             assert process.poll() is None, process.communicate()
@@ -40,12 +47,16 @@ def test_rounds_killed_anywhere_end_with_the_same_bytes(journey, digits, tiny_re
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
-    assert call_mlcd(*command(journey, digits, tiny_recipe, parts)).returncode == 0
+    assert call_mlcd(*command(journey, digits, tiny_recipe, parts, on_kept)).returncode == 0
     for name in MADE:
         assert digest_of(whole / "round-2" / name) == digest_of(parts / "round-2" / name), name
+    kept = Selection.open(chosen).kept_keys().to_pylist()
+    assert 0 < len(kept) < 200
+    assert sorted(EmbeddingsArtifact.open(whole / "round-2" / "features").keys) == sorted(kept)
     # The second head starts from the new centers, and the second tower from the first.
     second = open_artifact(whole / "round-2" / "run")
-    assert {parent.role for parent in second.parents} == {"labels", "images", "centers", "start"}
+    roles = {parent.role for parent in second.parents}
+    assert roles == {"labels", "images", "selection", "centers", "start"}
     first_step = whole / "round-2" / "run" / "checkpoints" / "step_000000"
     clustered = Centers.open(whole / "round-2" / "centers")
     assert np.abs(Centers.open(first_step / "centers").vectors - clustered.vectors).max() < 1e-6

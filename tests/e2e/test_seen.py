@@ -7,6 +7,9 @@ import shutil
 
 import pytest
 
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.manifest import open_artifact
+from mlcd.artifacts.selection import Selection
 from tests.conftest import call_mlcd
 
 
@@ -120,3 +123,26 @@ def test_centers_hold_out_what_training_and_evaluation_hold_out(journey, tmp_pat
     assert "10 centers of 160 rows (40 held out)" in result.stdout
     config = json.loads((tmp_path / "centers" / "manifest.json").read_text())["config"]
     assert config["hold_out"] == 0.2
+
+
+def test_a_run_on_a_selection_has_seen_what_is_kept(runs, journey, digits, tiny_recipe, tmp_path):
+    chosen, run = tmp_path / "selection", tmp_path / "run"
+    options = ("--centers", runs / "centers-0", "--balance", 120)
+    made = call_mlcd("curate", journey / "features", chosen, *options)
+    assert made.returncode == 0, made.stderr
+    places = [f"data.images={digits}", f"data.labels={runs / 'labels-0.2'}", "data.hold_out=0"]
+    command = ("train", tiny_recipe, *places, f"out={run}", "schedule.steps=10")
+    result = call_mlcd(*command, f"data.selection={chosen}")
+    assert result.returncode == 0, result.stderr
+    artifact = open_artifact(run)
+    assert artifact.summary["samples"] == 120
+    parents = {parent.role: parent.digest for parent in artifact.parents}
+    assert parents["selection"] == open_artifact(chosen).digest
+    opened = EmbeddingsArtifact.open(journey / "features")
+    tested = {key for key, held in zip(opened.keys, opened.held_out(0.2), strict=True) if held}
+    kept = set(Selection.open(chosen).kept_keys().to_pylist())
+    facts = told("knn", run, "--seen")["seen"]
+    assert (facts["trained_on"], facts["unknown"]) == (len(tested & kept), [])
+    assert call_mlcd(*command, f"data.selection={tmp_path / 'none'}").returncode == 2
+    shutil.rmtree(chosen)
+    assert "selection is not where it was" in told("knn", run)["seen"]["unknown"][0]

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import call_mlcd, start_mlcd
+from tests.ranks import call_together
 
 NUMBERS = (
     "loss",
@@ -73,11 +74,6 @@ def torchrun(size, *arguments, program=("-m", "mlcd")):
 def start_together(size, *arguments, **options):
     command = torchrun(size, *arguments, **options)
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def run_together(size, *arguments):
-    command = torchrun(size, *arguments)
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def read_lines(path):
@@ -163,7 +159,7 @@ def test_two_processes_that_share_the_tower_equal_one_in_float64(arguments, alon
         "evaluation.linear_probe=false",
     ]
     one, two = alone("fp64", *options), tmp_path / "two"
-    result = run_together(2, *arguments("two", *options, "compute.backbone=fsdp"))
+    result = call_together(2, *arguments("two", *options, "compute.backbone=fsdp"))
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("trained 160 images") == 1
     assert_alike(two, one, tolerance=1e-9)
@@ -173,7 +169,7 @@ def test_two_processes_that_share_the_tower_equal_one_in_float64(arguments, alon
 
 
 def test_two_processes_equal_one_in_float32(arguments, alone, tmp_path):
-    assert run_together(2, *arguments("two", "compute.accumulation=2")).returncode == 0
+    assert call_together(2, *arguments("two", "compute.accumulation=2")).returncode == 0
     ours, one = (
         read_lines(run / "metrics.jsonl")[:20] for run in (tmp_path / "two", alone("fp32"))
     )
@@ -221,7 +217,7 @@ def test_two_then_one_then_three_processes_go_on_with_one_run(
     process.send_signal(signal.SIGUSR1)
     told, _ = process.communicate(timeout=120)
     assert (process.returncode, run.exists(), "mlcd train --resume" in told) == (0, False, True)
-    result = run_together(3, "train", "--resume", f"{run}.partial")  # as a shell completes it
+    result = call_together(3, "train", "--resume", f"{run}.partial")  # as a shell completes it
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("trained 160 images") == 1
     one = alone(f"long-{len(more)}", *options)
@@ -282,7 +278,7 @@ def test_images_that_one_process_cannot_read_change_nothing_else(arguments, digi
         path.write_bytes(bytes(path.stat().st_size))
     options = ["compute.precision=fp64", "schedule.batch_size=2", f"data.images={images}"]
     assert call_mlcd(*arguments("one", *options)).returncode == 0
-    result = run_together(2, *arguments("two", *options))
+    result = call_together(2, *arguments("two", *options))
     assert result.returncode == 0, result.stderr
     assert_alike(tmp_path / "two", tmp_path / "one", tolerance=1e-9)
     skipped = [
@@ -298,7 +294,7 @@ def test_images_that_one_process_cannot_read_change_nothing_else(arguments, digi
 
 
 def test_bad_input_is_refused_once_before_the_first_step(arguments, tmp_path):
-    result = run_together(2, *arguments("run", "data.images=nowhere"))
+    result = call_together(2, *arguments("run", "data.images=nowhere"))
     assert result.returncode != 0
     told = [line for line in result.stderr.splitlines() if line.startswith("mlcd:")]
     assert len(told) == 1, result.stderr

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from tests.conftest import call_mlcd, start_mlcd
 from tests.e2e.test_train import (
-    run_together,
     start_together,
     steps_of,
     wait_for_steps,
     worker_of,
 )
 from tests.integration.running import serving
+from tests.ranks import call_together
 from tests.unit.training.pairing import write_pairs
 
 STEPS = 120
@@ -126,7 +126,7 @@ def test_lit_by_two_processes_is_exported_and_served_with_its_image_tower_untouc
     )
     assert made.returncode == 0, made.stderr
     arguments = command("lit", "together")
-    together = run_together(2, *arguments)
+    together = call_together(2, *arguments)
     assert together.returncode == 0, together.stderr
     assert call_mlcd(*command("lit", "alone")).returncode == 0
     assert_alike(tmp_path / "together", tmp_path / "alone")

@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from service.http.app import create_app
-from service.resources import find_model, open_resources
+from service.inference.found_model import find_model
+from service.resources import open_resources
 from service.settings import Settings
 
 

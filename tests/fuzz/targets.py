@@ -7,9 +7,10 @@ import json
 import re
 
 from mlcd.errors import ImageRejected
+from mlcd.fetching.urls import Url, parse_url
 from mlcd.images.decode import DecodeLimits, decode
 from mlcd.images.transform import PreprocessSpec
-from service.fetch.urls import ImageUrl, Url, parse_url
+from service.fetch.given_images import ImageUrl
 from service.http.data_uris import image_from_field, image_from_uri
 from tests.fuzz.in_process import Service
 

@@ -1,8 +1,10 @@
-"""S3 servers that the tests start: that of moto, and one in front of it that fails."""
+"""S3 servers that the tests start: those of moto and of s3rver, and one in front of them that fails."""
 
+import errno
 import http.client
 import os
 import random
+import shutil
 import socket
 import struct
 import subprocess
@@ -10,15 +12,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import fsspec
+import pytest
 
+from mlcd.artifacts.manifest import MANIFEST, parse_manifest
 from tests.conftest import free_port
 
-SECRET = "hush-hush-7f3a"
+KEY, SECRET = "S3RVER", "hush-hush-7f3a"
+_HERE = "127.0.0.1"
+_S3RVER = Path(__file__).parents[1] / "s3rver" / "node_modules" / "s3rver" / "bin" / "s3rver.js"
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Store:
     def filesystem(self):
         return fsspec.filesystem(
             "s3",
-            key="tests",
+            key=KEY,
             secret=SECRET,
             endpoint_url=self.url,
             skip_instance_cache=True,
@@ -40,34 +47,60 @@ class Store:
 
 
 @contextmanager
-def running_moto() -> Iterator[Store]:
+def running_moto(host: str = _HERE) -> Iterator[Store]:
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", host, "-p", str(port)]
+    with _running(command, port, host) as store:
+        yield store
+
+
+@contextmanager
+def running_s3rver(folder: Path) -> Iterator[Store]:
+    """Another program in another language. It knows no conditional put, and one key."""
+    node = shutil.which("node")
+    if node is None or not _S3RVER.is_file():
+        pytest.skip("s3rver is not installed: make s3rver")
+    port = free_port()
+    options = ["-d", folder, "-a", _HERE, "-p", port, "-s", "--allow-mismatched-signatures"]
+    with _running([node, str(_S3RVER), *map(str, options)], port) as store:
+        yield store
+
+
+@contextmanager
+def _running(command: list[str], port: int, host: str = _HERE) -> Iterator[Store]:
+    url = f"http://{host}:{port}"
     environment = {
         **os.environ,
         "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "tests",
+        "AWS_ACCESS_KEY_ID": KEY,
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_DEFAULT_REGION": "us-east-1",
     }
-    try:
-        store, deadline = Store(url, environment), time.monotonic() + 60
-        while not _listens(port):
-            assert process.poll() is None
-            assert time.monotonic() < deadline, "moto does not start"
-            time.sleep(0.1)
+    with listening(command, port, host):
+        store = Store(url, environment)
         store.filesystem().mkdir("bucket")
         yield store
+
+
+@contextmanager
+def listening(command: list[str], port: int, host: str = _HERE) -> Iterator[None]:
+    """A server, from when it listens on."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not _listens(host, port):
+            assert process.poll() is None
+            assert time.monotonic() < deadline, f"{command[1]} does not start"
+            time.sleep(0.1)
+        yield
     finally:
         process.terminate()
         process.wait(timeout=30)
 
 
-def _listens(port: int) -> bool:
+def _listens(host: str, port: int) -> bool:
     with socket.socket() as asking:
-        return asking.connect_ex(("127.0.0.1", port)) == 0
+        return asking.connect_ex((host, port)) == 0
 
 
 class Faults(ThreadingHTTPServer):
@@ -97,14 +130,18 @@ class _Faulty(BaseHTTPRequestHandler):
             self._send(403, {}, b"<Error><Code>AccessDenied</Code></Error>")
             return
         fault = server.chance.random()
+        if fault > 1 - server.rate / 2:  # a slow read
+            server.injected += 1
+            time.sleep(0.3)
         if fault < server.rate / 2:
             server.injected += 1
             self._send(503, {}, b"<Error><Code>SlowDown</Code></Error>")
             return
         connection = http.client.HTTPConnection(server.behind.removeprefix("http://"))
-        connection.request(self.command, self.path, body, dict(self.headers))
-        answer = connection.getresponse()
-        content, head = answer.read(), dict(answer.getheaders())
+        with closing(connection):
+            connection.request(self.command, self.path, body, dict(self.headers))
+            answer = connection.getresponse()
+            content, head = answer.read(), dict(answer.getheaders())
         for name in ("Transfer-Encoding", "Connection"):
             head.pop(name, None)
         if self.command == "HEAD":
@@ -152,3 +189,45 @@ def running_faults(store, *, seed, rate, delay_s=0.0, denied=False) -> Iterator[
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def using(store, folder):
+    """The store, for this process, which has no copies of anything yet."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in store.environment.items():
+            patch.setenv(name, value)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        fsspec.filesystem("s3").clear_instance_cache()
+        yield store
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
+def check_alike(store, prefix, path, *, has_grown=False):
+    """The same files, the same digest, and no note, upload or secret beside them."""
+    files = store.filesystem()
+    names = {
+        name.removeprefix(f"bucket/{prefix}/"): name for name in files.find(f"bucket/{prefix}")
+    }
+    here = {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file()}
+    assert names.keys() == here.keys()
+    for name, file in here.items():
+        content = files.cat_file(names[name])
+        assert SECRET.encode() not in content
+        if name.endswith(MANIFEST):
+            there, mine = parse_manifest(content, path), parse_manifest(file.read_bytes(), path)
+            assert (there.digest, there.summary) == (mine.digest, mine.summary) or has_grown
+        elif not name.startswith("manifest-"):  # with times and paths
+            assert content == file.read_bytes(), name
+    with _uploads_known():
+        assert files.call_s3("list_multipart_uploads", Bucket="bucket").get("Uploads", []) == []
+
+
+@contextmanager
+def _uploads_known():
+    """s3rver cannot list them."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -13,12 +14,20 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.name_evidence import NameEvidence, write_evidence
 from mlcd.client import AsyncClient, Client, RefusedNotFound
 from mlcd.pipelines.verify import verify
-from tests.integration.running import serving
+from tests.integration.running import children, serving
 
 EVIDENCE = {
     0: {"name": "Tabby cat", "alternates": ["tiger cat", "lynx"]},
     1: {"name": "lynx", "alternates": ["wolf", "cat"]},
     2: {"name": None, "alternates": ["cat", "dog"]},  # too weak for a name
+}
+GROUNDS = {
+    "score": 0.7,
+    "margin": 0.2,
+    "by_chance": 0.1,
+    "members": 64,
+    "terms": [{"term": "tabby", "score": 0.7, "share": 0.9, "leading": 0.6, "elsewhere": 0.1}],
+    "unlike": {"center": 1, "term": "stripes", "share": 0.8, "there": 0.1},
 }
 
 
@@ -28,7 +37,8 @@ def centers(model_to_change):
     artifact = open_artifact(model_to_change / "centers")
     num = len(Centers.read(artifact).sizes)
     nothing = {"name": None, "alternates": []}
-    evidence = NameEvidence({"words": "x"}, [EVIDENCE.get(c, nothing) for c in range(num)])
+    found = [GROUNDS | EVIDENCE.get(c, nothing) for c in range(num)]
+    evidence = NameEvidence({"words": "x"}, found)
     file = write_evidence(artifact, evidence)
     change_names(artifact, lambda given: given.set_from(file, evidence.names))
     return artifact
@@ -73,7 +83,48 @@ def test_centers_are_found_by_names_and_alternates(named):
         "/v1/centers", params={"query": "cat", "sort": "name", "cursor": page["next"]}
     ).json()
     assert ([each["id"] for each in rest["centers"]], rest["next"]) == ([0], None)
-    assert named.get("/v1/centers/1").json()["alternates"] == ["wolf", "cat"]
+    described = named.get("/v1/centers/1").json()
+    assert described["alternates"] == ["wolf", "cat"]
+    assert described["evidence"] == {**GROUNDS, "name": "lynx"}
+
+
+def test_names_given_by_the_command_are_shown_without_a_restart(named, centers):
+    change_names(centers, lambda given: given.set_by_hand({11: "given outside"}))
+    assert found(named, query="given outside") == [(11, "given outside", [])]
+    assert named.get("/v1/centers/11").json()["name"] == "given outside"
+    vector = Centers.read(centers).vectors[11].tolist()
+    label = named.post("/v1/labels?top=1", json={"embeddings": [vector]}).json()
+    assert label["results"][0]["labels"][0]["name"] == "given outside"
+
+
+def test_several_processes_change_names_and_lose_none_when_one_is_killed(model_to_change, centers):
+    """Every request has a connection of its own, which either process may take."""
+    answered, unanswered = {}, {}
+    with serving(model_to_change, processes=2) as server:
+
+        def rename(center):
+            for name in (f"kept {center} {n}" for n in range(8)):
+                try:
+                    httpx.patch(
+                        f"{server.url}/v1/centers/{center}", json={"name": name}
+                    ).raise_for_status()
+                except httpx.TransportError:
+                    unanswered[center] = name
+                    continue
+                answered[center] = name
+                if name == "kept 4 4":
+                    os.kill(children(server.process.pid)[0], signal.SIGKILL)
+
+        with ThreadPoolExecutor(4) as pool:
+            [*pool.map(rename, range(3, 11))]
+        names = current_names(centers).names
+        assert len(answered) == 8
+        for center, name in answered.items():
+            assert names[center] in (name, unanswered.get(center))
+        server.wait_ready()
+        for _ in range(10):
+            listed = httpx.get(f"{server.url}/v1/centers?sort=id&limit=100").json()["centers"]
+            assert tuple(each["name"] for each in listed) == names
 
 
 def test_a_name_is_changed_and_shown_everywhere(named, naming, centers):

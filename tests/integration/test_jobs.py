@@ -17,6 +17,10 @@ from typing import get_args
 import httpx
 import pytest
 
+from mlcd.encoders.pixels import PixelsEncoder
+from mlcd.images.sources import open_source
+from mlcd.pipelines.embed import embed
+from mlcd.progress import Reporter
 from service.jobs.job import JobProblem, JobState
 from service.jobs.service import open_queue
 from service.keys.file import create_key
@@ -154,6 +158,36 @@ def test_a_job_of_embeddings_has_no_labels(place):
     for field, value in (("top", 3), ("threshold", 0.5), ("embeddings", True)):
         refused = place.submit(kind="index", **{field: value})
         assert (refused.status_code, refused.json()["param"]) == (400, field)
+
+
+def test_a_job_that_curates_has_the_options_of_the_command(place):
+    embeddings = place.folder / "embeddings"
+    embed(
+        open_source(str(place.folder / "images")), PixelsEncoder(), embeddings, Reporter("silent")
+    )
+    asked = {"kind": "curate", "input": str(embeddings)}
+    answer = place.submit(**asked, duplicates=0.9, balance=20, issues=["dark"])
+    assert answer.status_code == 202, answer.text
+    job = answer.json()
+    shown = [job[name] for name in ("duplicates", "balance", "issues", "keep", "top", "report")]
+    assert shown == [0.9, 20, ["dark"], "first", None, False]
+    assert job["centers"] is not None
+    assert place.claim().spec.issues == ("dark",)
+    no_samples = place.submit(**asked, duplicates=0.9)
+    assert no_samples.json()["centers"] is None
+    for wrong, param in (
+        ({"top": 3}, "top"),
+        ({"report": True}, "duplicates"),
+        ({"kind": "label", "input": str(place.folder / "images"), "balance": 3}, "balance"),
+    ):
+        refused = place.submit(**asked | wrong)
+        assert (refused.status_code, refused.json()["param"]) == (400, param)
+    images = place.submit(kind="curate", input=str(place.folder / "images"), duplicates=0.9)
+    assert (images.status_code, "no finished embeddings" in images.text) == (422, True)
+    (embeddings / "part-00000.npy").rename(place.folder.parent / "elsewhere.npy")
+    (embeddings / "part-00000.npy").symlink_to(place.folder.parent / "elsewhere.npy")
+    outside = place.submit(**asked, duplicates=0.9)
+    assert outside.status_code == 403
 
 
 def test_progress_is_told_as_workers_tell_it(place):
@@ -651,7 +685,7 @@ def test_the_command_says_that_no_worker_is_there(place, monkeypatch):
 def test_the_command_says_in_one_line_what_is_wrong(place):
     for arguments, message in [
         (("show", "none"), "there is no such job"),
-        (("submit", "/etc", "/tmp/x"), "not in a folder that jobs may use"),
+        (("submit", "/etc", "/tmp/x"), "in no place that jobs may use"),
         (("--api-key", "wrong", "list"), "is not known here"),
         (("--url", "http://127.0.0.1:1", "list"), "cannot be reached"),
         (("--url", "nowhere", "list"), "URL cannot be used"),

@@ -12,11 +12,11 @@ from mlcd import doctor
 from mlcd.cores import available_cores, cpu_features, quota_cores
 from mlcd.doctor import examine, memory_limit_bytes, report
 from mlcd.export.starter.packages import installed
-from tests.conftest import run_mlcd
+from tests.conftest import call_mlcd, run_mlcd
 
 
 def test_the_command_reports_and_exits_0():
-    plain, as_json = run_mlcd("doctor"), run_mlcd("doctor", "--json")
+    plain, as_json = run_mlcd("doctor"), call_mlcd("doctor", "--json")
     assert (plain.returncode, as_json.returncode) == (0, 0), plain.stderr
     facts = json.loads(as_json.stdout)
     assert facts["choice"]["engine"] in plain.stdout

@@ -41,7 +41,7 @@ def place(tmp_path_factory, digits):
         shutil.copytree(folder, place / ("new" if folder.name in NEW else "old") / folder.name)
     for name in ("old", "new"):
         made("embed", place / name, place / f"{name}-rows", "--model", "hog")
-    made("cluster", place / "old-rows", place / "centers", "--clusters", 14, "--hold-out", 0)
+    made("cluster", place / "old-rows", place / "centers", "--levels", "14,5,2", "--hold-out", 0)
     (place / "names").write_text('{"0": "zero", "13": "last"}')
     made("name", place / "centers", "--set", place / "names")
     made("clusters", "update", place / "centers", place / "new-rows", place / "updated")
@@ -80,6 +80,17 @@ def test_old_images_keep_their_ids_and_new_classes_get_their_own(place):
     assert all(finding.checked for finding in verify(place / "updated"))
 
 
+def test_centers_that_stay_keep_their_path_and_new_ones_join_the_nearest_group(place):
+    before, since = (Centers.open(place / name) for name in ("centers", "updated"))
+    num = len(before.paths)
+    assert since.paths[:num] == before.paths
+    groups = np.load(place / "updated" / "level-5.npy")
+    coarser = {path.split("/")[1]: path.split("/")[0] for path in before.paths}
+    for center in range(num, len(since.paths)):
+        group = str(int((groups @ since.vectors[center]).argmax()))
+        assert since.paths[center] == f"{coarser[group]}/{group}/{center}"
+
+
 def test_rows_like_the_old_ones_make_no_cluster(place, tmp_path):
     facts = made("clusters", "update", place / "updated", place / "old-rows", tmp_path / "again")
     assert facts["new"] <= 1
@@ -93,6 +104,11 @@ def test_merged_split_and_replayed(place, tmp_path):
     assert state.clusters[[2, 5, 9]].tolist() == [2, 2, 2]
     num = len(state.clusters)
     assert len(np.unique(state.clusters)) == num - 2
+    made("label", place / "new-rows", tmp_path / "labels", "--centers", merged)
+    paths = Centers.open(merged).paths
+    for row in pq.read_table(tmp_path / "labels" / "part-00000.parquet").to_pylist():
+        assert row["clusters"] == state.clusters[row["ids"]].tolist()
+        assert row["paths"] == [paths[center] for center in row["ids"]]
     assert (state.centers.vectors == Centers.open(place / "updated").vectors).all()
     made("clusters", "split", merged, 3, split, "--members", place / "old-rows")
     after = LivingCenters.read(open_artifact(split))

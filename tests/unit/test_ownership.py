@@ -40,7 +40,7 @@ def test_what_somebody_is_at_work_in_stays(tmp_path):
             discard(path, "job")
         give_up(path, "job")
         assert owner_of(path) == "job"
-        take_over(path)
+        take_over(draft)
         discard(path, "job")
         draft.publish()
     assert open_artifact(tmp_path / "out").kind == "labels"

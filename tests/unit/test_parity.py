@@ -1,5 +1,6 @@
 """The parity gate in half precision, on CPUs that compute it and on those that do not."""
 
+import onnx
 import pytest
 import torch
 
@@ -16,9 +17,10 @@ pytestmark = pytest.mark.plain_cpu
 
 @pytest.fixture(scope="module", params=["learned", "rope"])
 def exported(request, tmp_path_factory):
-    size = SIZES[1]
+    size, registers = SIZES[1], 2 if request.param == "rope" else 0
     model = Servable(
-        tower(size, positions=request.param), PreprocessSpec(resize_shortest=size[0], crop=size[0])
+        tower(size, positions=request.param, registers=registers),
+        PreprocessSpec(resize_shortest=size[0], crop=size[0]),
     )
     path = tmp_path_factory.mktemp("graph") / "model.onnx"
     write_onnx(model, path)
@@ -33,6 +35,11 @@ def no_bf16(monkeypatch):
 def measured(exported, precision):
     model, path = exported
     return check_parity(model, path, None, "m", precision=precision)
+
+
+def test_a_graph_takes_any_number_of_images(exported):
+    (pixels,) = onnx.load(exported[1]).graph.input
+    assert pixels.type.tensor_type.shape.dim[0].dim_param
 
 
 def test_a_cpu_without_the_instructions_emulates_bf16_and_says_so(exported, no_bf16):

@@ -1,10 +1,8 @@
 """Any weights that a user names, served: exported once, in a process of its own, into the cache."""
 
 import json
-import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +36,21 @@ def weights(tmp_path):
     return folder
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A tiny tower, and its exports with images turned as they say and as they are stored."""
+    folder = tmp_path_factory.mktemp("exported")
+    (folder / "weights").mkdir()
+    write_hf(tower(SIZES[1], activation="quick_gelu"), folder / "weights")
+    for exif in ("apply", "ignore"):
+        options = LoadOptions(exif=exif)
+        out = folder / exif
+        export.export_model(
+            str(folder / "weights"), out, name="m", options=options, reporter=SILENT
+        )
+    return folder
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -54,21 +67,36 @@ def embedding(spec, seed=0):
         encoder.close()
 
 
-def test_weights_are_exported_once_and_served_as_they_are(weights, cache):
-    said = []
-    first = resolve_model(str(weights), said.append)
+TWO_AT_ONCE = """
+import json, sys
+from concurrent.futures import ThreadPoolExecutor
+from mlcd.pipelines.resolve import resolve_model
+said = []
+with ThreadPoolExecutor(2) as pool:
+    places = set(pool.map(lambda _: resolve_model(sys.argv[1], said.append), range(2)))
+print(json.dumps([list(places), said, "torch" in sys.modules]))
+"""
+
+
+def test_weights_are_exported_once_and_served_as_they_are(weights, cache, monkeypatch):
+    """Two ask for them at once, in a process that never loads torch."""
+    command = [sys.executable, "-c", TWO_AT_ONCE, str(weights)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (first,), said, has_torch = json.loads(done.stdout)
+    assert (len(said), has_torch) == (1, False)
     assert Path(first).is_relative_to(cache)
     assert Path(first).name.startswith("tiny-tower-")
     images, served = embedding(first)
     with torch.inference_mode():
         expected = zoo.load(str(weights))(torch.from_numpy(images)).numpy()
     assert np.abs(served - expected).max() < 1e-5
-    assert resolve_model(str(weights), said.append) == first
+    assert resolve_model(str(weights), said.append) == resolve_model(first) == first
     assert len(said) == 1
-    assert resolve_model(first) == first
     config = json.loads((weights / "config.json").read_text()) | {"hidden_act": "gelu"}
     (weights / "config.json").write_text(json.dumps(config))
-    assert resolve_model(str(weights), said.append) != first
+    asked = []
+    monkeypatch.setattr(resolve, "_export", lambda _, out, *rest: asked.append(str(out)))
+    assert [resolve_model(str(weights))] == asked != [first]
 
 
 def test_a_run_is_exported_too(journey, cache):
@@ -81,13 +109,6 @@ def test_a_cache_that_cannot_be_written_is_named(weights, cache):
     cache.write_text("no directory")
     with pytest.raises(InvalidInput, match="name another cache with XDG_CACHE_HOME"):
         resolve_model(str(weights))
-
-
-def test_two_at_once_export_once(weights, cache):
-    with ThreadPoolExecutor(2) as pool:
-        said = []
-        places = set(pool.map(lambda _: resolve_model(str(weights), said.append), range(2)))
-    assert len(places) == len(said) == 1
 
 
 def test_what_needs_no_export_is_left_alone(tmp_path):
@@ -104,14 +125,6 @@ def test_the_export_s_own_words_reach_the_user(weights, cache, tmp_path, monkeyp
     monkeypatch.setattr(resolve.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigInvalid, match="torch is not installed"):
         resolve_model(str(weights))
-
-
-def test_resolving_loads_no_torch(weights, cache):
-    code = (
-        "import sys; from mlcd.pipelines.resolve import resolve_model; resolve_model(sys.argv[1]);"
-    )
-    code += "sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code, str(weights)], check=True, env={**os.environ})
 
 
 def test_the_export_for_transformers_reads_back_as_the_same_model(weights, tmp_path):
@@ -173,12 +186,9 @@ def test_a_rotary_tower_with_a_projection_has_no_class_in_transformers(tmp_path)
 
 
 def test_options_are_part_of_what_was_asked_and_no_option_changes_a_checkpoint(
-    weights, journey, tmp_path
+    exported, journey, tmp_path
 ):
-    plain = export.export_model(str(weights), tmp_path / "a", name="m", reporter=SILENT)
-    other = export.export_model(
-        str(weights), tmp_path / "b", name="m", options=LoadOptions(exif="ignore"), reporter=SILENT
-    )
+    plain, other = (open_artifact(exported / exif) for exif in ("apply", "ignore"))
     assert plain.fingerprint != other.fingerprint
     assert plain.summary["weights_digest"] == other.summary["weights_digest"]
     with pytest.raises(ConfigInvalid, match="states all by itself"):
@@ -212,25 +222,18 @@ def test_verify_walks_back_to_the_weights(weights, tmp_path):
         list(verify(tmp_path / "model"))
 
 
-def test_another_preprocessing_has_the_fingerprint_of_its_own_export(weights, tmp_path):
-    export.export_model(str(weights), tmp_path / "plain", name="m", reporter=SILENT)
-    ignoring = export.export_model(
-        str(weights),
-        tmp_path / "ignoring",
-        name="m",
-        options=LoadOptions(exif="ignore"),
-        reporter=SILENT,
-    )
-    encoder = open_encoder(str(tmp_path / "plain"), EncoderOptions(exif="ignore"))
+def test_another_preprocessing_has_the_fingerprint_of_its_own_export(exported):
+    plain = str(exported / "apply")
+    encoder = open_encoder(plain, EncoderOptions(exif="ignore"))
     assert encoder.preprocess.exif == "ignore"
-    assert encoder.fingerprint == ignoring.fingerprint
-    fast = open_encoder(str(tmp_path / "plain"), EncoderOptions(decode="fast"))
+    assert encoder.fingerprint == open_artifact(exported / "ignore").fingerprint
+    fast = open_encoder(plain, EncoderOptions(decode="fast"))
     assert (
         len(
             {
                 fast.fingerprint,
                 encoder.fingerprint,
-                open_encoder(str(tmp_path / "plain")).fingerprint,
+                open_encoder(plain).fingerprint,
             }
         )
         == 3
@@ -245,7 +248,7 @@ def test_another_preprocessing_has_the_fingerprint_of_its_own_export(weights, tm
     )
 
 
-def test_embed_gives_what_ten_lines_of_transformers_give(weights, tmp_path):
+def test_embed_gives_what_ten_lines_of_transformers_give(exported, tmp_path):
     """Photographs of many sizes, RGB and gray, orientation tags ignored on both sides."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
@@ -266,20 +269,13 @@ def test_embed_gives_what_ten_lines_of_transformers_give(weights, tmp_path):
         picture = pictures[number % 2].crop((0, 0, width, height))
         picture.save(photos / f"{number}.jpg", exif=tags)
         picture.convert("L").save(photos / f"{number}-gray.png")
-    export.export_model(
-        str(weights),
-        tmp_path / "model",
-        name="m",
-        options=LoadOptions(exif="ignore"),
-        reporter=SILENT,
-    )
-    encoder = open_encoder(str(tmp_path / "model"))
+    encoder = open_encoder(str(exported / "ignore"))
     embed(open_source(str(photos)), encoder, tmp_path / "embeddings", SILENT)
     ours = EmbeddingsArtifact.open(tmp_path / "embeddings")
 
     model, processor = (
-        CLIPVisionModel.from_pretrained(weights).eval(),
-        CLIPImageProcessor.from_pretrained(weights),
+        CLIPVisionModel.from_pretrained(exported / "weights").eval(),
+        CLIPImageProcessor.from_pretrained(exported / "weights"),
     )
     for key, row in zip(ours.keys, ours.load(), strict=True):
         with torch.inference_mode():

@@ -4,6 +4,7 @@ are the same.
 
 import io
 import resource
+import shutil
 import tarfile
 import threading
 from contextlib import contextmanager
@@ -20,11 +21,14 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import Request, draft_path, open_artifact
 from mlcd.collections.collection import Collection
+from mlcd.encoders.hog import HogEncoder
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DiskFull, InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.label_job import LabelJob
+from mlcd.parts.decisions import CurateOptions
 from mlcd.parts.ownership import claim
+from mlcd.pipelines.curate import CurateInputs, curate
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
 from mlcd.pipelines.shard import Equipment, InputChanged, OpenedCenters, discard, open_shards
@@ -137,6 +141,39 @@ def test_embeddings_are_those_of_the_command(images, equipment, tmp_path):
     finish(open_shards(wanted, equipment, owner="job", part_entries=2048), order=(0,))
     digest = by_command(wanted, equipment, tmp_path / "undisturbed")
     assert EmbeddingsArtifact.open(Path(wanted.output)).artifact.digest == digest
+
+
+def test_a_selection_is_that_of_the_command_whoever_makes_it(images, equipment, tmp_path):
+    shutil.copyfile(images / "3" / "0013.png", images / "a copy.png")
+    embed(open_source(str(images)), equipment.encoder, tmp_path / "embeddings", SILENT)
+    given = {"duplicates": 0.99, "issues": ("dark",), "balance": 30, "report": True}
+    wanted = LabelJob("curate", str(tmp_path / "embeddings"), str(tmp_path / "out"), **given)
+    checked = []
+    planner, worker = (opened(wanted, equipment, check_files=checked.extend) for _ in range(2))
+    assert str(images) in checked
+    assert str(tmp_path / "embeddings" / "part-00000.npy") in checked
+    assert planner.sizes == [60]
+    planner.plan()
+
+    def stopped(done, errors):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        planner.make(0, stopped)
+    told = []
+    worker.make(0, lambda done, errors: told.append(done))
+    assert told[-1] == 60
+    assert len(told) > 60  # a sign of life with each image at least
+    planner.publish(nothing)
+    worker.publish(nothing)
+    inputs = CurateInputs.open(tmp_path / "embeddings", centers=equipment.centers.artifact.path)
+    made = curate(inputs, tmp_path / "command", CurateOptions(**given), SILENT)
+    found = open_artifact(tmp_path / "out")
+    assert (found.digest, found.summary) == (made.digest, made.summary)
+    assert made.summary["duplicate"] >= 1
+    other = Equipment(HogEncoder(), None, num_threads=1)
+    with pytest.raises(ConfigInvalid, match="of another model"):
+        opened(wanted, other)
 
 
 def test_an_index_is_a_collection_and_nothing_beside_it(images, equipment, tmp_path):

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.artifacts.copies import brought
 from mlcd.artifacts.labels import DIGEST_BYTES, LabelTable
 from mlcd.artifacts.manifest import open_artifact
+from mlcd.artifacts.selection import Selection
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.jpeg import require_simplejpeg
@@ -57,7 +58,7 @@ class Dataset:
     """The samples of all data sets, and counts of what cannot be used.
 
     num_unlabeled: images without labels. num_missing: labels without an image. Held-out images are
-    in neither.
+    in neither, nor those that a selection leaves out.
     """
 
     parts: tuple[Part, ...]
@@ -96,7 +97,7 @@ class Dataset:
 
 
 def open_dataset(config: RunConfig) -> Dataset:
-    """Opens every image of `config.data` that is not held out and has labels.
+    """Opens every image of `config.data` that is not held out, is selected and has labels.
 
     The others are counted, not replaced. Damaged shards are reported and left out. Raises NotFound,
     ArtifactInvalid or InvalidInput if images or labels cannot be used or do not belong together, or
@@ -118,7 +119,7 @@ def open_dataset(config: RunConfig) -> Dataset:
 def label_tables(config: RunConfig, *, verify_files: bool = True) -> tuple[LabelTable, ...]:
     """Opens the labels of every data set. Raises ConfigInvalid if they are of different centers."""
     tables = tuple(
-        LabelTable(open_artifact(Path(source.labels), "labels", verify_files=verify_files))
+        LabelTable(open_artifact(brought(source.labels), "labels", verify_files=verify_files))
         for source in config.data.sources
     )
     _refuse_other_centers(tables)
@@ -134,13 +135,16 @@ def _join(mixed: MixedSource, table: LabelTable, config: RunConfig) -> tuple[Par
     for problem in source.problems:
         _log.warning("%s: %s: %s", mixed.images, problem.key, problem.detail)
     kept_out = held_out(split_positions(entries.keys(), entries.class_names()), hold_out)
+    if mixed.selection is not None:
+        kept_out |= _left_out(entries, mixed)
     row_of_label = entries.find(table.labeled_keys())
     labeled = np.zeros(len(entries), dtype=np.bool_)
     labeled[row_of_label[row_of_label >= 0]] = True
     rows = np.flatnonzero(labeled & ~kept_out)
     if not len(rows):
         raise InvalidInput(
-            f"no image of {mixed.images} has labels in {mixed.labels}",
+            f"no image of {mixed.images} has labels in {mixed.labels}"
+            + (f" and is kept in {mixed.selection}" if mixed.selection else ""),
             remedy="were the labels made from these images?",
         )
     # the last entry stands for keys that are no row
@@ -157,6 +161,14 @@ def _join(mixed: MixedSource, table: LabelTable, config: RunConfig) -> tuple[Par
         scores = _scores_at(index_of_row[row_of_label], table, labels.shape)
     part = Part(source, entries.select(rows), labels, sha256, mixed.weight, scores)
     return part, int((~labeled & ~kept_out).sum()), num_missing
+
+
+def _left_out(entries: Entries, mixed: MixedSource) -> NDArray[np.bool_]:
+    """Returns which images the selection of a data set does not keep, [N]."""
+    left_out = np.ones(len(entries), np.bool_)
+    assert mixed.selection is not None
+    left_out[entries.indices_of(Selection.open(brought(mixed.selection)).kept_keys())] = False
+    return left_out
 
 
 def _labels_at(

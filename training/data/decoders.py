@@ -2,6 +2,7 @@
 
 import atexit
 import multiprocessing
+import os
 import signal
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -97,6 +98,7 @@ class ProcessDecoders:
             num_workers=self._num_workers,
             prefetch_factor=_CHUNKS_AHEAD,
             collate_fn=_as_it_is,
+            worker_init_fn=_end_if_alone,
             multiprocessing_context=multiprocessing.get_context("spawn"),
             generator=torch.Generator(),
         )
@@ -155,6 +157,14 @@ def _tells_of_death(error: Exception) -> bool:
     return isinstance(error, EOFError | OSError) and not str(error).startswith(
         _FROM_A_LIVING_WORKER
     )
+
+
+def _end_if_alone(worker: int) -> None:
+    """Ends a worker whose trainer was killed while it started; from then on torch watches it."""
+    del worker
+    trainer = multiprocessing.parent_process()
+    if trainer is not None and not trainer.is_alive():
+        os._exit(1)
 
 
 def _as_it_is(chunk: Any) -> Any:

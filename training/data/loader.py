@@ -139,7 +139,7 @@ class Loader:
         self._skips = _Skips(min(_PATIENCE, len(dataset)))
         self._decoders = self._open_decoders()
         self._assembler = ThreadPoolExecutor(
-            1, thread_name_prefix="assemble", initializer=_begin_thread, initargs=(device,)
+            1, thread_name_prefix="assemble", initializer=begin_thread, initargs=(device,)
         )
 
     def __iter__(self) -> Iterator[StepBatches[Batch]]:
@@ -314,9 +314,11 @@ class Loader:
             )
 
 
-def _begin_thread(device: torch.device) -> None:
+def begin_thread(device: torch.device) -> None:
+    """Prepares a thread that works for the trainer beside it."""
     block_stop_signals()
-    if device.type == "cuda":
+    # A GPU without a number is the one that every thread begins with.
+    if device.type == "cuda" and device.index is not None:
         # Otherwise the thread would pin memory for the first GPU, and take some of its own there.
         torch.cuda.set_device(device)
 

@@ -21,10 +21,12 @@ from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.models.runs import parent_path
 from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
 from mlcd.types import SampleKey
-from training.config import RunConfig
+from training.config import RunConfig, states_pairs, validated
 from training.data.dataset import open_dataset
 from training.evaluation.image_features import digest_rows
-from training.run import read_run_config
+from training.evaluation.seen_pairs import paired_images
+from training.pairs.pairs_config import PairsConfig
+from training.run import read_run_config, read_run_fields
 
 _Digests = NDArray[np.uint8]
 
@@ -93,8 +95,8 @@ def check_seen(
         f"{facts['images']} of {len(keys)} test images were seen in the making of {path}: "
         f"{facts['trained_on']} trained on, {facts['clustered']} clustered, such as "
         f"{keys[int(np.flatnonzero(seen.any)[0])]}",
-        remedy="test on others with --train and --test, hold them out of `mlcd cluster` and `mlcd "
-        "train`, or count them beside the numbers with --seen",
+        remedy="test on other images, hold them out of `mlcd cluster` and `mlcd train`, or "
+        "count them beside the numbers with --seen",
     )
 
 
@@ -116,7 +118,7 @@ def _before(artifact: Artifact) -> Iterator[Seen]:
         elif parent.role == "images" and artifact.kind == "model":
             joined = f"the images {PurePosixPath(parent.path).name} that its towers were joined on"
             yield Seen(nothing, nothing, (joined,))
-        elif parent.role in ("start", "checkpoint", "model"):
+        elif parent.role in ("start", "text", "checkpoint", "model"):
             try:
                 source = _opened(artifact, parent)
             except MlcdError as error:
@@ -147,15 +149,30 @@ def _trained(checkpoint: Artifact) -> _Digests:
     """
     for parent in checkpoint.parents:
         if (
-            parent.role.startswith("labels")
+            parent.role.startswith(("labels", "selection"))
             and _opened(checkpoint, parent).digest != _now(checkpoint, parent).digest
         ):
             raise NotFound(
                 f"{PurePosixPath(parent.path).name} has more images than when the run began"
             )
-    config = read_run_config(checkpoint.path.resolve().parents[1])
+    run = checkpoint.path.resolve().parents[1]
+    if states_pairs(read_run_fields(run)):
+        return _paired(checkpoint, run)
+    config = read_run_config(run)
     parts = open_dataset(_moved(config, checkpoint)).parts
     return np.concatenate([part.sha256 for part in parts if part.sha256 is not None])
+
+
+def _paired(checkpoint: Artifact, run: Path) -> _Digests:
+    parents = {parent.role: parent for parent in checkpoint.parents}
+    images, rows = parents["images"], parents.get("embeddings")
+    config = validated(PairsConfig, read_run_fields(run))
+    data = config.data.model_copy(update={"pairs": _present(checkpoint, images)})
+    opened = None if rows is None else _opened(checkpoint, rows)
+    # Augmented views state no digests.
+    stated = opened if opened is not None and opened.kind == "embeddings" else None
+    moved = config.model_copy(update={"data": data})
+    return digest_rows(paired_images(moved, images.digest, stated))
 
 
 def _moved(config: RunConfig, checkpoint: Artifact) -> RunConfig:
@@ -167,16 +184,14 @@ def _moved(config: RunConfig, checkpoint: Artifact) -> RunConfig:
     found = [
         source.model_copy(
             update={
-                kind: paths[kind + (f"-{index}" if index else "")] for kind in ("images", "labels")
+                kind: paths[kind + (f"-{index}" if index else "")]
+                for kind in ("images", "labels", "selection")
+                if getattr(source, kind) is not None
             }
         )
         for index, source in enumerate(config.data.sources)
     ]
-    moved = (
-        {"mix": tuple(found)}
-        if config.data.mix
-        else {"images": found[0].images, "labels": found[0].labels}
-    )
+    moved = {"mix": tuple(found)} if config.data.mix else found[0].model_dump(exclude={"weight"})
     return config.model_copy(update={"data": config.data.model_copy(update=moved)})
 
 

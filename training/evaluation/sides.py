@@ -9,9 +9,12 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.artifacts.copies import brought
+from mlcd.artifacts.directories import Directory
 from mlcd.artifacts.manifest import MANIFEST
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.keys import split_positions
+from mlcd.locations import check_no_credentials, is_url
 from mlcd.types import SampleKey
 from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.splits import Split, check_tested_classes
@@ -35,7 +38,11 @@ class Sides:
 
     @classmethod
     def of(cls, train: str, test: str) -> "Sides":
-        """Builds the sides. Raises ConfigInvalid if both are the same or of different kinds."""
+        """Builds the sides; embeddings at URLs are brought here.
+
+        Raises ConfigInvalid if both are the same or of different kinds.
+        """
+        train, test = _here(train), _here(test)
         kinds = [_kind(location) for location in (train, test)]
         if kinds[0] != kinds[1]:
             raise ConfigInvalid(
@@ -119,6 +126,17 @@ def of_parts(train: LabeledRows, validation: LabeledRows | None, test: LabeledRo
         split,
         np.concatenate(digests) if len(digests) == len(parts) else None,
     )
+
+
+def _here(location: str) -> str:
+    """Returns the path of the copy of embeddings at a URL; any other place as it is.
+
+    Raises ConfigInvalid for a URL that none may be.
+    """
+    is_of_store = is_url(check_no_credentials(location)) and "::" not in location
+    if is_of_store and Directory.at(location).has(MANIFEST):
+        return str(brought(location))
+    return location
 
 
 def _kind(location: str) -> SideKind:

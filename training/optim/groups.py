@@ -1,4 +1,5 @@
-"""The groups of parameters: matrices decay; biases, norms, the class token and positions do not.
+"""The groups of parameters: matrices decay; biases, norms, the class token, registers and positions
+do not.
 
 Each layer has a learning rate of its own with optim.layer_decay.
 """
@@ -16,7 +17,7 @@ from training.parallel.instance_head import InstanceHead
 from training.parallel.partial_fc import PartialFC
 from training.tower import layer_of
 
-_POSITIONS: Final = ("pos", "rope.cls_angle")
+_TOKENS: Final = ("pos", "rope.cls_angle", "registers")
 
 
 def parameter_groups(trunk: VisionTower, config: OptimConfig) -> list[dict[str, Any]]:
@@ -30,7 +31,7 @@ def parameter_groups(trunk: VisionTower, config: OptimConfig) -> list[dict[str, 
     for name, parameter in trunk.named_parameters():
         if parameter.requires_grad:
             rate = config.lr * config.layer_decay ** (depth + 1 - layer_of(name, depth))
-            decays = parameter.dim() > 1 and name not in _POSITIONS
+            decays = parameter.dim() > 1 and name not in _TOKENS
             groups.setdefault((rate, decays), []).append(parameter)
     # The matrices come first.
     return [
@@ -48,7 +49,7 @@ def text_groups(trunk: TextTower, config: OptimConfig) -> list[dict[str, Any]]:
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in trunk.named_parameters():
-        decays = parameter.dim() > 1 and name not in _POSITIONS
+        decays = parameter.dim() > 1 and name not in _TOKENS
         (matrices if decays else others).append(parameter)
     decay = config.weight_decay
     return [

@@ -1,11 +1,8 @@
 """The batches of pairs, step after step, a few steps ahead of the trainer."""
 
-import time
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +13,7 @@ from torch import Tensor
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Artifact
 from mlcd.types import SampleKey
-from training.data.decoders import block_stop_signals
+from training.data.ahead import ahead
 from training.data.loader import Batch, Loader, StepBatches
 from training.data.order import locate, step_shares
 from training.pairs.pairs_config import PairsConfig
@@ -93,9 +90,9 @@ class PairReader:
     @contextmanager
     def open(self, start_step: int) -> Iterator[Iterator[StepBatches[PairBatch]]]:
         """Opens the batches of the steps from `start_step` on."""
-        num = self.config.data.prefetch_steps
+        num, device = self.config.data.prefetch_steps, self.processes.device
         if self.features is not None:
-            with _ahead(self._embedded(self.features, start_step), num) as steps:
+            with ahead(self._embedded(self.features, start_step), num, device) as steps:
                 yield steps
             return
         world = self.processes.world
@@ -106,9 +103,9 @@ class PairReader:
             size=world.size,
             start_step=start_step,
             local_size=self.processes.local_size,
-            device=self.processes.device,
+            device=device,
         )
-        with loader, _ahead(self._cropped(loader), num) as steps:
+        with loader, ahead(self._cropped(loader), num, device) as steps:
             yield steps
 
     def _embedded(self, features: PairedRows, start_step: int) -> Iterator[StepBatches[PairBatch]]:
@@ -129,7 +126,7 @@ class PairReader:
         usable = ~torch.isnan(images[:, 0])
         rows, positions = rows[usable.numpy()], positions[usable.numpy()]
         keys = tuple(self.pairs.entries[int(row)].key for row in rows)
-        return PairBatch(images[usable], self._ids(rows, positions), positions, keys)
+        return PairBatch(self._pinned(images[usable]), self._ids(rows, positions), positions, keys)
 
     def _cropped(self, loader: Iterable[StepBatches[Batch]]) -> Iterator[StepBatches[PairBatch]]:
         for step in loader:
@@ -140,32 +137,8 @@ class PairReader:
         return PairBatch(part.images, ids, part.positions, part.keys)
 
     def _ids(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        return self.tokens.ids(self.pairs.draw(rows, positions, self.config.seed))
+        return self._pinned(self.tokens.ids(self.pairs.draw(rows, positions, self.config.seed)))
 
-
-@contextmanager
-def _ahead(
-    steps: Iterator[StepBatches[PairBatch]], num: int
-) -> Iterator[Iterator[StepBatches[PairBatch]]]:
-    """Makes `num` steps ahead in a thread."""
-    pool = ThreadPoolExecutor(1, thread_name_prefix="pairs", initializer=block_stop_signals)
-    try:
-        yield _taken(pool, steps, num)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _taken(
-    pool: ThreadPoolExecutor, steps: Iterator[StepBatches[PairBatch]], num: int
-) -> Iterator[StepBatches[PairBatch]]:
-    def submit() -> Future[StepBatches[PairBatch] | None]:
-        return pool.submit(next, steps, None)
-
-    waiting = deque(submit() for _ in range(num))
-    while True:
-        began = time.perf_counter()
-        batch = waiting.popleft().result()
-        if batch is None:
-            return
-        waiting.append(submit())
-        yield replace(batch, wait_s=time.perf_counter() - began)
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor from where the device can copy it."""
+        return tensor.pin_memory() if self.processes.device.type == "cuda" else tensor

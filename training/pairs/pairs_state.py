@@ -1,6 +1,6 @@
 """The state of a training on pairs: two towers or one, the temperature, and their moments."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from mlcd.models.text import TextTower
 from mlcd.world import World
 from training.data.colors import draw_colors
 from training.data.recoloring import recolor
+from training.device_copies import DeviceCopies
 from training.drop_path import branch_scales
 from training.optim.average import WeightAverage
 from training.optim.groups import adamw_settings, parameter_groups, text_groups
@@ -24,7 +25,6 @@ from training.pairs.pair_batches import PairBatch
 from training.pairs.pairs_config import MAX_LOG_SCALE, PairsConfig
 from training.parallel.backbone import Backbone, TextBackbone
 from training.parallel.processes import Processes
-from training.step import on_device
 from training.tower import freeze
 
 
@@ -34,8 +34,8 @@ class PairState:
 
     model: the image tower, frozen or not. images: the same as a step uses it; None if its
     embeddings are read instead. scalars: log_scale, and bias for siglip. averages: those of the
-    weights of each tower that is trained, if they are asked for. step, skipped_steps and
-    skipped_samples: those of `training.state.TrainState`.
+    weights of each tower that is trained, if they are asked for. step, skipped_steps,
+    skipped_samples and copies: those of `training.state.TrainState`.
     """
 
     model: Servable
@@ -47,6 +47,7 @@ class PairState:
     step: int = 0
     skipped_steps: int = 0
     skipped_samples: int = 0
+    copies: DeviceCopies = field(default_factory=lambda: DeviceCopies(torch.device("cpu")))
 
     @property
     def world(self) -> World:
@@ -75,12 +76,14 @@ class PairState:
         """Tells whether any of the image tower is trained."""
         return any(parameter.requires_grad for parameter in self.model.trunk.parameters())
 
-    def embed_images(self, batch: PairBatch, config: PairsConfig) -> Tensor:
-        """Returns unit rows of the images of a micro-batch, [b, D]."""
-        images = on_device(batch.images, self.device)
-        if self.images is not None:
-            images = embed_crops(self.images, images, batch.positions, config)
-        return _unit(images).to(self.scalars["log_scale"].dtype)
+    def embed_images(self, batches: Sequence[PairBatch], config: PairsConfig) -> Iterator[Tensor]:
+        """Yields unit rows of the images of each micro-batch, [b, D]."""
+        copies = self.copies.in_turn([batch.images for batch in batches])
+        for batch, copied in zip(batches, copies, strict=True):
+            images = copied.float()
+            if self.images is not None:
+                images = embed_crops(self.images, images, batch.positions, config)
+            yield _unit(images).to(self.scalars["log_scale"].dtype)
 
     def embed_texts(self, batch: PairBatch) -> Tensor:
         """Returns unit rows of the texts of a micro-batch, [b, D]."""
@@ -154,7 +157,7 @@ def initial_state(
         {"params": list(learned.values()), "weight_decay": 0.0, "peak_lr": config.optim.lr}
     )
     optimizer = torch.optim.AdamW(groups, **adamw_settings(config.optim))
-    state = PairState(model, images, texts, learned, optimizer)
+    state = PairState(model, images, texts, learned, optimizer, copies=DeviceCopies(device))
     if config.optim.ema is not None:
         for tower, trunk in state.towers.items():
             if tower == "text" or state.trains_images:

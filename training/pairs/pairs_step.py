@@ -80,7 +80,8 @@ def backward(
     """
     state.optimizer.zero_grad(set_to_none=True)
     if len(batches) == 1:
-        images, texts = state.embed_images(batches[0], config), state.embed_texts(batches[0])
+        (images,) = state.embed_images(batches, config)
+        texts = state.embed_texts(batches[0])
         loss = state.loss(images, texts)
         loss.backward()
     else:
@@ -105,7 +106,7 @@ def _all_embeddings(
     state: PairState, batches: Sequence[PairBatch], config: PairsConfig
 ) -> tuple[Tensor, Tensor]:
     """Returns the unit rows of all micro-batches; those that are trained collect gradients."""
-    images = torch.cat([state.embed_images(batch, config) for batch in batches])
+    images = torch.cat(list(state.embed_images(batches, config)))
     texts = torch.cat([state.embed_texts(batch) for batch in batches])
     return images.requires_grad_(state.trains_images), texts.requires_grad_()
 
@@ -122,11 +123,12 @@ def _go_on(
     sizes = [len(batch.ids) for batch in batches]
     of_texts = texts.grad.split(sizes)
     of_images = () if images.grad is None else images.grad.split(sizes)
+    embeddings = state.embed_images(batches, config)
     last = len(batches) - 1
     for index, batch in enumerate(batches):
         with nullcontext() if index == last else state.accumulating():
             rows, gradients = [state.embed_texts(batch)], [of_texts[index]]
             if of_images:
-                rows.append(state.embed_images(batch, config))
+                rows.append(next(embeddings))
                 gradients.append(of_images[index])
             torch.autograd.backward(rows, gradients)

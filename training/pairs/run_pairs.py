@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,14 @@ class PairTraining:
     reader: PairReader
     config: PairsConfig
 
-    def load(self) -> AbstractContextManager[Iterator[StepBatches[PairBatch]]]:
+    @contextmanager
+    def load(self) -> Iterator[Iterator[StepBatches[PairBatch]]]:
         """Opens the batches of the steps from the state's on."""
-        return self.reader.open(self.state.step)
+        with (
+            self.reader.open(self.state.step) as read,
+            self.state.copies.first_ahead(read) as steps,
+        ):
+            yield steps
 
     def step(
         self,

@@ -24,6 +24,15 @@ class ImageClass:
         return [f"a photo of a {name}" for name in names]
 
 
+def imagenet_words() -> list[str]:
+    """Returns the names of all classes and their synonyms, each once."""
+    words = (word for each in imagenet_classes() for word in (each.name, *each.words))
+    first: dict[str, str] = {}
+    for word in words:
+        first.setdefault(word.casefold(), word)
+    return list(first.values())
+
+
 def imagenet_classes() -> list[ImageClass]:
     """Returns all classes, in the order of the classifiers that are trained on them."""
     lines = files("mlcd.export.starter").joinpath(FILE).read_text(encoding="utf-8").splitlines()

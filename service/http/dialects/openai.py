@@ -15,7 +15,7 @@ from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings
 from mlcd.wire.shapes import EXAMPLE_IMAGE, exactly_one
 from service.errors import BadRequest
-from service.fetch.urls import GivenImage
+from service.fetch.given_images import GivenImage
 from service.http.access import Opened, check_model
 from service.http.answers import headers, listed_answer
 from service.http.auth import needs

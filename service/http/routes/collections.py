@@ -14,15 +14,15 @@ from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Body, Depends, Path, Request, Response
 
-from mlcd.collections.collection import Collection
-from mlcd.collections.store import Collections
-from mlcd.errors import InvalidInput, TooManyOpenFiles, Unavailable
+from mlcd.collections.port import CollectionPort, CollectionsPort
+from mlcd.errors import InvalidInput, StoreUnreachable, TooManyOpenFiles, Unavailable
 from mlcd.wire.stored_items import (
     CollectionList,
     CreateRequest,
     DeletedCollection,
     DescribedCollection,
     DescribedIndex,
+    DescribedStore,
     DescribedThumbnails,
     IndexRecall,
 )
@@ -75,9 +75,8 @@ async def list_collections(request: Request, resources: Opened) -> CollectionLis
     if store is not None:
         await open_all_arrived(store, request, resources)
     every = {} if store is None else store.all()
-    return CollectionList(
-        collections=[_described(name, one, resources) for name, one in every.items()]
-    )
+    described = [await _described(name, one, request, resources) for name, one in every.items()]
+    return CollectionList(collections=described)
 
 
 @router.put("/v1/collections/{name}", dependencies=[needs("write")], responses=_MADE)
@@ -108,7 +107,7 @@ async def create_collection(
     )
     response.status_code = 201 if made else 200
     response.headers.update(headers(resources))
-    return _described(name, collection, resources)
+    return await _described(name, collection, request, resources)
 
 
 @router.get("/v1/collections/{name}", dependencies=[needs("search")], responses=_ONE)
@@ -118,7 +117,7 @@ async def describe_collection(
     """Describes a collection's size and its index: how it was tuned, and its measured recall."""
     collection = await opened_collection(name, request, resources)
     response.headers.update(headers(resources))
-    return _described(name, collection, resources)
+    return await _described(name, collection, request, resources)
 
 
 @router.delete("/v1/collections/{name}", dependencies=[needs("write")], responses={**_ONE, 503: {}})
@@ -130,8 +129,11 @@ async def delete_collection(name: Name, request: Request, resources: Opened) -> 
     return DeletedCollection(collection=name, outcome="deleted")
 
 
-def _described(name: str, collection: Collection, resources: Resources) -> DescribedCollection:
-    described = collection.describe()
+async def _described(
+    name: str, collection: CollectionPort, request: Request, resources: Resources
+) -> DescribedCollection:
+    described = await _within(request, resources.compute, collection.describe)
+    promises = collection.promises
     index = DescribedIndex(
         kind=described.kind,
         generation=described.generation,
@@ -156,10 +158,16 @@ def _described(name: str, collection: Collection, resources: Resources) -> Descr
         fields=described.fields,
         index=index,
         thumbnails=None if thumbnails is None else DescribedThumbnails(**asdict(thumbnails)),
+        store=DescribedStore(
+            kind=promises.store,
+            writers=promises.writers,
+            consistency=promises.consistency,
+            cannot=list(promises.cannot),
+        ),
     )
 
 
-async def opened_collection(name: str, request: Request, resources: Resources) -> Collection:
+async def opened_collection(name: str, request: Request, resources: Resources) -> CollectionPort:
     """Returns the collection. Raises Conflict where it exists and cannot be opened.
 
     Raises what `ModelData.opened_collection` raises, too.
@@ -180,7 +188,7 @@ async def open_arrived(name: str, request: Request, resources: Resources) -> Non
         await _within(request, resources.opening, partial(store.open_arrived, name))
 
 
-async def open_all_arrived(store: Collections, request: Request, resources: Resources) -> None:
+async def open_all_arrived(store: CollectionsPort, request: Request, resources: Resources) -> None:
     """Opens all collections that are not open, and skips those that cannot be opened."""
     if await _within(request, resources.compute, store.arrived):
         await _within(request, resources.opening, store.open_all_arrived)
@@ -211,7 +219,7 @@ def _without_file_names(work: Callable[[], _Result]) -> _Result:
     """Does `work`; only the log, and not the client, sees the file names of a disk's error."""
     try:
         return work()
-    except TooManyOpenFiles as error:
+    except (StoreUnreachable, TooManyOpenFiles) as error:
         _log.error("a change cannot be stored: %s", error)
         raise
     except Unavailable as error:

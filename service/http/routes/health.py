@@ -1,5 +1,6 @@
 """The routes for probes and metrics."""
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -34,5 +35,8 @@ async def metrics(request: Request, resources: Opened) -> Response:
 
     On a server with keys, only a request with a key of scope `search` sees names of collections.
     """
-    exposition = resources.metrics.exposition(names=shows_key(request, "search"))
+    names = shows_key(request, "search")
+    # a store of collections may be behind a network
+    of_collections = await asyncio.to_thread(resources.metrics.of_collections, names=names)
+    exposition = resources.metrics.exposition() + of_collections
     return Response(exposition, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -9,8 +9,8 @@ import numpy as np
 from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
-from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item, check_new_id, encode_metadata, unit_embedding
+from mlcd.collections.port import CollectionPort
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.types import Embeddings
@@ -26,7 +26,7 @@ from mlcd.wire.stored_items import (
 )
 from service.deadline import within_deadline
 from service.errors import BadRequest
-from service.fetch.urls import GivenImage
+from service.fetch.given_images import GivenImage
 from service.http.access import Opened
 from service.http.answers import headers, json_answer, provenance
 from service.http.auth import needs
@@ -158,7 +158,10 @@ async def get_item(
 ) -> Response:
     """Answers with an item's metadata and, with `embedding`, its unit embedding."""
     collection = await opened_collection(name, request, resources)
-    item = collection.get(id)
+    item = await within_deadline(
+        asyncio.get_running_loop().run_in_executor(resources.compute, collection.get, id),
+        request.state.deadline,
+    )
     (version,) = await _versions(request, resources, collection, [id])
     return json_answer(
         {
@@ -360,7 +363,7 @@ async def _embedded(
 
 
 async def _versions(
-    request: Request, resources: Resources, collection: Collection, ids: list[str]
+    request: Request, resources: Resources, collection: CollectionPort, ids: list[str]
 ) -> list[str | None]:
     """Returns the version of each item's thumbnail, null where it has none."""
     return await within_deadline(

@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from mlcd.collections.item import check_name
 from mlcd.errors import Conflict, MlcdError
-from mlcd.label_job import OPTIONS, LabelJob
+from mlcd.label_job import OPTIONS, OPTIONS_OF, LabelJob
+from mlcd.locations import is_url
 from mlcd.wire.queued_jobs import FailedShard, FailureList, Job, JobList, JobRequest, JobState
 from service.errors import BadRequest
 from service.http.access import Opened
@@ -84,7 +85,8 @@ async def submit(
     resources: Opened,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Job:
-    """Submits a job that labels, embeds or indexes all images of an input that workers can read.
+    """Submits a job that labels, embeds or indexes all images of an input that workers can read, or
+    curates embeddings.
 
     The job is done with the model that is served now. A second request with one Idempotency-Key
     gets the job of the first.
@@ -260,10 +262,15 @@ def _wanted(asked: JobRequest) -> LabelJob:
     Raises BadRequest for an option that its kind does not have.
     """
     given = asked.model_dump(exclude_none=True)
+    kind = asked.kind
     for name in OPTIONS:
-        if name in given and given["kind"] != "label":
-            raise BadRequest(f"{name} is of label jobs only", param=name)
-    return LabelJob(**given)
+        if name in given and name not in OPTIONS_OF[kind]:
+            of = next(each for each, options in OPTIONS_OF.items() if name in options)
+            raise BadRequest(f"{name} is of {of} jobs only", param=name)
+    job = LabelJob(**given)
+    if kind == "curate" and job == LabelJob(kind, job.input, job.output, report=job.report):
+        raise BadRequest("a curate job is asked for no step", param="duplicates")
+    return job
 
 
 def _spec(job: LabelJob, resources: Resources) -> JobSpec:
@@ -271,8 +278,11 @@ def _spec(job: LabelJob, resources: Resources) -> JobSpec:
     centers = None
     if job.kind == "label":
         check_top(job.top, resources)
+    if job.needs_centers:
         centers = resources.model.data.opened_lookup().centers.digest
     if job.kind == "index":
+        if is_url(job.output):
+            raise BadRequest("output of index jobs must be a folder", param="output")
         check_name(
             PurePosixPath(job.output).name
         )  # whatever lies among a server's collections has to be one
@@ -292,7 +302,10 @@ def _accepted(service: JobService, spec: JobSpec, key: str | None) -> tuple[jobs
         ):
             raise Conflict("this idempotency key is of another job", remedy="use a new key")
         return known, False
-    service.roots.check_input(spec.input)
+    if spec.kind == "curate":
+        service.roots.check_embeddings(spec.input)
+    else:
+        service.roots.check_input(spec.input)
     service.roots.check_output(spec.output, input_of_job=spec.input)
     return service.queue.submit(spec, key=key)
 

@@ -29,9 +29,10 @@ from service.http.answers import (
     to_npy,
 )
 from service.http.auth import needs
+from service.http.center_pages import example_members
 from service.http.openapi import BINARY, image_body
 from service.http.problems import item_error
-from service.http.queries import check_top, read_queries
+from service.http.queries import Queries, check_top, read_queries
 from service.inference.lookup import Lookup, LookupMode
 from service.resources import Resources
 from service.telemetry.request import timed
@@ -64,6 +65,7 @@ async def label(
 ) -> Response:
     """Finds the `top` nearest centers of each image or text, best first.
 
+    A label names the cluster that the center belongs to, and its path through the levels.
     With `threshold`, less similar centers are left out. With `examples`, JSON answers have that
     many members of each center, where the centers shipped with them.
 
@@ -84,11 +86,13 @@ async def label(
     if chosen != JSON and queries.errors:
         raise StrictBatch.first_of(queries.errors, param=f"{queries.name}[{{index}}]")
     loop = asyncio.get_running_loop()
-    search = partial(lookup.nearest, queries.embeddings, top, threshold, mode=mode)
+    search = partial(_found, lookup, queries, top, threshold, mode)
     with resources.metrics.looking_up(mode), timed("labels"):
-        found = await within_deadline(
+        found, novel = await within_deadline(
             loop.run_in_executor(resources.compute, search), request.state.deadline
         )
+    if novel is not None:
+        resources.metrics.labeled(images=len(found.ids), novel=novel)
     stamp = {
         **headers(resources, queries.encoded),
         "X-Mlcd-Mode": mode,
@@ -121,6 +125,19 @@ async def label(
     )
 
 
+def _found(
+    lookup: Lookup, queries: Queries, top: int, threshold: float | None, mode: LookupMode
+) -> tuple[Neighbors, int | None]:
+    """Returns the nearest centers, and how many images lie beyond their cluster's members; None
+    where that is not known.
+    """
+    lookup.follow_names()
+    found = lookup.nearest(queries.embeddings, top, threshold, mode=mode)
+    if not queries.are_images:
+        return found, None
+    return found, lookup.remember(queries.embeddings, found)
+
+
 def opened_lookup(resources: Resources) -> Lookup:
     return resources.model.data.opened_lookup()
 
@@ -139,16 +156,6 @@ def _records(found: Neighbors) -> np.ndarray[Any, np.dtype[np.void]]:
     return records
 
 
-def example_members(centers: Centers, center: int, num: int | None = None) -> list[dict[str, Any]]:
-    """Returns the first `num` of the samples that shipped with a center, or all."""
-    if centers.examples is None:
-        return []
-    return [
-        {"collection": None, "id": example.key, "similarity": example.similarity}
-        for example in centers.examples.of_center(center, num)
-    ]
-
-
 def _result(
     index: int,
     ids: NDArray[np.int64],
@@ -165,7 +172,13 @@ def _result(
 
 
 def _label(center: int, similarity: float, centers: Centers, num_examples: int) -> dict[str, Any]:
-    label = {"id": center, "similarity": similarity, "name": centers.name(center)}
+    label = {
+        "id": center,
+        "similarity": similarity,
+        "name": centers.name(center),
+        "cluster": centers.cluster(center),
+        "path": centers.path(center),
+    }
     return (
         {**label, "examples": example_members(centers, center, num_examples)}
         if num_examples

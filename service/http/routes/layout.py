@@ -11,9 +11,10 @@ from fastapi import APIRouter, Query, Request
 from numpy.typing import NDArray
 from starlette.responses import Response, StreamingResponse
 
-from mlcd.collections.collection import Collection
+from mlcd.collections.clusters import Clusters
 from mlcd.collections.filters import parse_filter
 from mlcd.collections.plane import Plane
+from mlcd.collections.port import CollectionPort
 from mlcd.errors import Conflict, InvalidInput
 from mlcd.wire.found_items import LayoutItems, LayoutItemsRequest, LayoutLegend
 from service.deadline import within_deadline
@@ -26,6 +27,7 @@ from service.http.layout_values import LayoutValues, values_by_center, values_by
 from service.http.openapi import BINARY
 from service.http.routes.collections import Name, opened_collection
 from service.http.routes.labels import opened_lookup
+from service.inference.lookup import Lookup
 from service.resources import Resources
 
 router = APIRouter(tags=["collections"], route_class=JsonRoute)
@@ -139,7 +141,9 @@ async def list_items(
     return StreamingResponse(_sent(parts, resources), headers=stamp, media_type=kind)
 
 
-async def _opened(name: str, request: Request, resources: Resources) -> tuple[Collection, Plane]:
+async def _opened(
+    name: str, request: Request, resources: Resources
+) -> tuple[CollectionPort, Plane]:
     collection = await opened_collection(name, request, resources)
     return collection, await resources.views.layout(collection, deadline=request.state.deadline)
 
@@ -199,7 +203,7 @@ async def _sent(parts: Iterator[bytes], resources: Resources) -> AsyncIterator[b
 
 async def _values(
     by: str,
-    collection: Collection,
+    collection: CollectionPort,
     layout: Plane,
     request: Request,
     resources: Resources,
@@ -209,7 +213,7 @@ async def _values(
         clusters = await resources.views.clusters(
             collection, lookup, deadline=request.state.deadline
         )
-        work = partial(values_by_center, layout, clusters, lookup.centers)
+        work = partial(_by_center, layout, clusters, lookup)
     elif by.startswith(_METADATA):
         work = partial(values_by_field, layout, by.removeprefix(_METADATA))
     else:
@@ -217,6 +221,11 @@ async def _values(
             "items have no such value", remedy="give by=cluster or by=metadata.FIELD"
         )
     return await _computed(request, resources, work)
+
+
+def _by_center(layout: Plane, clusters: Clusters, lookup: Lookup) -> LayoutValues:
+    lookup.follow_names()
+    return values_by_center(layout, clusters, lookup.centers)
 
 
 def _chosen(layout: Plane, asked: LayoutItemsRequest) -> NDArray[np.int64]:
@@ -239,7 +248,7 @@ def _chosen(layout: Plane, asked: LayoutItemsRequest) -> NDArray[np.int64]:
 
 
 def _listed(
-    collection: Collection, layout: Plane, chosen: NDArray[np.int64], limit: int
+    collection: CollectionPort, layout: Plane, chosen: NDArray[np.int64], limit: int
 ) -> dict[str, Any]:
     rows = chosen[:limit].tolist()
     searcher = layout.searcher

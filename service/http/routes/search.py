@@ -10,12 +10,13 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Body, Query, Request, Response
 
-from mlcd.collections.collection import Collection
 from mlcd.collections.duplicates import duplicate_groups
 from mlcd.collections.item import FoundItem
+from mlcd.collections.port import CollectionPort
 from mlcd.collections.relevance import moved_away
 from mlcd.collections.searcher import SearchAnswer
-from mlcd.errors import DeadlineExceeded, InvalidInput
+from mlcd.errors import DeadlineExceeded
+from mlcd.types import Embeddings
 from mlcd.wire.found_items import (
     DuplicateGroup,
     DuplicatesRequest,
@@ -52,8 +53,6 @@ _OPTIONS: Final = tuple(SearchOptions.model_fields)
 _IDS: Final = ("id", "ids")
 _MATCH_BYTES: Final = 60  # the names of a match's fields, and its similarity
 _FOUND: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}, 409: {}}
-# Comparing all pairs of more items takes longer than a deadline of 30 s on two cores.
-_MAX_ITEMS: Final = 50_000
 _REMEDY: Final = (
     "stop the server and run `mlcd index COLLECTION OUT.jsonl --duplicates`, which takes its time"
 )
@@ -120,8 +119,8 @@ async def search(
         queries = await queries_from_json(request, content, resources)
     wanted = queries.embeddings
     if options.without is not None:
-        unwanted = [collection.embedding_of(item_id) for item_id in options.without.ids]
-        wanted = moved_away(wanted, np.concatenate(unwanted), options.without.weight)
+        unwanted = await _embeddings(options.without.ids, request, resources, collection)
+        wanted = moved_away(wanted, unwanted, options.without.weight)
     searching = partial(
         collection.search,
         wanted,
@@ -175,7 +174,7 @@ def _check_size(found: SearchAnswer, *, metadata: bool, limits: Limits) -> int:
 
 
 def _result(
-    collection: Collection, index: int, matches: list[FoundItem], *, metadata: bool
+    collection: CollectionPort, index: int, matches: list[FoundItem], *, metadata: bool
 ) -> dict[str, Any]:
     versions = collection.thumbnail_versions([match.id for match in matches])
     return {
@@ -220,13 +219,25 @@ def _ids(content: dict[str, Any]) -> Any:
 
 
 async def _queries_of_items(
-    request: Request, content: dict[str, Any], resources: Resources, collection: Collection
+    request: Request, content: dict[str, Any], resources: Resources, collection: CollectionPort
 ) -> Queries:
     """Returns the embeddings of stored items; an id that is not stored refuses the request."""
     ids = _ids(content)
     check_count(len(ids), resources.settings.limits)
     await resources.rate_limiter.take(request.state.key, len(ids))
-    return Queries.given(np.concatenate([collection.embedding_of(item_id) for item_id in ids]))
+    return Queries.given(await _embeddings(ids, request, resources, collection))
+
+
+async def _embeddings(
+    ids: list[str], request: Request, resources: Resources, collection: CollectionPort
+) -> Embeddings:
+    """Returns the embeddings of stored items, [n, D]. Raises NotFound."""
+
+    def read() -> Embeddings:
+        return np.concatenate([collection.embedding_of(item_id) for item_id in ids])
+
+    reading = asyncio.get_running_loop().run_in_executor(resources.compute, read)
+    return await within_deadline(reading, request.state.deadline)
 
 
 @router.post(
@@ -243,14 +254,9 @@ async def find_duplicates(
 ) -> FoundDuplicates:
     """Finds groups of items that are joined by chains of pairs of at least this `similarity`.
 
-    Every pair is compared, of at most 50,000 items and within the deadline;
-    `mlcd index --duplicates` has no such bounds.
+    It ends within the deadline; `mlcd index --duplicates` has none.
     """
     collection = await opened_collection(name, request, resources)
-    if len(collection) > _MAX_ITEMS:
-        raise InvalidInput(
-            f"{len(collection)} items are more than the {_MAX_ITEMS} of one request", remedy=_REMEDY
-        )
     bound = _Bound(request.state.deadline)
     comparing = partial(_compare, collection, asked.similarity, bound)
     try:
@@ -280,13 +286,13 @@ class _Bound:
             raise DeadlineExceeded("the time for a request has passed")
 
 
-def _compare(collection: Collection, similarity: float, bound: _Bound) -> list[DuplicateGroup]:
-    ids, read = collection.rows()
-    groups = duplicate_groups(len(ids), read, similarity, meter=bound)
+def _compare(collection: CollectionPort, similarity: float, bound: _Bound) -> list[DuplicateGroup]:
+    ids, take = collection.rows()
+    groups = duplicate_groups(len(ids), take, similarity, meter=bound)
     return [_described(collection, group.record(ids)) for group in groups]
 
 
-def _described(collection: Collection, group: dict[str, Any]) -> DuplicateGroup:
+def _described(collection: CollectionPort, group: dict[str, Any]) -> DuplicateGroup:
     """Adds what is known of the items now: one may be gone since it was compared."""
     return DuplicateGroup(
         **group,

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -10,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.child import Child, Message
+from mlcd.child import Child, Message, launch, to_line
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.types import Embeddings
 from service.inference.engine.slots import NUM_SLOTS, Slots
@@ -28,6 +30,28 @@ class Inference:
 
 class EngineFailed(Unavailable):
     """The engine raised an error, and its process lives."""
+
+
+@dataclass(frozen=True)
+class StartedEngine:
+    """A process that opens its encoder; `EngineProcess.open` waits for it.
+
+    descriptor: the memory of its batches. began: by time.perf_counter.
+    """
+
+    opening: Opening
+    process: "subprocess.Popen[bytes]"
+    descriptor: int
+    began: float
+
+
+def start_engine(opening: Opening) -> StartedEngine:
+    """Starts a process and orders it to open an encoder. It needs no event loop."""
+    began, descriptor = time.perf_counter(), os.memfd_create("mlcd-batches")
+    process = launch("service.inference.engine.worker", descriptors=(descriptor,))
+    assert process.stdin is not None
+    process.stdin.write(to_line({"descriptor": descriptor, "opening": opening.to_dict()}))
+    return StartedEngine(opening, process, descriptor, began)
 
 
 class EngineProcess:
@@ -51,21 +75,18 @@ class EngineProcess:
         self._reader = asyncio.create_task(self._read(), name="engine-reader")
 
     @classmethod
-    async def open(cls, opening: Opening) -> Self:
-        """Starts the process. Raises what opening the encoder raised.
+    async def open(cls, started: StartedEngine) -> Self:
+        """Waits until the encoder is open. Raises what opening it raised.
 
         Raises Unavailable where the process ended without a message.
         """
-        descriptor = os.memfd_create("mlcd-batches")
+        opening = started.opening
         try:
-            process = await Child.start(
-                "service.inference.engine.worker", descriptors=(descriptor,)
-            )
+            process = await Child.of(started.process)
             try:
-                process.send({"descriptor": descriptor, "opening": opening.to_dict()})
                 served = await _opened(process, opening)
                 slots = Slots(
-                    descriptor,
+                    started.descriptor,
                     max_batch=opening.max_batch,
                     item=served.item,
                     dimension=served.dimension,
@@ -74,7 +95,7 @@ class EngineProcess:
                 await process.end()
                 raise
         finally:
-            os.close(descriptor)
+            os.close(started.descriptor)
         return cls(process, served, slots)
 
     @property

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from mlcd.backoff import Backoff
 from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
 from service.inference.contract import down
-from service.inference.engine.process import EngineFailed, EngineProcess, Inference
+from service.inference.engine.process import (
+    EngineFailed,
+    EngineProcess,
+    Inference,
+    StartedEngine,
+    start_engine,
+)
 from service.inference.served import Opening, ServedTower
 from service.telemetry.text_metrics import TowerMetrics
 from service.timings import (
@@ -53,13 +59,16 @@ class SupervisedEngine:
 
     served: ServedTower
 
-    def __init__(self, opening: Opening, *, batch_timeout_s: float) -> None:
-        """Takes how to open the engine.
+    def __init__(
+        self, opening: Opening, *, batch_timeout_s: float, started: StartedEngine | None = None
+    ) -> None:
+        """Takes how to open the engine. started: its first process, where there is one already.
 
         batch_timeout_s: a batch hangs when it takes longer than this and than ten times the largest
         batch at start.
         """
         self._opening, self._batch_timeout_s = opening, batch_timeout_s
+        self._started = started
         self._process: EngineProcess | None = None
         self._up = asyncio.Event()
         self._open_s = 0.0
@@ -69,10 +78,10 @@ class SupervisedEngine:
         self.last_success = -np.inf  # by the loop's clock
 
     async def __aenter__(self) -> Self:
-        started = time.perf_counter()
-        self._process = await EngineProcess.open(self._opening)
+        started = self._started or start_engine(self._opening)
+        self._process = await EngineProcess.open(started)
         self._process.on_end = self._up.clear
-        self._open_s = time.perf_counter() - started
+        self._open_s = time.perf_counter() - started.began
         self.served = self._process.served
         self.last_success = asyncio.get_running_loop().time()
         self._up.set()
@@ -175,7 +184,7 @@ class SupervisedEngine:
         await asyncio.sleep(pause_s)
         try:
             async with asyncio.timeout(max(ENGINE_OPEN_S, _PATIENCE * self._open_s)):
-                process = await EngineProcess.open(self._opening)
+                process = await EngineProcess.open(start_engine(self._opening))
             if process.served.fingerprint != self.served.fingerprint:
                 await process.close()
                 raise ConfigInvalid(

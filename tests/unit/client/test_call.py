@@ -58,7 +58,7 @@ def test_rows_stand_at_their_images_places():
 
 def test_labels_are_padded_like_neighbors():
     five, two, seven = (
-        Label(id=center, similarity=similarity, name=name)
+        Label(id=center, similarity=similarity, name=name, cluster=min(center, 3), path="x")
         for center, similarity, name in ((5, 0.5, "five"), (2, 0.25, None), (7, 1.0, None))
     )
     labels = [[five, two], BAD, [seven], []]
@@ -67,6 +67,8 @@ def test_labels_are_padded_like_neighbors():
     assert labeled.scores.tolist() == [[0.5, 0.25], [-np.inf] * 2, [1.0, -np.inf], [-np.inf] * 2]
     assert (labeled.ids.dtype, labeled.scores.dtype) == (np.int32, np.float32)
     assert labeled.names == [["five", None], [], [None], []]
+    assert labeled.clusters.tolist() == [[3, 2], [-1, -1], [3, -1], [-1, -1]]
+    assert labeled.paths == [["x", "x"], [], ["x"], []]
     assert labeled.errors == {1: BAD}
     assert Labeled.of([], ORIGIN).ids.shape == (0, 0)
 

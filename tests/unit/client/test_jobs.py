@@ -23,6 +23,8 @@ RUNNING = {
     "started": "2026-11-01T00:00:01Z",
     "progress": PROGRESS,
     **dict.fromkeys(("centers", "top", "threshold", "embeddings", "ended", "problem")),
+    **dict.fromkeys(("issues", "duplicates", "keep", "outliers", "balance", "hierarchical")),
+    **dict.fromkeys(("seed", "report")),
 }
 ENDED = RUNNING | {"state": "canceled", "ended": "2026-11-01T00:00:02Z"}
 NO_MORE = Reply(204, b"")

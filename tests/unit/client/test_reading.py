@@ -74,7 +74,7 @@ def test_json_that_lacks_an_item_or_is_something_else_is_refused(content):
 
 
 def test_fields_and_values_of_a_newer_server_are_passed_over():
-    label = {"id": 1, "similarity": 0.5, "name": None, "color": "red"}
+    label = {"id": 1, "similarity": 0.5, "name": None, "cluster": 1, "color": "red"}
     numbers = dict.fromkeys(("recall", "low", "high", "rows", "top", "cells", "probes"), 1)
     content = MODEL | {
         "centers": "c",

@@ -3,23 +3,18 @@
 import numpy as np
 import pytest
 
+from mlcd.clustering import cells as cells_module
 from mlcd.clustering import close_pairs as module
-from mlcd.clustering.close_pairs import close_pairs
-from mlcd.collections.duplicates import duplicate_groups, joined_groups
+from mlcd.clustering.close_pairs import ClosePairs, PairSearch
 from mlcd.types import unit_rows
 
 
 @pytest.fixture(autouse=True)
-def few_rows_have_cells(monkeypatch):
-    monkeypatch.setattr(module, "_LEAST_ROWS", 400)
-
-
-class Meter:
-    def __init__(self):
-        self.done = 0
-
-    def advance(self, num=1, **_):
-        self.done += num
+def few_rows_have_cells_and_tiles(monkeypatch):
+    monkeypatch.setattr(cells_module, "_LEAST_ROWS", 200)
+    monkeypatch.setattr(cells_module, "_LEAST_MEMBERS", 30)
+    monkeypatch.setattr(module, "_BLOCK_ROWS", 64)
+    monkeypatch.setattr(module, "_EXACT_ENTRIES", 1 << 15)
 
 
 def planted(num, dimension, seed=0):
@@ -31,39 +26,57 @@ def planted(num, dimension, seed=0):
     return unit_rows(rows + 0.5 * spread * rng.standard_normal((num, dimension)))
 
 
-@pytest.mark.parametrize("similarity", [0.8, 0.96, 1.0])
-@pytest.mark.parametrize(("num", "dimension"), [(0, 8), (1, 8), (300, 4), (900, 8), (900, 64)])
+def all_found(rows, similarity, **options):
+    search = PairSearch(len(rows), rows.__getitem__, similarity, **options)
+    parts = [pairs for cell in range(search.cells.num_cells) for pairs in search.of_cell(cell)]
+    return ClosePairs.joined(parts) if parts else ClosePairs(*np.zeros((3, 0), np.int64))
+
+
+@pytest.mark.parametrize("similarity", [-0.1, 0.8, 0.96, 1.0])
+@pytest.mark.parametrize(
+    ("num", "dimension"), [(0, 8), (1, 8), (150, 4), (400, 8), (400, 64), (400, 200)]
+)
 def test_the_pairs_are_those_of_all_pairs(num, dimension, similarity):
-    rows, meter = planted(num, dimension) if num > 1 else np.ones((num, 8), np.float32), Meter()
-    found = close_pairs(rows, similarity, meter=meter)
+    rows = planted(num, dimension) if num > 1 else np.ones((num, 8), np.float32)
     exact = rows.astype(np.float64)
-    scores = np.einsum("nd,md->nm", exact, exact) if num < 1000 else exact @ exact.T
+    scores = exact @ exact.T
     first, second = np.nonzero(np.triu(scores >= similarity, 1))
-    near = np.abs(scores[np.triu_indices(num, 1)] - similarity) < 1e-12
-    if not near.any():  # another order of summation could decide these otherwise
-        np.testing.assert_array_equal((found.first, found.second), (first, second))
-        np.testing.assert_allclose(found.similarities, scores[first, second], atol=1e-12)
-    assert (found.first < found.second).all()
-    assert meter.done == num
+    unclear = np.abs(scores[np.triu_indices(num, 1)] - similarity).min(initial=1) < 1e-12
+    for num_own in (None, num // 3):
+        found = all_found(rows, similarity, num_own=num_own)
+        of_both = np.ones(len(first), bool)
+        if num_own is not None:
+            of_both = (first < num_own) & (second >= num_own)
+        order = np.lexsort((found.second, found.first))
+        pairs = (found.first[order], found.second[order])
+        assert (found.first < found.second).all()
+        assert len(set(zip(*map(np.ndarray.tolist, pairs), strict=True))) == len(order)
+        if unclear:  # another order of summation could decide these otherwise
+            continue
+        np.testing.assert_array_equal(pairs, (first[of_both], second[of_both]))
+        expected = scores[first[of_both], second[of_both]]
+        np.testing.assert_allclose(found.similarities[order], expected, atol=1e-6)
 
 
-def test_copies_of_few_images_are_pairs_and_no_fault():
-    rows = np.repeat(planted(80, 8)[:3], 300, axis=0)
-    found = close_pairs(rows, 0.999999, meter=Meter())
-    groups = joined_groups(len(rows), found.first, found.second)
-    assert len(found.first) >= 3 * 300 * 299 // 2
-    assert len(groups) == len(np.unique(rows, axis=0))
-
-
-def test_the_groups_are_those_of_all_pairs_and_most_products_are_saved():
+def test_cells_rule_most_pairs_out_around_clusters():
     rng = np.random.default_rng(1)
     things = rng.standard_normal((60, 32))
     photos = np.repeat(things, 40, axis=0) + 0.7 * rng.standard_normal((2400, 32))
-    copies = photos[:300] + 0.05 * rng.standard_normal((300, 32))
-    rows = unit_rows(np.concatenate([photos, copies]))
-    found = close_pairs(rows, 0.97, meter=Meter())
-    expected = duplicate_groups(len(rows), lambda a, b: rows[a:b], 0.97, meter=Meter())
-    groups = joined_groups(len(rows), found.first, found.second)
-    assert [each.tolist() for each in groups] == [each.rows.tolist() for each in expected]
-    assert len(groups) >= 250
-    assert found.num_compared < len(rows) ** 2 / 2 / 5
+    rows = unit_rows(photos)
+    cells = PairSearch(len(rows), rows.__getitem__, 0.97).cells
+    compared = sum(
+        len(cells.members(cell)) * (len(cells.earlier_near(cell)) + len(cells.members(cell)) / 2)
+        for cell in range(cells.num_cells)
+    )
+    assert sum(len(cells.members(cell)) for cell in range(cells.num_cells)) == len(rows)
+    assert compared < len(rows) ** 2 / 2 / 4
+
+
+def test_a_search_ends_where_it_is_told_to():
+    rows = planted(900, 16)
+
+    def tick():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        PairSearch(len(rows), rows.__getitem__, 0.9, tick=tick)

@@ -11,7 +11,7 @@ from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.levels import build_levels, composed
 from mlcd.errors import InvalidInput
 from mlcd.types import unit_rows
-from tests.conftest import run_mlcd
+from tests.conftest import call_mlcd
 
 
 @st.composite
@@ -72,7 +72,7 @@ def test_a_level_loses_little_against_k_means_at_its_number():
 
 def test_the_table_of_levels_joins_with_labels(journey, tmp_path):
     made, plain = (
-        run_mlcd("cluster", journey / "embeddings", tmp_path / name, *options, "--hold-out", 0)
+        call_mlcd("cluster", journey / "embeddings", tmp_path / name, *options, "--hold-out", 0)
         for name, options in (("made", ("--levels", "40,10,3")), ("plain", ("--clusters", 40)))
     )
     assert (made.returncode, plain.returncode) == (0, 0), made.stderr
@@ -86,11 +86,17 @@ def test_the_table_of_levels_joins_with_labels(journey, tmp_path):
         f"{top}/{middle}/{center}"
         for top, middle, center in zip(table["of_3"], table["of_10"], table["id"], strict=True)
     ]
+    labeled = call_mlcd(
+        "label", journey / "embeddings", tmp_path / "labels", "--centers", tmp_path / "made"
+    )
+    assert labeled.returncode == 0, labeled.stderr
+    for row in pq.read_table(tmp_path / "labels" / "part-00000.parquet").to_pylist():
+        assert row["paths"] == [table["path"][center] for center in row["ids"]]
     assert np.load(artifact.file("level-10.npy")).shape[0] == 10
     facts = artifact.summary["levels"]
     assert [level["clusters"] for level in facts] == [10, 3]
     assert artifact.summary["objective"] > facts[0]["objective"] > facts[1]["objective"]
-    both = run_mlcd(
+    both = call_mlcd(
         "cluster", journey / "embeddings", tmp_path / "x", "--levels", "4,2", "--clusters", 4
     )
     assert (both.returncode, "one of --clusters, --levels" in both.stderr) == (2, True)

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-import torch
 
 from mlcd.clustering.kmeans import kmeans
+from tests.ranks import run_ranks
 from tests.unit.clustering import processes
 
 
@@ -10,7 +10,7 @@ from tests.unit.clustering import processes
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     for size in (1, 2, 3):
-        torch.multiprocessing.spawn(processes.run, (size, str(folder)), nprocs=size)
+        run_ranks(processes.run, size, str(folder))
     return {
         (size, rank): dict(np.load(folder / f"{size}-{rank}.npz"))
         for size in (1, 2, 3)

@@ -35,8 +35,8 @@ class Counting:
 
 
 def expected(collection, centers=PLAIN):
-    ids, read = collection.rows()
-    found = nearest_centers(centers.align(read(0, len(ids))), centers.vectors, 1)
+    ids, take = collection.rows()
+    found = nearest_centers(centers.align(take(np.arange(len(ids)))), centers.vectors, 1)
     members = {center: [] for center in range(NUM)}
     for item_id, center, score in zip(ids, found.ids[:, 0], found.scores[:, 0], strict=True):
         members[int(center)].append((-score, item_id))

@@ -463,7 +463,7 @@ def test_where_memory_and_disk_may_differ_nothing_more_is_written(filled, vector
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(filled._growth, "apply", run_out)
+        patched.setattr(filled._writes.growth, "apply", run_out)
         with pytest.raises(MemoryError):
             filled.delete("i1")
     for _ in range(2):

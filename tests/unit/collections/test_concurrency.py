@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from mlcd.collections import collection as module
+from mlcd.collections import write_queue as module
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
 from mlcd.errors import NotFound
@@ -125,14 +125,14 @@ def test_writers_share_a_transaction(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "commit", counted)
     with Collection.create(tmp_path / "c", fingerprint="a" * 64, dimension=DIMENSION) as collection:
-        with collection._writing:
+        with collection._writes.lock:
             threads = [
                 threading.Thread(target=collection.add, args=([Item(f"i{n}", np.ones(DIMENSION))],))
                 for n in range(40)
             ]
             for thread in threads:
                 thread.start()
-            while len(collection._waiting) < 40:
+            while len(collection._writes.waiting) < 40:
                 time.sleep(0.001)
         for thread in threads:
             thread.join()
@@ -151,14 +151,14 @@ def test_of_changes_written_together_each_has_its_own_answer(tmp_path):
             except NotFound as error:
                 answers[name] = error
 
-        with collection._writing:
+        with collection._writes.lock:
             threads = [
                 threading.Thread(target=ask, args=(name,))
                 for name in ("absent", "there", "nowhere")
             ]
             for thread in threads:
                 thread.start()
-            while len(collection._waiting) < 3:
+            while len(collection._writes.waiting) < 3:
                 time.sleep(0.001)
         for thread in threads:
             thread.join()

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from mlcd.artifacts.manifest import open_artifact
-from mlcd.collections.collection import LEDGER, Collection
+from mlcd.collections.collection import Collection
+from mlcd.collections.collection_folder import LEDGER
 from mlcd.collections.generation import open_newest
 from mlcd.collections.item import Item
 from mlcd.collections.locks import BYTES

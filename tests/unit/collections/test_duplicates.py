@@ -1,11 +1,13 @@
-"""Groups are the connected components of all pairs above the similarity, whatever the tiles."""
+"""Groups are the connected components of all pairs above the similarity, whatever the cells."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlcd.collections.duplicates import duplicate_groups, num_tile_pairs
+from mlcd.clustering import cells
+from mlcd.collections import duplicates
+from mlcd.collections.duplicates import duplicate_groups
 from mlcd.errors import InvalidInput
 from mlcd.types import unit_rows
 
@@ -30,55 +32,94 @@ def components(rows, similarity):
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 17), st.integers(0, 2**31))
-def test_they_are_the_connected_components(num_rows, tile_rows, seed):
+def test_they_are_the_connected_components(num_rows, least_rows, seed):
     generator = np.random.default_rng(seed)
     middles = generator.standard_normal((6, 5))
     rows = unit_rows(
         middles[generator.integers(6, size=num_rows)]
         + 0.3 * generator.standard_normal((num_rows, 5))
     )
-    widest = []
-
-    def read(start, stop):
-        widest.append(stop - start)
-        return rows[start:stop]
-
+    rows = rows[np.minimum(np.arange(num_rows), num_rows * 4 // 5)]  # the last are equal
     counter = Counter()
-    found = duplicate_groups(num_rows, read, 0.93, meter=counter, tile_rows=tile_rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells, "_LEAST_ROWS", least_rows)
+        patch.setattr(cells, "_LEAST_MEMBERS", 1 + least_rows // 4)
+        found = duplicate_groups(num_rows, rows.__getitem__, 0.93, meter=counter)
     assert [group.rows.tolist() for group in found] == components(rows, 0.93)
     cosines = rows @ rows.T - 3 * np.eye(num_rows)
     for group in found:
         nearest = cosines[group.rows][:, group.rows].max(axis=1)
         np.testing.assert_allclose(group.similarities, nearest, atol=1e-6)
-    assert max(widest, default=0) <= tile_rows
-    assert counter.done == num_tile_pairs(num_rows, tile_rows)
+    assert counter.done == num_rows
 
 
 def test_a_chain_is_one_group():
     angles = np.deg2rad(np.arange(0, 90, 10))
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    found = duplicate_groups(
-        9, lambda start, stop: rows[start:stop], 0.98, meter=Counter(), tile_rows=2
-    )
+    found = duplicate_groups(9, rows.__getitem__, 0.98, meter=Counter())
     assert [group.rows.tolist() for group in found] == [list(range(9))]
 
 
 def test_a_group_tells_how_alike_each_of_its_items_is_to_another():
     rows = unit_rows(np.array([[1, 0], [1, 0.1], [1, 0], [0, 1]]))
-    (group,) = duplicate_groups(
-        4, lambda start, stop: rows[start:stop], 0.9, meter=Counter(), tile_rows=2
-    )
+    (group,) = duplicate_groups(4, rows.__getitem__, 0.9, meter=Counter())
     assert group.record("abcd") == {"ids": ["a", "b", "c"], "similarities": [1.0, 0.995037, 1.0]}
 
 
 def test_many_copies_are_one_group():
     rows = np.ones((3000, 1), dtype=np.float32)
-    found = duplicate_groups(
-        3000, lambda start, stop: rows[start:stop], 1.0, meter=Counter(), tile_rows=512
-    )
+    found = duplicate_groups(3000, rows.__getitem__, 1.0, meter=Counter())
     assert [len(group.rows) for group in found] == [3000]
 
 
 def test_a_similarity_that_is_no_cosine_is_refused():
     with pytest.raises(InvalidInput, match="no cosine"):
-        duplicate_groups(1, lambda start, stop: None, 1.5, meter=Counter())
+        duplicate_groups(1, None, 1.5, meter=Counter())
+
+
+class Killed(Counter):
+    """A meter whose process dies after so many rows."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after = after
+
+    def advance(self, num=1, **facts):
+        super().advance(num)
+        if self.done > self.after:
+            raise KeyboardInterrupt
+
+
+def test_a_killed_search_goes_on_and_finds_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "_LEAST_ROWS", 100)
+    monkeypatch.setattr(cells, "_LEAST_MEMBERS", 25)
+    monkeypatch.setattr(duplicates, "_NOTE_S", 0)
+    generator = np.random.default_rng(0)
+    parents = generator.standard_normal((60, 8))
+    rows = unit_rows(np.repeat(parents, 10, 0) + 0.3 * generator.standard_normal((600, 8)))
+    whole = duplicate_groups(600, rows.__getitem__, 0.95, meter=Counter())
+    note = tmp_path / "note.npz"
+    for after in (200, 400):
+        with pytest.raises(KeyboardInterrupt):
+            duplicate_groups(600, rows.__getitem__, 0.95, meter=Killed(after), note=note)
+    noted = int(np.load(note)["num_cells"])
+    assert noted > 0
+    searched = []
+    of_cell = duplicates.PairSearch.of_cell
+    monkeypatch.setattr(
+        duplicates.PairSearch,
+        "of_cell",
+        lambda self, cell: searched.append(cell) or of_cell(self, cell),
+    )
+    again = duplicate_groups(600, rows.__getitem__, 0.95, meter=Counter(), note=note)
+    assert min(searched) == noted
+    assert [group.rows.tolist() for group in again] == [group.rows.tolist() for group in whole]
+    for damaged in (note.read_bytes()[:50], b""):
+        note.write_bytes(damaged)
+        again = duplicate_groups(600, rows.__getitem__, 0.95, meter=Counter(), note=note)
+        assert [group.rows.tolist() for group in again] == [group.rows.tolist() for group in whole]
+    for similarity in (0.95, 0.9):  # the note of another similarity is not taken
+        duplicate_groups(600, rows.__getitem__, 0.9, meter=Counter(), note=note)
+        again = duplicate_groups(600, rows.__getitem__, similarity, meter=Counter(), note=note)
+        alone = duplicate_groups(600, rows.__getitem__, similarity, meter=Counter())
+        assert [group.rows.tolist() for group in again] == [group.rows.tolist() for group in alone]

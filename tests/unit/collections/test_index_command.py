@@ -20,7 +20,7 @@ from mlcd.errors import ArtifactInvalid
 from mlcd.images.thumbnail import thumbnail
 from mlcd.pipelines.verify import verify
 from mlcd.types import unit_rows
-from tests.conftest import run_mlcd
+from tests.conftest import call_mlcd
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def read(path):
 
 
 def test_embeddings_become_a_collection_that_goes_to_parquet_and_back(embeddings, tmp_path):
-    made = run_mlcd("index", embeddings, tmp_path / "c", "--recall", "0.9", "--json")
+    made = call_mlcd("index", embeddings, tmp_path / "c", "--recall", "0.9", "--json")
     assert made.returncode == 0, made.stderr
     facts = json.loads(made.stdout.splitlines()[-1])
     assert (facts["items"], facts["indexed"], facts["recall_target"]) == (120, 120, 0.9)
@@ -80,9 +80,9 @@ def test_embeddings_become_a_collection_that_goes_to_parquet_and_back(embeddings
         open_elsewhere = [finding for finding in verify(tmp_path / "c") if not finding.checked]
     assert [finding.kind for finding in open_elsewhere] == ["collection"]
 
-    exported = run_mlcd("index", tmp_path / "c", tmp_path / "c.parquet", "--export")
+    exported = call_mlcd("index", tmp_path / "c", tmp_path / "c.parquet", "--export")
     assert (exported.returncode, exported.stdout.split()[0]) == (0, "120")
-    assert run_mlcd("index", tmp_path / "c.parquet", tmp_path / "d").returncode == 0
+    assert call_mlcd("index", tmp_path / "c.parquet", tmp_path / "d").returncode == 0
     again, _ = read(tmp_path / "d")
     assert again.keys() == items.keys()
     for item_id, item in items.items():
@@ -91,17 +91,17 @@ def test_embeddings_become_a_collection_that_goes_to_parquet_and_back(embeddings
 
 
 def test_a_collection_half_made_is_finished_and_another_is_refused(embeddings, tmp_path):
-    assert run_mlcd("index", embeddings, tmp_path / "c").returncode == 0
+    assert call_mlcd("index", embeddings, tmp_path / "c").returncode == 0
     with Collection.open(tmp_path / "c", background=False) as collection:
         for n in range(60, 120):
             collection.delete(f"k{n}")
-    assert run_mlcd("index", embeddings, tmp_path / "c").returncode == 0
+    assert call_mlcd("index", embeddings, tmp_path / "c").returncode == 0
     items, described = read(tmp_path / "c")
     assert len(items) == described.indexed == 120
     before = described.generation
-    assert run_mlcd("index", embeddings, tmp_path / "c").returncode == 0
+    assert call_mlcd("index", embeddings, tmp_path / "c").returncode == 0
     assert read(tmp_path / "c")[1].generation == before  # nothing to do
-    refused = run_mlcd("index", embeddings, tmp_path / "c", "--recall", "0.5")
+    refused = call_mlcd("index", embeddings, tmp_path / "c", "--recall", "0.5")
     assert (refused.returncode, "other input or settings" in refused.stderr) == (2, True)
 
 
@@ -110,8 +110,8 @@ def test_near_duplicates_are_grouped(embeddings, tmp_path, kind):
     source = embeddings
     if kind == "collection":
         source = tmp_path / "c"
-        assert run_mlcd("index", embeddings, source).returncode == 0
-    found = run_mlcd("index", source, tmp_path / "groups.jsonl", "--duplicates", "0.99")
+        assert call_mlcd("index", embeddings, source).returncode == 0
+    found = call_mlcd("index", source, tmp_path / "groups.jsonl", "--duplicates", "0.99")
     assert (found.returncode, found.stdout.split(":")[0]) == (0, "1 groups of 3 items")
     (line,) = (tmp_path / "groups.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["ids"]) == ["k100", "k101", "k3"]
@@ -152,7 +152,7 @@ def test_what_cannot_be_is_said_in_one_line(refused, embeddings, tmp_path):
     (tmp_path / "text.parquet").write_text("nothing")
     refused("not a readable parquet", tmp_path / "text.parquet", out)
     assert not out.exists()
-    assert run_mlcd("index", collection, tmp_path / "f.parquet", "--export").returncode == 0
+    assert call_mlcd("index", collection, tmp_path / "f.parquet", "--export").returncode == 0
     refused("f.parquet exists", collection, tmp_path / "f.parquet", "--export")
     shutil.copytree(collection, tmp_path / "kept")
     (tmp_path / "f.parquet").write_bytes((tmp_path / "f.parquet").read_bytes()[:-100])
@@ -164,7 +164,7 @@ def pictured(digits, tmp_path):
     """Embeddings of 200 images, of which one cannot be used any more."""
     images = tmp_path / "images"
     shutil.copytree(digits, images)
-    made = run_mlcd("embed", images, tmp_path / "e", "--model", "pixels")
+    made = call_mlcd("embed", images, tmp_path / "e", "--model", "pixels")
     assert made.returncode == 0, made.stderr
     keys = EmbeddingsArtifact.open(tmp_path / "e").keys
     (images / keys[3]).write_bytes(b"no image any more")
@@ -176,13 +176,13 @@ def test_thumbnails_are_made_of_the_images_that_were_embedded(pictured):
     folder, keys = pictured
     path = folder / "c"
     command = ("index", folder / "e", path, "--thumbnails", folder / "images", "--json")
-    refused = run_mlcd(*command, "--thumbnail-bytes", "3000")
+    refused = call_mlcd(*command, "--thumbnail-bytes", "3000")
     assert refused.returncode != 0
     assert "3000 are allowed" in refused.stderr
     with Collection.open(path, read_only=True) as collection:
         some = len(keys) - len(collection.without_thumbnail())
         assert 0 < some < len(keys)
-    made = run_mlcd(*command)
+    made = call_mlcd(*command)
     assert made.returncode == 0, made.stderr
     facts = json.loads(made.stdout.splitlines()[-1])
     assert (facts["thumbnails"]["unusable"], facts["thumbnails"]["missing"]) == (1, 1)
@@ -191,7 +191,7 @@ def test_thumbnails_are_made_of_the_images_that_were_embedded(pictured):
         assert sorted(collection.without_thumbnail()) == sorted(keys[3:5])
         data = (folder / "images" / keys[9]).read_bytes()
         assert collection.thumbnail(keys[9]) == thumbnail(data)
-    again = run_mlcd("index", path, path, "--thumbnails", folder / "images", "--json")
+    again = call_mlcd("index", path, path, "--thumbnails", folder / "images", "--json")
     assert again.returncode == 0, again.stderr
 
 
@@ -199,14 +199,14 @@ def test_a_layout_by_t_sne_is_the_same_again_and_pca_removes_it(pictured):
     folder, _ = pictured
     layouts = []
     for name in ("c1", "c2"):
-        made = run_mlcd("index", folder / "e", folder / name, "--layout", "tsne")
+        made = call_mlcd("index", folder / "e", folder / name, "--layout", "tsne")
         assert made.returncode == 0, made.stderr
         with Collection.open(folder / name, read_only=True) as collection:
             layouts.append(collection.layout())
     assert [layout.method for layout in layouts] == ["tsne", "tsne"]
     assert np.array_equal(layouts[0].points, layouts[1].points)
     assert np.abs(layouts[0].points).max() == pytest.approx(1)
-    removed = run_mlcd("index", folder / "c1", folder / "c1", "--layout", "pca")
+    removed = call_mlcd("index", folder / "c1", folder / "c1", "--layout", "pca")
     assert removed.returncode == 0, removed.stderr
     with Collection.open(folder / "c1", read_only=True) as collection:
         assert collection.layout().method == "pca"
@@ -214,6 +214,6 @@ def test_a_layout_by_t_sne_is_the_same_again_and_pca_removes_it(pictured):
 
 def test_what_thumbnails_and_layouts_do_not_go_with(embeddings, tmp_path):
     for given in (("--export",), ("--duplicates", "0.9")):
-        wrong = run_mlcd("index", embeddings, tmp_path / "c", "--layout", "pca", *given)
+        wrong = call_mlcd("index", embeddings, tmp_path / "c", "--layout", "pca", *given)
         assert wrong.returncode == 2
         assert "for a collection" in wrong.stderr

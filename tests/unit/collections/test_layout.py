@@ -77,7 +77,7 @@ def test_a_stored_layout_is_shown_and_new_items_stand_between_neighbors(filled, 
     points = squared(np.random.default_rng(0).standard_normal((400, 2)))
     write_layout(filled.path, ByRow(rows, points), {"method": "tsne"})
     filled.add([Item("new", vectors[5])])
-    filled._placer._key = None
+    filled._views.placer._key = None
     layout = filled.layout()
     assert layout.method == "tsne"
     found = by_id(layout)

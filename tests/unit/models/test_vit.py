@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -5,6 +7,7 @@ from torch import nn
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
 from mlcd.images.transform import CLIP_MEAN, CLIP_STD, PreprocessSpec
+from mlcd.models.configs import write_hf_config
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 
@@ -98,7 +101,50 @@ def test_damaged_or_foreign_weights_are_refused_naming_the_tensor(tmp_path):
         Servable.read(tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"patch_size": 7}, {"heads": 5}, {"activation": "relu"}])
+@pytest.mark.parametrize("positions", ["learned", "rope"])
+def test_registers_are_tokens_without_a_place_and_without_an_output(positions):
+    """They stand behind the class token; no position is added to them, and nothing turns them."""
+    config = replace(SMALL, positions=positions, registers=3)
+    assert config.num_tokens == 1 + 3 + 4
+    tower = small_model(config).trunk
+    pixels = torch.randn((2, 3, 16, 16), generator=torch.Generator().manual_seed(1))
+    patches = tower.patch(pixels).flatten(2).transpose(1, 2)
+    class_token, registers = (each.expand(2, -1, -1) for each in (tower.cls[None], tower.registers))
+    rotation = None
+    if positions == "learned":
+        class_token, patches = class_token + tower.pos[:1], patches + tower.pos[1:]
+    else:
+        plain = small_model(replace(SMALL, positions="rope")).trunk.rope
+        plain.load_state_dict(tower.rope.state_dict())
+        still = (torch.ones(3, 8), torch.zeros(3, 8))
+        rotation = tuple(
+            torch.cat([angles[:1], none, angles[1:]])
+            for angles, none in zip(plain((2, 2)), still, strict=True)
+        )
+    x = tower.norm_pre(torch.cat([class_token, registers, patches], dim=1))
+    for block in tower.blocks:
+        x = block(x, rotation)
+    assert torch.allclose(tower(pixels), tower.proj(tower.norm_post(x[:, 0])), atol=1e-6)
+    assert torch.allclose(tower(pixels, "patches"), x[:, 4:], atol=1e-6)
+    tower(pixels).sum().backward()
+    assert tower.registers.grad.abs().min() > 0
+
+
+def test_a_tower_with_registers_is_not_written_for_transformers():
+    with pytest.raises(ConfigInvalid, match="registers"):
+        write_hf_config(replace(SMALL, registers=1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"patch_size": 7},
+        {"heads": 5},
+        {"activation": "relu"},
+        {"registers": -1},
+        {"registers": 1, "pooling": "attention", "embedding_dim": None},
+    ],
+)
 def test_an_impossible_config_cannot_be_built(change):
     with pytest.raises(ConfigInvalid):
         ViTConfig.from_dict(SMALL.to_dict() | change)

@@ -13,7 +13,8 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.name_evidence import read_evidence
-from mlcd.errors import ArtifactInvalid, InvalidInput
+from mlcd.commands.name_clusters import read_words
+from mlcd.errors import InvalidInput, NotFound
 from mlcd.parts.text_files import read_texts
 from mlcd.pipelines.name import set_names
 from mlcd.pipelines.name_by_terms import name_by_captions, name_by_metadata
@@ -116,7 +117,7 @@ def test_words_name_clusters_and_names_by_hand_stay(centers, journey, tmp_path):
     images = EmbeddingsArtifact.open(journey / "features")
     words, hand = tmp_path / "words.txt", tmp_path / "names.tsv"
     words.write_text("\n".join([*DIGITS, "", "nothing", "a lighthouse", "two", "red", "a chair"]))
-    with pytest.raises(ArtifactInvalid, match="give --embeddings"):
+    with pytest.raises(NotFound, match="give --embeddings"):
         name_by_words(centers, read_texts(words), FakeEncoder(images), SILENT)
     hand.write_text("0\tmine\n")
     set_names(centers, hand)
@@ -180,3 +181,16 @@ def test_options_that_do_not_go_together_are_told(centers, options, message):
     result = call_mlcd("name", centers, *options)
     assert result.returncode == 2
     assert message in result.stderr
+
+
+def test_the_words_of_imagenet_come_with_the_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = read_words(Path("imagenet"))
+    assert len({word.casefold() for word in words.texts}) == len(words.texts) > 1500
+    assert {"goldfish", "tabby"} <= set(words.texts)
+    assert words.sha256 == read_words(Path("imagenet")).sha256
+    with pytest.raises(NotFound):
+        read_words(Path("openimages"))
+    (tmp_path / "imagenet").write_text("a file of one's own comes first")
+    with pytest.raises(InvalidInput):
+        read_words(Path("imagenet"))

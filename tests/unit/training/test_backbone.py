@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mlcd.world import World
+from tests.ranks import run_ranks
 from tests.unit.training import replicas
 
 
@@ -14,7 +15,7 @@ def ran(tmp_path_factory):
     """The folder of what each number of processes found."""
     folder = tmp_path_factory.mktemp("ran")
     for size in (2, 3):
-        torch.multiprocessing.spawn(replicas.run, (size, str(folder)), nprocs=size)
+        run_ranks(replicas.run, size, str(folder))
     return folder
 
 
@@ -52,7 +53,7 @@ def test_a_sharded_tower_gathers_blocks_in_the_type_that_is_asked_for(ran):
 
 
 def test_three_processes_sum_a_resumed_step_in_the_same_order(tmp_path):
-    torch.multiprocessing.spawn(replicas.run_twice, (3, str(tmp_path)), nprocs=3)
+    run_ranks(replicas.run_twice, 3, str(tmp_path))
     for rank in range(3):
         later, first = torch.load(tmp_path / f"both-{rank}.pt")
         for name, gradient in first.items():

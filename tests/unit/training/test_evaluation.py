@@ -9,7 +9,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing
 
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.sources import open_source
@@ -17,7 +16,8 @@ from mlcd.models.servable import Servable
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows
 from mlcd.world import World
-from tests.conftest import run_mlcd
+from tests.conftest import call_mlcd
+from tests.ranks import run_ranks
 from tests.unit.training import evaluating
 from training.evaluation.image_features import ImageSet, encode
 from training.evaluation.knn import knn, weighted_votes
@@ -41,9 +41,7 @@ def pictures(digits, tmp_path_factory):
 
 def test_three_processes_measure_what_one_does(pictures, tmp_path):
     size = 3
-    torch.multiprocessing.spawn(
-        evaluating.evaluate, (size, str(tmp_path), str(pictures)), nprocs=size
-    )
+    run_ranks(evaluating.evaluate, size, str(tmp_path), str(pictures))
     expected = evaluating.measure(World(), pictures)
     assert len(expected["rows"]) == 199
     for rank in range(size):
@@ -189,7 +187,7 @@ def test_images_of_evaluation_are_split_as_the_command_splits_them(digits, journ
     config = evaluating.run_config("elsewhere", images=str(digits), linear_probe=True)
     logged = evaluate_model(Servable.read(checkpoint / "weights"), config, world=World())
     for kind, name in (("knn", "knn"), ("linear-probe", "linear_probe")):
-        told = run_mlcd("evaluate", kind, checkpoint, "--images", digits, "--json")
+        told = call_mlcd("evaluate", kind, checkpoint, "--images", digits, "--json")
         assert told.returncode == 0, told.stderr
         (result,) = json.loads(told.stdout.splitlines()[-1])["results"]
         assert result["metrics"][f"{name}_accuracy"] == logged[name]

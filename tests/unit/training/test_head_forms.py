@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-import torch.multiprocessing
 from torch.nn import functional
 
 from mlcd.losses.negatives import draw_negatives
+from tests.ranks import run_ranks
 from tests.unit.training import distributed
 from training.parallel.partial_fc import HeadConfig, PartialFC
 
@@ -137,7 +137,7 @@ def test_chunks_change_nothing(monkeypatch):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_any_number_of_processes_gives_the_loss_and_gradients_of_one(size, tmp_path):
-    torch.multiprocessing.spawn(distributed.run_forms, (size, str(tmp_path)), nprocs=size)
+    run_ranks(distributed.run_forms, size, str(tmp_path))
     results = [
         torch.load(tmp_path / f"forms-{size}-{rank}.pt", weights_only=False) for rank in range(size)
     ]

@@ -1,6 +1,8 @@
 """Runs with learned scale and bias, weighed labels, and labels that are not clusters."""
 
+import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -8,8 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from mlcd.artifacts.labels import LabelTable
-from mlcd.errors import ConfigInvalid
+from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.sources import open_source
+from mlcd.pipelines.label_captions import label_captions
 from mlcd.pipelines.label_classes import label_by, label_classes
 from mlcd.pipelines.verify import verify
 from tests.unit.training.running import SILENT, before_step, read_log
@@ -130,6 +133,29 @@ def test_folders_are_classes_that_a_tower_is_fine_tuned_on(run_config, digits, t
     run = run_training(run_config("run", *options, labels=labels.path), SILENT)
     again = run_config("again", *options, f"model={{start: {run.path}}}", labels=labels.path)
     assert read_log(run_training(again, SILENT))[0]["loss"] < 2.5
+
+
+def test_the_rarest_tokens_of_captions_are_labels_with_their_rarity(digits, tmp_path):
+    """Words that one image alone has are none; images without a caption have no label."""
+    images = shutil.copytree(digits / "0", tmp_path / "images")
+    files = sorted(file.name for file in images.glob("*.png"))[:8]
+    for other in set(images.glob("*.png")) - {images / name for name in files}:
+        other.unlink()
+    told = ["A red dog", "a cat", "red cat", "a bird", "a red cat", "a red dog", "a red dog"]
+    rows = [{"path": name, "caption": text} for name, text in zip(files, told, strict=False)]
+    (images / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = label_captions(str(images), tmp_path / "tokens", SILENT, top=2)
+    table = LabelTable.open(made.path)
+    named = [[table.names[number] for number in row if number >= 0] for row in table.ids]
+    expected = [["dog", "red"], ["cat", "a"], ["cat", "red"], ["a"], ["cat", "red"]]
+    assert named == [*expected, ["dog", "red"], ["dog", "red"], []]
+    share = {"dog": 3 / 8, "cat": 3 / 8, "red": 5 / 8, "a": 6 / 8}
+    for words, scores in zip(named, table.scores, strict=True):
+        rarity = [-math.log(share[word]) for word in words]
+        assert scores[: len(words)] == pytest.approx(rarity, rel=1e-3)
+    (images / "captions.jsonl").unlink()
+    with pytest.raises(InvalidInput, match="share 0 tokens"):
+        label_captions(str(images), tmp_path / "none", SILENT, top=2)
 
 
 def test_tokens_of_captions_train_the_same_head(run_config, digits, tmp_path):

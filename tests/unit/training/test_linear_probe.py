@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import sklearn.datasets
 import torch
-import torch.multiprocessing
 from sklearn.linear_model import LogisticRegression as Peer
 from sklearn.metrics import balanced_accuracy_score
 
 from mlcd.errors import InvalidInput
 from mlcd.keys import split_positions
+from tests.ranks import run_ranks
 from tests.unit.training import evaluating
 from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.linear_probe import NUM_STEPS, coarse_to_fine, grid_c, linear_probe
@@ -221,9 +221,7 @@ def test_mean_per_class_is_scikit_learns_balanced_accuracy():
 
 def test_three_processes_measure_what_one_does(tmp_path):
     size = 3
-    torch.multiprocessing.spawn(
-        evaluating.probe, (size, str(tmp_path), samples(num=250)), nprocs=size
-    )
+    run_ranks(evaluating.probe, size, str(tmp_path), samples(num=250))
     results = [torch.load(tmp_path / f"probe-{size}-{rank}.pt") for rank in range(size)]
     assert all(result == results[0] for result in results)
     expected = dict(linear_probe(samples(num=250), hold_out=0.2, metric="accuracy"))
@@ -241,7 +239,7 @@ def test_more_processes_than_rows_of_a_part(tmp_path):
         split_positions([few.keys[row] for row in keep], [few.class_names[row] for row in keep]),
         [few.class_names[row] for row in keep],
     )
-    torch.multiprocessing.spawn(evaluating.probe, (3, str(tmp_path), few), nprocs=3)
+    run_ranks(evaluating.probe, 3, str(tmp_path), few)
     expected = dict(linear_probe(few, hold_out=0.2, metric="accuracy"))
     got = torch.load(tmp_path / "probe-3-2.pt")
     assert expected["validation_images"] == 2

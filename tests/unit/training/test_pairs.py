@@ -1,5 +1,6 @@
 """Training on images with captions: LiT over cached embeddings, and both towers."""
 
+import hashlib
 import json
 import math
 import shutil
@@ -9,14 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.encoders import open_text_encoder
 from mlcd.errors import ConfigInvalid
 from mlcd.export.model_artifact import export_model
 from mlcd.images.sources import open_source
+from mlcd.models.runs import find_checkpoint
 from mlcd.models.servable_text import ServableText
 from mlcd.pipelines.embed import embed
 from mlcd.world import World
 from tests.open_clip_files import open_clip_module
+from tests.ranks import run_ranks
 from tests.unit.training.pairing import (
     KINDS,
     NUM_IMAGES,
@@ -32,6 +36,7 @@ from tests.unit.training.pairing import (
 from tests.unit.training.running import SILENT, read_log
 from tests.unit.training.test_plan import counted
 from training.data.order import locate
+from training.evaluation.seen import seen_by
 from training.pairs import cached_views
 from training.pairs import run_pairs as pairs_run
 from training.pairs.pair_batches import PairReader
@@ -168,7 +173,7 @@ def read_state(folder):
 def processes(tmp_path_factory):
     """The findings of each of three processes."""
     folder = tmp_path_factory.mktemp("processes")
-    torch.multiprocessing.spawn(run, (3, str(folder)), nprocs=3)
+    run_ranks(run, 3, str(folder))
     return [torch.load(folder / f"{rank}.pt") for rank in range(3)]
 
 
@@ -366,3 +371,21 @@ def test_the_manifest_names_what_the_run_was_made_from(lit):
     manifest = json.loads((done.path / "manifest.json").read_text())
     assert [parent["role"] for parent in manifest["parents"]] == ["images", "start", "embeddings"]
     assert len(manifest["config"]["captions"]) == len(manifest["config"]["tokenizer"]) == 64
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_run_has_seen_its_images_with_captions(lit, pairs, tmp_path, cache):
+    """Their digests are those of the embeddings that it read, or of the images as they lie."""
+    images = shutil.copytree(pairs, tmp_path / "images")
+    config = lit("run", schedule={"steps": 1}, data={"pairs": str(images), "cache": cache})
+    checkpoint = open_artifact(find_checkpoint(run_pairs(config, SILENT).path))
+    seen = seen_by(checkpoint)
+    files = sorted(images.rglob("*.png"))
+    expected = {hashlib.sha256(file.read_bytes()).digest() for file in files[:-1]}
+    assert {row.tobytes() for row in seen.trained} == expected
+    assert not len(seen.clustered)
+    assert seen.unknown == ("what the weights theirs were trained on",)
+    shutil.copy(files[0], files[0].with_name("more.png"))
+    assert any(
+        "other images than when the run began" in each for each in seen_by(checkpoint).unknown
+    )

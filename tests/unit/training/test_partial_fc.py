@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing
 
 from mlcd.artifacts.centers import Centers
 from mlcd.errors import ConfigInvalid
@@ -11,6 +10,7 @@ from mlcd.losses.negatives import draw_negatives
 from mlcd.randomness import Stream, hash_counters
 from mlcd.types import unit_rows
 from mlcd.world import World
+from tests.ranks import run_ranks
 from tests.unit.training import distributed
 from training.config import OptimConfig
 from training.optim.groups import center_optimizer
@@ -297,7 +297,7 @@ def columns_written_out(
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_per_column_takes_the_labels_in_their_order_on_any_number_of_processes(size, tmp_path):
-    torch.multiprocessing.spawn(distributed.run_columns, (size, str(tmp_path)), nprocs=size)
+    run_ranks(distributed.run_columns, size, str(tmp_path))
     results = [
         torch.load(tmp_path / f"columns-{size}-{rank}.pt", weights_only=False)
         for rank in range(size)
@@ -359,7 +359,7 @@ def test_backward_works_inside_an_outer_autocast():
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_any_number_of_processes_equals_one(size, one_process, tmp_path):
-    torch.multiprocessing.spawn(distributed.run, (size, str(tmp_path)), nprocs=size)
+    run_ranks(distributed.run, size, str(tmp_path))
     results = [
         torch.load(tmp_path / f"results-{size}-{rank}.pt", weights_only=False)
         for rank in range(size)
@@ -390,10 +390,10 @@ def test_any_number_of_processes_equals_one(size, one_process, tmp_path):
 
 
 def test_centers_saved_by_four_processes_go_on_alike_on_any_number(tmp_path):
-    torch.multiprocessing.spawn(distributed.save, (4, str(tmp_path)), nprocs=4)
+    run_ranks(distributed.save, 4, str(tmp_path))
     saved = [torch.load(tmp_path / f"saved-{rank}.pt") for rank in range(4)]
     for size in (1, 3):
-        torch.multiprocessing.spawn(distributed.load, (size, str(tmp_path)), nprocs=size)
+        run_ranks(distributed.load, size, str(tmp_path))
         loaded = [torch.load(tmp_path / f"loaded-{size}-{rank}.pt") for rank in range(size)]
         assert torch.equal(
             torch.cat([one["weight"] for one in loaded]),

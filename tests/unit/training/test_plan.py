@@ -16,7 +16,7 @@ from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
-from tests.conftest import run_mlcd
+from tests.conftest import call_mlcd
 from training.byte_counts import activation_bytes, backbone_bytes, center_bytes, step_memory
 from training.config import built_in_recipes, load_config
 from training.flops import (
@@ -371,7 +371,7 @@ def test_the_plan_of_the_command_follows_the_labels_and_a_checkpoint_is_as_large
     journey, digits, tiny_recipe
 ):
     places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", "out=nowhere"]
-    result = run_mlcd("train", tiny_recipe, *places, "--plan", "--peak-tflops", 0.1, "--json")
+    result = call_mlcd("train", tiny_recipe, *places, "--plan", "--peak-tflops", 0.1, "--json")
     assert result.returncode == 0, result.stderr
     facts = json.loads(result.stdout)
     labels = json.loads((journey / "labels" / "manifest.json").read_text())
@@ -385,7 +385,7 @@ def test_the_plan_of_the_command_follows_the_labels_and_a_checkpoint_is_as_large
 
 
 def test_the_plan_for_people_names_what_it_rests_on():
-    result = run_mlcd(
+    result = call_mlcd(
         *("train", "vit-b32-1m", "--plan", "--classes", 1_000_000, "--samples", 400_000_000),
         *("--processes", 8, "--peak-tflops", 790, "--mfu", 0.35),
     )
@@ -410,7 +410,7 @@ def test_the_plan_for_people_names_what_it_rests_on():
     ],
 )
 def test_a_wrong_use_of_the_plan_is_one_clear_line(arguments, message):
-    result = run_mlcd("train", *arguments)
+    result = call_mlcd("train", *arguments)
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr

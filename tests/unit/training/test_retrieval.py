@@ -104,6 +104,28 @@ def test_the_command_takes_captions_beside_images_or_of_a_table(two_tower_model,
     assert "with --captions" in call_mlcd("evaluate", *stored).stderr
 
 
+def test_of_a_split_of_karpathys_the_test_part_is_taken(two_tower_model, digits, tmp_path):
+    """COCO's images lie in the folder that the split names, or that folder is given itself."""
+    images = shutil.copytree(digits / "0", tmp_path / "coco" / "val2014")
+    split, rows = tmp_path / "dataset_coco.json", []
+    for number, file in enumerate(sorted(images.glob("*.png"))):
+        sentences = [{"raw": text} for text in ("a cat", f"dog {number % 3}")]
+        part = ("train", "restval", "val", "test")[number % 4]
+        row = {"filename": file.name, "filepath": "val2014", "split": part, "sentences": sentences}
+        rows.append(row)
+    split.write_text(json.dumps({"dataset": "coco", "images": rows}))
+    command = ("retrieval", two_tower_model, "--captions", split, "--test")
+    records = [evaluated(*command, place) for place in (images.parent, images)]
+    assert records[0]["metrics"] == records[1]["metrics"]
+    for record in records:
+        assert record["metrics"]["test_images"] == len(rows) // 4
+        assert record["protocol"]["captions"] == 2 * (len(rows) // 4)
+    split.write_text(json.dumps({"annotations": []}))
+    told = call_mlcd("evaluate", *command, images)
+    assert told.returncode == 2
+    assert "is no split of Karpathy's" in told.stderr
+
+
 def test_images_without_captions_are_refused(two_tower_model, digits, tmp_path):
     told = call_mlcd("evaluate", "retrieval", two_tower_model, "--test", digits / "0")
     assert told.returncode == 2

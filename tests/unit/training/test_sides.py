@@ -13,6 +13,8 @@ from PIL import Image, ImageOps
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.pipelines.sync import sync
+from mlcd.progress import Reporter
 from tests.conftest import call_mlcd, write_digits
 from tests.unit.training import evaluating
 from training.evaluation.splits import folder_split
@@ -301,3 +303,15 @@ def test_a_run_is_not_evaluated_on_what_it_trains_on(digits, split_folders):
         evaluating.run_config(split_folders / "train", images=str(split_folders))
     )
     assert checked.images.given is not None
+
+
+def test_embeddings_at_urls_are_the_same_sides(stored, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for side in ("train", "test"):
+        sync(stored / side, f"memory://bucket/{side}", Reporter("silent"))
+    here = evaluated("knn", "--train", stored / "train", "--test", stored / "test")
+    for train in (stored / "train", "memory://bucket/train"):
+        there = evaluated("knn", "--train", train, "--test", "memory://bucket/test")
+        assert there["metrics"] == here["metrics"]
+    told = "s3:/b/train is neither a path nor a URL: write s3://"
+    refused("knn", "--train", "s3:/b/train", "--test", stored / "test", contains=told)

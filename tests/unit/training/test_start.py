@@ -230,9 +230,11 @@ def test_another_resolution_is_that_of_transformers(kind, continued, tmp_path):
 
 @pytest.mark.parametrize("frozen", [1, 2, "tower"])
 def test_what_is_frozen_stays_bit_for_bit(frozen, scratch):
-    run = run_training(scratch("run", f"model.freeze={frozen}", "model.positions=rope"), SILENT)
+    tower = ["model.positions=rope", "model.registers=2"]
+    run = run_training(scratch("run", f"model.freeze={frozen}", *tower), SILENT)
     first, last = (at_step(run, step).trunk.state_dict() for step in (0, 4))
-    before = {"patch.weight", "cls", "rope.cls_angle", "norm_pre.weight", "norm_pre.bias"}
+    before = {"patch.weight", "cls", "registers", "rope.cls_angle", "norm_pre.weight"}
+    before.add("norm_pre.bias")
     for name, tensor in first.items():
         block = int(name.split(".")[1]) if name.startswith("blocks.") else None
         stays = frozen == "tower" or name in before or (block is not None and block < frozen)
@@ -247,7 +249,7 @@ def test_what_is_frozen_stays_bit_for_bit(frozen, scratch):
 @pytest.mark.parametrize(
     "options",
     [
-        ["model.positions=rope", "model.embedding_dim=null"],
+        ["model.positions=rope", "model.embedding_dim=null", "model.registers=2"],
         ["optim.ema=0.9", "optim.layer_decay=0.6", "model.drop_path=0.3", "model.freeze=1"],
     ],
 )

@@ -225,12 +225,15 @@ def test_a_set_without_parts_or_with_others_is_refused(small_sets, tmp_path):
 
 @pytest.fixture(scope="module")
 def suite_data(digits, tmp_path_factory):
-    """Two data sets of two digits each, and one that lacks nearly everything."""
+    """Two data sets of two digits each, one that lacks nearly everything, and one of no images."""
     data = tmp_path_factory.mktemp("suite")
     for first in (0, 2):
         for digit in (first, first + 1):
             shutil.copytree(digits / str(digit), data / f"mine{first}" / str(digit))
     write_set(data, "food101")
+    for name in ("cat", "dog"):
+        (data / "torn" / name).mkdir(parents=True)
+        (data / "torn" / name / "a.jpg").write_bytes(b"torn")
     (data / "splits").mkdir()
     names = {"names": {"0": "cat", "1": ["dog", "two dogs"]}}
     (data / "splits" / "mine0.json").write_text(json.dumps(names))
@@ -251,7 +254,8 @@ def test_a_run_measures_what_is_there_and_says_what_is_not(
     both, images_only = report["models"]
     model = f"{two_tower_model.parent.name}/model"
     assert (both["model"], images_only["model"]) == (model, "demo/model")
-    food, mine, changed = both["sets"]
+    food, mine, changed, torn = both["sets"]
+    assert "none of the 2 files in" in torn["reasons"]["linear-probe"]
     assert food["probe"] is None
     assert "not 101" in food["reasons"]["linear-probe"]
     assert "is another file than mine2.sha256 states" in changed["reasons"]["zero-shot"]

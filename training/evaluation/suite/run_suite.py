@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import MANIFEST, Artifact, open_artifact
@@ -41,6 +41,7 @@ from training.evaluation.texts.prompt_sets import Prompts, read_prompts
 from training.evaluation.texts.tested import open_tested
 
 _OWN_PROMPTS = "simple"
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,12 @@ class _Evaluated:
 
     def suite(self, found: Sequence[FoundSet], faults: Mapping[str, str]) -> Suite:
         """Evaluates all data sets but those with faults, which get their fault for a reason."""
-        unlike = [one for one in found if one.name not in faults]
-        fingerprint = self._embed(unlike)
-        changed = {one.name: fault for one in unlike if (fault := self._changed(one)) is not None}
-        sound = [one for one in unlike if one.name not in changed]
-        reasons: dict[str, Record | str] = {**faults, **changed}
+        whole = [one for one in found if one.name not in faults]
+        fingerprint, unread = self._embed(whole)
+        read = [one for one in whole if one.name not in unread]
+        changed = {one.name: fault for one in read if (fault := self._changed(one)) is not None}
+        sound = [one for one in read if one.name not in changed]
+        reasons: dict[str, Record | str] = {**faults, **unread, **changed}
         probes = {one.name: _attempt(partial(self._probe, one)) for one in sound} | reasons
         zero_shots = self._zero_shots(sound) | reasons
         artifact = _artifact(self.path)
@@ -152,13 +154,21 @@ class _Evaluated:
     def _features(self, one: FoundSet) -> Path:
         return self.out / "features" / one.name
 
-    def _embed(self, found: Sequence[FoundSet]) -> str:
-        """Embeds the data sets, each into its artifact, and returns the model's fingerprint."""
+    def _embed(self, found: Sequence[FoundSet]) -> tuple[str, dict[str, str]]:
+        """Embeds the data sets, each into its artifact.
+
+        Returns the model's fingerprint, and why a data set could not be embedded.
+        """
         with closing(open_encoder(self.path, self.options)) as encoder:
-            for one in found:
+
+            def features_of(one: FoundSet) -> Artifact:
                 source = open_source(str(one.images))
-                embed(source, encoder, self._features(one), self.reporter)
-            return encoder.fingerprint
+                return embed(source, encoder, self._features(one), self.reporter)
+
+            made = {one.name: _attempt(partial(features_of, one)) for one in found}
+            return encoder.fingerprint, {
+                name: reason for name, reason in made.items() if isinstance(reason, str)
+            }
 
     def _changed(self, one: FoundSet) -> str | None:
         """Returns how the images that were embedded differ from those that the data set states."""
@@ -236,18 +246,8 @@ def _fault(one: FoundSet) -> str | None:
     return None
 
 
-def _changed(one: FoundSet, out: Path) -> str | None:
-    """Returns how the images that were embedded differ from those that the data set states."""
-    features = EmbeddingsArtifact.open(out / "features" / one.name)
-    try:
-        check_hashes(one, dict(zip(features.keys, features.image_sha256, strict=True)))
-    except MlcdError as error:
-        return str(error)
-    return None
-
-
-def _attempt(make: Callable[[], Record]) -> Record | str:
-    """Returns the record, or why there is none."""
+def _attempt(make: Callable[[], _Made]) -> _Made | str:
+    """Returns what is made, or why it cannot be."""
     try:
         return make()
     except InvalidInput as error:

@@ -6,7 +6,14 @@ from typing import Any
 
 import click
 
-from mlcd.commands.common_options import LOCAL_PATH, announce, encoder_options, reporter_option
+from mlcd.commands.common_options import (
+    ARTIFACT,
+    ARTIFACT_OUT,
+    LOCAL_PATH,
+    announce,
+    encoder_options,
+    reporter_option,
+)
 from mlcd.encoders.options import EncoderOptions
 from mlcd.progress import Reporter
 
@@ -25,7 +32,7 @@ def _common_options(command: _Command) -> _Command:
             is_flag=True,
             help="Count test images that the model's run has seen, and do not refuse them.",
         ),
-        click.option("--out", type=LOCAL_PATH, help="Also write the results as an artifact."),
+        click.option("--out", type=ARTIFACT_OUT, help="Also write the results as an artifact."),
         encoder_options,
         reporter_option,
     ]
@@ -84,7 +91,8 @@ def evaluate_zero_shot(
 @click.option(
     "--captions",
     type=LOCAL_PATH,
-    help="A .jsonl or .csv of paths and captions; default: what lies beside the images.",
+    help="A .jsonl or .csv of paths and captions, or Karpathy's dataset_*.json; default: what lies "
+    "beside the images.",
 )
 @click.option(
     "--captions-per-image",
@@ -121,8 +129,8 @@ def evaluate_retrieval(
 
 
 @click.command("compare")
-@click.argument("first", type=LOCAL_PATH)
-@click.argument("second", type=LOCAL_PATH)
+@click.argument("first", type=ARTIFACT)
+@click.argument("second", type=ARTIFACT)
 @reporter_option
 def compare_evaluations(first: Path, second: Path, reporter: Reporter) -> None:
     """Compare two evaluations of the same images, FIRST and SECOND, made with --out.

@@ -64,9 +64,11 @@ export interface Page<T> {
   total: number;
 }
 
-export interface Paged<T> {
+export interface Paged<T, P = Page<T>> {
   rows: T[];
   total: number | null;
+  /** The first page, with all that it says beside its rows. */
+  first: P | null;
   error: Error | null;
   loading: boolean;
   more: (() => void) | null;
@@ -74,12 +76,12 @@ export interface Paged<T> {
 }
 
 /** Loads page after page of one list. */
-export function usePages<T>(
-  load: ((cursor: string | null, signal: AbortSignal) => Promise<Page<T>>) | null,
+export function usePages<P extends Page<unknown>>(
+  load: ((cursor: string | null, signal: AbortSignal) => Promise<P>) | null,
   asked: readonly unknown[],
-): Paged<T> {
+): Paged<P["rows"][number], P> {
   const first = useLoaded(load && ((signal) => load(null, signal)), asked, { keep: true });
-  const [later, setLater] = useState<{ of: Page<T>; pages: Page<T>[] } | null>(null);
+  const [later, setLater] = useState<{ of: P; pages: P[] } | null>(null);
   const [error, setError] = useState<Error | null>(null);
   const [loading, setLoading] = useState(false);
   const pages = first.value ? [first.value, ...(later?.of === first.value ? later.pages : [])] : [];
@@ -101,6 +103,7 @@ export function usePages<T>(
   return {
     rows: pages.flatMap((page) => page.rows),
     total: first.value?.total ?? null,
+    first: first.value,
     error: first.error ?? error,
     loading: first.loading || loading,
     more: next === null ? null : more,

@@ -17,6 +17,10 @@ export const percent = (share: number) =>
 export const clusterName = (center: { id: number; name: string | null }) =>
   center.name ?? `Cluster ${center.id}`;
 
+/** The cluster that a center was merged into, and its place on the coarser levels. */
+export const belongs = (center: { id: number; cluster: number; path: string | null }) =>
+  [center.cluster === center.id ? "" : `part of ${center.cluster}`, center.path ?? ""].filter(Boolean).join(" · ");
+
 /** The last part of an item's id, which is a file's name for most. */
 export const fileName = (id: string) => id.split("/").at(-1) || id;
 

@@ -35,9 +35,18 @@ export interface Item {
   similarity?: number | null;
 }
 
+export interface Recent {
+  images: number;
+  novelty: number | null;
+}
+
 export interface Center {
   id: number;
   name: string | null;
+  cluster: number;
+  path: string | null;
+  alternates: string[];
+  recent: Recent | null;
   size: number;
   members: number | null;
   spread: number | null;
@@ -47,6 +56,7 @@ export interface Center {
 
 export interface CenterPage {
   centers: Center[];
+  recent: Recent | null;
   next: string | null;
   total: number;
 }
@@ -55,10 +65,24 @@ export interface Label {
   id: number;
   similarity: number;
   name: string | null;
+  cluster: number;
+  path: string | null;
+}
+
+export interface Evidence {
+  name: string | null;
+  score: number;
+  margin: number;
+  by_chance: number;
+  members: number;
+  terms: { term: string; share: number; elsewhere: number }[];
+  unlike: { center: number; term: string; share: number; there: number } | null;
+  typical: { key: string; caption: string }[] | null;
 }
 
 export interface DescribedCenter extends Center {
   nearest: Label[];
+  evidence: Evidence | null;
 }
 
 export interface MemberPage {

@@ -13,7 +13,7 @@ import pytest
 
 from mlcd.errors import ImageRejected, Overloaded
 from service.fetch.fetcher import Fetcher
-from service.fetch.urls import ImageUrl
+from service.fetch.given_images import ImageUrl
 from service.settings import Fetch, Limits
 from tests.image_host import ImageHost, endless, ok, redirect, status
 from tests.unit.service.engines import new_metrics, run, sample, until

@@ -11,7 +11,7 @@ import socket
 import pytest
 
 from service.fetch.fetcher import Fetcher
-from service.fetch.urls import ImageUrl
+from service.fetch.given_images import ImageUrl
 from service.settings import Fetch, Limits
 from tests.image_host import ImageHost, ok, redirect
 from tests.unit.service.engines import new_metrics

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlcd.errors import ImageRejected
-from service.fetch.addresses import may_connect
-from service.fetch.urls import Url, parse_url
-from service.hosts import allows, canonical_entry, canonical_host
+from mlcd.fetching.addresses import may_connect
+from mlcd.fetching.hosts import allows, canonical_entry, canonical_host
+from mlcd.fetching.urls import Url, parse_url
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 OPENING = """
 import asyncio, json, os, signal, subprocess, sys, time
-from service.inference.engine.process import EngineProcess
+from service.inference.engine.process import EngineProcess, start_engine
 from service.inference.served import Opening
 from service.host.signals import canceled_by_a_signal
 
@@ -23,7 +23,7 @@ subprocess.Popen.__init__ = start_and_be_told
 
 async def main():
     with canceled_by_a_signal(within_s=30):
-        await EngineProcess.open(Opening("fake:latency_ms=20000", max_batch=4))
+        await EngineProcess.open(start_engine(Opening("fake:latency_ms=20000", max_batch=4)))
         raise AssertionError("not canceled")
 
 asyncio.run(main())

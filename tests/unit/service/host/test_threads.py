@@ -37,6 +37,8 @@ def numpys_threads():
 def test_blas_keeps_to_its_part():
     before = max(numpys_threads())
     try:
+        threadpool_limits(2, user_api="blas")
+        assert set(numpys_threads()) == {2}
         limit_blas(1)
         seen = []
 

@@ -3,6 +3,7 @@ import pytest
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.given_names import GIVEN_NAMES, change_names
 from mlcd.artifacts.manifest import Request
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.collections.collection import Collection
@@ -10,6 +11,7 @@ from mlcd.collections.item import Item
 from mlcd.errors import ConfigInvalid, Conflict
 from mlcd.types import unit_rows
 from service.inference.lookup import Lookup
+from service.inference.query_novelty import QueryNovelty
 
 
 def random_centers(num, seed=0, mean=None, audit_rows=None):
@@ -103,3 +105,47 @@ def test_centers_beside_which_nothing_can_be_written_keep_their_names(tmp_path, 
     with pytest.raises(Conflict, match="can only be read"):
         lookup.rename(1, "dog")
     assert lookup.centers.name(1) == Centers.open(tmp_path / "centers").name(1) == "cat"
+
+
+def test_images_beyond_the_quantile_of_their_own_center_are_novel():
+    vectors = np.eye(3, 8, dtype=np.float32)
+    quantiles = np.array([0.1, 0.5, 0.1], np.float32)
+    centers = Centers(vectors, np.ones(3, np.int64), "f" * 64, quantiles=quantiles)
+    lookup = Lookup(centers)
+    far = [0.7, 0, 0, 0, 0.714, 0, 0, 0]
+    rows = unit_rows(np.array([vectors[0], far, np.roll(far, 1), vectors[2]], np.float32))
+    assert lookup.remember(rows, lookup.nearest(rows, 2)) == 1
+    # what a threshold leaves out has a nearest center all the same
+    assert lookup.remember(rows, lookup.nearest(rows, 2, threshold=0.9)) == 1
+    images, novel = lookup.recent.by_center()
+    assert (images.tolist(), novel.tolist()) == ([4, 2, 2], [2, 0, 0])
+    assert (lookup.ordinary_distances == quantiles).all()
+    assert Lookup(random_centers(3)).remember(near(random_centers(3), 2), None) is None
+
+
+def test_of_many_images_the_latest_count():
+    recent = QueryNovelty(np.array([0.1, 0.1], np.float32))
+    assert recent.add(np.zeros(9_000, np.int32), np.zeros(9_000, np.float32)) == 9_000
+    assert recent.add(np.ones(4_000, np.int32), np.ones(4_000, np.float32)) == 0
+    images, novel = recent.by_center()
+    assert (images.tolist(), novel.tolist()) == ([6_000, 4_000], [6_000, 0])
+    assert recent.add(np.zeros(25_000, np.int32), np.ones(25_000, np.float32)) == 0
+    assert recent.by_center()[0].tolist() == [10_000, 0]
+    assert recent.add(np.zeros(0, np.int32), np.zeros(0, np.float32)) == 0
+
+
+def test_names_follow_their_file_and_stay_while_it_is_damaged(tmp_path):
+    with Draft(tmp_path / "c", Request("centers", fingerprint="f" * 64)) as draft:
+        random_centers(3).write(draft)
+        artifact = draft.publish()
+    lookup = Lookup(Centers.read(artifact), artifact)
+    for name in ("one", "another"):
+        change_names(artifact, lambda given, name=name: given.set_by_hand({1: name}))
+        lookup.follow_names()
+        assert lookup.centers.name(1) == name
+    (tmp_path / "c" / GIVEN_NAMES).write_text("{")
+    lookup.follow_names()
+    assert lookup.names.names == lookup.centers.names == (None, "another", None)
+    (tmp_path / "c" / GIVEN_NAMES).unlink()
+    lookup.follow_names()
+    assert lookup.names.names == (None, None, None)

@@ -204,3 +204,19 @@ def test_warming_up_reads_and_decodes_and_counts_as_nothing():
         assert sample(metrics, 'mlcd_decode_duration_seconds_count{format="JPEG"}') == 0
 
     run(scenario())
+
+
+def test_the_headers_of_small_images_need_no_thread():
+    async def scenario():
+        engine, headers = LocalEngine(), CountingPool(1)
+        async with new_batcher(engine) as batcher:
+            pipe = new_pipeline(engine, batcher, headers=headers)
+            small = io.BytesIO()
+            Image.new("L", (8, 8), 200).save(small, "PNG")
+            found = await pipe.encode([small.getvalue(), small.getvalue()[:-20]], deadline=math.inf)
+            assert (found.rows, found.errors[1].reason) == ([0], "undecodable")
+            assert headers.num_tasks == 0
+            await pipe.encode([small.getvalue() + bytes(2**14)], deadline=math.inf)
+            assert headers.num_tasks == 1
+
+    run(scenario())

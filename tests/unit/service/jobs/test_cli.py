@@ -3,6 +3,7 @@
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -23,7 +24,13 @@ COMMANDS = {
 
 
 @pytest.fixture(scope="module")
-def refusing():
+def asked():
+    """The bodies of the requests to the server that refuses all of them, from the first on."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def refusing(asked):
     """The URL of a server that refuses all requests."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -31,7 +38,7 @@ def refusing():
             content = json.dumps(
                 {"type": "urn:mlcd:problem:conflict", "detail": "jobs are off"}
             ).encode()
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            asked.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
             self.send_response(409)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
@@ -76,3 +83,14 @@ def test_a_server_that_is_not_there_is_named(refusing):
         error_of("--url", refusing, "list", "--url", url)
         == f"the server cannot be reached: is it at {url}?"
     )
+
+
+def test_paths_of_a_job_are_made_absolute_and_urls_stay(refusing, asked):
+    submit = ("submit", "--url", refusing)
+    error_of(*submit, "in/*.tar", "s3://bucket/out/")
+    sent = json.loads(asked[-1])
+    assert (sent["input"], sent["output"]) == (str(Path.cwd() / "in/*.tar"), "s3://bucket/out/")
+    before = len(asked)
+    assert "write s3://, or ./s3:/bucket/in" in error_of(*submit, "s3:/bucket/in", "out")
+    assert "a password in the s3:// URL" in error_of(*submit, "in", "s3://me:hush@bucket/out")
+    assert len(asked) == before

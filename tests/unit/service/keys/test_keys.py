@@ -10,7 +10,7 @@ import pytest
 
 from mlcd.errors import ConfigInvalid, NotFound
 from service.keys.file import SCOPES, Key, KeySet, create_key, read_keys, revoke_key
-from tests.conftest import run_mlcd
+from tests.conftest import call_mlcd, run_mlcd
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
@@ -181,8 +181,11 @@ def test_the_commands_create_list_and_revoke(path):
         (["revoke", "00000000", "--file", "keys.json"], "there is no keys file"),
     ],
 )
-def test_a_wrong_command_says_what_is_wrong_and_repeats_no_key(tmp_path, arguments, message):
-    result = run_mlcd("keys", *arguments, cwd=tmp_path)
+def test_a_wrong_command_says_what_is_wrong_and_repeats_no_key(
+    tmp_path, monkeypatch, arguments, message
+):
+    monkeypatch.chdir(tmp_path)
+    result = call_mlcd("keys", *arguments)
     assert result.returncode == 2
     assert message in result.stderr
     assert "5ec2e7" not in result.stderr

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from service.settings import Log
+from service.log import Log
 from service.telemetry.logs import JsonLines, PlainLines, QueuedLines, configure_logs
 from service.telemetry.request import RequestRecord, begin_request
 

@@ -6,9 +6,9 @@ import { useLoaded, usePages } from "../loaded";
 import { Bar, Empty, Failure, Field, Heading, More, Once, Tiles } from "../parts";
 import { changed, go, href, useRoute } from "../route";
 import type { Session } from "../session";
-import { clusterName, count, counted, percent, shown, similarity } from "../text";
+import { belongs, clusterName, count, counted, percent, shown, similarity } from "../text";
 import { Mosaic } from "../thumbnails";
-import type { DescribedCenter, Label, MemberPage, Values } from "../wire";
+import type { DescribedCenter, Evidence, Label, MemberPage, Values } from "../wire";
 
 export function Cluster({ id, session }: View & { id: string }) {
   const collection = session.collection?.name;
@@ -38,6 +38,7 @@ export function Cluster({ id, session }: View & { id: string }) {
       {center.error && <Failure error={center.error} again={center.again} />}
       <div class="with-side">
         <aside class="side">
+          {center.value?.evidence && <Grounds evidence={center.value.evidence} collection={collection} />}
           {session.collection && !center.error && <Spread path={path} session={session} />}
           {center.value && center.value.nearest.length > 0 && (
             <section aria-labelledby="nearest">
@@ -67,6 +68,12 @@ function Facts({ center }: { center: DescribedCenter }) {
         <dt>Number</dt>
         <dd>{center.id}</dd>
       </div>
+      {belongs(center) && (
+        <div title="The cluster that it was merged into, and its place on the coarser levels">
+          <dt>Place</dt>
+          <dd>{belongs(center)}</dd>
+        </div>
+      )}
       <div>
         <dt>In training</dt>
         <dd>{count(center.size)}</dd>
@@ -89,7 +96,65 @@ function Facts({ center }: { center: DescribedCenter }) {
           <dd>{percent(center.novelty)}</dd>
         </div>
       )}
+      {center.recent && center.recent.novelty !== null && (
+        <div title="Share of the images labeled of late that are farther from the center than 95 % of its members">
+          <dt>Of late novel</dt>
+          <dd>
+            {percent(center.recent.novelty)} of {count(center.recent.images)}
+          </dd>
+        </div>
+      )}
     </dl>
+  );
+}
+
+/** Why the cluster has its name, or has none. */
+function Grounds({ evidence, collection }: { evidence: Evidence; collection: string | undefined }) {
+  const { terms, unlike, typical } = evidence;
+  return (
+    <section aria-labelledby="grounds" class="values">
+      <h2 id="grounds">{evidence.name === null ? "Why it has no name" : "Why this name"}</h2>
+      <table>
+        <caption class="small soft">
+          Share of {counted(evidence.members, "member")} that have a term, and of the other clusters' members
+        </caption>
+        <thead class="unseen">
+          <tr>
+            <th scope="col">Term</th>
+            <th scope="col">Members</th>
+            <th scope="col">Elsewhere</th>
+          </tr>
+        </thead>
+        <tbody>
+          {terms.map(({ term, share, elsewhere }) => (
+            <tr key={term}>
+              <th scope="row">
+                <bdi>{term}</bdi>
+              </th>
+              <td>
+                <Bar share={share} />
+                {percent(share)}
+              </td>
+              <td>{percent(elsewhere)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      <p class="small soft">
+        score {evidence.score.toFixed(2)}, {evidence.margin.toFixed(2)} ahead of the next; {evidence.by_chance.toFixed(2)} by chance
+      </p>
+      {unlike && (
+        <p class="small">
+          unlike <a href={href(["clusters", unlike.center], { collection })}>cluster {unlike.center}</a>: <bdi>{unlike.term}</bdi> (
+          {percent(unlike.share)} here, {percent(unlike.there)} there)
+        </p>
+      )}
+      {typical?.map(({ key, caption }) => (
+        <blockquote key={key} class="small">
+          <bdi>{caption}</bdi>
+        </blockquote>
+      ))}
+    </section>
   );
 }
 
@@ -109,6 +174,7 @@ export function LabelStrip({ labels, collection }: { labels: Label[]; collection
                 <span class="unseen">similarity </span>
                 {similarity(label.similarity)}
               </span>
+              {belongs(label) && <span>{belongs(label)}</span>}
             </p>
           </a>
         </li>

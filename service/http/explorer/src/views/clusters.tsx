@@ -5,16 +5,18 @@ import type { View } from "../app";
 import { usePages } from "../loaded";
 import { Empty, Failure, Field, Heading, Loading, More } from "../parts";
 import { changed, go, href, useRoute } from "../route";
-import { clusterName, count, counted, percent } from "../text";
+import { belongs, clusterName, count, counted, percent } from "../text";
 import { Mosaic } from "../thumbnails";
-import type { Center, CenterPage } from "../wire";
+import type { Center, CenterPage, Recent } from "../wire";
 
 const PAGE = 60;
+const UNUSUAL = 0.2; // of queries; 5 % of those like the members lie beyond
 const SORTS = {
   size: "Size",
   name: "Name",
   spread: "Spread",
   novelty: "Novelty",
+  recent: "Recent novelty",
   id: "Number",
 };
 
@@ -22,14 +24,14 @@ export function Clusters({ session }: View) {
   const { params } = useRoute();
   const { collection, info } = session;
   const sort = params.get("sort") ?? "size";
-  const name = params.get("name") ?? "";
+  const words = params.get("query") ?? "";
   const smallest = params.get("min_size") ?? "";
   const rising = params.get("rising") ?? (sort === "name" || sort === "id" ? "yes" : "no");
   const asked = {
     collection: collection?.name,
     sort,
     descending: rising === "no",
-    name: name || null,
+    query: words || null,
     min_size: smallest || null,
     examples: 6,
     limit: PAGE,
@@ -38,7 +40,7 @@ export function Clusters({ session }: View) {
     info.centers &&
       (async (cursor, signal) => {
         const page = await askJson<CenterPage>(`v1/centers${query({ ...asked, cursor })}`, { signal });
-        return { rows: page.centers, next: page.next, total: page.total };
+        return { rows: page.centers, next: page.next, total: page.total, recent: page.recent };
       }),
     [asked],
   );
@@ -62,6 +64,7 @@ export function Clusters({ session }: View) {
         <p class="soft" role="status">
           {paged.total !== null && counted(paged.total, "cluster")}
           {collection && ` · ${counted(collection.items, "picture")}`}
+          {paged.first?.recent && <Queries recent={paged.first.recent} />}
         </p>
         <div class="tools">
           <Field label="Name">
@@ -70,8 +73,10 @@ export function Clusters({ session }: View) {
                 id={id}
                 type="search"
                 size={14}
-                value={name}
-                onInput={(event) => go(changed({ name: event.currentTarget.value }), { replace: true })}
+                maxLength={500}
+                title="Words of the name or of an alternate"
+                value={words}
+                onInput={(event) => go(changed({ query: event.currentTarget.value }), { replace: true })}
               />
             )}
           </Field>
@@ -132,9 +137,22 @@ function NoneLeft() {
   return (
     <Empty title="No cluster is like that">
       <p>
-        <a href={changed({ name: null, min_size: null })}>Show all clusters</a>
+        <a href={changed({ query: null, min_size: null })}>Show all clusters</a>
       </p>
     </Empty>
+  );
+}
+
+/** How many of the images that were labeled of late are unlike what was clustered. */
+function Queries({ recent }: { recent: Recent }) {
+  if (recent.novelty === null) return null;
+  return (
+    <span
+      class={recent.novelty > UNUSUAL ? "novel" : ""}
+      title="Share of the images labeled of late that lie farther from their center than 95 % of its members"
+    >
+      {` · ${percent(recent.novelty)} of ${counted(recent.images, "recent image")} novel`}
+    </span>
   );
 }
 
@@ -147,11 +165,17 @@ export function Card({ center, collection }: { center: Center; collection: strin
           <bdi>{clusterName(center)}</bdi>
         </h2>
         <p class="facts">
+          {belongs(center) && <span>{belongs(center)}</span>}
           <span>{center.members === null ? `${count(center.size)} in training` : counted(center.members, "picture")}</span>
           {center.spread !== null && <span title="Mean distance of the members to the center">spread {center.spread.toFixed(2)}</span>}
           {center.novelty !== null && center.novelty > 0 && (
             <span class="novel" title="Share of members farther from the center than its training members were">
               {percent(center.novelty)} novel
+            </span>
+          )}
+          {!!center.recent?.novelty && (
+            <span class="novel" title="Share of the images labeled of late that are farther from the center than 95 % of its members">
+              {percent(center.recent.novelty)} of {counted(center.recent.images, "recent image")}
             </span>
           )}
         </p>

@@ -1,7 +1,6 @@
-// Jobs that workers do: the list, and the form that submits one.
+// Jobs that workers do: the list, and beneath it the form that submits one.
 
 import { useEffect, useState } from "preact/hooks";
-import type { TargetedSubmitEvent } from "preact";
 
 import { askJson, query, Refused } from "../api";
 import { FINISHED } from "../events";
@@ -10,6 +9,7 @@ import { Empty, Failure, Field, Heading, Loading, More } from "../parts";
 import { changed, go, href, useRoute } from "../route";
 import { count, counted, duration, percent, when } from "../text";
 import type { Job, JobPage } from "../wire";
+import { Submit } from "./submit";
 
 const AGAIN_MS = 3000;
 const STATES = ["queued", "running", "succeeded", "failed", "canceled"];
@@ -120,63 +120,5 @@ export function Progress({ job }: { job: Job }) {
         {eta_s !== null && !FINISHED.includes(job.state) && ` · ${duration(eta_s)} left`}
       </span>
     </span>
-  );
-}
-
-function Submit() {
-  const [kind, setKind] = useState("label");
-  const [wrong, setWrong] = useState("");
-  const submit = async (event: TargetedSubmitEvent<HTMLFormElement>) => {
-    event.preventDefault();
-    const given = new FormData(event.currentTarget);
-    const text = (name: string) => String(given.get(name) ?? "").trim();
-    const number = (name: string) => (text(name) ? Number(text(name)) : undefined);
-    const labels = { top: number("top"), threshold: number("threshold"), embeddings: given.has("embeddings") || undefined };
-    const json = { kind, input: text("input"), output: text("output"), ...(kind === "label" ? labels : {}) };
-    try {
-      const job = await askJson<Job>("v1/jobs", { json });
-      go(href(["jobs", job.id]));
-    } catch (error) {
-      setWrong((error as Error).message);
-    }
-  };
-  return (
-    <section aria-labelledby="submit" class="submit">
-      <h2 id="submit">Submit a job</h2>
-      <form onSubmit={submit}>
-        <Field label="Kind">
-          {(id) => (
-            <select id={id} value={kind} onChange={(event) => setKind(event.currentTarget.value)}>
-              <option value="label">label: clusters of every image</option>
-              <option value="embed">embed: vectors of every image</option>
-              <option value="index">index: a collection of every image</option>
-            </select>
-          )}
-        </Field>
-        <Field label="Input, as workers see it">
-          {(id) => <input id={id} name="input" required placeholder="/data/photos or /data/*.tar" size={32} />}
-        </Field>
-        <Field label="Output, which must not exist yet">
-          {(id) => <input id={id} name="output" required placeholder="/data/labels" size={32} />}
-        </Field>
-        {kind === "label" && (
-          <>
-            <Field label="Labels of each image">
-              {(id) => <input id={id} name="top" type="number" min={1} placeholder="8" class="short" />}
-            </Field>
-            <Field label="Least similarity">
-              {(id) => <input id={id} name="threshold" type="number" min={-1} max={1} step="any" class="short" />}
-            </Field>
-            <label class="choice">
-              <input type="checkbox" name="embeddings" /> write embeddings, too
-            </label>
-          </>
-        )}
-        <button>Submit</button>
-        <p role="alert" class="wrong">
-          {wrong}
-        </p>
-      </form>
-    </section>
   );
 }

@@ -140,8 +140,8 @@ def test_a_distant_redis_may_take_its_time_to_connect(server):
     async def scenario():
         metrics = new_metrics()
         async with delayed(server) as way:
-            way.delay_s = 0.1  # the handshake alone is several answers
-            async with redis_cache(way, metrics, timeout_s=0.15) as cache:
+            way.delay_s = 0.2  # the handshake alone is several answers
+            async with redis_cache(way, metrics, timeout_s=0.35) as cache:
                 await written_by(cache, metrics)
                 assert len(await cache.find(KEYS)) == 3
                 server.ask("CLIENT", "KILL", "TYPE", "normal")

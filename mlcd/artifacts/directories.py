@@ -4,9 +4,10 @@ The files of an object store are objects whose names begin with the directory's.
 file appears whole, at its end, or never.
 """
 
+import errno
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
@@ -18,19 +19,13 @@ from mlcd.artifacts.manifest import FileEntry
 from mlcd.errors import (
     ArtifactInvalid,
     ConfigInvalid,
-    InvalidInput,
     MlcdError,
-    NotFound,
-    Unavailable,
 )
 from mlcd.locations import Location, check_no_credentials, package_for
+from mlcd.store_errors import not_opened, translated
 
 _CHUNK_BYTES: Final = 8 << 20
 _SMALL_BYTES: Final = 16 << 20  # up to this, a file is one request
-_RIGHTS: Final = "give this process the rights, by its environment or its profile"
-_LACKS_CREDENTIALS: Final = frozenset(
-    {"NoCredentialsError", "CredentialRetrievalError", "ProfileNotFound"}
-)
 
 
 class Directory:
@@ -55,9 +50,7 @@ class Directory:
                 remedy=f"pip install {package_for(text)}",
             ) from error
         except ValueError as error:
-            raise ConfigInvalid(
-                f"{text} is not a URL that is known", remedy="give a path, or a URL as s3://…"
-            ) from error
+            raise not_opened(text) from error
         return cls(text, filesystem, path.rstrip("/"))
 
     def contains(self, other: "Directory") -> bool:
@@ -100,11 +93,33 @@ class Directory:
         if entry.size_bytes <= _SMALL_BYTES:
             content = source.read(name)
             source.check(name, _measured(iter([content])), entry)
-            self._write(name, content)
+            self.write(name, content)
         else:
             with self._writing(name) as file:
                 source.check(name, _measured(self._written(name, source.chunks(name), file)), entry)
         self.check(name, self.measure(name), entry)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file."""
+        if self.local_path is not None:
+            with self._writing(name) as file:
+                file.write(content)
+            return
+        with self._translated(name):
+            self._filesystem.pipe_file(self._full(name), content)
+
+    def take(self, name: str, source: "Directory", size_bytes: int | None = None) -> None:
+        """Writes the source's file of that name, of this size where it is known, as it is.
+
+        Raises NotFound.
+        """
+        if size_bytes is not None and size_bytes <= _SMALL_BYTES:
+            self.write(name, source.read(name))
+            return
+        with self._writing(name) as file:
+            for chunk in source.chunks(name):
+                with self._translated(name):
+                    file.write(chunk)
 
     def check(self, name: str, found: FileEntry, entry: FileEntry) -> None:
         """Raises ArtifactInvalid where the file is another than it should be."""
@@ -114,14 +129,30 @@ class Directory:
                 remedy="it is damaged; restore it, or make the artifact again",
             )
 
+    def has(self, name: str) -> bool:
+        """Tells whether the file is there."""
+        with self._translated(name):
+            return bool(self._filesystem.exists(self._full(name)))
+
     def create(self, name: str, content: bytes) -> bool:
-        """Writes a file that does not exist; tells whether it did not, where the store can tell."""
+        """Writes a file that does not exist; tells whether it did not. Where the store knows no
+        conditional put, another process may write it in the same moment.
+        """
+        if self.has(name):
+            return False
         with self._translated(name):
             try:
                 self._filesystem.pipe_file(self._full(name), content, mode="create")
             except FileExistsError:
                 return False
             return True
+
+    def remove(self, names: list[str]) -> None:
+        """Removes files; one that is not there does not matter."""
+        with self._translated():
+            for name in names:
+                with suppress(FileNotFoundError):
+                    self._filesystem.rm_file(self._full(name))
 
     def abort_uploads(self) -> int:
         """Ends the uploads that dead processes have begun in this directory, and returns how many:
@@ -132,7 +163,7 @@ class Directory:
         bucket, _, inside = self._path.partition("/")
         prefix = inside and f"{inside}/"
         ended = 0
-        with self._translated():
+        with self._translated(), _without_what_a_store_lacks():
             while uploads := self._filesystem.call_s3(
                 "list_multipart_uploads", Bucket=bucket, Prefix=prefix
             ).get("Uploads"):
@@ -150,14 +181,6 @@ class Directory:
             with self._translated(name):
                 file.write(chunk)
             yield chunk
-
-    def _write(self, name: str, content: bytes) -> None:
-        if self.local_path is not None:
-            with self._writing(name) as file:
-                file.write(content)
-            return
-        with self._translated(name):
-            self._filesystem.pipe_file(self._full(name), content)
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[IO[bytes]]:
@@ -179,7 +202,8 @@ class Directory:
                 file.close()
                 file.commit()
         except BaseException:
-            file.discard()
+            with suppress(Exception):  # the next attempt ends what stays
+                file.discard()
             raise
 
     @contextmanager
@@ -194,18 +218,18 @@ class Directory:
                 yield
         except (MlcdError, GeneratorExit):
             raise
-        except FileNotFoundError as error:
-            raise NotFound(f"there is no {shown}", remedy="see whether its place exists") from error
-        except PermissionError as error:
-            raise InvalidInput(f"{shown} is refused to this process", remedy=_RIGHTS) from error
         except Exception as error:  # each file system has its own errors
             refuse_full_disk(error, Path(shown))
-            if type(error).__name__ in _LACKS_CREDENTIALS:
-                raise InvalidInput(f"{shown} asks for credentials", remedy=_RIGHTS) from error
-            raise Unavailable(
-                f"{shown} cannot be reached ({type(error).__name__})",
-                remedy="see whether its store is up, and run the same command again",
-            ) from error
+            raise translated(shown, error) from error
+
+
+@contextmanager
+def _without_what_a_store_lacks() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
 
 
 def _measured(chunks: Iterator[bytes]) -> FileEntry:

@@ -7,11 +7,11 @@ from typing import Any, Final
 import httpcore
 from httpcore import SOCKET_OPTION, AsyncNetworkBackend, AsyncNetworkStream
 
-from mlcd.errors import ImageRejected
-from service.fetch.addresses import Network, may_connect
-from service.fetch.resolver import Resolver
-from service.timings import FETCH_CONNECT_S
+from mlcd.fetching.addresses import Network, may_connect
+from mlcd.fetching.fetch_refusals import host_refused
+from mlcd.fetching.resolver import Resolver
 
+_CONNECT_S: Final = 3.0  # for one address of several: the next may answer
 _READ_BYTES: Final = 16 * 2**10  # parsed at a time, on the event loop
 # Headers and framing of one answer: each of these bytes costs more than one of the image.
 _MAX_OVERHEAD_BYTES: Final = 64 * 2**10
@@ -43,7 +43,7 @@ class CheckedNetwork(AsyncNetworkBackend):
         for address in await self._addresses(host, port):
             try:
                 stream = await self._backend.connect_tcp(
-                    address, port, timeout or FETCH_CONNECT_S, local_address, socket_options
+                    address, port, timeout or _CONNECT_S, local_address, socket_options
                 )
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
@@ -56,8 +56,10 @@ class CheckedNetwork(AsyncNetworkBackend):
             found = await self._resolver.addresses(host, port)
         except (OSError, UnicodeError):
             found = []
-        if not found or not all(may_connect(address, self._networks) for address in found):
-            raise host_refused()
+        if not found:
+            raise host_refused(f"{host} has no address")
+        if not all(may_connect(address, self._networks) for address in found):
+            raise host_refused(f"{host} has an address that is not public")
         return found
 
 
@@ -99,12 +101,3 @@ class MeteredStream(AsyncNetworkStream):
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
-
-
-def host_refused() -> ImageRejected:
-    """Returns the one refusal of a host; the reason would describe the network of the server."""
-    return ImageRejected(
-        "url-refused",
-        "the URL's host is not one that this server fetches from",
-        remedy="send the image itself as a data-URI",
-    )

@@ -1,5 +1,6 @@
 """Which members of clusters to keep: all but outliers, or as even a number of each as there is."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -25,19 +26,26 @@ def outliers(
     return found
 
 
-def balanced(assignment: NDArray[np.integer], num: int, *, seed: int = 0) -> NDArray[np.bool_]:
+def balanced(
+    levels: Sequence[NDArray[np.integer]], num: int, *, seed: int = 0
+) -> NDArray[np.bool_]:
     """Returns which `num` rows to keep so that clusters are as even as they can be, [N].
 
-    Clusters with fewer rows than the others get are kept whole. Within a cluster the rows are drawn
-    by hash, and so are the clusters that get one more.
+    levels: the cluster of each row on each level, the finest first; the clusters of a level lie
+    within those of the next. The coarsest clusters are as even as can be, then in each of them
+    those of the next finer level, and so on (Vo et al., 2024). Clusters with fewer rows than the
+    others get are kept whole. In the finest clusters rows are drawn by hash, and so are the
+    clusters that get one more.
     """
-    keys = hash_counters(seed, np.arange(len(assignment)))
-    order = np.lexsort((keys, assignment))
-    of = assignment[order]
+    keys = hash_counters(seed, np.arange(len(levels[0])))
     # the turn of each row in its cluster: the first of all clusters come before the second of any
-    turns = np.arange(len(of)) - np.searchsorted(of, of)
-    kept = np.zeros(len(of), np.bool_)
-    kept[order[np.lexsort((keys[order], turns))[:num]]] = True
+    turns = np.zeros(len(keys), np.int64)
+    for clusters in levels:
+        order = np.lexsort((keys, turns, clusters))
+        of = clusters[order]
+        turns[order] = np.arange(len(of)) - np.searchsorted(of, of)
+    kept = np.zeros(len(keys), np.bool_)
+    kept[np.lexsort((keys, turns))[:num]] = True
     return kept
 
 

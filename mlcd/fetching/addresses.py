@@ -1,4 +1,4 @@
-"""The addresses that the server may connect to: public ones, and networks of the operator."""
+"""The addresses that a fetch may connect to: public ones, and networks that are named."""
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final, TypeAlias

@@ -2,11 +2,11 @@
 
 import re
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias, cast
+from typing import Final, Literal, cast
 from urllib.parse import urljoin
 
 from mlcd.errors import ImageRejected
-from service.hosts import canonical_host
+from mlcd.fetching.hosts import canonical_host
 
 Scheme = Literal["http", "https"]
 
@@ -31,17 +31,6 @@ _REMEDY: Final = (
 
 
 @dataclass(frozen=True)
-class ImageUrl:
-    """A string that looks like a URL in place of an image; it is not parsed, and never shown."""
-
-    text: str = field(repr=False)
-
-
-# An image of a request: its bytes, why it cannot be used, or its URL.
-GivenImage: TypeAlias = bytes | ImageRejected | ImageUrl
-
-
-@dataclass(frozen=True)
 class Url:
     """A parsed URL.
 
@@ -59,6 +48,11 @@ class Url:
         """The value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+    @property
+    def shown(self) -> str:
+        """The URL for messages: without its query, which may hold a secret."""
+        return f"{self.scheme}://{self.authority}{self.target.partition('?')[0]}"
 
     def joined(self, reference: str) -> "Url":
         """Returns the target of a redirect from here, given as a URL or a part of one.

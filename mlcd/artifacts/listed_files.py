@@ -1,0 +1,148 @@
+"""The files of an artifact as its manifests list them, and their copies in another directory."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final, TypeVar
+
+from mlcd.artifacts.directories import Directory
+from mlcd.artifacts.disk import sync_path
+from mlcd.artifacts.manifest import (
+    MANIFEST,
+    Artifact,
+    FileEntry,
+    measure,
+    open_artifact,
+    parse_manifest,
+)
+from mlcd.errors import ArtifactInvalid, NotFound
+from mlcd.progress import Stages
+
+_Result = TypeVar("_Result")
+_NUM_THREADS: Final = 8  # requests at one time: an object store answers each after a while
+
+
+@dataclass(frozen=True)
+class ListedFiles:
+    """The files of an artifact and of those inside it, and its own manifest, which comes last."""
+
+    artifact: Artifact
+    manifest: bytes
+    files: dict[str, FileEntry]
+
+    def of_manifest(self, name: str) -> bool:
+        """Tells whether a manifest decides the content of the file."""
+        return (
+            name in self.artifact.files
+            or name in self.artifact.logs
+            or name.endswith(f"/{MANIFEST}")
+        )
+
+
+def read_listed(origin: Directory) -> ListedFiles:
+    """Reads the manifests, and what else there is to copy.
+
+    Raises NotFound where there is no finished artifact, ArtifactInvalid where a file is missing.
+    """
+    there = origin.sizes()
+    if MANIFEST not in there:
+        raise NotFound(
+            f"there is no finished artifact at {origin.location}",
+            remedy="give a directory that holds a manifest.json",
+        )
+    manifest = origin.read(MANIFEST)
+    artifact = parse_manifest(manifest, Path(origin.location))
+    files = dict(_listed(origin, artifact, ""))
+    for name in files.keys() - there.keys():
+        raise ArtifactInvalid(
+            f"{origin.location}/{name} is missing", remedy="make the artifact again"
+        )
+    beside = [name for name in there.keys() - files.keys() - {MANIFEST} if not is_hidden(name)]
+    files |= {name: origin.measure(name) for name in sorted(beside)}
+    return ListedFiles(artifact, manifest, files)
+
+
+def _listed(origin: Directory, artifact: Artifact, prefix: str) -> Iterator[tuple[str, FileEntry]]:
+    """Yields the files of the artifact and, below their folders, those of its children."""
+    for name, entry in {**artifact.files, **artifact.logs}.items():
+        yield prefix + name, entry
+    for child, digest in artifact.children.items():
+        inside = f"{prefix}{child}/"
+        name = inside + MANIFEST
+        found = parse_manifest(origin.read(name), Path(origin.location) / inside)
+        if found.digest != digest:
+            raise ArtifactInvalid(
+                f"{origin.location}/{name} is of another artifact",
+                remedy="make the artifact again",
+            )
+        yield name, origin.measure(name)
+        yield from _listed(origin, found, inside)
+
+
+def inventory(
+    folder: Path, known: Mapping[str, FileEntry]
+) -> tuple[dict[str, FileEntry], dict[str, str]]:
+    """Returns the files that a manifest over the folder lists, and the digests of the artifacts
+    inside it; the files are on the disk then.
+
+    known: the entries of files that were measured before.
+    """
+    files: dict[str, FileEntry] = {}
+    children: dict[str, str] = {}
+    for below, folders, names in os.walk(folder):
+        here = Path(below)
+        relative = here.relative_to(folder)
+        if here != folder and MANIFEST in names:
+            children[relative.as_posix()] = open_artifact(here, verify_files=False).digest
+            folders.clear()
+            continue
+        folders.sort()
+        for name in sorted(names):
+            key = (relative / name).as_posix()
+            if key != MANIFEST and not name.startswith("."):
+                files[key] = known.get(key) or measure(here / name)
+                sync_path(here / name)
+    return files, children
+
+
+def is_hidden(name: str) -> bool:
+    """Tells whether a file is a working note, which is no part of an artifact."""
+    return any(part.startswith(".") for part in PurePosixPath(name).parts)
+
+
+def copy_files(
+    listed: ListedFiles,
+    origin: Directory,
+    target: Directory,
+    is_there: Callable[[str], bool],
+    reporter: Stages,
+) -> tuple[int, int]:
+    """Copies every file but the manifest that is not there; returns their number and bytes.
+
+    is_there: is asked once for each file, by several threads; what it raises ends the copy.
+    """
+
+    def copied(name: str) -> int:
+        if is_there(name):
+            return -1
+        target.copy(name, origin, listed.files[name])
+        return listed.files[name].size_bytes
+
+    num, num_bytes = 0, 0
+    with reporter.stage("files", len(listed.files)) as meter:
+        for size in for_files(copied, sorted(listed.files)):
+            num, num_bytes = num + (size >= 0), num_bytes + max(size, 0)
+            meter.advance(1, bytes=num_bytes)
+    return num, num_bytes
+
+
+def for_files(work: Callable[[str], _Result], names: Iterable[str]) -> Iterator[_Result]:
+    """Yields what the work returns for each file, in order; several are worked at at one time."""
+    with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="files") as pool:
+        try:
+            yield from pool.map(work, names)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

@@ -1,0 +1,45 @@
+"""The selection artifact: the decision on each image of an embeddings artifact.
+
+decisions.parquet  key, keep, reason (null where it is kept) and group: the number of the group of
+                   near duplicates that the image is in; null outside of groups
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mlcd.artifacts.manifest import Artifact, open_artifact
+
+DECISIONS: Final = "decisions.parquet"
+SELECTION_SCHEMA: Final = pa.schema(
+    [
+        ("key", pa.large_string()),
+        ("keep", pa.bool_()),
+        ("reason", pa.string()),
+        ("group", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A reader of a selection artifact."""
+
+    artifact: Artifact
+
+    @classmethod
+    def open(cls, path: Path, *, verify_files: bool = True) -> "Selection":
+        return cls(open_artifact(path, "selection", verify_files=verify_files))
+
+    def decisions(self) -> pa.Table:
+        return pq.read_table(self.artifact.file(DECISIONS), schema=SELECTION_SCHEMA)
+
+    def kept_keys(self) -> pa.ChunkedArray:
+        """Returns the keys of the images that are kept, in the order of the embeddings."""
+        table = pq.read_table(
+            self.artifact.file(DECISIONS), columns=["key", "keep"], schema=SELECTION_SCHEMA
+        )
+        return table.filter(table["keep"])["key"]

@@ -1,0 +1,202 @@
+"""The items of one collection in Postgres, and the changes of one transaction.
+
+row        stands for one vector for ever, as in our own ledger
+id         unique: an item is there once, whoever adds it
+metadata   canonical JSON, as it was given
+facets     the same, for filters
+vector     float32, of norm 1
+revision   that of the collection when the row was written last
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from pgvector import Vector
+from psycopg import sql
+
+from mlcd.collections.ledger import StoredItem
+from mlcd.collections.postgres.reused_connections import Connection
+from mlcd.collections.postgres.sql_filters import is_kept
+from mlcd.errors import InvalidInput
+from mlcd.types import Embeddings
+
+_SHOWN: Final = 80
+_READ_ROWS: Final = 2000
+_MAKE: Final = sql.SQL(
+    'CREATE TABLE {table} (row bigint PRIMARY KEY, id text COLLATE "C" NOT NULL UNIQUE,'
+    " metadata text NOT NULL, facets jsonb NOT NULL, vector vector({dimension}) NOT NULL,"
+    " revision bigint NOT NULL);"
+    " CREATE INDEX ON {table} USING gin (facets jsonb_path_ops)"
+)
+
+
+@dataclass(frozen=True)
+class FetchedRows:
+    """Rows of the table. rows: int64 [n]. vectors: [n, D] float32."""
+
+    rows: NDArray[np.int64]
+    ids: list[str]
+    metadata: list[str]
+    vectors: Embeddings
+
+
+@dataclass(frozen=True)
+class ItemsTable:
+    """The table of the collection with this number."""
+
+    number: int
+    dimension: int
+
+    @property
+    def name(self) -> sql.Identifier:
+        return sql.Identifier("mlcd", f"items_{self.number}")
+
+    def make(self, connection: Connection) -> None:
+        connection.execute(_MAKE.format(table=self.name, dimension=sql.Literal(self.dimension)))
+
+    def drop(self, connection: Connection) -> None:
+        connection.execute(sql.SQL("DROP TABLE {}").format(self.name))
+
+    def statement(self, template: sql.SQL, **parts: sql.Composable) -> sql.Composed:
+        """Returns the statement about this table. template: has {table}."""
+        return template.format(table=self.name, **parts)
+
+    def fetched(self, rows: Sequence[Sequence[Any]]) -> FetchedRows:
+        """Returns what a statement for row, id, metadata, vector answered."""
+        vectors = np.empty((len(rows), self.dimension), dtype=np.float32)
+        for index, row in enumerate(rows):
+            vectors[index] = row[3].to_numpy()
+        numbers = np.array([row[0] for row in rows], dtype=np.int64)
+        return FetchedRows(numbers, [row[1] for row in rows], [row[2] for row in rows], vectors)
+
+    def blocks(
+        self, connection: Connection, num_rows: int = _READ_ROWS, *, above: int = -1
+    ) -> Iterator[FetchedRows]:
+        """Yields all items by row, in blocks. above: only those written after this revision."""
+        query = self.statement(
+            sql.SQL(
+                "SELECT row, id, metadata, vector FROM {table} WHERE revision > %s ORDER BY row"
+            )
+        )
+        with connection.cursor(f"items_{self.number}", binary=True) as cursor:
+            cursor.execute(query, [above])
+            while rows := cursor.fetchmany(num_rows):
+                yield self.fetched(rows)
+
+    def row_numbers(self, connection: Connection) -> NDArray[np.int64]:
+        found = connection.execute(
+            self.statement(sql.SQL("SELECT array_agg(row ORDER BY row) FROM {table}"))
+        ).fetchone()
+        return np.array((found or (None,))[0] or [], dtype=np.int64)
+
+
+@dataclass
+class WrittenBatch:
+    """The changes of one transaction: collected first, and then written in few statements.
+
+    next_row: the number of the next new row. revision: that of the collection after it.
+    """
+
+    connection: Connection
+    table: ItemsTable
+    next_row: int
+    revision: int
+    fields: set[str] = field(default_factory=set)
+    _found: dict[str, StoredItem] = field(default_factory=dict)
+    _vectors: dict[int, Embeddings] = field(default_factory=dict)
+    _removed: list[int] = field(default_factory=list)
+    _described: list[tuple[str, str, int, int]] = field(default_factory=list)
+    _inserted: list[tuple[int, str, str, str, Vector, int]] = field(default_factory=list)
+
+    def look_up(self, ids: Sequence[str]) -> None:
+        """Reads what the table has of these items."""
+        query = self.table.statement(
+            sql.SQL("SELECT row, id, metadata, vector FROM {table} WHERE id = ANY(%s)")
+        )
+        with self.connection.cursor(binary=True) as cursor:
+            for start in range(0, len(ids), _READ_ROWS):
+                cursor.execute(query, [list(ids[start : start + _READ_ROWS])])
+                for row, item_id, metadata, vector in cursor:
+                    self._found[item_id] = StoredItem(row, item_id, metadata)
+                    self._vectors[row] = vector.to_numpy()
+
+    def find(self, item_id: str) -> StoredItem | None:
+        return self._found.get(item_id)
+
+    def vectors(self, rows: Sequence[int], dimension: int) -> Embeddings:  # noqa: ARG002
+        return np.stack([self._vectors[row] for row in rows])
+
+    def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int:
+        row, self.next_row = self.next_row, self.next_row + 1
+        checked = self._checked(item_id, metadata)
+        self._inserted.append((row, item_id, metadata, checked, Vector(vector), self.revision))
+        return row
+
+    def describe(self, item: StoredItem, metadata: str) -> None:
+        checked = self._checked(item.id, metadata)
+        self._described.append((metadata, checked, self.revision, item.row))
+
+    def remove(self, row: int) -> None:
+        self._removed.append(row)
+
+    @property
+    def num_added(self) -> int:
+        return len(self._inserted) - len(self._removed)
+
+    def write(self) -> None:
+        """Writes all of it; on the disk when the transaction ends."""
+        of, connection = self.table.statement, self.connection
+        if self._removed:
+            connection.execute(
+                of(sql.SQL("DELETE FROM {table} WHERE row = ANY(%s)")), [self._removed]
+            )
+        with connection.cursor() as cursor:
+            if self._described:
+                cursor.executemany(
+                    of(
+                        sql.SQL(
+                            "UPDATE {table} SET metadata = %s, facets = %s::jsonb, revision = %s"
+                            " WHERE row = %s"
+                        )
+                    ),
+                    self._described,
+                )
+            if self._inserted:
+                cursor.executemany(
+                    of(
+                        sql.SQL(
+                            "INSERT INTO {table} (row, id, metadata, facets, vector, revision)"
+                            " VALUES (%s, %s, %s, %s::jsonb, %b, %s)"
+                        )
+                    ),
+                    self._inserted,
+                )
+
+    def _checked(self, item_id: str, metadata: str) -> str:
+        """Returns the metadata where Postgres can hold them. Raises InvalidInput."""
+        if metadata == "{}":
+            return metadata
+        parsed = json.loads(metadata)
+        if ("\\u0000" in metadata or "\\ud" in metadata) and not all(map(is_kept, _texts(parsed))):
+            raise InvalidInput(
+                f"the metadata of {item_id[:_SHOWN]!r} have a character that Postgres cannot hold",
+                remedy="leave out U+0000 and halves of surrogate pairs",
+            )
+        self.fields |= parsed.keys()
+        return metadata
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for one in value.values():
+            yield from _texts(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)

@@ -1,0 +1,369 @@
+"""A collection in Postgres: many servers write and search it at once.
+
+A change is one transaction, and writers of one collection wait for each other. A search sees one
+moment, and what Postgres finds is scored again in float32.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pgvector import Vector
+from psycopg import sql
+
+from mlcd.collections.changes import Delete, Describe, Outcome, WriteRequest, missing, put
+from mlcd.collections.clusters import Assigner, Clusters, Nearest
+from mlcd.collections.filters import parse_filter
+from mlcd.collections.item import FoundItem, Item, check_id, encode_metadata
+from mlcd.collections.plane import Placer, Plane
+from mlcd.collections.port import Description, Promises, Rows
+from mlcd.collections.postgres import recall_audit
+from mlcd.collections.postgres.items_table import ItemsTable, WrittenBatch
+from mlcd.collections.postgres.memory_state import MOST_ITEMS, MemoryState
+from mlcd.collections.postgres.pinned_facts import Facts, read_facts
+from mlcd.collections.postgres.postgres_database import Database
+from mlcd.collections.postgres.reused_connections import Connection
+from mlcd.collections.postgres.sql_filters import Where, where
+from mlcd.collections.search_checks import check_model, checked_queries
+from mlcd.collections.searcher import SearchAnswer, Searcher
+from mlcd.collections.thumbnail_store import Stored
+from mlcd.collections.upkeep import Upkeep
+from mlcd.images.thumbnail import Thumbnail
+from mlcd.indexes.tuning import Recall
+from mlcd.types import Embeddings, Fingerprint
+
+_CONSISTENCY: Final = (
+    "a search sees every change that any server acknowledged before it began (Postgres"
+    " transactions, synchronous commit)"
+)
+_CANNOT: Final = (
+    "thumbnails are not kept",
+    f"the map, clusters and near-duplicates are made in a server's memory, up to {MOST_ITEMS:,}",
+    "metadata cannot have U+0000 or halves of surrogate pairs",
+    "recall is audited on a second graph of nearly all items, not on the one that is searched",
+)
+_NO_INDEX: Final = (
+    f"above {recall_audit.MOST_DIMENSIONS:,} dimensions there is no index: every search compares"
+    " everything"
+)
+_SCAN_AT_MOST: Final = 2000  # matching items, up to which all of them are compared
+_COUNTS: Final = 128
+_COPIED_ROWS: Final = 8192
+_GROWN: Final = 2  # times the indexed items, after which recall is measured again
+
+
+class PostgresCollection:
+    """A collection that its store opens. Every method may be called from many threads; see
+    `Collection` for what is not said here.
+    """
+
+    takes_thumbnails = False
+
+    def __init__(
+        self, database: Database, facts: Facts, *, background: bool, loses: str | None = None
+    ) -> None:
+        """loses: the setting of the server by which an acknowledged write can be lost."""
+        self.name, self.number = facts.name, facts.number
+        self.fingerprint: Fingerprint = facts.fingerprint
+        self.dimension, self.recall_target = facts.dimension, facts.recall
+        self.source = facts.source
+        self._database, self._table = database, ItemsTable(facts.number, facts.dimension)
+        self._background = background and facts.dimension <= recall_audit.MOST_DIMENSIONS
+        self._upkeep, self._indexing = Upkeep(facts.name, damaged=False), threading.Lock()
+        self._memory = MemoryState(database, self._table)
+        self._assigner, self._placer = Assigner(None), Placer(None)
+        self._viewing = threading.Lock()
+        self._counts: dict[tuple[int, str], int] = {}
+        durable = () if loses is None else (f"acknowledged writes survive a power cut: {loses}",)
+        indexed = () if facts.dimension <= recall_audit.MOST_DIMENSIONS else (_NO_INDEX,)
+        self.promises = Promises("postgresql", "many", _CONSISTENCY, (*_CANNOT, *indexed, *durable))
+
+    def close(self, *, finish: bool = True) -> None:
+        """Ends the upkeep; an index that is being made is finished by Postgres."""
+        if finish:
+            self._upkeep.join()
+        else:
+            self._upkeep.abandon()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._facts().items
+
+    def check_fingerprint(self, fingerprint: Fingerprint) -> None:
+        check_model(self.name, self.fingerprint, fingerprint)
+
+    def check_writable(self) -> None:
+        """Does nothing: a user who may not write is told so by the write."""
+
+    def add(self, items: Sequence[Item]) -> list[Outcome]:
+        return self._submit(put(items, self.dimension))
+
+    def update_metadata(self, item_id: str, metadata: Mapping[str, Any]) -> Outcome:
+        return self._submit(Describe(check_id(item_id), encode_metadata(item_id, metadata)))[0]
+
+    def delete(self, item_id: str) -> None:
+        if self.delete_all([item_id]) == ["missing"]:
+            raise missing(item_id)
+
+    def delete_all(self, item_ids: Sequence[str]) -> list[Outcome]:
+        return self._submit(Delete([check_id(item_id) for item_id in item_ids]))
+
+    def get(self, item_id: str) -> Item:
+        with self._database.connected() as connection:
+            query = self._table.statement(
+                sql.SQL("SELECT row, id, metadata, vector FROM {table} WHERE id = %s")
+            )
+            with connection.cursor(binary=True) as cursor:
+                found = cursor.execute(query, [check_id(item_id)]).fetchall()
+        if not found:
+            raise missing(item_id)
+        fetched = self._table.fetched(found)
+        return Item(item_id, fetched.vectors[0], json.loads(fetched.metadata[0]))
+
+    def metadata_of(self, item_id: str) -> dict[str, Any] | None:
+        query = self._table.statement(sql.SQL("SELECT metadata FROM {table} WHERE id = %s"))
+        with self._database.connected() as connection:
+            found = connection.execute(query, [item_id]).fetchone()
+        metadata: dict[str, Any] | None = None if found is None else json.loads(found[0])
+        return metadata
+
+    def embedding_of(self, item_id: str) -> Embeddings:
+        return self.get(item_id).embedding[None].astype(np.float32, copy=False)
+
+    def search(
+        self,
+        queries: NDArray[np.floating],
+        top: int,
+        *,
+        filter: object = None,  # noqa: A002 - the word of the field, as in the request
+        threshold: float | None = None,
+        exact: bool = False,
+    ) -> SearchAnswer:
+        unit = checked_queries(queries, top, threshold, self.dimension)
+        condition = None if filter is None else parse_filter(filter)
+        least = -np.inf if threshold is None else threshold
+        with self._database.searching() as connection:
+            facts = read_facts(connection, self.number)
+            chosen = where(condition, facts.fields)
+            matching = (
+                facts.items if condition is None else self._matching(connection, facts, chosen)
+            )
+            wanted = min(top, matching)
+            if wanted == 0 or not len(unit):
+                return SearchAnswer([[] for _ in unit], True, matching)
+            effort = None if exact else _effort(facts, wanted, matching)
+            found = self._nearest(connection, unit, chosen, wanted, effort)
+            short = [number for number, one in enumerate(found) if len(one) < wanted]
+            whole = self._nearest(connection, unit[short], chosen, wanted, None) if short else []
+            for number, one in zip(short, whole, strict=True):
+                found[number] = one
+        matches = [[one for one in each if one.similarity >= least] for each in found]
+        return SearchAnswer(matches, effort is None, matching)
+
+    def _matching(self, connection: Connection, facts: Facts, chosen: Where) -> int:
+        """Returns how many items the filter leaves; counted once for each state."""
+        key = (facts.revision, repr((chosen.condition, chosen.given)))
+        counted = self._counts.get(key)
+        if counted is None:
+            query = self._table.statement(
+                sql.SQL("SELECT count(*) FROM {table} WHERE {where}"), where=chosen.condition
+            )
+            (counted,) = connection.execute(query, chosen.given).fetchone() or (0,)
+            self._counts[key] = counted
+            if len(self._counts) > _COUNTS:  # states that have passed, mostly
+                self._counts = {}
+        return counted
+
+    def _nearest(
+        self,
+        connection: Connection,
+        queries: Embeddings,
+        chosen: Where,
+        wanted: int,
+        effort: int | None,
+    ) -> list[list[FoundItem]]:
+        """Returns the nearest items that Postgres finds for each query."""
+        recall_audit.set_effort(connection, effort)
+        statement = self._table.statement(
+            sql.SQL(
+                "SELECT row, id, metadata, vector FROM {table} WHERE {where}"
+                " ORDER BY vector <#> %b LIMIT %s"
+            ),
+            where=chosen.condition,
+        )
+        cursors = [connection.cursor(binary=True) for _ in queries]
+        for cursor, query in zip(cursors, queries, strict=True):  # sent together, read together
+            cursor.execute(statement, [*chosen.given, Vector(query), wanted])
+        return [
+            self._scored(cursor.fetchall(), query)
+            for cursor, query in zip(cursors, queries, strict=True)
+        ]
+
+    def _scored(self, rows: Sequence[Sequence[Any]], query: Embeddings) -> list[FoundItem]:
+        """Returns what was found with our own similarities, in float32, best first."""
+        fetched = self._table.fetched(rows)
+        scores = fetched.vectors @ query
+        return [
+            FoundItem(fetched.ids[place], float(scores[place]), fetched.metadata[place])
+            for place in np.lexsort((fetched.rows, -scores)).tolist()
+        ]
+
+    def items(self, num_rows: int = _COPIED_ROWS) -> Iterator[list[Item]]:
+        with self._database.reading() as connection:
+            for block in self._table.blocks(connection, num_rows):
+                yield [
+                    Item(item_id, vector, json.loads(metadata))
+                    for item_id, vector, metadata in zip(
+                        block.ids, block.vectors, block.metadata, strict=True
+                    )
+                ]
+
+    @property
+    def state(self) -> Searcher:
+        """Returns the present state, read into memory."""
+        return self._memory.now()
+
+    def rows(self) -> Rows:
+        return self.state.listed()
+
+    def clusters(self, digest: str, *, num_centers: int, nearest: Nearest) -> Clusters:
+        with self._viewing:
+            return self._assigner.clusters(
+                self.state, digest, num_centers=num_centers, nearest=nearest
+            )
+
+    def layout(self) -> Plane:
+        with self._viewing:
+            return self._placer.layout(self.state)
+
+    def thumbnail(self, item_id: str) -> Thumbnail | None:
+        if self.metadata_of(check_id(item_id)) is None:
+            raise missing(item_id)
+        return None
+
+    def thumbnail_versions(self, item_ids: Sequence[str]) -> list[str | None]:
+        return [None for _ in item_ids]
+
+    def described_thumbnails(self) -> Stored | None:
+        return None
+
+    def describe(self) -> Description:
+        facts = self._facts()
+        is_indexed = facts.effort is not None
+        return Description(
+            items=facts.items,
+            dimension=self.dimension,
+            fingerprint=self.fingerprint,
+            recall_target=self.recall_target,
+            kind="hnsw" if is_indexed else "flat",
+            indexed=facts.items if is_indexed else 0,
+            unindexed=0 if is_indexed else facts.items,
+            effort=facts.effort,
+            recall=facts.audit,
+            generation=facts.generation,
+            fields=sorted(facts.fields),
+            writable=True,
+            index_damaged=False,
+            indexing_error=self._upkeep.error,
+        )
+
+    def reindex(self, advance: Callable[[int], None] = lambda _: None) -> None:
+        """Makes the index again where there are enough items, and audits it anew; reads and writes
+        go on meanwhile.
+        """
+
+        def go_on(num: int) -> None:
+            self._upkeep.check_wanted()
+            advance(num)
+
+        with self._indexing:
+            num_items, found = self._facts().items, None
+            if self._takes_index(num_items):
+                go_on(0)
+                with self._database.connected() as connection:
+                    recall_audit.make_index(connection, self._table)
+                    found = recall_audit.audit(connection, self._table, self.recall_target, go_on)
+            if found is None:  # an index that promises nothing only costs
+                with self._database.connected() as connection:
+                    recall_audit.drop_index(connection, self._table)
+            self._settle(num_items, found)
+            self._upkeep.done()
+
+    def _settle(self, num_items: int, found: tuple[int, Recall] | None) -> None:
+        """Records what the searches of all servers go by."""
+        query = self._table.statement(
+            sql.SQL(
+                "UPDATE mlcd.collections SET effort = %s, audit = %s::jsonb, indexed_items = %s,"
+                " generation = generation + 1, revision = revision + 1, fields = (SELECT"
+                " coalesce(array_agg(DISTINCT name), '{{}}') FROM {table},"
+                " jsonb_object_keys(facets) AS name) WHERE number = %s"
+            )
+        )
+        effort, audit = (found[0], json.dumps(asdict(found[1]))) if found else (None, None)
+        with self._database.writing() as connection:
+            read_facts(connection, self.number, to_write=True)
+            connection.execute(query, [effort, audit, num_items, self.number])
+
+    def _submit(self, request: WriteRequest) -> list[Outcome]:
+        with self._database.writing() as connection:
+            facts = read_facts(connection, self.number, to_write=True)
+            batch = WrittenBatch(connection, self._table, facts.next_row, facts.revision + 1)
+            batch.look_up(request.ids)
+            outcomes, effects = request.apply(batch, self.dimension)
+            if effects:
+                batch.write()
+                connection.execute(
+                    "UPDATE mlcd.collections SET items = items + %s, next_row = %s, revision = %s,"
+                    " fields = %s WHERE number = %s",
+                    [
+                        batch.num_added,
+                        batch.next_row,
+                        batch.revision,
+                        sorted(batch.fields.union(facts.fields)),
+                        self.number,
+                    ],
+                )
+        self._index_where_due(facts)
+        return outcomes
+
+    def _index_where_due(self, facts: Facts) -> None:
+        """Measures recall again where the collection has grown: it holds for the size it had."""
+        if (
+            self._background
+            and self._takes_index(facts.items)
+            and facts.items > _GROWN * facts.indexed_items
+            and self._upkeep.may_try(facts.items)
+        ):
+            with self._viewing:
+                self._upkeep.begin(self.reindex, lambda: facts.items)
+
+    def _takes_index(self, num_items: int) -> bool:
+        return (
+            self.dimension <= recall_audit.MOST_DIMENSIONS
+            and num_items >= recall_audit.LEAST_INDEXED
+        )
+
+    def _facts(self) -> Facts:
+        with self._database.connected() as connection:
+            return read_facts(connection, self.number)
+
+
+def _effort(facts: Facts, wanted: int, matching: int) -> int | None:
+    """Returns how far the index has to look; None where comparing all that match is less work.
+
+    The fewer match, the further away the nearest of them are: in proportion, where they are spread
+    like the rest.
+    """
+    if facts.effort is None or matching <= _SCAN_AT_MOST:
+        return None
+    scaled = int(np.ceil(max(facts.effort, wanted) * facts.items / matching))
+    return None if scaled > recall_audit.MOST_EFFORT else scaled

@@ -1,0 +1,113 @@
+"""The changes of a collection: on the disk first, then in memory, then answered.
+
+Writers queue, and the first one writes for all that wait, in one transaction. The state that
+readers hold is replaced after it is on the disk and before any writer is answered.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from mlcd.collections.changes import Change, Outcome, WriteRequest, commit
+from mlcd.collections.collection_folder import OpenedFolder
+from mlcd.collections.growth import Growth
+from mlcd.collections.searcher import Searcher
+from mlcd.errors import Conflict
+from mlcd.images.thumbnail import Thumbnail
+
+_COMMITTED_CHANGES: Final = 256
+
+
+class WriteQueue:
+    """The writers of one collection.
+
+    state: what readers hold; it never changes, and another one replaces it. waiting: the changes
+    that are not written yet. lock: held by the one who writes.
+    """
+
+    def __init__(self, name: str, folder: OpenedFolder) -> None:
+        self.waiting: deque[Change] = deque()
+        self.lock = threading.Lock()
+        self.growth = folder.growth
+        self.state = folder.growth.searcher()
+        self._name, self._dimension = name, folder.facts["dimension"]
+        self._ledger, self._thumbnails = folder.ledger, folder.thumbnails
+        self._closed, self._broken = False, False
+
+    def submit(self, request: WriteRequest) -> list[Outcome]:
+        """Returns the request's outcomes once it is durable and readers see it."""
+        change = Change(request)
+        self.waiting.append(change)
+        with self.lock:
+            while not change.settled:
+                self._write_for_all()
+        if change.error is not None:
+            raise change.error
+        return change.outcomes
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Keeps all writers out of the block. Raises Conflict where the collection is closed."""
+        with self.lock:
+            self.check_open()
+            yield
+
+    def replace(self, before: Searcher, growth: Growth) -> None:
+        """Goes on with a new generation, which was made of the state `before`."""
+        with self.lock:
+            growth.catch_up(before, self.state)
+            self.growth, self.state = growth, growth.searcher()
+
+    def close(self) -> bool:
+        """Refuses all changes from now on; returns False where that was so before."""
+        with self.lock:
+            was_open, self._closed = not self._closed, True
+        return was_open
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def check_open(self) -> None:
+        """Raises Conflict where the collection is closed, or broken by a failure."""
+        if self._closed:
+            raise Conflict(
+                f"the collection {self._name} was closed or deleted meanwhile",
+                remedy="open it again",
+            )
+        if self._broken:
+            raise Conflict(
+                f"the collection {self._name} cannot be changed after a failure",
+                remedy="open it again",
+            )
+
+    def _write_for_all(self) -> None:
+        changes = [
+            self.waiting.popleft() for _ in range(min(len(self.waiting), _COMMITTED_CHANGES))
+        ]
+        try:
+            self.check_open()
+            commit(self._ledger, changes, self._dimension)
+            gone: list[int] = []
+            pictures: dict[int, Thumbnail] = {}
+            for change in changes:
+                gone += self.growth.apply(change.effects)
+                if change.error is None:
+                    shown = change.request.thumbnails.items()
+                    pictures |= {self.growth.row_of(item_id): one for item_id, one in shown}
+            self._thumbnails.change(
+                gone=gone,
+                added={row: pictures[row] for row in pictures.keys() - set(gone)},
+            )
+            self.state = self.growth.searcher()
+        except BaseException as error:
+            # The disk may hold what memory does not: nothing may be written on top of that.
+            self._broken = self._broken or not isinstance(error, Conflict)
+            for change in changes:
+                change.error = error
+            raise
+        finally:
+            for change in changes:
+                change.settled = True

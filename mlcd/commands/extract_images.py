@@ -1,0 +1,39 @@
+"""`mlcd extract`: the images that a selection keeps, as a set of images of their own."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mlcd.commands.common_options import ARTIFACT, LOCAL_PATH, reporter_option
+from mlcd.progress import Reporter
+
+if TYPE_CHECKING:
+    from mlcd.pipelines.extract import Form
+
+
+@click.command()
+@click.argument("selection", type=ARTIFACT)
+@click.argument("out", type=LOCAL_PATH)
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["links", "tar", "parquet"]),
+    required=True,
+    help="links: a second name for each file, below OUT; tar: shards in webdataset's layout.",
+)
+@click.option("--images", help="The images, where they are not where they were embedded from.")
+@reporter_option
+def extract(
+    selection: Path, out: Path, form: "Form", images: str | None, reporter: Reporter
+) -> None:
+    """Write the images that SELECTION keeps to OUT.
+
+    Every command that takes IMAGES reads OUT. Classes and, in tar and parquet, captions go along.
+    Interrupted, the same command goes on.
+    """
+    from mlcd.artifacts.selection import Selection
+    from mlcd.pipelines.extract import extract as run
+
+    num = run(Selection.open(selection), out, form, reporter, images=images)
+    reporter.result({"images": num, "path": str(out)}, f"{num} images: {out}")

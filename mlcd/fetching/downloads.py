@@ -1,0 +1,91 @@
+"""Images at URLs for callers without an event loop, each by itself."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Final, Self
+
+from fsspec.asyn import get_loop
+
+from mlcd.errors import ImageRejected
+from mlcd.fetching.fetch_refusals import FetchRejected
+from mlcd.fetching.policy import FetchPolicy
+from mlcd.fetching.url_client import UrlClient
+from mlcd.fetching.urls import parse_url
+
+_MAX_BYTES: Final = 32 << 20  # of one image
+_MOST_HELD_BYTES: Final = 256 << 20  # of all images that wait for their turn to be decoded
+
+
+class Downloads:
+    """A client in fsspec's event loop, used as a context manager. Threads may share it."""
+
+    def __init__(self, policy: FetchPolicy) -> None:
+        self._policy, self._client, self._loop = policy, UrlClient(policy), get_loop()
+        self._lock, self._held_bytes = threading.Lock(), 0
+        self._running: set[Future[Any]] = set()
+
+    def __enter__(self) -> Self:
+        asyncio.run_coroutine_threadsafe(self._client.__aenter__(), self._loop).result()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for future in list(self._running):
+            future.cancel()
+        asyncio.run_coroutine_threadsafe(self._client.__aexit__(), self._loop).result()
+
+    def is_full(self) -> bool:
+        """Tells that the images that came and were not taken have many bytes."""
+        return self._held_bytes >= _MOST_HELD_BYTES
+
+    def begin(self, text: str) -> Callable[[], bytes]:
+        """Begins to fetch a URL; the result waits for the image and raises ImageRejected where
+        there is none.
+        """
+        future = asyncio.run_coroutine_threadsafe(self._fetch(text), self._loop)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+
+        def taken() -> bytes:
+            image = future.result()
+            self._hold(-len(image))
+            return image
+
+        return taken
+
+    async def _fetch(self, text: str) -> bytes:
+        url = parse_url(text)
+        try:
+            return await self._client.fetch(self._client.allowed(url), self._receiving)
+        except TimeoutError:
+            raise ImageRejected(
+                "fetch-late", f"{url.shown}: no image within {self._policy.turn_s:g} s"
+            ) from None
+        except FetchRejected as rejection:
+            raise ImageRejected(rejection.reason, f"{url.shown}: {rejection.seen}") from None
+
+    @contextmanager
+    def _receiving(self) -> Iterator[Callable[[int], None]]:
+        """Yields what counts the bytes of one image, which a failed image gives back."""
+        held = 0
+
+        def reach(num: int) -> None:
+            nonlocal held
+            if num > _MAX_BYTES:
+                raise ImageRejected(
+                    "too-many-bytes", f"an image of more than {_MAX_BYTES >> 20} MiB"
+                )
+            self._hold(max(0, num - held))
+            held = max(held, num)
+
+        try:
+            yield reach
+        except BaseException:
+            self._hold(-held)
+            raise
+
+    def _hold(self, num: int) -> None:
+        with self._lock:
+            self._held_bytes += num

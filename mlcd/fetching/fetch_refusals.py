@@ -1,0 +1,32 @@
+"""The reasons why an image was not fetched."""
+
+from mlcd.errors import ImageReason, ImageRejected
+
+
+class FetchRejected(ImageRejected):
+    """One image cannot be fetched.
+
+    `seen` tells what was found on the way. It describes the network, so it is for those who run the
+    fetch, and not for the clients of a server.
+    """
+
+    def __init__(
+        self, reason: ImageReason, message: str, *, seen: str, remedy: str | None = None
+    ) -> None:
+        super().__init__(reason, message, remedy=remedy)
+        self.seen = seen
+
+
+def host_refused(seen: str) -> FetchRejected:
+    """Returns the one refusal of a host; its message is the same for every cause."""
+    return FetchRejected(
+        "url-refused",
+        "the URL's host is not one that may be fetched from",
+        seen=seen,
+        remedy="send the image itself as a data-URI",
+    )
+
+
+def fetch_failed(message: str, seen: str) -> FetchRejected:
+    """Returns the refusal of an image whose host did not give it."""
+    return FetchRejected("fetch-failed", message, seen=seen)

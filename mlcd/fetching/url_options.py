@@ -1,0 +1,59 @@
+"""The options of commands that fetch images."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from mlcd.errors import ConfigInvalid
+from mlcd.fetching.hosts import ANY_HOST
+from mlcd.fetching.listed import listed_hosts, listed_networks, listed_ports
+from mlcd.fetching.policy import FetchPolicy
+
+_CONNECTIONS: Final = 64  # at one time; most wait for hosts that are slow
+
+
+@dataclass(frozen=True)
+class UrlOptions:
+    """The options, in plain values that workers get too. Each field's metadata has its help."""
+
+    column: str | None = field(
+        default=None,
+        metadata={"help": "IMAGES is a table: the images are at the URLs in this column."},
+    )
+    hosts: str = field(
+        default=ANY_HOST,
+        metadata={
+            "help": "Hosts to fetch from, with commas: names, *.suffix, or * for public ones."
+        },
+    )
+    networks: str = field(
+        default="",
+        metadata={"help": "Networks in which the named hosts are, where they are not public."},
+    )
+    ports: str = field(default="80,443", metadata={"help": "Ports to fetch from, with commas."})
+    timeout: float = field(default=10.0, metadata={"help": "Seconds for one answer of a host."})
+
+    def policy(self) -> FetchPolicy:
+        """Returns what may be fetched. Raises ConfigInvalid naming the option that says nothing."""
+        if not 0 < self.timeout < float("inf"):
+            raise ConfigInvalid("--url-timeout is not a time", remedy="give seconds")
+        policy = FetchPolicy(
+            hosts=_read("--url-hosts", listed_hosts, self.hosts),
+            networks=_read("--url-networks", listed_networks, self.networks),
+            ports=_read("--url-ports", listed_ports, self.ports),
+            max_connections=_CONNECTIONS,
+            turn_s=self.timeout,
+        )
+        if policy.networks and ANY_HOST in policy.hosts:
+            raise ConfigInvalid(
+                "--url-networks is for hosts that are named",
+                remedy="name those that are in these networks with --url-hosts",
+            )
+        return policy
+
+
+def _read(option: str, read: Callable[[object], Iterable[Any]], text: str) -> tuple[Any, ...]:
+    try:
+        return tuple(read(text))
+    except ValueError as error:
+        raise ConfigInvalid(f"{option} {text}: {error}") from error

@@ -1,0 +1,63 @@
+"""The checksums of whole files that stores keep."""
+
+import base64
+import hashlib
+import re
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+_MD5: Final = re.compile(r'"?([0-9a-f]{32})"?')  # parts uploaded one by one have another ETag
+_KEYS_OF_OTHERS: Final = ("aws:kms", "aws:kms:dsse")  # the ETag is none of the bytes then
+
+
+class Checksum:
+    """The checksum of a file that is being read. expected: the digest that the store keeps."""
+
+    def __init__(self, name: str, expected: bytes) -> None:
+        self.name, self._expected = name, expected
+        self._crc32, self._md5 = 0, hashlib.md5(usedforsecurity=False)
+        self.update: Callable[[bytes], None] = (
+            self._md5.update if name == "MD5" else self._update_crc32
+        )
+
+    def matches(self) -> bool:
+        """Tells whether the bytes so far are those of the store."""
+        found = self._md5.digest() if self.name == "MD5" else self._crc32.to_bytes(4, "big")
+        return found == self._expected
+
+    def _update_crc32(self, data: bytes) -> None:
+        self._crc32 = zlib.crc32(data, self._crc32)
+
+
+def stored_checksum(filesystem: Any, path: str) -> Checksum | None:
+    """Returns the checksum that a store keeps of all bytes of a file; None where it keeps none that
+    is known here.
+    """
+    facts: dict[str, Any] = {}
+    with suppress(Exception):  # without a checksum the file can still be read
+        facts = _s3_facts(filesystem, path) if _is_s3(filesystem) else filesystem.info(path)
+    crc32 = str(facts.get("ChecksumCRC32", "-"))
+    if "-" not in crc32 and facts.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT":
+        return Checksum("CRC32", base64.b64decode(crc32))
+    if "md5Hash" in facts:  # Google's
+        return Checksum("MD5", base64.b64decode(facts["md5Hash"]))
+    etag = _MD5.fullmatch(str(facts.get("ETag", ""))) if _is_s3(filesystem) else None
+    is_of_bytes = (
+        facts.get("ServerSideEncryption") not in _KEYS_OF_OTHERS
+        and "SSECustomerAlgorithm" not in facts
+    )
+    return Checksum("MD5", bytes.fromhex(etag[1])) if etag is not None and is_of_bytes else None
+
+
+def _is_s3(filesystem: Any) -> bool:
+    return hasattr(filesystem, "call_s3")
+
+
+def _s3_facts(filesystem: Any, path: str) -> dict[str, Any]:
+    bucket, _, key = path.partition("/")
+    facts: dict[str, Any] = filesystem.call_s3(
+        "head_object", Bucket=bucket, Key=key, ChecksumMode="ENABLED"
+    )
+    return facts

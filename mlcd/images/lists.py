@@ -1,0 +1,116 @@
+"""Lists: text files with the name, or the URL, of a file in each line."""
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import fsspec
+import pyarrow as pa
+
+from mlcd.errors import InvalidInput
+from mlcd.images.entries import Entry, constant
+from mlcd.images.names import decoded, encoded, printable
+from mlcd.images.remote_files import shown, threads
+from mlcd.images.source import FilesSource
+from mlcd.locations import check_no_credentials
+from mlcd.store_errors import translated
+from mlcd.types import SampleKey
+
+_WEB: Final = ("http://", "https://")
+_LINE_DIGITS: Final = 8
+_ASKED: Final = 16  # files of a store that are asked about at one time
+
+
+def lines_of(filesystem: Any, path: str) -> list[str]:
+    """Returns the lines of a list, without empty ones."""
+    return list(filter(None, decoded(filesystem.cat_file(path)).splitlines()))
+
+
+def is_web(line: str) -> bool:
+    """Tells whether a line is a URL of the web, as of any host, and not of a store."""
+    return line.lower().startswith(_WEB)
+
+
+class UrlListSource(FilesSource):
+    """The URLs in a list, in place of images. Keys are the list's name and the number of the
+    line.
+    """
+
+    def entry_tables(self) -> Iterator[pa.Table]:
+        for path, name in self._names_to_list():
+            lines = decoded(self._filesystem.cat_file(path)).splitlines()
+            numbered = [(number, line) for number, line in enumerate(lines, 1) if line]
+            yield pa.table(
+                {
+                    "key": [f"{name}/{number:0{_LINE_DIGITS}}" for number, _ in numbered],
+                    "class_name": pa.nulls(len(numbered), pa.string()),
+                    "size_bytes": [len(encoded(line)) for _, line in numbered],
+                    "path": constant(encoded(path), len(numbered)),
+                    "url": pa.array([encoded(line) for _, line in numbered], pa.binary()),
+                }
+            )
+
+    def _read(self, entry: Entry) -> bytes:
+        url: bytes = entry.locator[1]
+        return url
+
+    def captions(self) -> Iterator[tuple[SampleKey, str]]:
+        return iter(())
+
+    def files_of(self, entries: Sequence[Entry]) -> list[str]:
+        return self.paths if len(entries) else []
+
+
+def files_below(
+    location: str, filesystem: Any, path: str, lines: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Returns the files that the lines of the list at `path` name, as the file system describes
+    them. Raises InvalidInput for one outside the list's folder.
+    """
+    folder, files = posixpath.dirname(path), {}
+    for line in lines:
+        name = posixpath.normpath(posixpath.join(folder, line))
+        if not name.startswith(f"{folder}/"):
+            raise InvalidInput(
+                f"{location} names {printable(line)[:80]}, outside of its folder",
+                remedy="put the list into a folder that holds all of its files",
+            )
+        try:
+            files[name] = described(filesystem, name)
+        except OSError as error:
+            raise InvalidInput(
+                f"{location} names {printable(line)[:80]}, which is not there",
+                remedy="it is to hold a file's name in each line, relative to its folder",
+            ) from error
+    return list(files.values())
+
+
+def files_of_a_store(location: str, lines: Sequence[str]) -> tuple[Any, str, list[dict[str, Any]]]:
+    """Returns the file system that the URLs in `lines` share, the folder, and its files.
+
+    Raises InvalidInput where they are of several stores or buckets, and MlcdError naming a file
+    that cannot be had.
+    """
+    stores = {check_no_credentials(line).partition("://")[0] for line in lines}
+    filesystem, _ = fsspec.core.url_to_fs(lines[0])
+    paths = list(dict.fromkeys(map(filesystem._strip_protocol, lines)))  # noqa: SLF001 - a name
+    folder = posixpath.commonpath([posixpath.dirname(path) for path in paths])
+    if len(stores) > 1 or not folder:
+        raise InvalidInput(
+            f"{location} names files of several buckets", remedy="make a list for each"
+        )
+
+    def info(path: str) -> dict[str, Any]:
+        try:
+            return described(filesystem, path)
+        except Exception as error:  # each file system has its own errors
+            raise translated(shown(filesystem, path), error) from error
+
+    with threads(_ASKED) as pool:
+        return filesystem, folder, list(pool.map(info, paths))
+
+
+def described(filesystem: Any, path: str) -> dict[str, Any]:
+    """Describes a file as a folder's listing does, in which a link does not count as a file."""
+    info: dict[str, Any] = filesystem.info(path)
+    return {**info, "type": "link"} if info.get("islink") else info

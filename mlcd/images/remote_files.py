@@ -1,0 +1,121 @@
+"""Files in stores behind URLs, asked for again where a store fails for a while."""
+
+import errno
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import IO, Any, Final, cast
+
+from fsspec.implementations.local import LocalFileSystem
+
+from mlcd.backoff import Backoff
+from mlcd.errors import InvalidInput
+from mlcd.images.checksums import stored_checksum
+from mlcd.images.names import printable
+from mlcd.images.streamed_file import StreamedFile
+from mlcd.store_errors import is_final, translated
+
+RANGE_BYTES: Final = 8 << 20  # of one request: large beside what a request costs
+CONNECTIONS: Final = 4  # ranges that are on their way at one time
+_PATIENCE_S: Final = 60.0  # how long a store may fail
+_FIRST_PAUSE_S: Final = 0.2
+_MAX_PAUSE_S: Final = 10.0
+
+
+def is_remote(filesystem: Any) -> bool:
+    return not isinstance(filesystem, LocalFileSystem)
+
+
+def shown(filesystem: Any, path: str) -> str:
+    """Returns a file's name for people: the URL."""
+    return printable(filesystem.unstrip_protocol(path))
+
+
+def read(filesystem: Any, path: str, start: int | None = None, end: int | None = None) -> bytes:
+    """Reads a file, or a range of it; it is shorter where the file ends.
+
+    Raises OSError where the file is missing, refused or ends before the range, and Unavailable
+    where its store fails for a minute.
+    """
+    if is_remote(filesystem):
+        return _read_patiently(filesystem, path, start, end)
+    return cast(bytes, filesystem.cat_file(path, start=start, end=end))
+
+
+def ends_before(error: Exception) -> bool:
+    """Tells whether a range could not be read because the file ends before it."""
+    return getattr(error, "errno", None) == errno.EINVAL
+
+
+def _read_patiently(filesystem: Any, path: str, start: int | None, end: int | None) -> bytes:
+    pauses = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S, jitter_s=_MAX_PAUSE_S)
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            data = cast(bytes, filesystem.cat_file(path, start=start, end=end))
+            break
+        except Exception as error:  # each file system has its own errors
+            if is_final(error) or ends_before(error):
+                raise
+            pause_s = pauses.next_s()
+            if time.monotonic() + pause_s > until:
+                raise translated(shown(filesystem, path), error) from error
+        time.sleep(pause_s)
+    if start is not None and end is not None and len(data) > end - start:
+        raise InvalidInput(
+            f"{shown(filesystem, path)} comes as a whole, and not in ranges",
+            remedy="download it, and give the copy",
+        )
+    return data
+
+
+@contextmanager
+def threads(num: int) -> Iterator[Executor]:
+    """Yields threads that wait for a store; what has not begun by the end never does."""
+    pool = ThreadPoolExecutor(num, thread_name_prefix="read")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def opened(filesystem: Any, path: str) -> Iterator[IO[bytes]]:
+    """Opens a file that is read from its start to its end; one in a store is read ahead.
+
+    At the end it raises InvalidInput where the bytes are not those that the store's checksum tells.
+    """
+    if is_remote(filesystem):
+        try:
+            with _streamed(filesystem, path) as file:
+                yield file
+        except (FileNotFoundError, PermissionError) as error:
+            raise translated(shown(filesystem, path), error) from error
+    else:
+        with filesystem.open(path, "rb") as file:
+            yield file
+
+
+@contextmanager
+def _streamed(filesystem: Any, path: str) -> Iterator[IO[bytes]]:
+    try:
+        size = int(filesystem.info(path)["size"])
+    except Exception as error:  # as above
+        raise translated(shown(filesystem, path), error) from error
+    checksum = stored_checksum(filesystem, path)
+    with threads(CONNECTIONS) as pool:
+
+        def begin(start: int, end: int) -> Future[bytes]:
+            return pool.submit(read, filesystem, path, start, end)
+
+        file = StreamedFile(
+            begin, size, range_bytes=RANGE_BYTES, ahead=CONNECTIONS, checksum=checksum
+        )
+        yield cast(IO[bytes], file)
+        file.finish()
+    if checksum is not None and not checksum.matches():
+        raise InvalidInput(
+            f"{shown(filesystem, path)} differs from the {checksum.name} that its store keeps",
+            remedy="upload it again, and run the same command again",
+        )

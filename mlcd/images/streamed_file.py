@@ -1,0 +1,84 @@
+"""A file that is read from its start to its end, in ranges that are asked for ahead."""
+
+import io
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from mlcd.images.checksums import Checksum
+
+
+class StreamedFile(io.RawIOBase):
+    """The file. Readers may go back by a few bytes, and jump ahead, which reads what is between."""
+
+    def __init__(
+        self,
+        begin: Callable[[int, int], Future[bytes]],
+        size: int,
+        *,
+        range_bytes: int,
+        ahead: int,
+        checksum: Checksum | None,
+    ) -> None:
+        """begin: starts to read from one offset to another. ahead: ranges that are asked for at one
+        time.
+        """
+        self._begin, self._size, self._checksum = begin, size, checksum
+        self._starts = iter(range(0, size, range_bytes))
+        self._range_bytes, self._ahead = range_bytes, ahead
+        self._begun: list[Future[bytes]] = []
+        # what is in memory: from `_start` on, the last range and the one before it
+        self._before, self._last, self._start = b"", b"", 0
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads some bytes, none at the end. Raises what reading the ranges raises."""
+        while self._end <= self._position and self._advance():
+            pass
+        at = self._position - self._start
+        if at < 0:
+            raise io.UnsupportedOperation("the reader went back too far")
+        if at < len(self._before):
+            found = self._before[at : at + len(buffer)]
+        else:
+            at -= len(self._before)
+            found = self._last[at : at + len(buffer)]
+        buffer[: len(found)] = found
+        self._position += len(found)
+        return len(found)
+
+    def finish(self) -> None:
+        """Reads the rest, for the checksum."""
+        while self._checksum is not None and self._advance():
+            pass
+
+    @property
+    def _end(self) -> int:
+        return self._start + len(self._before) + len(self._last)
+
+    def _advance(self) -> bool:
+        """Takes the next range into memory; False at the end of the file."""
+        while len(self._begun) < self._ahead and (start := next(self._starts, None)) is not None:
+            self._begun.append(self._begin(start, min(start + self._range_bytes, self._size)))
+        if not self._begun:
+            return False
+        data = self._begun.pop(0).result()
+        if self._checksum is not None:
+            self._checksum.update(data)
+        self._start += len(self._before)
+        self._before, self._last = self._last, data
+        return bool(data)

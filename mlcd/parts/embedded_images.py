@@ -1,0 +1,43 @@
+"""The images that embeddings were made from, found by the manifest."""
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.errors import InvalidInput, NotFound
+from mlcd.images.entries import Entries
+from mlcd.images.source import Source
+from mlcd.images.sources import open_source
+from mlcd.locations import is_url
+
+
+def open_embedded_images(
+    embeddings: EmbeddingsArtifact,
+) -> tuple[Source, Entries]:
+    """Returns the source of the images, and the image of each row.
+
+    Raises InvalidInput for embeddings of no images, NotFound where there are none, or the first
+    that is missing.
+    """
+    place = recorded_images(embeddings)
+    source = open_source(place)
+    found = source.entries.find(pa.chunked_array([embeddings.keys], pa.large_string()))
+    if (found < 0).any():
+        raise NotFound(
+            f"{place} lacks the image {embeddings.keys[int((found < 0).argmax())]}",
+            remedy="put the images back where they were embedded from",
+        )
+    return source, source.entries.select(found.astype("int64"))
+
+
+def recorded_images(embeddings: EmbeddingsArtifact) -> str:
+    """Returns the place of the images, as the manifest has it. Raises InvalidInput."""
+    artifact = embeddings.artifact
+    place = next((each.path for each in artifact.parents if each.role == "images"), None)
+    if place is None:
+        raise InvalidInput(
+            f"{artifact.path} is of no images", remedy="give embeddings that `mlcd embed` made"
+        )
+    return place if is_url(place) else os.path.normpath(Path(artifact.path).resolve() / place)

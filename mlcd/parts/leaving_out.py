@@ -1,0 +1,189 @@
+"""The steps of a curation: each leaves out images for a reason of its own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifacts.center_levels import read_groups
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.artifacts.manifest import Artifact
+from mlcd.clustering.close_pairs import PairSearch
+from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.sampling import balanced, outliers
+from mlcd.collections.duplicates import duplicate_groups
+from mlcd.errors import ConfigInvalid
+from mlcd.images.pixel_issues import issues_of
+from mlcd.parts.decisions import (
+    DUPLICATE,
+    LEAK,
+    OUTLIER,
+    SURPLUS,
+    UNREADABLE,
+    CurateOptions,
+    Decisions,
+    Keep,
+)
+from mlcd.parts.embedded_images import open_embedded_images
+from mlcd.parts.image_scores import image_scores
+from mlcd.progress import Stages
+from mlcd.types import ISSUES, Embeddings, unit_rows
+
+_DIGITS: Final = 6  # sums of cosines differ beyond them
+_NOTE: Final = ".duplicates.npz"
+_MEMBERS: Final = 4096  # of a group that are in memory at a time
+
+
+def leave_out_issues(
+    embeddings: EmbeddingsArtifact,
+    decisions: Decisions,
+    options: CurateOptions,
+    reporter: Stages,
+    notes: Path | None,
+) -> None:
+    """Leaves out the images with one of the issues, and those that can no longer be read."""
+    source, entries = open_embedded_images(embeddings)
+    with reporter.stage("pixels", len(entries)) as meter:
+        scores = image_scores(source, entries, meter=meter, notes=notes)
+    found = issues_of(scores)
+    decisions.leave_out(np.flatnonzero(np.isnan(scores[:, 0])), UNREADABLE)
+    for issue in ISSUES:
+        if issue in options.issues:
+            decisions.leave_out(np.flatnonzero(found[issue]), issue)
+
+
+def leave_out_leaks(
+    embeddings: EmbeddingsArtifact,
+    against: EmbeddingsArtifact,
+    decisions: Decisions,
+    options: CurateOptions,
+    reporter: Stages,
+) -> None:
+    """Leaves out the near duplicates of images of the other set."""
+    if against.fingerprint != embeddings.fingerprint:
+        raise ConfigInvalid(
+            f"{against.artifact.path} are embeddings of another model",
+            remedy="embed both sets by one",
+        )
+    assert options.leaks is not None
+    num = embeddings.num_rows
+
+    def take(rows: NDArray[np.int64]) -> Embeddings:
+        found = np.empty((len(rows), embeddings.dimension), np.float32)
+        own = rows < num
+        found[own] = embeddings.unit_rows_at(rows[own])
+        found[~own] = against.unit_rows_at(rows[~own] - num)
+        return found
+
+    with reporter.stage("leaks", num + against.num_rows) as meter:
+        search = PairSearch(
+            num + against.num_rows,
+            take,
+            options.leaks,
+            num_own=num,
+            tick=lambda: meter.advance(0),
+        )
+        for cell in range(search.cells.num_cells):
+            for pairs in search.of_cell(cell):
+                decisions.leave_out(np.unique(pairs.first), LEAK)
+            meter.advance(len(search.cells.members(cell)))
+
+
+def leave_out_duplicates(
+    embeddings: EmbeddingsArtifact,
+    decisions: Decisions,
+    options: CurateOptions,
+    reporter: Stages,
+    notes: Path | None,
+) -> None:
+    """Leaves out all but one of each group of near duplicates."""
+    assert options.duplicates is not None
+    ranked, take = _ranking(embeddings, options.keep), embeddings.unit_rows_at
+    note = None if notes is None else notes / _NOTE
+    with reporter.stage("duplicates", embeddings.num_rows) as meter:
+        found = duplicate_groups(
+            embeddings.num_rows, take, options.duplicates, meter=meter, note=note
+        )
+    for number, group in enumerate(found):
+        decisions.groups[group.rows] = number
+        left = group.rows[decisions.keep[group.rows]]
+        if len(left):
+            best = ranked(left).argmax()
+            decisions.leave_out(np.delete(left, best), DUPLICATE)
+
+
+def sample_clusters(
+    embeddings: EmbeddingsArtifact, decisions: Decisions, options: CurateOptions, centers: Artifact
+) -> None:
+    """Leaves out outliers, and then what a sample does not draw."""
+    opened = Centers.read(centers)
+    if opened.fingerprint != embeddings.fingerprint:
+        raise ConfigInvalid(
+            f"{centers.path} are centers of another model", remedy="cluster these embeddings"
+        )
+    levels = read_groups(centers)
+    if options.hierarchical is not None and not levels:
+        raise ConfigInvalid(
+            f"{centers.path} has no levels", remedy="make them with `mlcd cluster --levels K,K,…`"
+        )
+    ids, distances = _nearest(embeddings, opened)
+    if options.outliers is not None:
+        left = decisions.left
+        out = outliers(ids[left], distances[left], options.outliers)
+        decisions.leave_out(left[out], OUTLIER)
+    left, num = decisions.left, options.balance
+    drawn = [ids[left]]
+    if options.hierarchical is not None:
+        num = options.hierarchical
+        drawn += [level[ids[left]] for level in levels]
+    if num is not None:
+        decisions.leave_out(left[~balanced(drawn, num, seed=options.seed)], SURPLUS)
+
+
+def _nearest(
+    embeddings: EmbeddingsArtifact, centers: Centers
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Returns the nearest center of each image and the distance to it, [N] each."""
+    scan = CenterScan(centers.vectors, matmul="numpy")
+    ids = np.empty(embeddings.num_rows, np.int32)
+    distances = np.empty(embeddings.num_rows, np.float32)
+    for start, block in embeddings.blocks():
+        found, part = (
+            scan.nearest(centers.align(unit_rows(block)), 1),
+            slice(start, start + len(block)),
+        )
+        ids[part], distances[part] = found.ids[:, 0], 1 - found.scores[:, 0]
+    return ids, distances
+
+
+# rank(members [n]) returns [n]: the highest is kept, of equals the first
+_Rank: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+
+
+def _ranking(embeddings: EmbeddingsArtifact, keep: Keep) -> _Rank:
+    if keep == "largest":
+        return _sizes(embeddings).__getitem__
+    if keep == "best":
+        return lambda members: _likeness(members, embeddings)
+    return lambda members: np.zeros(len(members))
+
+
+def _likeness(members: NDArray[np.int64], embeddings: EmbeddingsArtifact) -> NDArray[np.float64]:
+    """Returns the sum of each member's cosines with all of them."""
+    parts = [members[start : start + _MEMBERS] for start in range(0, len(members), _MEMBERS)]
+
+    def rows(part: NDArray[np.int64]) -> NDArray[np.float64]:
+        return embeddings.unit_rows_at(part).astype(np.float64)
+
+    total = np.sum([rows(part).sum(axis=0) for part in parts], axis=0)
+    sums = [np.einsum("nd,d->n", rows(part), total) for part in parts]
+    return np.round(np.concatenate(sums), _DIGITS)
+
+
+def _sizes(embeddings: EmbeddingsArtifact) -> NDArray[np.float64]:
+    """Returns the size of each image's file in bytes. Raises NotFound where they are gone."""
+    _, entries = open_embedded_images(embeddings)
+    return np.fromiter(entries.sizes_bytes(), np.float64, len(entries))

@@ -1,0 +1,183 @@
+"""A selection to a set of images: those that it keeps, as links, tar shards or parquet files."""
+
+import errno
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Final, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.manifest import Request
+from mlcd.artifacts.selection import Selection
+from mlcd.errors import Conflict, ImageRejected, InvalidInput, NotFound
+from mlcd.images.entries import Entry
+from mlcd.images.folder import FolderSource
+from mlcd.images.source import Source
+from mlcd.images.sources import open_source
+from mlcd.locations import is_url
+from mlcd.parts.embedded_images import recorded_images
+from mlcd.parts.encoded import check_outside, images_parent
+from mlcd.parts.used_embeddings import open_used_embeddings
+from mlcd.progress import Meter, Stages
+from mlcd.types import SampleKey
+
+Form = Literal["links", "tar", "parquet"]
+_SHARD_IMAGES: Final = 4096
+_GROUP_ROWS: Final = 64  # a reader holds one group in memory
+_SCHEMA: Final = pa.schema(
+    [
+        ("key", pa.large_string()),
+        ("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+        ("class_name", pa.string()),
+        ("captions", pa.list_(pa.string())),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class KeptImages:
+    """The images that a selection keeps, and the captions that lie beside some of them."""
+
+    source: Source
+    captions: dict[SampleKey, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, selection: Selection, images: str | None) -> "KeptImages":
+        """images: their place, where it is not that of the embeddings. Raises NotFound."""
+        place = images or recorded_images(open_used_embeddings(selection.artifact, None))
+        kept, source = selection.kept_keys(), open_source(place)
+        missing = source.entries.find(kept) < 0
+        if missing.any():
+            raise NotFound(
+                f"{place} lacks the image {kept[int(missing.argmax())].as_py()}",
+                remedy="put it back, or give the images' place with --images",
+            )
+        return cls(source.only(kept))
+
+    def read(self, entry: Entry) -> bytes:
+        try:
+            return self.source.read(entry)
+        except ImageRejected as error:
+            raise NotFound(
+                f"{entry.key} of {self.source.location} cannot be read: {error.message}",
+                remedy="restore it, or curate again with --issues, which leaves it out",
+            ) from error
+
+    def with_captions(self) -> "KeptImages":
+        keys = self.source.entries.keys()
+        captions: dict[SampleKey, list[str]] = {key: [] for key in keys}
+        for key, text in self.source.captions():
+            if key in captions:
+                captions[key].append(text)
+        return KeptImages(self.source, captions)
+
+
+def extract(
+    selection: Selection, out: Path, form: Form, reporter: Stages, *, images: str | None = None
+) -> int:
+    """Writes the images that a selection keeps to `out`, and returns their number.
+
+    Killed at any moment, the same call goes on; tar shards and parquet files have the same bytes
+    then. Raises InvalidInput for links to what are no files of this disk, NotFound where an image
+    is gone, Conflict where something else is at `out`.
+    """
+    kept = KeptImages.open(selection, images)
+    check_outside(kept.source.location, out)
+    parents = (selection.artifact.as_parent_of(out, "selection"), images_parent(kept.source, out))
+    request = Request("images", {"form": form, "shard_images": _SHARD_IMAGES}, parents)
+    num = len(kept.source.entries)
+    if form == "links":
+        if out.exists():
+            raise Conflict(f"{out} exists", remedy="give another directory")
+        with Draft(out, request) as draft, reporter.stage("link", num) as meter:
+            _link_all(kept, draft.path, meter)
+            draft.hand_over()
+        return num
+    if find_published(out, request) is None:
+        with Draft(out, request) as draft, reporter.stage("write", num) as meter:
+            _write_shards(kept.with_captions(), draft, form, meter)
+            draft.publish(summary={"images": num})
+    return num
+
+
+def _link_all(kept: KeptImages, folder: Path, meter: Meter) -> None:
+    source = kept.source
+    if not isinstance(source, FolderSource) or is_url(source.location):
+        raise InvalidInput(
+            f"the images of {source.location} are no files on this disk, which links could lead to",
+            remedy="write them with --as tar or --as parquet",
+        )
+    for entry, path in zip(source.entries, source.files_of(source.entries), strict=True):
+        link = folder / entry.key
+        link.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if not link.exists():
+                os.link(path, link)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                raise
+            raise InvalidInput(
+                f"{path} cannot have a second name at {folder.parent}",
+                remedy="give an output on the same disk, or write --as tar or --as parquet",
+            ) from error
+        meter.advance()
+
+
+def _write_shards(kept: KeptImages, draft: Draft, form: Form, meter: Meter) -> None:
+    entries = kept.source.entries
+    for start in range(0, len(entries), _SHARD_IMAGES):
+        some = entries[start : start + _SHARD_IMAGES]
+        name = f"images-{start // _SHARD_IMAGES:05d}.{form}"
+        if draft.has(name):
+            meter.advance(len(some))
+            continue
+        with draft.write(name) as path:
+            if form == "tar":
+                _write_tar(kept, list(some), start, path, meter)
+            else:
+                _write_parquet(kept, list(some), path, meter)
+
+
+def _write_tar(
+    kept: KeptImages, entries: list[Entry], start: int, path: Path, meter: Meter
+) -> None:
+    """Writes a shard in webdataset's layout; the samples are named by their number."""
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for number, entry in enumerate(entries, start):
+            for suffix, data in _members(kept, entry):
+                member = tarfile.TarInfo(f"{number:09d}{suffix}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+            meter.advance()
+
+
+def _members(kept: KeptImages, entry: Entry) -> Iterator[tuple[str, bytes]]:
+    yield PurePosixPath(entry.key).suffix.lower() or ".image", kept.read(entry)
+    if entry.class_name is not None:
+        yield ".cls", entry.class_name.encode()
+    facts = {"key": entry.key, "captions": kept.captions[entry.key]}
+    yield ".json", json.dumps({name: value for name, value in facts.items() if value}).encode()
+
+
+def _write_parquet(kept: KeptImages, entries: list[Entry], path: Path, meter: Meter) -> None:
+    with pq.ParquetWriter(path, _SCHEMA) as writer:
+        for first in range(0, len(entries), _GROUP_ROWS):
+            some = entries[first : first + _GROUP_ROWS]
+            rows = [
+                {
+                    "key": entry.key,
+                    "image": {"bytes": kept.read(entry), "path": entry.key},
+                    "class_name": entry.class_name,
+                    "captions": kept.captions[entry.key] or None,
+                }
+                for entry in some
+            ]
+            writer.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA))
+            meter.advance(len(some))

@@ -1,0 +1,186 @@
+"""Embeddings and labels on a Ray cluster: a worker there does what the worker of a job does.
+
+A recipe opens the same shards on every node, and in the driver, which plans and publishes. The
+unfinished output is the only state: the same command goes on with it wherever it was left.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from mlcd.artifacts.copies import brought
+from mlcd.artifacts.manifest import Artifact, open_artifact
+from mlcd.artifacts.selection import Selection
+from mlcd.cores import available_cores
+from mlcd.encoders import open_encoder
+from mlcd.encoders.options import EncoderOptions
+from mlcd.fetching.url_options import UrlOptions
+from mlcd.images.sources import open_source
+from mlcd.locations import artifact_path, is_url, location_of
+from mlcd.parts.encoded import PART_ENTRIES
+from mlcd.parts.label_inputs import ImagesInput
+from mlcd.parts.ray_session import RayOptions, ray_session
+from mlcd.parts.ray_workers import make_shards
+from mlcd.pipelines.embed import Embedder
+from mlcd.pipelines.label import LabelOptions, open_labeling
+from mlcd.pipelines.resolve import model_everywhere, resolve_model
+from mlcd.pipelines.shard_parts import DraftShards, PartShards
+from mlcd.progress import Reporter
+
+# the owner of what is unfinished: any driver goes on with it
+_OWNER: Final = "ray"
+
+
+class Recipe(Protocol):
+    """The work in plain values. Every node opens it to shards of the same bytes."""
+
+    @property
+    def stage(self) -> str: ...
+
+    def opened(self, num_threads: int) -> Iterator[DraftShards]: ...
+
+
+@dataclass(frozen=True)
+class EmbedRecipe:
+    """The recipe of `mlcd embed`; all places are locations that every node reads."""
+
+    images: str
+    model: str
+    out: str
+    encoder: EncoderOptions
+    urls: UrlOptions | None
+    selection: str | None
+    part_entries: int
+    stage: str = "embed"
+
+    def opened(self, num_threads: int) -> Iterator[DraftShards]:
+        out = artifact_path(self.out)
+        kept = None if self.selection is None else Selection.open(brought(self.selection))
+        source = open_source(self.images, urls=self.urls)
+        options = replace(self.encoder, num_threads=num_threads)
+        with closing(open_encoder(resolve_model(self.model), options)) as encoder:
+            embedding = Embedder(
+                source,
+                encoder,
+                out,
+                num_threads=num_threads,
+                part_entries=self.part_entries,
+                selection=kept,
+            )
+            yield PartShards(embedding, embedding, out, _OWNER)
+
+
+@dataclass(frozen=True)
+class LabelRecipe:
+    """The recipe of `mlcd label`; all places are locations that every node reads."""
+
+    options: LabelOptions
+    out: str
+    stage: str = "label"
+
+    def opened(self, num_threads: int) -> Iterator[DraftShards]:
+        given, out = self.options, artifact_path(self.out)
+        here = replace(given, centers=str(brought(given.centers)))
+        if given.model is None:
+            here = replace(here, source=str(brought(given.source)))
+        else:
+            here = replace(here, model=resolve_model(given.model))
+        with open_labeling(here, out, num_threads=num_threads) as labeling:
+            if isinstance(labeling.rows, ImagesInput):
+                yield PartShards(labeling, labeling.rows, out, _OWNER)
+            else:
+                yield DraftShards(labeling, out, _OWNER, damaged_files=0)
+
+
+def embed_on_ray(
+    images: str,
+    model: str,
+    out: Path,
+    ray_options: RayOptions,
+    reporter: Reporter,
+    *,
+    encoder: EncoderOptions,
+    urls: UrlOptions | None = None,
+    selection: Path | None = None,
+    part_entries: int = PART_ENTRIES,
+    announce: Callable[[str], None] = lambda _: None,
+) -> Artifact:
+    """Does what `mlcd.pipelines.embed.embed` does, by workers on Ray, with the same bytes."""
+    recipe = EmbedRecipe(
+        images=_everywhere(images),
+        model=model_everywhere(model),
+        out=location_of(out),
+        encoder=encoder,
+        urls=urls,
+        selection=None if selection is None else location_of(selection),
+        part_entries=part_entries,
+    )
+    return _made(recipe, out, ray_options, reporter, announce)
+
+
+def label_on_ray(
+    options: LabelOptions,
+    out: Path,
+    ray_options: RayOptions,
+    reporter: Reporter,
+    *,
+    announce: Callable[[str], None] = lambda _: None,
+) -> Artifact:
+    """Does what `mlcd.pipelines.label.label` does, by workers on Ray, with the same bytes.
+
+    The model of the options is one as the user names it: every node finds its own.
+    """
+    of_images = options.model is not None
+    everywhere = replace(
+        options,
+        source=_everywhere(options.source) if of_images else location_of(Path(options.source)),
+        centers=location_of(Path(options.centers)),
+        model=None if options.model is None else model_everywhere(options.model),
+    )
+    recipe = LabelRecipe(everywhere, location_of(out))
+    return _made(recipe, out, ray_options, reporter, announce)
+
+
+def _made(
+    recipe: Recipe,
+    out: Path,
+    ray_options: RayOptions,
+    reporter: Reporter,
+    announce: Callable[[str], None],
+) -> Artifact:
+    with contextmanager(recipe.opened)(available_cores()) as shards:
+        if shards.published() is None:
+            shards.plan()
+            _make_missing(recipe, shards, ray_options, reporter, announce)
+            shards.publish(lambda _done, _errors: None)
+    return open_artifact(out, verify_files=False)
+
+
+def _make_missing(
+    recipe: Recipe,
+    shards: DraftShards,
+    ray_options: RayOptions,
+    reporter: Reporter,
+    announce: Callable[[str], None],
+) -> None:
+    sizes, missing = shards.sizes, shards.missing()
+    if not missing:
+        return
+    done, errors = sum(sizes) - sum(sizes[shard] for shard in missing), 0
+    with reporter.stage(recipe.stage, sum(sizes), done=done) as meter:
+
+        def show(shard: int, failed: int) -> None:
+            nonlocal errors
+            errors += failed
+            meter.advance(sizes[shard], errors=errors)
+
+        with ray_session(ray_options.address) as ray:
+            opener = contextmanager(recipe.opened)
+            make_shards(ray, opener, missing, ray_options, on_made=show, on_wait=announce)
+
+
+def _everywhere(images: str) -> str:
+    """Returns the place of images as other machines find it."""
+    return images if is_url(images) else str(Path(images).absolute())

@@ -1,0 +1,78 @@
+"""The verification of artifacts at URLs: every byte is read once, and nothing is kept."""
+
+import posixpath
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from mlcd.artifacts.directories import Directory
+from mlcd.artifacts.listed_files import for_files, read_listed
+from mlcd.artifacts.manifest import GROWN, Artifact, Parent
+from mlcd.errors import ArtifactInvalid, NotFound
+from mlcd.locations import is_url
+from mlcd.pipelines.verify import Finding
+
+_NO_ARTIFACTS: Final = frozenset({"images", "texts", "weights"})
+_NOT_HERE: Final = "not in this store, not checked"
+_NO_ARTIFACT: Final = "no artifact, not checked"
+
+
+def verify_at_url(url: str) -> Iterator[Finding]:
+    """Yields a finding for the artifact at a URL, and for what it was made from in the same store.
+
+    Raises ArtifactInvalid at the first mismatch, naming the file, and NotFound where there is no
+    artifact.
+    """
+    yield from _walk(url.rstrip("/"), {})
+
+
+def _walk(url: str, seen: dict[str, Artifact]) -> Iterator[Finding]:
+    if url in seen:
+        return
+    artifact = seen[url] = _checked(Directory.at(url))
+    facts = f"{len(artifact.files)} files, digest {artifact.digest[:12]}"
+    yield Finding(url, artifact.kind, True, facts)
+    for parent in artifact.parents:
+        yield from _walk_parent(url, artifact, parent, seen)
+
+
+def _checked(there: Directory) -> Artifact:
+    """Reads every file of the artifact and compares it with the manifests."""
+    listed = read_listed(there)
+    for name, found in zip(listed.files, for_files(there.measure, listed.files), strict=True):
+        there.check(name, found, listed.files[name])
+    return listed.artifact
+
+
+def _walk_parent(
+    url: str, artifact: Artifact, parent: Parent, seen: dict[str, Artifact]
+) -> Iterator[Finding]:
+    place = parent.path if is_url(parent.path) else _beside(url, parent.path)
+    if parent.role in _NO_ARTIFACTS:
+        yield Finding(parent.path, parent.role, False, _NO_ARTIFACT)
+        return
+    if place is None:
+        yield Finding(parent.path, parent.role, False, _NOT_HERE)
+        return
+    try:
+        yield from _walk(place, seen)
+    except NotFound:
+        yield Finding(parent.path, parent.role, False, _NOT_HERE)
+        return
+    found = seen[place]
+    if parent.digest not in (found.digest, *found.config.get(GROWN, {}).values()):
+        raise ArtifactInvalid(
+            f"{place} is not the {parent.role} that {artifact.path} was made from",
+            remedy="make the later artifact again, or restore the earlier one",
+        )
+
+
+def _beside(url: str, path: str) -> str | None:
+    """Returns the URL of a path that is relative to the artifact at `url`; None for one outside of
+    the store.
+    """
+    if Path(path).is_absolute():
+        return None
+    store, _, inside = url.partition("://")
+    joined = posixpath.normpath(posixpath.join(inside, path))
+    return None if joined.startswith("..") else f"{store}://{joined}"

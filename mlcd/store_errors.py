@@ -1,0 +1,56 @@
+"""The errors of stores behind URLs: which are final, and what a user can do about each."""
+
+from typing import Final
+
+from fsspec import available_protocols
+
+from mlcd.errors import ConfigInvalid, InvalidInput, MlcdError, NotFound, Unavailable
+
+_RIGHTS: Final = "give this process the rights, by its environment or its profile"
+_LACKS_CREDENTIALS: Final = frozenset(
+    {"NoCredentialsError", "CredentialRetrievalError", "PartialCredentialsError", "ProfileNotFound"}
+)
+_MAY_PASS: Final = (408, 425, 429)  # among the answers that are the asker's fault
+_STATUSES: Final = ("status", "status_code", "code")  # in aiohttp, Azure's and Google's errors
+
+
+def is_final(error: Exception) -> bool:
+    """Tells whether asking again is in vain."""
+    if isinstance(error, MlcdError | FileNotFoundError | PermissionError):
+        return True
+    status = _status(error)
+    is_refused = 400 <= status < 500 and status not in _MAY_PASS
+    return is_refused or type(error).__name__ in _LACKS_CREDENTIALS
+
+
+def translated(place: str, error: Exception) -> MlcdError:
+    """Returns the error of a store in our words. place: the URL that was asked for."""
+    if isinstance(error, MlcdError):
+        return error
+    if isinstance(error, FileNotFoundError) or _status(error) == 404:
+        return NotFound(
+            f"there is no {place}", remedy="see whether its place and its name are right"
+        )
+    if isinstance(error, PermissionError) or _status(error) in (401, 403):
+        return InvalidInput(f"{place} is refused to this process", remedy=_RIGHTS)
+    if type(error).__name__ in _LACKS_CREDENTIALS:
+        return InvalidInput(f"{place} asks for credentials", remedy=_RIGHTS)
+    return Unavailable(
+        f"{place} cannot be reached ({type(error).__name__})",
+        remedy="see whether its store is up, and run the same command again",
+    )
+
+
+def not_opened(url: str) -> MlcdError:
+    """Returns the error of a URL that fsspec makes no file system of."""
+    if url.partition("://")[0] in available_protocols():  # Azure's wants to know who asks
+        return InvalidInput(f"{url} asks for credentials", remedy=_RIGHTS)
+    return ConfigInvalid(
+        f"{url} is not a URL that is known", remedy="give a path, or a URL as s3://…"
+    )
+
+
+def _status(error: Exception) -> int:
+    """Returns the status of an answer; 0 where the error tells none."""
+    told = [getattr(error, name, None) for name in _STATUSES]
+    return next((status for status in told if isinstance(status, int)), 0)

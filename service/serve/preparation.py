@@ -1,0 +1,49 @@
+"""The first steps of a server process, which need no application: its engine opens meanwhile."""
+
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from mlcd.child import STOPS
+from mlcd.images.quiet import silence_decoders
+from service.host.allocator import pause_collector, return_large_blocks
+from service.host.open_files import allow_descriptors
+from service.host.threads import ThreadBudget
+from service.inference.engine.process import StartedEngine, start_engine
+from service.inference.found_model import find_model
+from service.inference.served import Opening
+from service.settings import Settings
+from service.telemetry.logs import configure_logs
+
+Stops: TypeAlias = tuple[signal.Signals, ...]  # the signals that end a process
+BACKLOG: Final = 2048  # connections that wait to be accepted
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The model that is going to be served. engine: its process; None where it is Triton's."""
+
+    folder: str
+    engine: StartedEngine | None
+
+
+def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
+    """Prepares a process that is going to serve. stops: those of `serve_on`."""
+    return_large_blocks()
+    pause_collector()
+    allow_descriptors()
+    silence_decoders()
+    configure_logs(settings.log)
+    # The first process of a container ignores the signal until it has a handler.
+    signal.signal(stops[0], lambda *_: sys.exit(0))
+
+
+def begin(settings: Settings, announce: Callable[[str], None]) -> Begun:
+    """Starts the engine's process, which opens the model. announce: called before an export."""
+    folder = find_model(settings, announce)
+    if settings.engine == "triton":
+        return Begun(folder, None)
+    threads = ThreadBudget.of(settings).engine
+    return Begun(folder, start_engine(Opening.by(settings, folder, num_threads=threads)))

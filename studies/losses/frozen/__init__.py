@@ -1,0 +1,1 @@
+"""The frozen tier: losses compared on fixed features, thousands of runs of seconds (E1)."""

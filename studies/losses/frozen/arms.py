@@ -1,0 +1,108 @@
+"""The arms of the frozen tier: one for each setting of the loss that is compared."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from studies.losses.frozen.features import TEACHERS
+from training.parallel.partial_fc import LossKind
+
+NAMED_SEEDS: Final = tuple(range(1, 25))
+SWEEP_SEEDS: Final = tuple(range(1, 9))
+_SCALES: Final = (4.0, 8.0, 16.0, 32.0, 64.0)
+_BIASES: Final = (-8.0, -4.0, -2.0, 2.0, 4.0, 8.0)
+_SEVERAL: Final[tuple[LossKind, ...]] = ("mlc", "mlcd")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The settings that decide a run besides teacher and seed.
+
+    learned: the scale and, in Eq. 5, the bias are learned; the bias starts at -log(r k / l).
+    """
+
+    kind: LossKind = "mlcd"
+    scale: float = 16.0
+    bias: float = 0.0
+    margin: float = 0.3
+    labels: int = 8
+    clusters: int = 1000
+    ratio: float = 1.0
+    steps: int = 300
+    learned: bool = False
+
+    @property
+    def name(self) -> str:
+        """Returns the kind and what differs from the defaults."""
+        changed = [
+            f"{entry.name}={getattr(self, entry.name):g}"
+            for entry in fields(self)[1:]
+            if getattr(self, entry.name) != entry.default
+        ]
+        return "-".join([self.kind, *changed])
+
+    @property
+    def first_bias(self) -> float:
+        """Returns the bias that training begins with."""
+        if not self.learned or self.kind != "mlcd":
+            return self.bias
+        return -math.log(self.ratio * self.clusters / self.labels)
+
+
+@dataclass(frozen=True)
+class FrozenRun:
+    """One run, fully described by its name."""
+
+    teacher: str
+    arm: Arm
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.teacher}/{self.arm.name}/seed{self.seed}"
+
+
+NAMED: Final = {
+    "MLCD": Arm(),
+    "MLC": Arm("mlc"),
+    "CD": Arm("cd", labels=1),
+    "per_column": Arm("per_column"),
+    "MLCD(b = +4)": Arm(bias=4.0),
+    "MLCD(b = -4)": Arm(bias=-4.0),
+    "MLCD(b = -8)": Arm(bias=-8.0),
+    "learned s and b": Arm(learned=True),
+}
+
+
+def all_runs() -> Iterator[FrozenRun]:
+    """Yields every run of the tier, the named hypotheses of the first teacher first."""
+    for teacher in TEACHERS:
+        for seed in NAMED_SEEDS:
+            yield from (FrozenRun(teacher, arm, seed) for arm in NAMED.values())
+    swept = dict.fromkeys(arm for arm in sweeps() if arm not in NAMED.values())
+    for teacher in TEACHERS:
+        for seed in SWEEP_SEEDS:
+            yield from (FrozenRun(teacher, arm, seed) for arm in swept)
+
+
+def sweeps() -> Iterator[Arm]:
+    """Yields the arms around the default one: scale, bias, margin, labels, clusters, ratio."""
+    for kind in ("cd", "per_column", "mlc", "mlcd", "bce"):
+        default = _default(kind)
+        yield from (replace(default, scale=scale) for scale in _SCALES)
+    for scale in (8.0, 16.0, 32.0):
+        yield from (Arm(scale=scale, bias=bias) for bias in _BIASES)
+    for kind in ("cd", *_SEVERAL):
+        yield from (replace(_default(kind), margin=margin) for margin in (0.0, 0.1, 0.5))
+        changed: tuple[dict[str, Any], ...] = (
+            *({"clusters": clusters} for clusters in (100, 300, 3000, 8000)),
+            *({"ratio": ratio} for ratio in (0.03, 0.1, 0.3)),
+        )
+        yield from (replace(_default(kind), **each) for each in changed)
+    for kind in _SEVERAL:
+        yield from (Arm(kind, labels=labels) for labels in (1, 2, 4, 16, 32))
+
+
+def _default(kind: LossKind) -> Arm:
+    return Arm(kind, labels=1) if kind == "cd" else Arm(kind)

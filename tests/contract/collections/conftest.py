@@ -1,0 +1,67 @@
+"""Fixtures of the stores of collections: one place after the other, opened as often as there are
+servers.
+"""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from mlcd.collections.item import Item
+from mlcd.collections.places import open_place
+from mlcd.types import unit_rows
+from tests.postgres_server import postgres_server
+
+FINGERPRINT = "a" * 64
+DIMENSION = 16
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    with postgres_server() as running:
+        running.ask("CREATE EXTENSION vector")
+        yield running
+
+
+@pytest.fixture(params=["folder", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def place(request, tmp_path):
+    """Returns the place that keeps collections."""
+    if request.param == "folder":
+        return str(tmp_path / "collections")
+    server = request.getfixturevalue("postgres")
+    server.ask("DROP SCHEMA IF EXISTS mlcd CASCADE")
+    return server.url()
+
+
+@pytest.fixture
+def opened(place):
+    """Opens the place, as another server would."""
+    with contextlib.ExitStack() as stack:
+
+        def open_store():
+            return stack.enter_context(contextlib.closing(open_place(place)))
+
+        yield open_store
+
+
+@pytest.fixture
+def store(opened):
+    return opened()
+
+
+@pytest.fixture
+def collection(store):
+    return store.create("c", fingerprint=FINGERPRINT, dimension=DIMENSION)[0]
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    return unit_rows(np.random.default_rng(0).standard_normal((400, DIMENSION)))
+
+
+@pytest.fixture
+def filled(collection, vectors):
+    collection.add(
+        [Item(f"i{n}", vector, {"n": n, "odd": n % 2 == 1}) for n, vector in enumerate(vectors)]
+    )
+    return collection

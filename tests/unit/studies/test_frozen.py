@@ -1,0 +1,92 @@
+"""The frozen tier of the study: its probe against brute force, its runs repeated, its table."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mlcd.types import unit_rows
+from studies.losses.frozen.arms import NAMED, NAMED_SEEDS, Arm, FrozenRun, all_runs
+from studies.losses.frozen.features import TEACHERS, Asked, Teacher
+from studies.losses.frozen.rows import TABLE, gather, read_rows, write_row
+from studies.losses.frozen.run import _PENALTIES, perform, probe
+from studies.losses.hardware import origin
+
+
+@pytest.fixture(scope="module")
+def teacher():
+    rng = np.random.default_rng(0)
+    directions = rng.standard_normal((12, 24)).astype(np.float32)
+
+    def drawn(num):
+        classes = rng.integers(0, 12, num)
+        noise = rng.standard_normal((num, 24)).astype(np.float32)
+        return unit_rows(directions[classes] + noise), classes
+
+    asked = tuple(Asked(name, *drawn(60)) for name in ("held_out", "other"))
+    return Teacher("toy", drawn(400)[0], asked)
+
+
+def test_every_run_has_one_name_and_named_arms_have_all_seeds():
+    runs = list(all_runs())
+    assert len({run.name for run in runs}) == len(runs)
+    for teacher in TEACHERS:
+        for arm in NAMED.values():
+            seeds = {run.seed for run in runs if (run.teacher, run.arm) == (teacher, arm)}
+            assert seeds == set(NAMED_SEEDS)
+
+
+def test_a_learned_bias_begins_where_few_classes_are_positive():
+    arm = Arm(learned=True)
+    assert arm.first_bias == pytest.approx(-np.log(1000 / 8))
+    assert replace(arm, kind="mlc").first_bias == 0
+
+
+def test_the_probe_leaves_each_image_out():
+    rng = np.random.default_rng(1)
+    classes = rng.integers(0, 3, 40)
+    rows = (np.eye(3)[classes] @ rng.standard_normal((3, 6)) + rng.standard_normal((40, 6))).astype(
+        np.float32
+    )
+    best = 0.0
+    for penalty in _PENALTIES:
+        right = 0
+        for left_out in range(40):
+            known = np.arange(40) != left_out
+            x, y = rows[known].astype(float), np.eye(3)[classes[known]]
+            design = np.hstack([x, np.ones((39, 1))])
+            bound = np.diag([penalty * 40] * 6 + [0.0])
+            weights = np.linalg.solve(design.T @ design + bound, design.T @ y)
+            right += (np.append(rows[left_out], 1) @ weights).argmax() == classes[left_out]
+        best = max(best, right / 40)
+    assert probe(rows, classes) == best
+
+
+@pytest.mark.parametrize("kind", ["cd", "mlcd", "per_column"])
+def test_a_run_is_repeated_to_the_last_bit(kind, teacher, tmp_path):
+    run = FrozenRun("toy", Arm(kind, labels=1 if kind == "cd" else 4, clusters=12, steps=40), 3)
+    one, other = (perform(run, teacher, tmp_path / name) for name in "ab")
+    timed = {"cluster_s", "train_s", "evaluation_s"}
+    assert [one.numbers[name] for name in one.numbers if name not in timed] == [
+        other.numbers[name] for name in other.numbers if name not in timed
+    ]
+    assert (one.right == other.right).all()
+    assert len(one.right) == 120
+    assert one.numbers["positive_cosine"] > one.numbers["negative_cosine"]
+
+
+def test_rows_are_gathered_beside_those_of_other_states(teacher, tmp_path):
+    runs = [FrozenRun("toy", Arm(clusters=12, labels=2, steps=5), seed) for seed in (1, 2)]
+    outcome = perform(runs[0], teacher, tmp_path / "work")
+    write_row(runs[0], outcome, replace(origin(), commit="before"), tmp_path / "first")
+    assert list(gather(tmp_path / "first", tmp_path)) == []
+    for run in runs:
+        write_row(run, outcome, replace(origin(), commit="now"), tmp_path / "second")
+    (line,) = gather(tmp_path / "second", tmp_path)
+    assert line.startswith("toy/mlcd-labels=2-clusters=12-steps=5/seed1: ")
+    same, _, num = line.split(": ")[1].split()[:3]
+    assert same == num
+    rows = read_rows(tmp_path / TABLE)
+    assert [row["seed"] for row in rows] == [1, 2]
+    bits = np.unpackbits(np.frombuffer(rows[0]["right"], np.uint8), count=120).astype(bool)
+    assert (bits == outcome.right).all()

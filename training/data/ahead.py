@@ -1,0 +1,47 @@
+"""Steps that a thread makes ahead of the trainer."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from training.data.loader import StepBatches, StepPart, begin_thread
+
+_Part = TypeVar("_Part", bound=StepPart)
+
+
+@contextmanager
+def ahead(
+    steps: Iterator[StepBatches[_Part]], num: int, device: torch.device
+) -> Iterator[Iterator[StepBatches[_Part]]]:
+    """Makes up to `num` steps in a thread before they are asked for; an error is raised in its
+    place.
+    """
+    pool = ThreadPoolExecutor(
+        1, thread_name_prefix="ahead", initializer=begin_thread, initargs=(device,)
+    )
+    try:
+        yield _taken(pool, steps, num)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _taken(
+    pool: ThreadPoolExecutor, steps: Iterator[StepBatches[_Part]], num: int
+) -> Iterator[StepBatches[_Part]]:
+    def submit() -> Future[StepBatches[_Part] | None]:
+        return pool.submit(next, steps, None)
+
+    waiting = deque(submit() for _ in range(num))
+    while True:
+        began = time.perf_counter()
+        batch = waiting.popleft().result()
+        if batch is None:
+            return
+        waiting.append(submit())
+        yield replace(batch, wait_s=time.perf_counter() - began)
