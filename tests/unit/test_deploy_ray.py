@@ -17,7 +17,10 @@ CLUSTER = JOB["spec"]["rayClusterSpec"]
 def test_its_command_is_one_of_ours():
     program, name, *arguments = shlex.split(JOB["spec"]["entrypoint"])
     assert program == "mlcd"
-    context = cli.commands[name].make_context(name, arguments, parent=click.Context(cli))
+    parent = click.Context(cli)
+    command = cli.get_command(parent, name)
+    assert command is not None
+    context = command.make_context(name, arguments, parent=parent)
     assert context.params["on"] == "ray"
 
 

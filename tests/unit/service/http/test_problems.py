@@ -54,6 +54,7 @@ NAMES = {
     "NotFound": ("not-found", 404),
     "Conflict": ("conflict", 409),
     "Unavailable": ("unavailable", 503),
+    "StoreUnreachable": ("unavailable", 503),
     "Overloaded": ("too-many-requests", 429),
     "DiskFull": ("unavailable", 503),
     "TooManyOpenFiles": ("unavailable", 503),
