@@ -1,9 +1,9 @@
 """The fields of a batch job: the request, the stored spec and the recipe of a worker are all this
 one class.
 
-A new option is one line in `LabelJob` and one in `JobOptions`; those of labels are named in
-`_OF_LABELS`. The REST request and the Python client offer it, the queue stores it, and the pipeline
-of its kind is given it.
+A new option is one line in `LabelJob` and one in `JobOptions`; those of other kinds than `curate`
+are named in `_OF_LABELS` or `_OF_IMAGES`. The REST request and the Python client offer it, the
+queue stores it, and the pipeline of its kind is given it.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ class LabelJob:
 
     input: a folder, a glob of tar shards or parquet files, or one file; of `curate` jobs an
     embeddings artifact. output: the artifact, or the collection of `index`. threshold: only labels
-    at least so similar. embeddings: written beside the labels. The options of `curate` are those of
-    the command.
+    at least so similar. embeddings: written beside the labels. url_column: the input is a table
+    with the images' URLs in this column. The options of `curate` are those of the command.
     """
 
     kind: JobKind
@@ -37,6 +37,7 @@ class LabelJob:
     top: _Number = 8
     threshold: Annotated[float, Field(ge=-1, le=1)] | None = None
     embeddings: bool = False
+    url_column: Annotated[str, Field(min_length=1)] | None = None
     issues: Annotated[tuple[Issue, ...], Field(strict=False)] = ()  # a list, as JSON has it
     duplicates: Annotated[float, Field(gt=0, le=1)] | None = None
     keep: Literal["first", "best", "largest"] = "first"
@@ -63,12 +64,13 @@ OPTIONS: Final[dict[str, Any]] = {
     field.name: field.type for field in fields(LabelJob) if field.default is not MISSING
 }
 _OF_LABELS: Final = ("top", "threshold", "embeddings")
+_OF_IMAGES: Final = ("url_column",)
 # The options that each kind of job has.
 OPTIONS_OF: Final[Mapping[JobKind, tuple[str, ...]]] = {
-    "label": _OF_LABELS,
-    "embed": (),
+    "label": (*_OF_LABELS, *_OF_IMAGES),
+    "embed": _OF_IMAGES,
     "index": (),
-    "curate": tuple(name for name in OPTIONS if name not in _OF_LABELS),
+    "curate": tuple(name for name in OPTIONS if name not in (*_OF_LABELS, *_OF_IMAGES)),
 }
 
 
@@ -78,6 +80,7 @@ class JobOptions(TypedDict, total=False):
     top: int | None
     threshold: float | None
     embeddings: bool | None
+    url_column: str | None
     issues: tuple[Issue, ...] | None
     duplicates: float | None
     keep: Literal["first", "best", "largest"] | None

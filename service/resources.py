@@ -294,6 +294,7 @@ def _opened_equipment(settings: Settings, announce: Callable[[str], None]) -> It
             num_threads=threads.decode,
             in_flight=IN_FLIGHT if settings.engine == "triton" else 1,
             thumbnails=_thumbnails(settings),
+            urls=settings.fetch.url_options,
         )
 
 

@@ -28,6 +28,7 @@ from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid
 from mlcd.fetching.hosts import ANY_HOST
 from mlcd.fetching.listed import listed, listed_hosts, listed_networks, listed_ports
+from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.thumbnail import DEFAULT_SIDE
 from mlcd.images.transform import DecodeMode
@@ -160,6 +161,18 @@ class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     """Fetches at one time. Others wait."""
     max_connections_per_host: Annotated[int, Field(gt=0)] = 8
     """Fetches from one host at one time."""
+
+    @property
+    def url_options(self) -> UrlOptions | None:
+        """The same for jobs, of which each answer has that time; None where nothing is fetched."""
+        if not self.allow:
+            return None
+        return UrlOptions(
+            hosts=",".join(self.allow),
+            networks=",".join(map(str, self.networks)),
+            ports=",".join(map(str, self.ports)),
+            timeout=self.timeout_s,
+        )
 
     @model_validator(mode="after")
     def _inside_only_by_name(self) -> Self:

@@ -8,7 +8,7 @@ engine.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mlcd.artifacts.centers import Centers
@@ -17,6 +17,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Artifact, draft_path
 from mlcd.encoders.encoder import Encoder
 from mlcd.errors import ConfigInvalid
+from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.sources import open_source
 from mlcd.label_job import LabelJob
 from mlcd.locations import artifact_path
@@ -58,7 +59,7 @@ class OpenedCenters:
 class Equipment:
     """The parts that a process opens once, for all its shards. num_threads: threads that decode.
     in_flight: batches that the encoder is given at one time. thumbnails: those of the collections
-    that it makes; None for none.
+    that it makes; None for none. urls: how images are fetched; None where they are not.
     """
 
     encoder: Encoder
@@ -66,6 +67,7 @@ class Equipment:
     num_threads: int
     in_flight: int = 1
     thumbnails: ThumbnailChoice | None = None
+    urls: UrlOptions | None = None
 
 
 class Shards(Protocol):
@@ -123,12 +125,12 @@ def open_shards(
     raises, `make` raises.
 
     Raises NotFound or InvalidInput where there is no input, ConfigInvalid where labels lack centers
-    of the model.
+    of the model or images are at URLs and none is fetched.
     """
     out = artifact_path(job.output)
     if job.kind == "curate":
         return SelectionShards(job, _curate_inputs(job, equipment), owner, check_files)
-    source = open_source(job.input)
+    source = open_source(job.input, urls=_urls(job, equipment))
     if job.kind == "label":
         check_source(source, out)
         rows = ImagesInput(
@@ -163,8 +165,27 @@ def _labeling(job: LabelJob, rows: ImagesInput, equipment: Equipment, part_entri
     if equipment.centers is None:
         raise ConfigInvalid("there are no centers to label with", remedy="give --centers")
     artifact, centers = equipment.centers.artifact, equipment.centers.centers
-    options = LabelOptions(job.input, str(artifact.path), part_entries=part_entries, **job.options)
+    options = LabelOptions(
+        job.input,
+        str(artifact.path),
+        top=job.top,
+        threshold=job.threshold,
+        embeddings=job.embeddings,
+        part_entries=part_entries,
+    )
     return labeling_of(options, rows, artifact, centers, artifact_path(job.output))
+
+
+def _urls(job: LabelJob, equipment: Equipment) -> UrlOptions | None:
+    """Returns how the images of a job are fetched; a collection is made of files alone."""
+    if equipment.urls is not None and job.kind != "index":
+        return replace(equipment.urls, column=job.url_column)
+    if job.url_column is not None:
+        raise ConfigInvalid(
+            "no images are fetched from URLs here",
+            remedy="name the hosts to ask in MLCD_FETCH__ALLOW",
+        )
+    return None
 
 
 def _curate_inputs(job: LabelJob, equipment: Equipment) -> CurateInputs:

@@ -94,6 +94,7 @@ def _curate_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--embeddings", is_flag=True, default=None, help="Write the embeddings beside the labels."
 )
+@click.option("--url-column", help="IMAGES is a table: the images are at the URLs in this column.")
 @_curate_options
 @click.option("--key", help="Idempotency key: the same command again gives the same job.")
 @click.option("--watch", "follow", is_flag=True, help="Go on as `mlcd jobs watch` does.")

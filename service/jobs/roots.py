@@ -15,6 +15,7 @@ from fsspec.utils import glob_translate
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import MANIFEST, draft_path
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
+from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.names import is_candidate
 from mlcd.images.source import FilesSource
 from mlcd.images.sources import open_source
@@ -54,12 +55,15 @@ class PlaceMoved(Conflict):
 
 
 class Roots:
-    """Absolute folders, and URLs. What is outside is refused alike, whether it exists or not."""
+    """Absolute folders, and URLs. What is outside is refused alike, whether it exists or not.
 
-    def __init__(self, places: Sequence[str]) -> None:
+    web: how images are fetched from the web that an input names; None where they are not.
+    """
+
+    def __init__(self, places: Sequence[str], web: UrlOptions | None = None) -> None:
         """Raises ConfigInvalid for a folder that is not there."""
         urls = [place for place in places if is_url(place)]
-        self._stores, self._takes_urls = StoreRoots(urls), bool(urls)
+        self._stores, self._takes_urls, self._web = StoreRoots(urls, web), bool(urls), web
         folders = [place for place in places if not is_url(place)]
         for folder in folders:
             if not Path(folder).is_dir():
@@ -98,7 +102,7 @@ class Roots:
             self._stores.check_input(real)
             return
         try:
-            source = open_source(real)
+            source = open_source(real, urls=self._web)
         except MlcdError as error:
             raise InvalidInput(error.message, remedy=error.remedy) from error
         self.check_files(source.paths)
@@ -194,7 +198,7 @@ class Roots:
         Raises OutsideRoots where one of them leads outside, and what `open_source` raises.
         """
         if not is_url(real):
-            self.check_files(open_source(real).paths)
+            self.check_files(open_source(real, urls=self._web).paths)
 
     def check_files_of(self, real: str) -> Callable[[Sequence[str]], None]:
         """Returns the check of the files of a resolved input: in a store no link leads outside."""

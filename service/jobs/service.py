@@ -95,7 +95,7 @@ async def open_job_service(settings: Settings) -> AsyncIterator[JobService | Non
 @contextmanager
 def open_jobs(settings: Settings) -> Iterator[tuple[Queue, Roots]]:
     """Opens the queue and the folders that jobs may use. Raises ConfigInvalid."""
-    roots = Roots(settings.jobs.roots)
+    roots = Roots(settings.jobs.roots, settings.fetch.url_options)
     with closing(open_queue(settings)) as queue:
         yield queue, roots
 

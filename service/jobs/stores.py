@@ -12,6 +12,7 @@ from typing import Final
 from mlcd.artifacts.directories import Directory
 from mlcd.artifacts.manifest import MANIFEST, parse_manifest
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
+from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.sources import open_source
 from mlcd.locations import artifact_path, check_no_credentials
 from service.errors import BadRequest, OutsideRoots, Param
@@ -22,11 +23,11 @@ _WILDCARDS: Final = "*?["
 class StoreRoots:
     """URLs such as s3://bucket/prefix. What is outside is refused alike, there or not."""
 
-    def __init__(self, urls: Sequence[str]) -> None:
+    def __init__(self, urls: Sequence[str], web: UrlOptions | None = None) -> None:
         """Raises ConfigInvalid for a URL that cannot be opened."""
         for url in urls:
             Directory.at(url)
-        self._urls = [url.rstrip("/") for url in urls]
+        self._urls, self._web = [url.rstrip("/") for url in urls], web
 
     def resolve(self, location: str, param: Param) -> str:
         """Returns the URL without a slash at its end. Raises BadRequest, OutsideRoots."""
@@ -46,7 +47,7 @@ class StoreRoots:
     def check_input(self, url: str) -> None:
         """Checks that there is something to read. Raises InvalidInput."""
         try:
-            open_source(url)
+            open_source(url, urls=self._web)
         except MlcdError as error:
             raise InvalidInput(error.message, remedy=error.remedy) from error
 

@@ -146,6 +146,8 @@ def test_what_cannot_be_done_is_refused(place):
         list(place.jobs.watch("0" * 20))
     with pytest.raises(RefusedInput, match="label jobs only"):
         place.submit(top=3)
+    with pytest.raises(RefusedConflict, match="fetches no images"):
+        place.submit(url_column="url")
     with pytest.raises(RefusedInput, match="absolute"):
         place.jobs.submit("images", "/out", kind="embed")
 

@@ -8,10 +8,12 @@ import shutil
 import tarfile
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -24,9 +26,11 @@ from mlcd.collections.collection import Collection
 from mlcd.encoders.hog import HogEncoder
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DiskFull, InvalidInput
+from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.sources import open_source
 from mlcd.label_job import LabelJob
 from mlcd.parts.decisions import CurateOptions
+from mlcd.parts.encoded import PART_ENTRIES
 from mlcd.parts.ownership import claim
 from mlcd.pipelines.curate import CurateInputs, curate
 from mlcd.pipelines.embed import embed
@@ -36,6 +40,7 @@ from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows
 from tests.conftest import write_digits
+from tests.image_host import ImageHost, ok
 
 SILENT = Reporter("silent")
 SIZES = [24, 24, 12]
@@ -112,6 +117,50 @@ def by_command(wanted: LabelJob, equipment, out, part_entries=24) -> str:
         )
         return label(options, out, reporter=SILENT).digest
     return embed(open_source(wanted.input), equipment.encoder, out, SILENT).digest
+
+
+@pytest.mark.parametrize("kind", ["label", "embed"])
+@pytest.mark.parametrize("form", ["table", "list"])
+def test_images_at_urls_are_those_of_the_command(kind, form, images, equipment, tmp_path):
+    files = sorted(images.rglob("*.png"))
+    with ImageHost(
+        {f"/{number}": ok(file.read_bytes()) for number, file in enumerate(files)}
+    ) as host:
+        urls = [f"{host.url}/{number}" for number in range(len(files))] + ["http://10.0.0.1/a.png"]
+        if form == "table":
+            place, column = tmp_path / "links.parquet", "link"
+            pq.write_table(pa.table({"link": urls}), place)
+        else:
+            place, column = tmp_path / "links.txt", None
+            place.write_text("\n".join(urls))
+        options = UrlOptions(column, "127.0.0.1", "127.0.0.1/32", str(host.port))
+        fetching = replace(equipment, urls=replace(options, column=None))
+        wanted = wanted_job(kind, place, tmp_path, url_column=column)
+        shards = opened(wanted, fetching, part_entries=24 if kind == "label" else PART_ENTRIES)
+        assert sum(finish(shards, reversed(range(len(shards.sizes))))) == 2
+        made = open_artifact(Path(wanted.output))
+        out = tmp_path / "by-command"
+        if kind == "embed":
+            source = open_source(str(place), urls=options)
+            other = embed(source, equipment.encoder, out, SILENT)
+        else:
+            centers = str(equipment.centers.artifact.path)
+            asked = LabelOptions(str(place), centers, model="pixels", part_entries=24, urls=options)
+            other = label(asked, out, reporter=SILENT)
+        assert made.digest == other.digest
+        problems = made.file("errors.jsonl").read_text()
+    assert '"unsupported-format"' in problems
+    assert '"url-refused"' in problems
+
+
+def test_images_at_urls_are_refused_where_nothing_is_fetched(images, equipment, tmp_path):
+    pq.write_table(pa.table({"link": ["http://example.com/a.png"]}), tmp_path / "links.parquet")
+    (tmp_path / "links.txt").write_text("http://example.com/a.png")
+    table = wanted_job("embed", tmp_path / "links.parquet", tmp_path, url_column="link")
+    with pytest.raises(ConfigInvalid, match="no images are fetched"):
+        opened(table, equipment)
+    with pytest.raises(InvalidInput, match="nothing is fetched here"):
+        opened(wanted_job("embed", tmp_path / "links.txt", tmp_path), equipment)
 
 
 def test_labels_made_in_any_order_by_anybody_are_those_of_the_command(images, equipment, tmp_path):

@@ -265,8 +265,8 @@ def _wanted(asked: JobRequest) -> LabelJob:
     kind = asked.kind
     for name in OPTIONS:
         if name in given and name not in OPTIONS_OF[kind]:
-            of = next(each for each, options in OPTIONS_OF.items() if name in options)
-            raise BadRequest(f"{name} is of {of} jobs only", param=name)
+            kinds = [each for each, options in OPTIONS_OF.items() if name in options]
+            raise BadRequest(f"{name} is of {' and '.join(kinds)} jobs only", param=name)
     job = LabelJob(**given)
     if kind == "curate" and job == LabelJob(kind, job.input, job.output, report=job.report):
         raise BadRequest("a curate job is asked for no step", param="duplicates")
@@ -276,6 +276,11 @@ def _wanted(asked: JobRequest) -> LabelJob:
 def _spec(job: LabelJob, resources: Resources) -> JobSpec:
     """Returns the job for the served model and centers; its paths are not looked at yet."""
     centers = None
+    if job.url_column is not None and resources.settings.fetch.url_options is None:
+        raise Conflict(
+            "this server fetches no images from URLs",
+            remedy="set MLCD_FETCH__ALLOW to the hosts that its workers may ask",
+        )
     if job.kind == "label":
         check_top(job.top, resources)
     if job.needs_centers:

@@ -46,6 +46,7 @@ LATER = {
     "hierarchical": None,
     "seed": 0,
     "report": False,
+    "url_column": None,
 }
 LABELING_SPEC = JobSpec(
     "label",
