@@ -348,6 +348,8 @@ def test_small_or_uniform_folders_get_one_line(digits, tmp_path):
         "--out",
         tmp_path / "a",
         "--no-serve",
+        "--features",
+        "hog",  # the starter's export, the first time, tells of itself
         contains="too few to cluster",
         run=run_mlcd,
     )
@@ -358,6 +360,8 @@ def test_small_or_uniform_folders_get_one_line(digits, tmp_path):
         "--out",
         tmp_path / "b",
         "--no-serve",
+        "--features",
+        "hog",  # the starter's export, the first time, tells of itself
         contains="too few to cluster",
         run=run_mlcd,
     )
