@@ -1,6 +1,6 @@
 """Runs the study, or goes on with it, and then writes its numbers.
 
-    python -m studies.losses --tier frozen|smoke|cpu|gpu --data DIR [--out DIR] [--only RUN]
+    python -m studies.losses --tier frozen|mosaics|smoke|cpu|gpu --data DIR [--out DIR] [--only RUN]
                                     [--max-runs N] [--minutes M] [--jobs N] [--references]
 
 RUN is a run's name, such as report/mlcd-seed1-lr0.001-s8-r1-steps480; the raw numbers have a
@@ -17,7 +17,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -27,7 +27,9 @@ from mlcd.cores import available_cores
 from mlcd.errors import InvalidInput, MlcdError
 from studies.losses.arms import RunSpec
 from studies.losses.data import require
-from studies.losses.frozen.command import run_frozen
+from studies.losses.frozen.tier import FrozenTier
+from studies.losses.instrument.slices import SlicedTier, run_slices
+from studies.losses.mosaics.tier import MosaicsTier
 from studies.losses.plan import due
 from studies.losses.references import perform_references
 from studies.losses.run import Study, perform
@@ -36,13 +38,19 @@ from studies.losses.table import RESULTS, gather
 from studies.losses.tiers import TIERS
 from training.preemption import Preempted
 
-FROZEN: Final = "frozen"
+_SLICED: Final[dict[str, Callable[[Path, Path], SlicedTier]]] = {
+    FrozenTier.name: FrozenTier.of,
+    MosaicsTier.name: MosaicsTier.of,
+}
 
 
 def main() -> int:
     options = _parsed()
     try:
-        (run_frozen if options.tier == FROZEN else _run_towers)(options)
+        if (sliced := _SLICED.get(options.tier)) is not None:
+            run_slices(sliced(options.data, options.out), options)
+        else:
+            _run_towers(options)
     except MlcdError as error:
         print(error, file=sys.stderr)
         return 2
@@ -79,7 +87,7 @@ def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tier", choices=sorted([*TIERS, FROZEN]), required=True)
+    parser.add_argument("--tier", choices=sorted([*TIERS, *_SLICED]), required=True)
     parser.add_argument(
         "--data",
         type=Path,

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
 
 from studies.losses.frozen.features import TEACHERS
-from training.parallel.partial_fc import LossKind
+from training.parallel.partial_fc import HeadConfig, LossKind
 
 NAMED_SEEDS: Final = tuple(range(1, 25))
 SWEEP_SEEDS: Final = tuple(range(1, 9))
@@ -49,6 +49,19 @@ class Arm:
             return self.bias
         return -math.log(self.ratio * self.clusters / self.labels)
 
+    def head(self, seed: int) -> HeadConfig:
+        """Returns the settings of the loss."""
+        return HeadConfig(
+            kind=self.kind,
+            scale=self.scale,
+            margin=self.margin,
+            bias=self.first_bias,
+            learn_scale=self.learned,
+            learn_bias=self.learned and self.kind == "mlcd",
+            negative_ratio=self.ratio,
+            seed=seed,
+        )
+
 
 @dataclass(frozen=True)
 class FrozenRun:
@@ -61,6 +74,11 @@ class FrozenRun:
     @property
     def name(self) -> str:
         return f"{self.teacher}/{self.arm.name}/seed{self.seed}"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        arm = {"arm": self.arm.name, "seed": self.seed, **asdict(self.arm)}
+        return {"teacher": self.teacher, **arm}
 
 
 NAMED: Final = {

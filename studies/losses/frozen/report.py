@@ -18,9 +18,11 @@ from scipy.stats import f as f_distribution
 from scipy.stats import t
 
 from studies.losses.frozen.arms import NAMED, Arm, sweeps
-from studies.losses.frozen.features import ASKED, HELD_OUT, TEACHERS
-from studies.losses.frozen.pooled import Difference, Pooled, holm
-from studies.losses.frozen.rows import TABLE, read_rows
+from studies.losses.frozen.features import TEACHERS
+from studies.losses.frozen.tier import FROZEN
+from studies.losses.instrument.asked import ASKED, HELD_OUT
+from studies.losses.instrument.pooled import Difference, Pooled, holm
+from studies.losses.instrument.rows import read_rows, table_of
 from studies.losses.table import RESULTS
 
 _MARGIN: Final = 0.005
@@ -42,7 +44,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
-    rows = read_rows(parser.parse_args().results / TABLE)
+    rows = read_rows(table_of(FROZEN, parser.parse_args().results))
     for teacher in TEACHERS:
         of_teacher = [row for row in rows if row["teacher"] == teacher]
         if of_teacher:

@@ -7,10 +7,20 @@ import pytest
 
 from mlcd.types import unit_rows
 from studies.losses.frozen.arms import NAMED, NAMED_SEEDS, Arm, FrozenRun, all_runs
-from studies.losses.frozen.features import TEACHERS, Asked, Teacher
-from studies.losses.frozen.rows import TABLE, gather, read_rows, write_row
-from studies.losses.frozen.run import _PENALTIES, perform, probe
+from studies.losses.frozen.features import TEACHERS, Teacher
+from studies.losses.frozen.run import perform
 from studies.losses.hardware import origin
+from studies.losses.instrument.asked import (
+    _PENALTIES,
+    Asked,
+    AskedTags,
+    mean_precision,
+    probe,
+    tag_votes,
+    tags_right,
+)
+from studies.losses.instrument.rows import gather, read_rows, table_of, write_row
+from training.evaluation.knn import weighted_votes
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +72,20 @@ def test_the_probe_leaves_each_image_out():
     assert probe(rows, classes) == best
 
 
+def test_votes_for_tags_are_those_for_classes_where_each_image_has_one():
+    rng = np.random.default_rng(2)
+    classes = rng.integers(0, 4, 50)
+    rows = unit_rows(rng.standard_normal((50, 8)).astype(np.float32))
+    rows[7] = rows[8] = rows[9]
+    tags = np.eye(4, dtype=bool)[classes]
+    votes = weighted_votes(rows, rows, classes, num_classes=4, neighbors=5, itself=np.arange(50))
+    assert tag_votes(rows, tags) == pytest.approx(votes)
+    asked = AskedTags("toy", rows, tags)
+    assert (tags_right(rows, asked) == (votes.argmax(axis=1) == classes)).all()
+    assert 0.2 < mean_precision(rows, asked) < 0.8
+    assert mean_precision(tags.astype(np.float32), asked) == 1.0
+
+
 @pytest.mark.parametrize("kind", ["cd", "mlcd", "per_column"])
 def test_a_run_is_repeated_to_the_last_bit(kind, teacher, tmp_path):
     run = FrozenRun("toy", Arm(kind, labels=1 if kind == "cd" else 4, clusters=12, steps=40), 3)
@@ -78,15 +102,15 @@ def test_a_run_is_repeated_to_the_last_bit(kind, teacher, tmp_path):
 def test_rows_are_gathered_beside_those_of_other_states(teacher, tmp_path):
     runs = [FrozenRun("toy", Arm(clusters=12, labels=2, steps=5), seed) for seed in (1, 2)]
     outcome = perform(runs[0], teacher, tmp_path / "work")
-    write_row(runs[0], outcome, replace(origin(), commit="before"), tmp_path / "first")
-    assert list(gather(tmp_path / "first", tmp_path)) == []
+    write_row("frozen", runs[0], outcome, replace(origin(), commit="before"), tmp_path / "first")
+    assert list(gather("frozen", tmp_path / "first", tmp_path)) == []
     for run in runs:
-        write_row(run, outcome, replace(origin(), commit="now"), tmp_path / "second")
-    (line,) = gather(tmp_path / "second", tmp_path)
+        write_row("frozen", run, outcome, replace(origin(), commit="now"), tmp_path / "second")
+    (line,) = gather("frozen", tmp_path / "second", tmp_path)
     assert line.startswith("toy/mlcd-labels=2-clusters=12-steps=5/seed1: ")
     same, _, num = line.split(": ")[1].split()[:3]
     assert same == num
-    rows = read_rows(tmp_path / TABLE)
+    rows = read_rows(table_of("frozen", tmp_path))
     assert [row["seed"] for row in rows] == [1, 2]
     bits = np.unpackbits(np.frombuffer(rows[0]["right"], np.uint8), count=120).astype(bool)
     assert (bits == outcome.right).all()

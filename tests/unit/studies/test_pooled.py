@@ -7,10 +7,10 @@ import pytest
 from scipy.stats import t
 
 from studies.losses.frozen.arms import NAMED
-from studies.losses.frozen.features import ASKED, HELD_OUT
-from studies.losses.frozen.pooled import Pooled, holm
 from studies.losses.frozen.report import main
-from studies.losses.frozen.rows import TABLE
+from studies.losses.instrument.asked import ASKED, HELD_OUT
+from studies.losses.instrument.pooled import Pooled, holm
+from studies.losses.instrument.rows import table_of
 
 KINDS = ("knn", "probe")
 
@@ -58,7 +58,7 @@ def test_the_report_says_what_rows_were_made_to_show(tmp_path, capsys, monkeypat
                 | asked
                 | cosines
             )
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / TABLE)
+    pq.write_table(pa.Table.from_pylist(rows), table_of("frozen", tmp_path))
     monkeypatch.setattr("sys.argv", ["report", "--results", str(tmp_path)])
     main()
     lines = capsys.readouterr().out.splitlines()

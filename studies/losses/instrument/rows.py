@@ -1,43 +1,65 @@
-"""The rows of the frozen tier: one for each finished run, kept in the state and gathered."""
+"""The rows of the quick tiers: one for each finished run, kept in the state and gathered."""
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from studies.losses.frozen.arms import FrozenRun
-from studies.losses.frozen.run import Outcome
 from studies.losses.hardware import Origin
 
-TABLE: Final = "frozen.parquet"
-_NOT_COMPARED: Final = frozenset(
-    {"cluster_s", "train_s", "evaluation_s", "cpu", "cores", "device", "torch", "python", "commit"}
-)
-_Row = dict[str, Any]
+_SECONDS: Final = "_s"  # the end of the names of durations
+_NOT_COMPARED: Final = frozenset({"cpu", "cores", "device", "torch", "python", "commit", "command"})
+Row = dict[str, Any]
 
 
-def path_of(run: FrozenRun, state: Path) -> Path:
+class SlicedRun(Protocol):
+    """One run of a quick tier, fully described by its name."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def fields(self) -> Row:
+        """Returns the columns that say what was run, the same for every run of an experiment."""
+        ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The numbers of a run by name, and a bit for each asked image: the answer was right.
+
+    A number may also be a list of them, of several moments of the training.
+    """
+
+    numbers: dict[str, Any]
+    right: NDArray[np.bool_]
+
+
+def table_of(tier: str, results: Path) -> Path:
+    """Returns the file of a tier's gathered rows."""
+    return results / f"{tier}.parquet"
+
+
+def path_of(run: SlicedRun, state: Path) -> Path:
     """Returns the file of a finished run."""
     return state / "runs" / f"{run.name}.json"
 
 
-def write_row(run: FrozenRun, outcome: Outcome, origin: Origin, state: Path) -> None:
+def write_row(tier: str, run: SlicedRun, outcome: Outcome, origin: Origin, state: Path) -> None:
     """Keeps the row of a run, whole or not at all."""
     row = {
         "run": run.name,
-        "teacher": run.teacher,
-        "arm": run.arm.name,
-        "seed": run.seed,
-        **asdict(run.arm),
+        **run.fields,
         **outcome.numbers,
         "right": np.packbits(outcome.right).tobytes().hex(),
         **origin.to_dict(),
-        "command": f"python -m studies.losses --tier frozen --only {run.name}",
+        "command": f"python -m studies.losses --tier {tier} --only {run.name}",
     }
     path = path_of(run, state)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,11 +68,11 @@ def write_row(run: FrozenRun, outcome: Outcome, origin: Origin, state: Path) -> 
     written.rename(path)
 
 
-def gather(state: Path, results: Path) -> Iterator[str]:
+def gather(tier: str, state: Path, results: Path) -> Iterator[str]:
     """Writes the table of all rows, those that it has and those of the state, and yields a line for
     each run that both have.
     """
-    table = results / TABLE
+    table = table_of(tier, results)
     rows = {row["run"]: row for row in read_rows(table)}
     for path in sorted((state / "runs").rglob("*.json")):
         row = json.loads(path.read_text())
@@ -67,14 +89,14 @@ def gather(state: Path, results: Path) -> Iterator[str]:
     written.rename(table)
 
 
-def read_rows(table: Path) -> list[_Row]:
+def read_rows(table: Path) -> list[Row]:
     """Returns the rows that `gather` wrote, if any."""
-    rows: list[_Row] = pq.read_table(table).to_pylist() if table.is_file() else []
+    rows: list[Row] = pq.read_table(table).to_pylist() if table.is_file() else []
     return rows
 
 
-def _compared(row: _Row, before: _Row) -> str:
-    names = [name for name in row if name not in _NOT_COMPARED]
+def _compared(row: Row, before: Row) -> str:
+    names = [name for name in row if name not in _NOT_COMPARED and not name.endswith(_SECONDS)]
     same = [name for name in names if row[name] == before.get(name)]
     return (
         f"{row['run']}: {len(same)} of {len(names)} fields as before, at {before['commit']}"

@@ -1,0 +1,155 @@
+"""A small network over fixed features, trained by a loss of classes.
+
+Shapes: N images, D features, B batch, L labels, K classes.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from mlcd.clustering.kmeans import kmeans
+from mlcd.clustering.nearest import nearest_centers
+from mlcd.types import Embeddings, unit_rows
+from training.config import OptimConfig
+from training.optim.clip import clip_global_norm
+from training.optim.groups import adamw_settings, center_optimizer, scalar_groups
+from training.optim.row_gradients import add_up
+from training.optim.schedule import learning_rate
+from training.parallel.partial_fc import HeadConfig, PartialFC
+
+DIMENSION: Final = 128
+_BATCH: Final = 128
+_WIDTH: Final = 256
+_MOST_LABELS: Final = 32
+_ITERATIONS: Final = 10  # of k-means
+_MEASURED: Final = 2048  # training images whose cosines are measured at the end
+_OPTIM: Final = OptimConfig(warmup_steps=30)  # the rest is that of the recipes
+
+
+class HeadArm(Protocol):
+    """The settings that decide a training besides its features and its seed."""
+
+    @property
+    def labels(self) -> int: ...
+
+    @property
+    def clusters(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    def head(self, seed: int) -> HeadConfig: ...
+
+
+@dataclass(frozen=True)
+class TrainedHead:
+    """The network and the classifier after the last step."""
+
+    network: nn.Module
+    head: PartialFC
+
+
+def nearest_labels(rows: Embeddings, clusters: int, seed: int, path: Path) -> NDArray[np.int64]:
+    """Returns the nearest centers of each row, [N, 32] or fewer, nearest first.
+
+    path: the clustering is made once and kept there.
+    """
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = kmeans([rows], clusters, iterations=_ITERATIONS, seed=seed)
+        top = min(_MOST_LABELS, clusters)
+        ids = nearest_centers(rows, found.centers, top=top).ids
+        written = path.with_name(f"{path.stem}-{time.time_ns()}.partial.npy")
+        np.save(written, ids, allow_pickle=False)
+        written.rename(path)
+    labels: NDArray[np.int64] = np.load(path, allow_pickle=False).astype(np.int64)
+    return labels
+
+
+def scaled(rows: Embeddings) -> Tensor:
+    """Returns unit rows as the network takes them: their entries have a variance of about 1."""
+    return torch.from_numpy(rows).mul(math.sqrt(rows.shape[1]))
+
+
+def train_head(rows_ND: Tensor, labels_NL: Tensor, arm: HeadArm, seed: int) -> TrainedHead:
+    """Trains on scaled rows; the same arguments give the same bits with one thread."""
+    network = new_network(rows_ND.shape[1], seed)
+    head = PartialFC(arm.clusters, DIMENSION, arm.head(seed))
+    head.initialize(seed)
+    groups = [
+        {"params": list(network.parameters()), "weight_decay": _OPTIM.weight_decay,
+         "peak_lr": _OPTIM.lr},
+        *scalar_groups(head, _OPTIM),
+    ]  # fmt: skip
+    optimizers = [
+        torch.optim.AdamW(groups, **adamw_settings(_OPTIM)),
+        center_optimizer(head, _OPTIM),
+    ]
+    order, steps = np.random.default_rng(seed), arm.steps
+    batches = np.concatenate(
+        [order.permutation(len(rows_ND)) for _ in range(-(-steps * _BATCH // len(rows_ND)))]
+    )
+    for step in range(steps):
+        chosen = torch.from_numpy(batches[step * _BATCH : (step + 1) * _BATCH])
+        _update(network, head, optimizers, rows_ND[chosen], labels_NL[chosen], step, steps)
+    return TrainedHead(network.eval(), head)
+
+
+def _update(
+    network: nn.Module,
+    head: PartialFC,
+    optimizers: list[torch.optim.Optimizer],
+    rows_BD: Tensor,
+    labels_BL: Tensor,
+    step: int,
+    num_steps: int,
+) -> None:
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(
+                step, peak=group["peak_lr"], warmup_steps=_OPTIM.warmup_steps, num_steps=num_steps
+            )
+    head(network(rows_BD), labels_BL, step).loss.backward()
+    if head.config.kind == "per_column":
+        add_up(head.weight)
+    replicated = [*network.parameters(), *head.scalars.values()]
+    clip_global_norm(replicated, [head.weight], _OPTIM.clip_norm or float("inf"), head.world)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def new_network(num_features: int, seed: int) -> nn.Sequential:
+    """Returns the network of a seed before its first step."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(num_features, _WIDTH), nn.GELU(), nn.Linear(_WIDTH, DIMENSION)
+        )
+
+
+@torch.no_grad()
+def resting_cosines(trained: TrainedHead, rows_ND: Tensor, labels_NL: Tensor) -> dict[str, float]:
+    """Returns the mean cosine with own labels and with all other classes, and what was learned."""
+    head = trained.head
+    z = normalize(trained.network(rows_ND[:_MEASURED]), dim=1)
+    cosines = z @ head.unit_centers().T
+    own = torch.zeros_like(cosines, dtype=torch.bool)
+    own.scatter_(1, labels_NL[:_MEASURED], value=True)
+    learned = {name: float(each) for name, each in head.scalars.items()}
+    found = {"positive_cosine": float(cosines[own].mean())}
+    return found | {"negative_cosine": float(cosines[~own].mean()), **learned}
+
+
+@torch.no_grad()
+def embedded(network: nn.Module, rows: Embeddings) -> Embeddings:
+    """Returns the network's unit rows for unit rows."""
+    return unit_rows(network(scaled(rows)).numpy())
