@@ -69,7 +69,7 @@ _OF_IMAGES: Final = ("url_column",)
 OPTIONS_OF: Final[Mapping[JobKind, tuple[str, ...]]] = {
     "label": (*_OF_LABELS, *_OF_IMAGES),
     "embed": _OF_IMAGES,
-    "index": (),
+    "index": _OF_IMAGES,
     "curate": tuple(name for name in OPTIONS if name not in (*_OF_LABELS, *_OF_IMAGES)),
 }
 

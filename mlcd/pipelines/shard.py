@@ -177,8 +177,8 @@ def _labeling(job: LabelJob, rows: ImagesInput, equipment: Equipment, part_entri
 
 
 def _urls(job: LabelJob, equipment: Equipment) -> UrlOptions | None:
-    """Returns how the images of a job are fetched; a collection is made of files alone."""
-    if equipment.urls is not None and job.kind != "index":
+    """Returns how the images of a job are fetched; None where they are not."""
+    if equipment.urls is not None:
         return replace(equipment.urls, column=job.url_column)
     if job.url_column is not None:
         raise ConfigInvalid(

@@ -31,9 +31,8 @@ class JobRequest(_JobOptions):
     input: a folder, a glob of tar shards or parquet files, or one file, as workers see it; of
     `curate` jobs an embeddings artifact. output: a directory that does not exist yet. top,
     threshold, embeddings (written beside the labels): options of `label` jobs only. url_column: of
-    `label` and `embed` jobs, whose input is a table with the images' URLs in this column. The
-    others are those of `curate` jobs only, as the command has them. One that is null or missing has
-    its default.
+    jobs of images; the input is a table with their URLs in this column. The others are those of
+    `curate` jobs only, as the command has them. One that is null or missing has its default.
     """
 
     model_config = ConfigDict(

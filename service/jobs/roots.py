@@ -7,6 +7,7 @@ import re
 import stat
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +64,7 @@ class Roots:
     def __init__(self, places: Sequence[str], web: UrlOptions | None = None) -> None:
         """Raises ConfigInvalid for a folder that is not there."""
         urls = [place for place in places if is_url(place)]
-        self._stores, self._takes_urls, self._web = StoreRoots(urls, web), bool(urls), web
+        self._stores, self._takes_urls, self._web = StoreRoots(urls), bool(urls), web
         folders = [place for place in places if not is_url(place)]
         for folder in folders:
             if not Path(folder).is_dir():
@@ -92,19 +93,20 @@ class Roots:
         named = self._named_path(location, "output")
         return str(self._real_path(named.parent, "output") / named.name)
 
-    def check_input(self, real: str) -> None:
+    def check_input(self, real: str, *, url_column: str | None = None) -> None:
         """Checks a resolved input: a folder, a file, a list or a glob of some, with something to
         read in it.
 
         Raises OutsideRoots where a wildcard leads outside, InvalidInput.
         """
-        if is_url(real):
-            self._stores.check_input(real)
-            return
         try:
             source = open_source(real, urls=self._web)
+            if self._web is not None and url_column is not None:
+                open_source(real, urls=replace(self._web, column=url_column))
         except MlcdError as error:
             raise InvalidInput(error.message, remedy=error.remedy) from error
+        if is_url(real):
+            return
         self.check_files(source.paths)
         for path in source.paths if isinstance(source, FilesSource) else []:
             if not Path(path).is_file():  # one that waits for a writer would keep whoever opens it

@@ -12,8 +12,6 @@ from typing import Final
 from mlcd.artifacts.directories import Directory
 from mlcd.artifacts.manifest import MANIFEST, parse_manifest
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
-from mlcd.fetching.url_options import UrlOptions
-from mlcd.images.sources import open_source
 from mlcd.locations import artifact_path, check_no_credentials
 from service.errors import BadRequest, OutsideRoots, Param
 
@@ -23,11 +21,11 @@ _WILDCARDS: Final = "*?["
 class StoreRoots:
     """URLs such as s3://bucket/prefix. What is outside is refused alike, there or not."""
 
-    def __init__(self, urls: Sequence[str], web: UrlOptions | None = None) -> None:
+    def __init__(self, urls: Sequence[str]) -> None:
         """Raises ConfigInvalid for a URL that cannot be opened."""
         for url in urls:
             Directory.at(url)
-        self._urls, self._web = [url.rstrip("/") for url in urls], web
+        self._urls = [url.rstrip("/") for url in urls]
 
     def resolve(self, location: str, param: Param) -> str:
         """Returns the URL without a slash at its end. Raises BadRequest, OutsideRoots."""
@@ -43,13 +41,6 @@ class StoreRoots:
         parts = url.partition("://")[2].split("/")
         is_plain = not any(part in ("", ".", "..") for part in parts)
         return is_plain and any(f"{url}/".startswith(f"{root}/") for root in self._urls)
-
-    def check_input(self, url: str) -> None:
-        """Checks that there is something to read. Raises InvalidInput."""
-        try:
-            open_source(url, urls=self._web)
-        except MlcdError as error:
-            raise InvalidInput(error.message, remedy=error.remedy) from error
 
     def check_embeddings(self, url: str) -> None:
         """Checks that there are finished embeddings, by their manifest. Raises InvalidInput."""

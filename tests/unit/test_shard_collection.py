@@ -14,11 +14,13 @@ from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
+from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.thumbnail import thumbnail
 from mlcd.label_job import LabelJob
 from mlcd.parts.attempt import Attempt
 from mlcd.pipelines.shard import Equipment, ThumbnailChoice, discard, open_shards
 from tests.conftest import write_digits
+from tests.image_host import ImageHost, ok
 from tests.unit.nobody import nobody, open_folder
 
 NUM_IMAGES = 40
@@ -256,6 +258,27 @@ def test_items_have_the_thumbnails_that_were_made_with_their_embeddings(
     shown = finished_with_thumbnails(job, equipment, max_bytes)
     assert shown == num_shown if isinstance(num_shown, int) else shown in num_shown
     assert names(folder) == ["out"]
+
+
+def test_images_at_urls_are_collected_with_thumbnails(job, equipment, folder):
+    files = sorted((folder / "images").rglob("*.png"))
+    bodies = {f"/{number}": ok(file.read_bytes()) for number, file in enumerate(files)}
+    with ImageHost(bodies) as host:
+        links = folder / "links.parquet"
+        urls = [f"{host.url}/{number}" for number in range(len(files))]
+        pq.write_table(pa.table({"link": urls}), links)
+        fetching = UrlOptions(None, "127.0.0.1", "127.0.0.1/32", str(host.port))
+        choice = ThumbnailChoice(side=32, max_bytes=2**20)
+        shards = opened(
+            replace(job, input=str(links), url_column="link"),
+            replace(equipment, urls=fetching, thumbnails=choice),
+        )
+        shards.plan()
+        assert sum(shards.make(shard, nothing) for shard in range(len(shards.sizes))) == 0
+        shards.publish(nothing)
+    with Collection.open(Path(job.output), background=False) as collection:
+        assert len(collection) == len(urls)
+        assert not list(collection.without_thumbnail())
 
 
 def test_thumbnails_go_with_work_that_is_discarded(job, equipment, folder):

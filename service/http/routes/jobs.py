@@ -310,7 +310,7 @@ def _accepted(service: JobService, spec: JobSpec, key: str | None) -> tuple[jobs
     if spec.kind == "curate":
         service.roots.check_embeddings(spec.input)
     else:
-        service.roots.check_input(spec.input)
+        service.roots.check_input(spec.input, url_column=spec.url_column)
     service.roots.check_output(spec.output, input_of_job=spec.input)
     return service.queue.submit(spec, key=key)
 

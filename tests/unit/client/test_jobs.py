@@ -7,12 +7,13 @@ import pytest
 
 from mlcd.client import AnswerInvalid, AsyncClient, Client, Refused, RefusedNotFound
 from mlcd.errors import InvalidInput, Unavailable
+from mlcd.wire.queued_jobs import Job
 from tests.unit.client.scripted import Reply, scripted
 
 PROGRESS = dict.fromkeys(
     ("shards", "images", "stage", "collected", "indexed", "images_per_s", "eta_s")
 ) | dict.fromkeys(("shards_done", "shards_failed", "done", "failed_items", "damaged_files"), 0)
-RUNNING = {
+RUNNING = dict.fromkeys(Job.model_fields) | {
     "id": "1",
     "kind": "embed",
     "state": "running",
@@ -22,9 +23,6 @@ RUNNING = {
     "created": "2026-11-01T00:00:00.25Z",
     "started": "2026-11-01T00:00:01Z",
     "progress": PROGRESS,
-    **dict.fromkeys(("centers", "top", "threshold", "embeddings", "ended", "problem")),
-    **dict.fromkeys(("issues", "duplicates", "keep", "outliers", "balance", "hierarchical")),
-    **dict.fromkeys(("seed", "report")),
 }
 ENDED = RUNNING | {"state": "canceled", "ended": "2026-11-01T00:00:02Z"}
 NO_MORE = Reply(204, b"")

@@ -4,9 +4,12 @@ exists.
 
 import os
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
+from mlcd.fetching.url_options import UrlOptions
 from service.errors import BadRequest, OutsideRoots
 from service.jobs.roots import Roots
 from tests.conftest import write_digits
@@ -168,6 +171,15 @@ def test_a_chained_address_in_a_root_is_refused(roots, place, location):
 def test_an_input_without_anything_to_read_is_refused(roots, place, location):
     with pytest.raises(InvalidInput):
         accepted(roots, place / "root" / location)
+
+
+def test_a_column_of_urls_is_of_a_table(place):
+    links = place / "root" / "links.parquet"
+    pq.write_table(pa.table({"link": ["http://example.com/a.png"]}), links)
+    roots = Roots([str(place / "root")], web=UrlOptions())
+    roots.check_input(str(links), url_column="link")
+    with pytest.raises(InvalidInput, match="has no columns"):
+        roots.check_input(str(place / "root" / "images"), url_column="link")
 
 
 def test_an_output_must_be_new_and_possible(roots, place):
