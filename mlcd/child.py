@@ -174,8 +174,14 @@ class Parent:
         return map(json.loads, sys.stdin)
 
     def send(self, message: Message) -> None:
-        self._output.write(to_line(message))
-        self._output.flush()
+        """Sends a message. It ends this process where nobody reads it any more."""
+        try:
+            self._output.write(to_line(message))
+            self._output.flush()
+        except BrokenPipeError:
+            with suppress(BrokenPipeError):
+                self._output.close()  # or it would be written again at the end
+            sys.exit(1)
 
 
 def serve_parent(

@@ -3,10 +3,11 @@
 import asyncio
 import signal
 import time
+from subprocess import PIPE, Popen
 
 import pytest
 
-from mlcd.child import Child
+from mlcd.child import Child, child_command, to_line
 from mlcd.errors import Conflict, MlcdError
 
 CHILD = """
@@ -129,3 +130,12 @@ def test_a_child_imports_nothing_from_the_working_directory(module, tmp_path, mo
         assert child.pid > 0
 
     talk(module, conversation)
+
+
+def test_a_child_whose_parent_reads_no_more_ends_without_a_word(module):
+    with Popen(child_command(module), stdin=PIPE, stdout=PIPE, stderr=PIPE) as child:
+        child.stdout.close()
+        child.stdin.write(to_line({"num": 1}))
+        child.stdin.close()
+        said = child.stderr.read()
+    assert (said, child.returncode) == (b"a library speaks\n", 1)
