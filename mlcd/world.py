@@ -134,7 +134,8 @@ class World:
 
 @contextmanager
 def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> Iterator[World]:
-    """Opens the processes of this torchrun, or this process alone where there is none.
+    """Opens the processes of this torchrun, or this process alone where there is none. A process
+    group that is open already, as on Ray, is taken and left open.
 
     cuda: true where tensors on a GPU are reduced, too; None where this machine has one. timeout:
     the longest that one process waits for another. Raises ConfigInvalid where torch is missing.
@@ -151,6 +152,9 @@ def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> It
         ) from error
     if cuda is None:
         cuda = torch.cuda.is_available()
+    if dist.is_initialized():  # by what started the processes, and it ends the group, too
+        yield World.current("cuda" if cuda else "cpu")
+        return
     if cuda:
         torch.cuda.set_device(torchrun_variable("LOCAL_RANK", 0))
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)

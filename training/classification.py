@@ -36,7 +36,7 @@ class Classification:
             rank=self.processes.world.rank,
             size=self.processes.world.size,
             start_step=self.state.step,
-            local_size=self.processes.local_size,
+            cores=self.processes.cores,
             device=self.processes.device,
         )
         with loader, self.state.copies.first_ahead(iter(loader)) as steps:

@@ -6,9 +6,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlcd.artifacts.manifest import published_path
-from mlcd.commands.common_options import FINISHED, reporter_option
+from mlcd.commands.common_options import (
+    FINISHED,
+    announce,
+    ray_options_with_workers,
+    reporter_option,
+)
+from mlcd.parts.ray_session import RayOptions
 from mlcd.progress import Reporter
-from mlcd.world import is_first
+from mlcd.world import is_first, torchrun_variable
 from training.evaluation.cli import evaluate
 from training.last_word import leaving_the_last_word
 from training.preemption import Interrupted, Preempted, preemptible
@@ -76,6 +82,7 @@ _INTERRUPTED = 130
     type=click.FloatRange(0, 1, min_open=True),
     help="With --plan: share of that limit that is reached.  [default: 0.4]",
 )
+@ray_options_with_workers
 @reporter_option
 def train(
     recipe: str | None,
@@ -90,6 +97,7 @@ def train(
     samples: int | None,
     peak_tflops: float | None,
     mfu: float | None,
+    on: RayOptions | None,
     reporter: Reporter,
 ) -> None:
     """Train a ViT on images and their labels, or two towers on images and their captions.
@@ -102,6 +110,9 @@ def train(
     With --rounds N, `out` holds the rounds: each has features, centers, labels and a run. The same
     command goes on after an interruption.
 
+    With --on ray the processes are workers of a Ray cluster, which all see the same files. Where
+    one is lost, those that are left go on from the last checkpoint.
+
     Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint first; after the latter two the exit status is 0.
     """
     plan_options = {
@@ -111,6 +122,8 @@ def train(
         "peak_tflops": peak_tflops,
         "utilization": mfu,
     }
+    if on is not None:
+        _refuse_on_ray(only_plan, rounds, replay)
     if _only_plans(only_plan, recipe, overrides, resume, plan_options, reporter):
         return
     try:
@@ -126,7 +139,7 @@ def train(
                 reporter.result(found.facts(), str(found))
                 return
             if rounds is None:
-                run = _trained(_config(recipe, overrides, resume), reporter)
+                run = _trained(_config(recipe, overrides, resume), on, reporter)
             else:
                 from training.config import load_config
                 from training.rounds import run_rounds
@@ -190,7 +203,20 @@ def _config(
     return load_any_config(recipe, overrides)
 
 
-def _trained(config: "RunConfig | PairsConfig", reporter: Reporter) -> "Artifact":
+def _refuse_on_ray(only_plan: bool, rounds: int | None, replay: str | None) -> None:
+    if only_plan or rounds is not None or replay is not None:
+        raise click.UsageError("--plan, --rounds and --replay are not for --on ray")
+    if torchrun_variable("WORLD_SIZE", 1) > 1:
+        raise click.UsageError("--on ray starts its workers itself: leave out torchrun")
+
+
+def _trained(
+    config: "RunConfig | PairsConfig", on: RayOptions | None, reporter: Reporter
+) -> "Artifact":
+    if on is not None:
+        from training.train_on_ray import train_on_ray
+
+        return train_on_ray(config, on, reporter, announce)
     from training.pairs.pairs_config import PairsConfig
     from training.pairs.run_pairs import run_pairs
     from training.run import run_training

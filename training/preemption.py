@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final, NoReturn
 
 # The signals that job schedulers send before they take a machine away.
@@ -52,9 +53,26 @@ def preemptible() -> Iterator[None]:
         yield
 
 
+# Those of a process that another one asks to end; it gets no signals itself.
+_GIVEN: Final[ContextVar[Signals | None]] = ContextVar("given", default=None)
+
+
+@contextmanager
+def given_signals(signals: Signals) -> Iterator[None]:
+    """Makes the loop heed these signals, which some other process sends, in place of its own."""
+    token = _GIVEN.set(signals)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
+
+
 @contextmanager
 def received_signals() -> Iterator[Signals]:
     """Collects SIGINT, SIGTERM and SIGUSR1 instead of ending the process."""
+    if (given := _GIVEN.get()) is not None:
+        yield given
+        return
     signals = Signals()
     with _handled((signal.SIGINT, *_PREEMPTING), signals.receive):
         yield signals

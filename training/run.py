@@ -21,7 +21,7 @@ from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
 from mlcd.models.runs import checkpoint_steps
 from mlcd.models.servable import Servable
 from mlcd.parts.encoded import check_outside, images_parent
-from mlcd.progress import Reporter
+from mlcd.progress import Stages
 from mlcd.world import World
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.checkpoint.classifier_contents import ClassifierContents
@@ -56,7 +56,7 @@ CONFIG = "config.yaml"
 _CHECKPOINTS = "checkpoints"
 
 
-def run_training(config: RunConfig, reporter: Reporter) -> Artifact:
+def run_training(config: RunConfig, reporter: Stages, *, cores: int | None = None) -> Artifact:
     """Trains, or goes on training, and publishes the run at `config.out`.
 
     Under torchrun every process calls it. An interrupted run goes on from its last checkpoint when
@@ -64,12 +64,12 @@ def run_training(config: RunConfig, reporter: Reporter) -> Artifact:
     without the interruption (on the CPU, with the same numbers of threads and processes). Raises
     Elsewhere if another process reports what went wrong.
     """
-    with open_processes(config.device, config.num_threads) as processes:
+    with open_processes(config.device, config.num_threads, cores) as processes:
         processes.meet("the start")
         return _run(config, reporter, processes)
 
 
-def _run(config: RunConfig, reporter: Reporter, processes: Processes) -> Artifact:
+def _run(config: RunConfig, reporter: Stages, processes: Processes) -> Artifact:
     torch.use_deterministic_algorithms(is_deterministic(config, processes.device), warn_only=True)
     out = Path(config.out)
     dataset = open_shared_dataset(config, processes)
@@ -113,7 +113,7 @@ def go_on(
     run: Path,
     store: CheckpointStore,
     processes: Processes,
-    reporter: Reporter,
+    reporter: Stages,
     *,
     flops: float,
 ) -> None:

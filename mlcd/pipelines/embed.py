@@ -36,7 +36,7 @@ from mlcd.parts.encoded import (
 )
 from mlcd.parts.ownership import take_over
 from mlcd.parts.thumbnail_parts import write_thumbnails
-from mlcd.progress import Reporter
+from mlcd.progress import Stages
 from mlcd.types import SampleKey
 
 
@@ -44,7 +44,7 @@ def embed(
     source: Source,
     encoder: Encoder,
     out: Path,
-    reporter: Reporter,
+    reporter: Stages,
     *,
     selection: Selection | None = None,
 ) -> Artifact:

@@ -103,8 +103,9 @@ class Loader:
 
     Iterate once, then close. A batch depends on dataset, config and step only: a sample that cannot
     be decoded is left out and counted, never replaced. After each start, every image is compared
-    with its label's SHA-256 until the first whole epoch has ended. local_size: training processes
-    that share this machine's cores. crop_seed: a seed for the crops alone, instead of the run's.
+    with its label's SHA-256 until the first whole epoch has ended. cores: those that this process
+    decodes on, None for its share of this machine's. crop_seed: a seed for the crops alone, instead
+    of the run's.
 
     Iterating raises InvalidInput if an image differs from the labeled one or if none can be
     decoded, and Unavailable if a worker process is killed.
@@ -118,16 +119,14 @@ class Loader:
         rank: int,
         size: int,
         start_step: int,
-        local_size: int | None = None,
+        cores: int | None = None,
         crop_seed: int | None = None,
         device: torch.device = _HOST,
     ) -> None:
         self._device = device
         self._dataset, self._config = dataset, config
         self._rank, self._size, self._start_step = rank, size, start_step
-        self._num_decoders = config.data.workers or max(
-            1, available_cores() // (local_size or size)
-        )
+        self._num_decoders = config.data.workers or cores or max(1, available_cores() // size)
         seed = config.seed if crop_seed is None else crop_seed
         self._augmentation = Augmentation(config.model.image_size, config.augment, seed)
         first = start_step * config.schedule.batch_size

@@ -21,7 +21,7 @@ from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.errors import ConfigInvalid
 from mlcd.models.servable import Servable
 from mlcd.parts.encoded import images_parent
-from mlcd.progress import Meter, Reporter
+from mlcd.progress import Meter, Stages
 from training.data.loader import Batch, Loader
 from training.pairs.pairs_config import PairsConfig
 from training.pairs.pairs_dataset import PairSet
@@ -52,7 +52,7 @@ class Views:
 
 
 def image_views(
-    config: PairsConfig, model: Servable, pairs: PairSet, processes: Processes, reporter: Reporter
+    config: PairsConfig, model: Servable, pairs: PairSet, processes: Processes, reporter: Stages
 ) -> Views:
     """Opens the views of the images by `model`; makes them first where they are not there yet.
 
@@ -89,7 +89,7 @@ def _make(
     model: Servable,
     pairs: PairSet,
     processes: Processes,
-    reporter: Reporter,
+    reporter: Stages,
     draft: Draft,
 ) -> Artifact:
     """Makes the views one after the other; a view that is finished stays, whatever comes."""

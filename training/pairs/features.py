@@ -18,7 +18,7 @@ from mlcd.images.source import Source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import PREPROCESS, Servable
 from mlcd.pipelines.embed import embed
-from mlcd.progress import Reporter
+from mlcd.progress import Stages
 from mlcd.types import Fingerprint
 from training.pairs.pairs_config import PairsConfig
 from training.parallel.processes import Processes
@@ -29,7 +29,7 @@ def image_embeddings(
     model: Servable,
     source: Source,
     processes: Processes,
-    reporter: Reporter,
+    reporter: Stages,
 ) -> EmbeddingsArtifact:
     """Opens the embeddings of the images by `model`, the tower of model.start at the size of the
     run; makes them first where they are not there yet.

@@ -102,7 +102,7 @@ class PairReader:
             rank=world.rank,
             size=world.size,
             start_step=start_step,
-            local_size=self.processes.local_size,
+            cores=self.processes.cores,
             device=device,
         )
         with loader, ahead(self._cropped(loader), num, device) as steps:

@@ -19,7 +19,7 @@ from mlcd.models.text import TextTower
 from mlcd.models.tokenizer import Tokenizer
 from mlcd.models.zoo import LoadOptions
 from mlcd.parts.encoded import check_source, images_parent
-from mlcd.progress import Reporter
+from mlcd.progress import Stages
 from mlcd.randomness import Stream, hash_counters
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.data.loader import StepBatches
@@ -95,17 +95,17 @@ class PairTraining:
         return
 
 
-def run_pairs(config: PairsConfig, reporter: Reporter) -> Artifact:
+def run_pairs(config: PairsConfig, reporter: Stages, *, cores: int | None = None) -> Artifact:
     """Trains, or goes on training, and publishes the run at `config.out`.
 
     It is called, goes on and ends as `training.run.run_training`.
     """
-    with open_processes(config.device, config.num_threads) as processes:
+    with open_processes(config.device, config.num_threads, cores) as processes:
         processes.meet("the start")
         return _run(config, reporter, processes)
 
 
-def _run(config: PairsConfig, reporter: Reporter, processes: Processes) -> Artifact:
+def _run(config: PairsConfig, reporter: Stages, processes: Processes) -> Artifact:
     torch.use_deterministic_algorithms(is_deterministic(config, processes.device), warn_only=True)
     out = Path(config.out)
     with processes.failing_together():

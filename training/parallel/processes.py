@@ -26,13 +26,14 @@ _ABSENT: Final = re.compile(r"Ranks? ([\d, ]+) failed to pass")
 class Processes:
     """The world of this process and its device.
 
-    local_size: processes on this machine, of which this is number local_rank. If there are several
-    processes, they have gloo groups of the hosts: control for barriers, saving for the thread that
-    writes checkpoints while training goes on.
+    local_size: processes on this machine, of which this is number local_rank. cores: the CPU cores
+    of this one. If there are several processes, they have gloo groups of the hosts: control for
+    barriers, saving for the thread that writes checkpoints while training goes on.
     """
 
     world: World
     device: torch.device
+    cores: int = 1
     local_size: int = 1
     local_rank: int = 0
     control: Any = None
@@ -134,12 +135,15 @@ class Processes:
 
 @contextmanager
 def open_processes(
-    device: Literal["auto", "cpu", "cuda"] = "auto", num_threads: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    num_threads: int = 0,
+    cores: int | None = None,
 ) -> Iterator[Processes]:
-    """Opens the processes of this torchrun, or this one alone.
+    """Opens the processes of this torchrun or of Ray, or this one alone.
 
-    num_threads: CPU threads of each process, 0 for its share of the cores. Raises ConfigInvalid if
-    CUDA is asked for and there is none.
+    num_threads: CPU threads of each process, 0 for one on each of its cores. cores: those of this
+    process, None for its share of the machine's. Raises ConfigInvalid if CUDA is asked for and
+    there is none.
     """
     local_size, local_rank = (
         torchrun_variable("LOCAL_WORLD_SIZE", 1),
@@ -148,11 +152,12 @@ def open_processes(
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigInvalid("device=cuda, but torch finds no CUDA GPU", remedy="use device=auto")
     use_cuda = device != "cpu" and torch.cuda.is_available()
-    torch.set_num_threads(num_threads or max(1, available_cores() // local_size))
+    cores = cores or max(1, available_cores() // local_size)
+    torch.set_num_threads(num_threads or cores)
     with open_world(cuda=use_cuda, timeout=_TIMEOUT) as world:
         if world.size == 1:
-            yield Processes(world, torch.device("cuda" if use_cuda else "cpu"))
+            yield Processes(world, torch.device("cuda" if use_cuda else "cpu"), cores)
             return
         control, saving = (dist.new_group(backend="gloo", timeout=_TIMEOUT) for _ in range(2))
         here = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
-        yield Processes(world, here, local_size, local_rank, control, saving)
+        yield Processes(world, here, cores, local_size, local_rank, control, saving)

@@ -1,0 +1,293 @@
+"""Training on a Ray cluster: a worker there does what a process of torchrun does.
+
+Ray Train places the workers, connects their process group, and starts them again on what is left of
+the cluster when one is lost. The run's directory, on a disk that all share, is the only state: Ray
+keeps no checkpoint.
+"""
+
+import os
+import secrets
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from mlcd.artifacts.manifest import Artifact, open_artifact
+from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError, Unavailable
+from mlcd.locations import is_url
+from mlcd.parts.ray_session import RayOptions, ray_session
+from mlcd.progress import Reporter, Stages
+from mlcd.world import Elsewhere, World
+from training.config import RunConfig
+from training.pairs.pairs_config import PairsConfig, validate_any
+from training.pairs.run_pairs import run_pairs
+from training.preemption import (
+    Interrupted,
+    Preempted,
+    Signals,
+    given_signals,
+    received_signals,
+)
+from training.run import run_training
+from training.run_monitor import MonitoredStages, News, RunDisplay, RunMonitor
+
+_LOOK_S: Final = 0.5
+_TIMEOUT_S: Final = 300  # the longest wait of one process for another, as under torchrun
+_GROW_S: Final = 600.0  # how often workers begin again because there is room for more of them
+_PLACES: Final = ("images", "labels", "selection", "centers", "pairs", "embeddings")
+
+
+def train_on_ray(
+    config: RunConfig | PairsConfig,
+    options: RayOptions,
+    reporter: Reporter,
+    announce: Callable[[str], None],
+) -> Artifact:
+    """Does what `training.run.run_training` does, by workers on Ray.
+
+    Raises what a worker raised, Preempted and Interrupted after a checkpoint that a signal asked
+    for, and Unavailable where workers are lost over and over.
+    """
+    _check(config, options)
+    fields = _everywhere(config)
+    out = Path(fields["out"])
+    with _marker(out) as marker, ray_session(options.address) as ray:
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        beside = {"num_cpus": 0, "scheduling_strategy": here}
+        monitor = ray.remote(**beside)(RunMonitor).remote()
+        work = _Work(fields, options.num_threads, str(marker), monitor)
+        workers = options.num_workers(ray.cluster_resources())
+        fit = ray.remote(max_retries=0, **beside)(_fit).remote(work, options, workers)
+        try:
+            news = _watched(ray, fit, monitor, options, reporter, announce)
+        except ray.exceptions.RayError as error:
+            raise Unavailable(
+                f"the Ray cluster is gone ({str(error).splitlines()[0]})",
+                remedy="the last checkpoint is intact; the same command goes on from it",
+            ) from error
+    _raise_outcome(news)
+    return open_artifact(out, "run", verify_files=False)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The work of each worker; Ray pickles it. cores: those of one worker."""
+
+    fields: dict[str, Any]
+    cores: int
+    marker: str
+    monitor: Any
+
+
+def _check(config: RunConfig | PairsConfig, options: RayOptions) -> None:
+    for package in ("pandas", "requests"):
+        if find_spec(package) is None:
+            raise ConfigInvalid(
+                f"training on Ray needs the package {package}", remedy="pip install 'mlcd[ray]'"
+            )
+    if options.gpus not in (0, 1):
+        raise ConfigInvalid(
+            f"--gpus {options.gpus:g}: a process trains on one GPU", remedy="give --gpus 1, or none"
+        )
+    if config.device == "cuda" and not options.gpus:
+        raise ConfigInvalid("device=cuda, but the workers have no GPU", remedy="give --gpus 1")
+    if config.device == "cpu" and options.gpus:
+        raise ConfigInvalid(
+            "device=cpu leaves the workers' GPUs idle",
+            remedy="leave out --gpus, or set device=auto",
+        )
+
+
+def _everywhere(config: RunConfig | PairsConfig) -> dict[str, Any]:
+    """Returns the config's fields with places as other machines find them."""
+    fields = config.model_dump(mode="json")
+    fields["out"] = str(Path(config.out).absolute())
+    data, text = fields["data"], fields.get("text") or {}
+    for section in (data, *(data.get("mix") or ()), fields.get("evaluation") or {}):
+        for name in _PLACES:
+            place = section.get(name)
+            if isinstance(place, str) and not is_url(place):
+                section[name] = str(Path(place).absolute())
+    for section, name in ((fields["model"], "start"), (text, "start"), (text, "tokenizer")):
+        place = section.get(name)  # or a name, such as hub:ORGANIZATION/MODEL
+        if isinstance(place, str) and Path(place).exists():
+            section[name] = str(Path(place).absolute())
+    return fields
+
+
+@contextmanager
+def _marker(out: Path) -> Iterator[Path]:
+    """Yields an empty file beside `out`, by which workers know that they share its disk."""
+    marker = out.with_name(f".{out.name}-{secrets.token_hex(4)}.shared")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    except OSError as error:
+        raise InvalidInput(
+            f"{out} cannot be made ({error.strerror})", remedy="give a writable output"
+        ) from error
+    try:
+        yield marker
+    finally:
+        marker.unlink(missing_ok=True)
+
+
+def _watched(
+    ray: Any,
+    fit: Any,
+    monitor: Any,
+    options: RayOptions,
+    reporter: Stages,
+    announce: Callable[[str], None],
+) -> News:
+    """Shows what the workers do until they end, and returns their last news.
+
+    The first signal asks them for a checkpoint; the next one ends all at once.
+    """
+    room = f"{options.cpus:g} CPUs and {options.gpus:g} GPUs"
+    with RunDisplay(reporter, announce, room) as display:
+
+        def look(timeout_s: float) -> bool:
+            done, _ = ray.wait([fit], timeout=timeout_s)
+            display.show(ray.get(monitor.news.remote()))
+            return bool(done)
+
+        with received_signals() as signals:
+            ended = look(0)
+            while not (ended or signals.interrupted or signals.preempted):
+                ended = look(_LOOK_S)
+        if not ended:
+            if not display.trains:  # everything that is done is on disk
+                raise Preempted(None) if signals.preempted else Interrupted
+            ray.get(monitor.end.remote("preempted" if signals.preempted else "interrupted"))
+            while not look(_LOOK_S):
+                pass
+    failure = ray.get(fit)
+    news: News = ray.get(monitor.news.remote())
+    if failure is not None and not (news.error or news.lost):
+        raise RuntimeError(failure)
+    if news.ended:
+        raise Preempted(news.step) if signals.preempted else Interrupted
+    return news
+
+
+def _raise_outcome(news: News) -> None:
+    error = news.error
+    if isinstance(error, str):
+        raise RuntimeError(f"a worker on Ray failed:\n{error}")
+    if error is not None and (news.is_final or isinstance(error, Conflict)):
+        raise error
+    if news.lost:
+        reason = "" if error is None else f" ({error.message})"
+        raise Unavailable(
+            f"the workers on Ray are lost over and over, the last time after {news.done} steps"
+            + reason,
+            remedy="give each more of a node (--cpus): memory may be short; the same command goes"
+            " on from the last checkpoint",
+        )
+
+
+def _fit(work: _Work, options: RayOptions, num_workers: int) -> str | None:
+    """Runs the training, beside the driver, and returns why Ray itself gave up."""
+    from ray.train import (
+        FailureConfig,
+        LoggingConfig,
+        RunConfig,
+        ScalingConfig,
+        TrainingFailedError,
+    )
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    gpus = int(options.gpus)
+    with tempfile.TemporaryDirectory() as folder:  # of Ray's own notes
+        trainer = TorchTrainer(
+            _train_here,
+            train_loop_config={"work": work},
+            torch_config=TorchConfig(
+                backend="cpu:gloo,cuda:nccl" if gpus else "gloo", timeout_s=_TIMEOUT_S
+            ),
+            scaling_config=ScalingConfig(
+                num_workers=(1, num_workers),
+                use_gpu=bool(gpus),
+                resources_per_worker={"CPU": options.cpus, "GPU": gpus},
+                elastic_resize_monitor_interval_s=_GROW_S,
+            ),
+            run_config=RunConfig(
+                storage_path=folder,
+                failure_config=FailureConfig(max_failures=-1),
+                worker_runtime_env={"env_vars": {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}},
+                logging_config=LoggingConfig(log_level="ERROR"),
+            ),
+        )
+        try:
+            trainer.fit()
+        except TrainingFailedError as error:
+            return str(error)
+    return None
+
+
+def _train_here(given: dict[str, Any]) -> None:
+    """Trains as one process of the group that Ray has connected.
+
+    What is raised makes Ray begin again; what is final is told to the monitor instead.
+    """
+    import ray
+
+    work: _Work = given["work"]
+    world = World.current()
+    may_begin = world.rank == 0 and ray.get(work.monitor.begin.remote(world.size))
+    if not world.share(may_begin) or not _is_shared(work, world, ray):
+        return
+    signals = Signals()
+    stages: Stages = Reporter("silent")
+    if world.rank == 0:
+        stages = MonitoredStages(ray, work.monitor, signals)
+    try:
+        with given_signals(signals):
+            _run(work, stages)
+    except Interrupted as end:
+        if world.rank == 0:
+            ray.get(work.monitor.met.remote(getattr(end, "step", None)))
+    except Elsewhere:
+        return
+    except MlcdError as error:
+        passes = _passes(error)
+        ray.get(work.monitor.fail.remote(error, is_final=not passes))
+        if passes:
+            raise
+    except Exception:
+        ray.get(work.monitor.fail.remote(traceback.format_exc(), is_final=False))
+        raise
+
+
+def _is_shared(work: _Work, world: World, ray: Any) -> bool:
+    """Tells whether all workers see the disk of the run; what one does not see is an error."""
+    is_away = not Path(work.marker).exists()
+    if is_away:
+        error = InvalidInput(
+            f"{os.uname().nodename} does not see {work.fields['out']}: its disk is not shared",
+            remedy="give a place on a disk that every node and this machine have under one path",
+        )
+        ray.get(work.monitor.fail.remote(error, is_final=True))
+    return not int(world.max(torch.tensor(int(is_away))))
+
+
+def _passes(error: MlcdError) -> bool:
+    """Tells whether the error may be gone next time: that of a lost worker, or of a lock."""
+    return isinstance(error, Unavailable) or isinstance(error.__cause__, BlockingIOError)
+
+
+def _run(work: _Work, stages: Stages) -> None:
+    config = validate_any(work.fields)
+    if isinstance(config, PairsConfig):
+        run_pairs(config, stages, cores=work.cores)
+    else:
+        run_training(config, stages, cores=work.cores)
