@@ -20,7 +20,7 @@ class News:
     """The state of a training, as its driver sees it.
 
     attempt: how often the workers have begun. stage: its number, name and total. done: units of it.
-    error: what the user is told. lost: the workers were lost over and over. step: the one at which
+    error: what the user is told. bug: the traceback of an error that no user can help. lost: the workers were lost over and over. step: the one at which
     a wish to end was met; `ended` tells that it was.
     """
 
@@ -29,7 +29,8 @@ class News:
     stage: tuple[int, str, int | None] | None = None
     done: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
-    error: MlcdError | str | None = None
+    error: MlcdError | None = None
+    bug: str | None = None
     is_final: bool = False
     lost: bool = False
     ended: bool = False
@@ -63,7 +64,11 @@ class RunMonitor:
             self._news = replace(self._news, lost=True)
             return False
         self._news = replace(
-            self._news, attempt=self._news.attempt + 1, num_workers=num_workers, error=None
+            self._news,
+            attempt=self._news.attempt + 1,
+            num_workers=num_workers,
+            error=None,
+            bug=None,
         )
         return True
 
@@ -79,10 +84,13 @@ class RunMonitor:
         self._news = replace(self._news, stage=known, done=done, facts=facts)
         return self._end
 
-    def fail(self, error: MlcdError | str, *, is_final: bool) -> None:
+    def fail(self, error: MlcdError, *, is_final: bool) -> None:
         """Keeps the first error of an attempt; a final one is never replaced."""
         if self._news.error is None or (is_final and not self._news.is_final):
             self._news = replace(self._news, error=error, is_final=is_final)
+
+    def fail_unexpectedly(self, trace: str) -> None:
+        self._news = replace(self._news, bug=self._news.bug or trace)
 
     def met(self, step: int | None) -> None:
         """Notes that the wish to end was met at this step."""

@@ -172,7 +172,7 @@ def _watched(
                 pass
     failure = ray.get(fit)
     news: News = ray.get(monitor.news.remote())
-    if failure is not None and not (news.error or news.lost):
+    if failure is not None and not (news.error or news.bug or news.lost):
         raise RuntimeError(failure)
     if news.ended:
         raise Preempted(news.step) if signals.preempted else Interrupted
@@ -181,10 +181,10 @@ def _watched(
 
 def _raise_outcome(news: News) -> None:
     error = news.error
-    if isinstance(error, str):
-        raise RuntimeError(f"a worker on Ray failed:\n{error}")
     if error is not None and (news.is_final or isinstance(error, Conflict)):
         raise error
+    if news.bug is not None:
+        raise RuntimeError(f"a worker on Ray failed:\n{news.bug}")
     if news.lost:
         reason = "" if error is None else f" ({error.message})"
         raise Unavailable(
@@ -264,7 +264,7 @@ def _train_here(given: dict[str, Any]) -> None:
         if passes:
             raise
     except Exception:
-        ray.get(work.monitor.fail.remote(traceback.format_exc(), is_final=False))
+        ray.get(work.monitor.fail_unexpectedly.remote(traceback.format_exc()))
         raise
 
 

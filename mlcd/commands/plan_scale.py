@@ -12,6 +12,7 @@ from mlcd.progress import Reporter
 _KIB: Final = 2**10
 _BYTES_OF_A_GBIT: Final = 1e9 / 8
 _NUMBER: Final = click.IntRange(1, 10**15)
+_DIMENSION: Final = click.IntRange(1, 2**16)  # a tile of rows and centers of it fits into memory
 _INDEXES: Final = ("flat", "hnsw", "ivf-sq8", "ivf-pq")
 
 
@@ -31,7 +32,7 @@ _POSITIVE: Final = _Amount(0, 1e15, min_open=True)
 @click.command()
 @click.option("--images", type=_NUMBER, required=True)
 @click.option("--clusters", type=_NUMBER, required=True)
-@click.option("--dimension", type=_NUMBER, help="Of the embeddings.  [default: the model's]")
+@click.option("--dimension", type=_DIMENSION, help="Of the embeddings.  [default: the model's]")
 @click.option("--machines", type=_NUMBER, default=1, show_default=True)
 @click.option("--labels", type=_NUMBER, default=8, show_default=True, help="Of an image.")
 @click.option(
@@ -59,6 +60,11 @@ _POSITIVE: Final = _Amount(0, 1e15, min_open=True)
 @click.option("--sample", metavar="IMAGES", help="Images like those to come, some hundreds.")
 @click.option("--images-per-s", type=_POSITIVE, help="In place of --model: of one machine.")
 @click.option(
+    "--train-images-per-s",
+    type=_POSITIVE,
+    help="Of one machine that trains.  [default: a third of the rate that embeds]",
+)
+@click.option(
     "--image-kib", type=_POSITIVE, help="Of one image.  [default: the sample's, else 100]"
 )
 @click.option(
@@ -77,6 +83,7 @@ def plan(model: str | None, sample: str | None, reporter: Reporter, **given: Any
     """
     if (model is None) == (given["images_per_s"] is None) or (model is None) != (sample is None):
         raise click.UsageError("give --model with --sample, or --images-per-s")
+    _refuse_impossible(given["images"], given["clusters"], given["labels"])
     from mlcd.clustering.kmeans_plan import measured_rate
     from mlcd.scale.machine_rates import Rates
     from mlcd.scale.scale_plan import ScalePlan
@@ -98,6 +105,7 @@ def plan(model: str | None, sample: str | None, reporter: Reporter, **given: Any
     )
     rates = Rates(
         images_per_s=given["images_per_s"],
+        train_images_per_s=given["train_images_per_s"],
         image_bytes=(given["image_kib"] or 100) * _KIB,
         products_per_s=given["tflops"] * 1e12,
         network_bytes_per_s=given["network_gbit"] * _BYTES_OF_A_GBIT,
@@ -106,6 +114,15 @@ def plan(model: str | None, sample: str | None, reporter: Reporter, **given: Any
     )
     planned = ScalePlan(work, rates, tuple(stages(work, rates)), sources)
     reporter.result(planned.facts(), str(planned))
+
+
+def _refuse_impossible(images: int, clusters: int, labels: int) -> None:
+    if clusters > images:
+        raise click.UsageError(f"{images} images cannot make {clusters} clusters: lower --clusters")
+    if labels > clusters:
+        raise click.UsageError(
+            f"{clusters} clusters cannot give an image {labels} labels: lower --labels"
+        )
 
 
 def _measured(model: str, sample: str) -> tuple[float, float, int]:

@@ -19,6 +19,8 @@ class Rates:
     images_per_s: decoded and encoded. image_bytes: of one image as it is read. products_per_s:
     floating-point operations of a scan of centers, two for each multiply-add. network_bytes_per_s:
     from the storage and between machines. hour_price: of a machine. month_price: of a GiB stored.
+    train_images_per_s: of a training, without its centers; None where three of its passes take as
+    long as three of those that embed.
     """
 
     images_per_s: float
@@ -27,6 +29,7 @@ class Rates:
     network_bytes_per_s: float
     hour_price: float | None = None
     month_price: float | None = None
+    train_images_per_s: float | None = None
 
 
 def measured_images(source: Source, encoder: Encoder) -> tuple[float, float]:

@@ -10,6 +10,8 @@ from mlcd.scale.stages import PlannedWork, Stage
 
 _HOUR: Final = 3600.0
 _GIB: Final = 2**30
+_YEAR: Final = 365.25 * 24 * _HOUR
+_LONG: Final = 10 * _YEAR  # what takes longer is not planned by the second
 _HEAD: Final = ("stage", "time", "memory each", "storage", "network")
 
 
@@ -66,9 +68,12 @@ class ScalePlan:
         lines += ["", *(f"{stage.name}: {stage.formula}" for stage in self.stages)]
         lines += ["", *(f"{name}: {source}" for name, source in self.sources.items())]
         if self.hours_money is not None:
-            lines.append(f"machines: {self.hours_money:,.2f} in all")
+            hours = f"{self.rates.hour_price:g} x {self.work.machines} machines"
+            hours += f" x {self.seconds / _HOUR:,.2f} hours"
+            lines.append(f"machines: {hours} = {self.hours_money:,.2f} in all")
         if self.month_money is not None:
-            lines.append(f"storage: {self.month_money:,.2f} a month, without the images")
+            stored = f"{self.rates.month_price:g} x {self.storage_bytes / _GIB:,.2f} GiB"
+            lines.append(f"storage: {stored} = {self.month_money:,.2f} a month, without the images")
         return "\n".join(lines)
 
 
@@ -78,11 +83,19 @@ def _row(stage: Stage) -> tuple[str, ...]:
 
 
 def _time(seconds: float) -> str:
+    if seconds > _LONG:
+        return f"{seconds / _YEAR:,.0f} years"
     return str(timedelta(seconds=round(seconds)))
 
 
 def _size(num_bytes: float) -> str:
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
+    for unit, size in (
+        ("EiB", 2**60),
+        ("PiB", 2**50),
+        ("TiB", 2**40),
+        ("GiB", 2**30),
+        ("MiB", 2**20),
+    ):
         if num_bytes >= size:
             return f"{num_bytes / size:,.1f} {unit}"
     return f"{num_bytes / 2**10:,.1f} KiB" if num_bytes else "-"

@@ -150,10 +150,15 @@ def _training(work: PlannedWork, rates: Rates) -> Stage:
     seen = work.images * work.epochs
     drawn = work.sampled_classes * work.clusters
     head = 2.0 * _HEAD_PRODUCTS * drawn * work.dimension
-    tower = f"{_TRAINED} / {rates.images_per_s:.4g} images/s"
+    if rates.train_images_per_s is None:
+        each, tower = _TRAINED / rates.images_per_s, f"{_TRAINED} / {rates.images_per_s:.4g}"
+    else:
+        each, tower = 1 / rates.train_images_per_s, f"1 / {rates.train_images_per_s:.4g}"
     products = f"2 x {_HEAD_PRODUCTS} x {drawn:.3g} x {work.dimension}"
-    formula = f"{seen:.3g} images x ({tower} + {products} / {rates.products_per_s:.3g} FLOP/s)"
-    stepping = (seen * (_TRAINED / rates.images_per_s + head / rates.products_per_s), formula)
+    formula = (
+        f"{seen:.3g} images x ({tower} images/s + {products} / {rates.products_per_s:.3g} FLOP/s)"
+    )
+    stepping = (seen * (each + head / rates.products_per_s), formula)
     read = seen * rates.image_bytes
     seconds, formula = _slower(work, stepping, _reading(read, rates))
     centers = _FLOAT * work.clusters * work.dimension

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,10 @@ def workers_on_ray():
     return found
 
 
+def start_driver(*command):
+    return start_mlcd(*command, stderr=subprocess.PIPE)
+
+
 def ended(driver):
     said, errors = driver.communicate(timeout=300)
     assert driver.returncode == 0, errors
@@ -69,7 +74,7 @@ def ended(driver):
 def test_two_workers_make_the_run_of_torchrun(cluster, arguments, tmp_path):  # noqa: F811
     together = start_together(2, *arguments("torchrun"))
     ended(together)
-    said, errors = ended(start_mlcd(*arguments("ray"), *TWO))
+    said, errors = ended(start_driver(*arguments("ray"), *TWO))
     assert (said.split(" to loss ")[0], errors) == ("trained 160 images", "")
     one, other = (open_artifact(tmp_path / name) for name in ("ray", "torchrun"))
     assert one.digest == other.digest
@@ -77,7 +82,7 @@ def test_two_workers_make_the_run_of_torchrun(cluster, arguments, tmp_path):  # 
     assert len(list(one.path.glob("keys-*.jsonl"))) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ray", "torchrun"]
     assert call_mlcd("verify", one.path).returncode == 0
-    again, errors = ended(start_mlcd("train", "--resume", one.path, *TWO))
+    again, errors = ended(start_driver("train", "--resume", one.path, *TWO))
     assert (again, errors) == (said, "")
 
 
@@ -87,7 +92,7 @@ def test_a_killed_worker_costs_no_more_than_the_steps_since_the_last_checkpoint(
     long_alone,
     tmp_path,
 ):
-    driver = start_mlcd(*arguments("run", *LONG), *TWO)
+    driver = start_driver(*arguments("run", *LONG), *TWO)
     wait_for_steps(tmp_path / "run", 50, driver)
     workers = workers_on_ray()
     assert len(workers) == 2
@@ -98,7 +103,7 @@ def test_a_killed_worker_costs_no_more_than_the_steps_since_the_last_checkpoint(
 
 
 def test_a_lost_node_leaves_the_rest_to_the_other(cluster, arguments, long_alone, tmp_path):  # noqa: F811
-    driver = start_mlcd(*arguments("run", *LONG), *TWO)
+    driver = start_driver(*arguments("run", *LONG), *TWO)
     wait_for_steps(tmp_path / "run", 50, driver)
     cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
     _, errors = ended(driver)
@@ -108,12 +113,12 @@ def test_a_lost_node_leaves_the_rest_to_the_other(cluster, arguments, long_alone
 
 def test_a_killed_driver_is_run_again_and_goes_on(cluster, arguments, long_alone, tmp_path):  # noqa: F811
     command = (*arguments("run", *LONG), *TWO)
-    driver = start_mlcd(*command)
+    driver = start_driver(*command)
     wait_for_steps(tmp_path / "run", 50, driver)
     driver.kill()
     driver.communicate()
     assert not (tmp_path / "run").exists()
-    ended(start_mlcd(*command))
+    ended(start_driver(*command))
     assert_alike(tmp_path / "run", long_alone, tolerance=1e-5)
 
 
@@ -127,7 +132,7 @@ def test_a_signal_to_the_driver_saves_first(
     tmp_path,
 ):
     """The same run ends by one process, without Ray."""
-    driver = start_mlcd(*arguments("run", "schedule.steps=300"), *TWO)
+    driver = start_driver(*arguments("run", "schedule.steps=300"), *TWO)
     wait_for_steps(tmp_path / "run", 50, driver)
     driver.send_signal(number)
     said, errors = driver.communicate(timeout=120)
@@ -146,7 +151,7 @@ def test_errors_are_one_line_and_a_second_driver_is_refused(cluster, arguments, 
     assert missing.returncode == 2
     assert missing.stderr.count("\n") == 1
     assert "nowhere" in missing.stderr
-    driver = start_mlcd(*arguments("run", "schedule.steps=3000"), "--on", "ray", "--workers", 1)
+    driver = start_driver(*arguments("run", "schedule.steps=3000"), "--on", "ray", "--workers", 1)
     wait_for_steps(tmp_path / "run", 5, driver)
     second = run_mlcd(*arguments("run", "schedule.steps=3000"), "--on", "ray", "--workers", 1)
     driver.send_signal(signal.SIGTERM)
@@ -162,5 +167,5 @@ def test_by_an_address_with_a_token(token, arguments, long_alone, tmp_path):  # 
     with started_by_hand(2) as (_, client):
         wait_for(client)
         on = ("--on", f"ray://127.0.0.1:{client}", "--workers", 2)
-        ended(start_mlcd(*arguments("run", *LONG), *on))
+        ended(start_driver(*arguments("run", *LONG), *on))
     assert_alike(tmp_path / "run", long_alone, tolerance=1e-5)
