@@ -267,13 +267,14 @@ def test_the_server_asks_triton_and_both_come_back_when_triton_is_killed(
 def test_the_default_needs_neither_gpu_nor_triton_and_every_profile_is_a_configuration(
     engine, model_dir
 ):
-    stack = Stack(f"{NAME}-config", profiles=("triton-cpu", "gpu"), MODEL_DIR=model_dir)
+    stack = Stack(f"{NAME}-config", profiles=("triton-cpu", "gpu", "postgres"), MODEL_DIR=model_dir)
     services = yaml.safe_load(stack("config").stdout)["services"]
     profiles = {name: service.get("profiles") for name, service in services.items()}
     assert profiles == {
         "api": None,
         "worker": None,
         "redis": None,
+        "postgres": ["postgres"],
         "triton-cpu": ["triton-cpu"],
         "triton-gpu": ["gpu"],
     }

@@ -1,0 +1,59 @@
+"""docker-compose.yml and what is added to it, read as compose reads them, without Docker."""
+
+import re
+from pathlib import Path
+
+import pytest
+from compose_spec import PyOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = [ROOT / "docker-compose.yml", *sorted((ROOT / "deploy" / "compose").glob("*.yml"))]
+OPEN_TO_THE_HOST = {"api"}
+ALWAYS = {"api", "worker", "redis"}
+
+
+def read(file):
+    """The services of a file, with the defaults of its variables and its merges applied.
+
+    Raises ValueError for a field that compose does not know, or a value that it does not take.
+    """
+    text = re.sub(r"\$\{\w+(?::?-([^}]*))?\}", lambda found: found[1] or "given", file.read_text())
+    options = PyOptions()
+    options.apply_merge = True
+    return options.from_yaml(text).to_dict()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_compose_takes_every_file(file):
+    assert read(file)["services"]
+
+
+def test_the_default_is_the_service_alone_and_a_profile_adds_what_it_is_named_for():
+    services = read(FILES[0])["services"]
+    profiles = {name: set(service.get("profiles", ())) for name, service in services.items()}
+    assert {name for name, of in profiles.items() if not of} == ALWAYS
+    assert profiles["postgres"] == {"postgres"}
+    for name, service in services.items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert ("ports" in service) == (name in OPEN_TO_THE_HOST), name
+
+
+def test_every_volume_and_network_of_a_service_is_declared():
+    composed = read(FILES[0])
+    for name, service in composed["services"].items():
+        named = [
+            volume.split(":")[0]
+            for volume in service.get("volumes", ())
+            if isinstance(volume, str) and not volume.startswith((".", "/"))
+        ]
+        assert set(named) <= set(composed["volumes"]), name
+        assert set(service.get("networks", ())) <= set(composed["networks"]), name
+    assert "postgres" in str(composed["services"]["postgres"]["volumes"])
+
+
+def test_what_compose_does_not_know_is_found(tmp_path):
+    wrong = tmp_path / "docker-compose.yml"
+    wrong.write_text(FILES[0].read_text().replace("profiles: [postgres]", "profils: [postgres]"))
+    with pytest.raises(ValueError, match="profils"):
+        read(wrong)
