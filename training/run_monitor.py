@@ -20,8 +20,8 @@ class News:
     """The state of a training, as its driver sees it.
 
     attempt: how often the workers have begun. stage: its number, name and total. done: units of it.
-    error: what the user is told. bug: the traceback of an error that no user can help. lost: the workers were lost over and over. step: the one at which
-    a wish to end was met; `ended` tells that it was.
+    error: what the user is told. bug: the traceback of an error that no user can help. lost: the
+    workers were lost over and over. ended: they were asked to end, and did so at `step`.
     """
 
     attempt: int = 0
@@ -188,7 +188,7 @@ class RunDisplay:
             self._began = None
             self._announce(
                 f"no worker of {self._room} has begun yet; the cluster may have no room for it"
-                " (`ray status`)"
+                " (`ray status`), and Ray keeps that of a killed driver for three minutes"
             )
         if news.attempt > max(1, self._attempt):
             self._announce(f"a worker was lost; {news.num_workers} go on from the last checkpoint")

@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -60,14 +60,33 @@ def machines():
         yield list(zip(names, ends, strict=True))
 
 
-def start_on(machines, *command):
+def by_rank(number):
+    return ("--node-rank", str(number), "--master-addr", FIRST, "--master-port", "29500")
+
+
+def by_rendezvous(number):
+    """The names of these machines lead nowhere, so each gives the address of its own."""
+    return (
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{FIRST}:29500", "--rdzv-id", "run1",
+        "--local-addr", f"10.213.0.{number + 1}",
+    )  # fmt: skip
+
+
+def only_worker_of(launcher):
+    """The process that torchrun started on a machine; a rendezvous may give it either rank."""
+    for rank in range(2):
+        with suppress(AssertionError):
+            return worker_of(launcher, rank)
+    raise AssertionError("no process")
+
+
+def start_on(machines, meeting, *command):
     """Starts one process of the command on each machine, by torchrun, as the page says."""
     started = []
     for number, (name, end) in enumerate(machines):
         torchrun = [
             sys.executable, "-m", "torch.distributed.run",
-            "--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(number),
-            "--master-addr", FIRST, "--master-port", "29500", "-m", "mlcd",
+            "--nnodes", "2", "--nproc-per-node", "1", *meeting(number), "-m", "mlcd",
         ]  # fmt: skip
         started.append(
             subprocess.Popen(
@@ -82,19 +101,20 @@ def start_on(machines, *command):
     return started
 
 
-def test_two_machines_train_as_one_and_one_goes_on(machines, arguments, tmp_path):  # noqa: F811
+@pytest.mark.parametrize("meeting", [by_rank, by_rendezvous])
+def test_two_machines_train_as_one_and_one_goes_on(meeting, machines, arguments, tmp_path):  # noqa: F811
     few = f"schedule.steps={STEPS}"
     assert call_mlcd(*arguments("alone", few)).returncode == 0
-    together = start_on(machines, *arguments("together", few))
+    together = start_on(machines, meeting, *arguments("together", few))
     for process in together:
         _, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
     assert_alike(tmp_path / "together", tmp_path / "alone", tolerance=1e-5)
 
     every = "checkpoint.every_steps=2"
-    lost = start_on(machines, *arguments("lost", few, every))
+    lost = start_on(machines, meeting, *arguments("lost", few, every))
     wait_for_steps(tmp_path / "lost", 5, lost[0])
-    os.kill(worker_of(lost[1], 1), signal.SIGKILL)
+    os.kill(only_worker_of(lost[1]), signal.SIGKILL)
     for process in lost:
         process.communicate(timeout=120)
         assert process.returncode != 0
