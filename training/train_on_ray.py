@@ -40,6 +40,7 @@ from training.run_monitor import MonitoredStages, News, RunDisplay, RunMonitor
 _LOOK_S: Final = 0.5
 _TIMEOUT_S: Final = 300  # the longest wait of one process for another, as under torchrun
 _GROW_S: Final = 600.0  # how often workers begin again because there is room for more of them
+_ARTIFACTS: Final = ("labels", "selection", "centers")
 _PLACES: Final = ("images", "labels", "selection", "centers", "pairs", "embeddings")
 
 
@@ -56,6 +57,7 @@ def train_on_ray(
     """
     _check(config, options)
     fields = _everywhere(config)
+    _check_artifacts(fields)
     out = Path(fields["out"])
     with _marker(out) as marker, ray_session(options.address) as ray:
         here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
@@ -110,8 +112,8 @@ def _everywhere(config: RunConfig | PairsConfig) -> dict[str, Any]:
     """Returns the config's fields with places as other machines find them."""
     fields = config.model_dump(mode="json")
     fields["out"] = str(Path(config.out).absolute())
-    data, text = fields["data"], fields.get("text") or {}
-    for section in (data, *(data.get("mix") or ()), fields.get("evaluation") or {}):
+    text = fields.get("text") or {}
+    for section in (*_data(fields), fields.get("evaluation") or {}):
         for name in _PLACES:
             place = section.get(name)
             if isinstance(place, str) and not is_url(place):
@@ -121,6 +123,19 @@ def _everywhere(config: RunConfig | PairsConfig) -> dict[str, Any]:
         if isinstance(place, str) and Path(place).exists():
             section[name] = str(Path(place).absolute())
     return fields
+
+
+def _data(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    return [fields["data"], *(fields["data"].get("mix") or ())]
+
+
+def _check_artifacts(fields: dict[str, Any]) -> None:
+    """Raises for an artifact that is missing, at once and not when a worker gets to it."""
+    for section in _data(fields):
+        for kind in _ARTIFACTS:
+            place = section.get(kind)
+            if place is not None and not is_url(place):
+                open_artifact(Path(place), kind, verify_files=False)
 
 
 @contextmanager

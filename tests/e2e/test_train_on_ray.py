@@ -147,10 +147,12 @@ def test_a_signal_to_the_driver_saves_first(
 
 
 def test_errors_are_one_line_and_a_second_driver_is_refused(cluster, arguments, tmp_path):  # noqa: F811
-    missing = run_mlcd(*arguments("run", "data.labels=nowhere"), *TWO)
-    assert missing.returncode == 2
-    assert missing.stderr.count("\n") == 1
-    assert "nowhere" in missing.stderr
+    for name in ("images", "labels"):
+        missing = run_mlcd(*arguments("run", f"data.{name}=nowhere"), *TWO)
+        assert missing.returncode == 2
+        assert missing.stderr.splitlines()[-1].startswith("mlcd: ")
+        assert "nowhere" in missing.stderr.splitlines()[-1]
+        assert "Traceback" not in missing.stderr
     driver = start_driver(*arguments("run", "schedule.steps=3000"), "--on", "ray", "--workers", 1)
     wait_for_steps(tmp_path / "run", 5, driver)
     second = run_mlcd(*arguments("run", "schedule.steps=3000"), "--on", "ray", "--workers", 1)

@@ -65,10 +65,10 @@ def by_rank(number):
 
 
 def by_rendezvous(number):
-    """The names of these machines lead nowhere, so each gives the address of its own."""
+    """These machines have no names, so each is told its address, and whether it is the first."""
     return (
         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{FIRST}:29500", "--rdzv-id", "run1",
-        "--local-addr", f"10.213.0.{number + 1}",
+        "--local-addr", f"10.213.0.{number + 1}", "--rdzv-conf", f"is_host={number == 0}",
     )  # fmt: skip
 
 
