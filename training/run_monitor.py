@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Self
 
-from mlcd.errors import MlcdError
+from mlcd.errors import Conflict, MlcdError
 from mlcd.progress import Meter, Stages
 from training.preemption import Signals
 
@@ -43,6 +43,7 @@ class RunMonitor:
     def __init__(self) -> None:
         self._news = News()
         self._end: End | None = None
+        self._earlier: MlcdError | None = None
         self._furthest = -1
         self._idle = 0
 
@@ -59,6 +60,7 @@ class RunMonitor:
         """
         if self._news.is_final:
             return False
+        self._earlier = self._news.error
         self._idle += 1
         if self._idle > _PATIENCE:
             self._news = replace(self._news, lost=True)
@@ -84,10 +86,15 @@ class RunMonitor:
         self._news = replace(self._news, stage=known, done=done, facts=facts)
         return self._end
 
-    def fail(self, error: MlcdError, *, is_final: bool) -> None:
-        """Keeps the first error of an attempt; a final one is never replaced."""
+    def fail(self, error: MlcdError, *, is_final: bool) -> bool:
+        """Keeps the first error of an attempt; a final one is never replaced.
+
+        Returns whether this one is final: a run that is locked twice in a row is somebody else's.
+        """
+        is_final |= isinstance(error, Conflict) and isinstance(self._earlier, Conflict)
         if self._news.error is None or (is_final and not self._news.is_final):
             self._news = replace(self._news, error=error, is_final=is_final)
+        return is_final
 
     def fail_unexpectedly(self, trace: str) -> None:
         self._news = replace(self._news, bug=self._news.bug or trace)
@@ -157,7 +164,8 @@ class RunDisplay:
         self._stages, self._announce, self._room = stages, announce, room
         self._open = ExitStack()
         self._began: float | None = time.monotonic()
-        self._attempt, self._stage, self._done = 0, -1, 0
+        self._attempt, self._num_workers = 0, 0
+        self._stage, self._done = -1, 0
         self._meter: Meter | None = None
         self.trains = False
 
@@ -182,6 +190,7 @@ class RunDisplay:
             self._done = news.done
 
     def _say_what_happened(self, news: News) -> None:
+        grows = news.num_workers > self._num_workers
         if news.attempt:
             self._began = None
         elif self._began is not None and time.monotonic() - self._began > _NO_ROOM_S:
@@ -191,5 +200,6 @@ class RunDisplay:
                 " (`ray status`), and Ray keeps that of a killed driver for three minutes"
             )
         if news.attempt > max(1, self._attempt):
-            self._announce(f"a worker was lost; {news.num_workers} go on from the last checkpoint")
-        self._attempt = news.attempt
+            why = "there is room for more workers" if grows else "a worker was lost"
+            self._announce(f"{why}; {news.num_workers} go on from the last checkpoint")
+        self._attempt, self._num_workers = news.attempt, news.num_workers

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from mlcd.artifacts.manifest import Artifact, open_artifact
-from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError, Unavailable
+from mlcd.errors import ConfigInvalid, InvalidInput, MlcdError, Unavailable
 from mlcd.locations import is_url
 from mlcd.parts.ray_session import RayOptions, ray_session
 from mlcd.progress import Reporter, Stages
@@ -70,9 +70,15 @@ def train_on_ray(
         fit = ray.remote(max_retries=0, **beside)(_fit).remote(work, options, workers)
         try:
             news = _watched(ray, fit, monitor, options, reporter, announce)
+        except (ray.exceptions.RayTaskError, ray.exceptions.ActorDiedError) as error:
+            raise ConfigInvalid(
+                f"the cluster cannot run this training ({_last_line(error)})",
+                remedy="every node needs mlcd[ray,train] of this version, and `ray status` may say"
+                " more",
+            ) from error
         except ray.exceptions.RayError as error:
             raise Unavailable(
-                f"the Ray cluster is gone ({str(error).splitlines()[0]})",
+                f"the Ray cluster is gone ({_last_line(error)})",
                 remedy="the last checkpoint is intact; the same command goes on from it",
             ) from error
     _raise_outcome(news)
@@ -194,9 +200,14 @@ def _watched(
     return news
 
 
+def _last_line(error: Exception) -> str:
+    """Returns the line of one of Ray's errors that says what happened; a trace is above it."""
+    return str(error).strip().rpartition("\n")[2].strip()
+
+
 def _raise_outcome(news: News) -> None:
     error = news.error
-    if error is not None and (news.is_final or isinstance(error, Conflict)):
+    if error is not None and news.is_final:
         raise error
     if news.bug is not None:
         raise RuntimeError(f"a worker on Ray failed:\n{news.bug}")
@@ -274,9 +285,7 @@ def _train_here(given: dict[str, Any]) -> None:
     except Elsewhere:
         return
     except MlcdError as error:
-        passes = _passes(error)
-        ray.get(work.monitor.fail.remote(error, is_final=not passes))
-        if passes:
+        if not ray.get(work.monitor.fail.remote(error, is_final=not _passes(error))):
             raise
     except Exception:
         ray.get(work.monitor.fail_unexpectedly.remote(traceback.format_exc()))

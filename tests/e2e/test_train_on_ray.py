@@ -153,9 +153,10 @@ def test_errors_are_one_line_and_a_second_driver_is_refused(cluster, arguments, 
         assert missing.stderr.splitlines()[-1].startswith("mlcd: ")
         assert "nowhere" in missing.stderr.splitlines()[-1]
         assert "Traceback" not in missing.stderr
-    driver = start_driver(*arguments("run", "schedule.steps=3000"), "--on", "ray", "--workers", 1)
+    command = (*arguments("run", "schedule.steps=30000"), "--on", "ray", "--workers", 1)
+    driver = start_driver(*command)
     wait_for_steps(tmp_path / "run", 5, driver)
-    second = run_mlcd(*arguments("run", "schedule.steps=3000"), "--on", "ray", "--workers", 1)
+    second = run_mlcd(*command, timeout=400)
     driver.send_signal(signal.SIGTERM)
     ended(driver)
     assert second.returncode == 2, second.stderr

@@ -40,11 +40,21 @@ def test_a_final_error_stays_and_ends_it():
     monitor.fail(Unavailable("a process is gone"), is_final=False)
     assert monitor.begin(1)
     assert monitor.news().error is None
-    monitor.fail(Conflict("somebody is at it"), is_final=False)
-    monitor.fail(InvalidInput("bad"), is_final=True)
+    assert not monitor.fail(Conflict("somebody is at it"), is_final=False)
+    assert monitor.fail(InvalidInput("bad"), is_final=True)
     monitor.fail(InvalidInput("worse"), is_final=True)
     assert str(monitor.news().error) == "bad"
     assert not monitor.begin(2)
+
+
+def test_a_lock_may_be_that_of_a_worker_that_ends_but_only_once():
+    monitor, locked = RunMonitor(), Conflict("another process is writing run")
+    assert monitor.begin(2)
+    assert not monitor.fail(locked, is_final=False)
+    assert monitor.begin(2)
+    assert monitor.fail(locked, is_final=False)
+    assert not monitor.begin(2)
+    assert monitor.news().error is locked
 
 
 class Later:
@@ -112,8 +122,12 @@ def test_the_driver_shows_what_was_lost_and_goes_back_to_where_it_goes_on():
         display.show(News(attempt=1, num_workers=2, stage=(0, "train", 9), done=5, facts={"a": 1}))
         display.show(News(attempt=2, num_workers=1, stage=(0, "train", 9), done=5))
         display.show(News(attempt=2, num_workers=1, stage=(1, "train", 9), done=3))
+        display.show(News(attempt=3, num_workers=2, stage=(1, "train", 9), done=3))
     assert shown.events == [("train", 9, 0), (5, {"a": 1}), "end", ("train", 9, 3), "end"]
-    assert said == ["a worker was lost; 1 go on from the last checkpoint"]
+    assert said == [
+        "a worker was lost; 1 go on from the last checkpoint",
+        "there is room for more workers; 2 go on from the last checkpoint",
+    ]
 
 
 @pytest.mark.parametrize("late", [True, False])

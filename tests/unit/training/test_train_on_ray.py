@@ -90,7 +90,7 @@ def test_the_marker_is_beside_the_run_and_goes(tmp_path):
     ("news", "kind", "message"),
     [
         (News(error=Diverged("step 3"), is_final=True), Diverged, "step 3"),
-        (News(error=Conflict("somebody is at it"), lost=True), Conflict, "somebody is at it"),
+        (News(error=Conflict("somebody is at it"), is_final=True), Conflict, "somebody is at it"),
         (
             News(error=Unavailable("process 1 is gone"), lost=True, done=7),
             Unavailable,
