@@ -5,6 +5,7 @@ the cluster when one is lost. The run's directory, on a disk that all share, is 
 keeps no checkpoint.
 """
 
+import glob
 import os
 import secrets
 import tempfile
@@ -40,6 +41,7 @@ from training.run_monitor import MonitoredStages, News, RunDisplay, RunMonitor
 _LOOK_S: Final = 0.5
 _TIMEOUT_S: Final = 300  # the longest wait of one process for another, as under torchrun
 _GROW_S: Final = 600.0  # how often workers begin again because there is room for more of them
+_MARKER: Final = ".{}-{}.shared"
 _ARTIFACTS: Final = ("labels", "selection", "centers")
 _PLACES: Final = ("images", "labels", "selection", "centers", "pairs", "embeddings")
 
@@ -82,7 +84,10 @@ def train_on_ray(
                 remedy="the last checkpoint is intact; the same command goes on from it",
             ) from error
     _raise_outcome(news)
-    return open_artifact(out, "run", verify_files=False)
+    run = open_artifact(out, "run", verify_files=False)
+    for marker in out.parent.glob(_MARKER.format(glob.escape(out.name), "*")):
+        marker.unlink(missing_ok=True)  # of drivers that were killed
+    return run
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ def _check_artifacts(fields: dict[str, Any]) -> None:
 @contextmanager
 def _marker(out: Path) -> Iterator[Path]:
     """Yields an empty file beside `out`, by which workers know that they share its disk."""
-    marker = out.with_name(f".{out.name}-{secrets.token_hex(4)}.shared")
+    marker = out.with_name(_MARKER.format(out.name, secrets.token_hex(4)))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         marker.touch()

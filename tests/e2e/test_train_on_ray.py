@@ -121,6 +121,7 @@ def test_a_killed_driver_is_run_again_and_goes_on(cluster, arguments, long_alone
     driver.communicate()
     assert not (tmp_path / "run").exists()
     ended(start_driver(*command))
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert_alike(tmp_path / "run", long_alone, tolerance=1e-5)
 
 
