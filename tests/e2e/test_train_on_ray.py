@@ -66,7 +66,7 @@ def start_driver(*command):
 
 
 def ended(driver):
-    """What a driver said that ended well, but for that a busy machine keeps its workers waiting."""
+    """Returns what a driver said, less that a busy machine keeps its workers waiting."""
     said, errors = driver.communicate(timeout=400)
     assert driver.returncode == 0, errors
     lines = [line for line in errors.splitlines() if "has begun yet" not in line]

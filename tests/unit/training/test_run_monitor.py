@@ -1,4 +1,4 @@
-"""What the driver and the first worker of a training on Ray tell each other, without Ray."""
+"""The talk of the driver and the first worker of a training on Ray, without Ray."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
