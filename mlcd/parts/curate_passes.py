@@ -132,4 +132,4 @@ def leaking(search: PairSearch, cells: range) -> NDArray[np.int64]:
 def nearest_of(block: Embeddings, centers: Centers, scan: CenterScan) -> NearestOf:
     """Returns the nearest center of each row of a block, and the distance to it."""
     found = scan.nearest(centers.align(unit_rows(block)), 1)
-    return found.ids[:, 0], 1 - found.scores[:, 0]
+    return found.ids[:, 0].astype(np.int32, copy=False), 1 - found.scores[:, 0]

@@ -22,8 +22,10 @@ from service.jobs.job import JobSpec, Work
 from service.jobs.roots import Roots
 from service.jobs.service import open_queue
 from service.settings import read_settings
-from service.worker.failures import Stopped, WorkerLost
-from service.worker.ray_tasks import RayRunner, settings_there
+from service.worker import ray_tasks
+from service.worker.failures import EngineDown, Stopped, WorkerLost
+from service.worker.loop import Worker
+from service.worker.ray_tasks import RayRunner, TaskActor, settings_there
 from service.worker.task import TaskRunner, Watch
 from tests.conftest import write_digits
 from tests.e2e.test_ray import SMALL, cluster_of
@@ -108,7 +110,8 @@ def setting(tmp_path, images):
     yield made
     for process in made.processes:
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stdout.close()
     made.queue.close()
 
 
@@ -167,7 +170,7 @@ def test_nodes_and_the_worker_itself_are_killed(cluster, setting, alone):
     cluster.add_node(wait=False, **SMALL)
     until(lambda: setting.queue.get(job).shards_done >= 5)
     worker.kill()
-    worker.communicate()
+    worker.wait()
     assert setting.queue.get(job).state == "running"
     done(setting.start("ray", "--drain"))
     check_same(setting, job, alone)
@@ -182,7 +185,7 @@ def test_sigterm_ends_it_within_ten_seconds_and_counts_no_attempt(cluster, setti
     done(worker)
     assert time.monotonic() - began_s < 10
     assert not leases(setting, job)
-    assert not setting.queue._database.read(job).attempts
+    assert not any(setting.queue._database.read(job).attempts.values())
     done(setting.start("workers", "--drain"))  # and a local worker goes on with it
     check_same(setting, job, alone)
 
@@ -201,7 +204,7 @@ def test_a_canceled_job_leaves_nothing(cluster, setting):
     ("environment", "said"),
     [
         ({"MLCD_JOBS__RAY_ADDRESS": "ray://127.0.0.1:1"}, "cannot be reached"),
-        ({"MLCD_JOBS__RAY_ADDRESS": "nowhere"}, "give ray, or ray://HOST:PORT"),
+        ({"MLCD_JOBS__RAY_ADDRESS": "nowhere"}, "give ray, or ray://host:port"),
     ],
 )
 def test_a_wrong_address_is_one_line(setting, environment, said):
@@ -321,14 +324,61 @@ def test_a_worker_that_is_lost_is_replaced(cluster, images, tmp_path):
         ray.shutdown()
 
 
+def deadly_actor():
+    """A worker that shard 2 ends, as a lack of memory does."""
+
+    class DeadlyActor(TaskActor):
+        def perform(self, work, seconds):
+            if work.shard == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().perform(work, seconds)
+
+    return DeadlyActor
+
+
+def test_a_shard_that_ends_every_worker_is_poison_and_listed(
+    cluster, setting, alone, images, monkeypatch
+):
+    import ray
+
+    monkeypatch.setattr(ray_tasks, "TaskActor", deadly_actor())
+    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.1)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    settings = read_settings(given(setting.folder, images, engine="ray"))
+    job = setting.submit("out")
+    ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
+    try:
+        with ThreadPoolExecutor(1) as computing, ThreadPoolExecutor(2) as threads:
+            here = TaskRunner(
+                Equipment(HogEncoder(), None, num_threads=1),
+                Roots(settings.jobs.roots),
+                shard_images=SHARD_IMAGES,
+            )
+            there = settings_there(settings, 1)
+            runner = RayRunner(ray, RayOptions(workers=2), there, here, computing, print)
+            Worker(setting.queue, runner, threads, name="w", lease_s=4.0, stall_s=300.0).run(
+                drain=True
+            )
+            runner.close()
+    finally:
+        ray.shutdown()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    ended = setting.queue.get(job)
+    assert (ended.state, ended.shards_done, ended.shards_failed) == ("failed", 14, 1)
+    (failure,) = setting.queue.failures(job, limit=9).failures
+    assert (failure.shard, failure.problem.code) == (2, "worker-lost")
+    setting.queue.retry(job)
+    done(setting.start("ray", "--drain"))
+    check_same(setting, job, alone)
+
+
 def kill_soon(ray, actor):
     time.sleep(0.3)
     ray.kill(actor)
 
 
 def retried(perform):
-    from service.worker.failures import EngineDown
-
     try:
         return perform()
     except EngineDown:
@@ -336,9 +386,11 @@ def retried(perform):
 
 
 def test_workers_get_no_secrets(tmp_path, images):
-    settings = read_settings(given(tmp_path, images) | {"redis_url": "redis://:secret@host:6379/0"})
+    settings = read_settings(
+        given(tmp_path, images) | {"redis_url": "redis://:hidden-word@host:6379/0"}
+    )
     there = settings_there(settings, 2)
-    assert "secret" not in there.model_dump_json()
+    assert "hidden-word" not in there.model_dump_json()
     assert there.redis_url is None
     assert (there.engine_threads, there.decode_threads) == (2, 2)
     assert there.model == model_everywhere("hog") == "hog"
