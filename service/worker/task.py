@@ -72,7 +72,7 @@ class Outcome:
 
 
 class Runner(Protocol):
-    """What runs the tasks of a worker: this process, or others that it has elsewhere."""
+    """The interface of what does the tasks of a worker: this process, or others elsewhere."""
 
     @property
     def fingerprint(self) -> Fingerprint: ...
