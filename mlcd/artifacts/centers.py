@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,7 @@ from mlcd.artifacts.manifest import Artifact, open_artifact
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Fingerprint, unit_rows
 
+VECTORS: Final = "centers.npy"
 AUDIT_ROWS: Final = "audit.npy"
 QUANTILES: Final = "quantiles.npy"
 CLUSTERS: Final = "clusters.npy"
@@ -119,7 +120,7 @@ class Centers:
     def write(self, draft: Draft) -> None:
         """Writes all but the levels."""
         arrays: dict[str, NDArray[Any] | None] = {
-            "centers.npy": self.vectors,
+            VECTORS: self.vectors,
             "sizes.npy": self.sizes,
             "mean.npy": self.mean,
             AUDIT_ROWS: self.audit_rows,
@@ -142,12 +143,13 @@ class Centers:
         return cls.read(open_artifact(path, "centers"))
 
     @classmethod
-    def read(cls, artifact: Artifact) -> "Centers":
+    def read(cls, artifact: Artifact, *, mapped: bool = False) -> "Centers":
+        """Reads the centers. mapped: their vectors stay in the file until they are used."""
         if artifact.fingerprint is None:
             raise ArtifactInvalid(f"{artifact.path} names no model", remedy="cluster again")
 
-        def load(name: str) -> NDArray[np.generic]:
-            array: NDArray[np.generic] = np.load(artifact.file(name), allow_pickle=False)
+        def load(name: str, mode: Literal["r"] | None = None) -> NDArray[np.generic]:
+            array: NDArray[np.generic] = np.load(artifact.file(name), mode, allow_pickle=False)
             return array
 
         def optional(name: str, dtype: type[_Number]) -> NDArray[_Number] | None:
@@ -157,7 +159,7 @@ class Centers:
         given = read_given_names(artifact, len(sizes))
         names = made_names(artifact) if given is None else given.names
         return cls(
-            vectors=load("centers.npy").astype(np.float32),
+            vectors=load(VECTORS, "r" if mapped else None).astype(np.float32, copy=not mapped),
             sizes=sizes,
             fingerprint=artifact.fingerprint,
             names=names,

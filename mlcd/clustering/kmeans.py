@@ -17,11 +17,12 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.clustering.exact_scores import exact_scores
 from mlcd.clustering.nearest import ROUNDED_MATMULS, CenterScan, MatmulName, fastest_matmul
 from mlcd.clustering.nearest_center import Basis, NearestCenter
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers
-from mlcd.clustering.rows import ArrayRows, Rows, UnitRows
+from mlcd.clustering.rows import BLOCK_ROWS, ArrayRows, Rows, UnitRows
 from mlcd.clustering.seeding import SAMPLE_PER_CENTER, distinct_rows, two_level
 from mlcd.clustering.sums import ClusterSums
 from mlcd.errors import ConfigInvalid, InvalidInput, Unavailable
@@ -202,6 +203,45 @@ def assigned(
         found[own] = nearest_to(block, None if previous is None else previous[own])
         sums.add(block, found[own])
     return found, sums
+
+
+def assigned_in_block(
+    rows: Rows, centers: Embeddings, first: int
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    """Returns the nearest of a block of centers for each row, and its exact score. first: the
+    number of the block's first center among all.
+    """
+    found, scores = np.empty(rows.num_rows, np.int32), np.empty(rows.num_rows)
+    nearest_to = _Nearest(rows.num_rows).of(centers)
+    for start, block in rows.blocks(0, rows.num_rows):
+        own = slice(start, start + len(block))
+        ids = nearest_to(block, None)
+        found[own] = first + ids
+        scores[own] = exact_scores(block, centers, np.arange(len(block)), ids)
+    return found, scores
+
+
+def nearest_of_blocks(
+    *found: tuple[NDArray[np.int32], NDArray[np.float64]],
+) -> NDArray[np.int32]:
+    """Returns the center of highest score of each row among what `assigned_in_block` found in
+    blocks in ascending order: of equals that of the lowest number.
+    """
+    (best, highest), *others = ((ids.copy(), scores.copy()) for ids, scores in found)
+    for ids, scores in others:
+        higher = scores > highest
+        best[higher], highest[higher] = ids[higher], scores[higher]
+    return best
+
+
+def summed_in_block(rows: Rows, assignment: NDArray[np.int32], centers: range) -> ClusterSums:
+    """Returns the sums of the rows of these centers alone. assignment: the center of each row."""
+    sums = ClusterSums.zeros(len(centers), rows.dimension)
+    own = np.flatnonzero((assignment >= centers.start) & (assignment < centers.stop))
+    for start in range(0, len(own), BLOCK_ROWS):
+        some = own[start : start + BLOCK_ROWS]
+        sums.add(rows.read(some), assignment[some] - centers.start)
+    return sums
 
 
 class _Nearest:

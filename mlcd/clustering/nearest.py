@@ -123,17 +123,27 @@ class CenterScan:
         assignment. Their scores bound those of the answer from below, so that the scan looks at
         less; the answer is the same.
         """
-        if top < 1:
-            raise ConfigInvalid(f"top must be at least 1, got {top}")
-        check_rows(embeddings, "embeddings")
-        if embeddings.shape[1] != self.centers.shape[1]:
-            raise InvalidInput(
-                f"embeddings have dimension {embeddings.shape[1]}, centers {self.centers.shape[1]}",
-                remedy="use the centers of the same model",
-            )
+        check_query(embeddings, top, self.centers.shape[1])
         all_ids = np.full((len(embeddings), top), -1, dtype=np.int32)
         all_scores = np.full((len(embeddings), top), -np.inf, dtype=np.float32)
         counts = np.zeros(_NUM_LEVELS, dtype=np.int64)
+        num_wanted = min(top, len(self.centers))
+        for batch, ids, scores, level in self.batches(embeddings, top, previous=previous):
+            if threshold is not None:  # compares the scores before they are rounded
+                ids[scores < threshold], scores[scores < threshold] = -1, -np.inf
+            all_ids[batch, :num_wanted], all_scores[batch, :num_wanted] = ids, scores
+            counts += np.bincount(level, minlength=_NUM_LEVELS)
+        return Neighbors(
+            all_ids, all_scores, ScanCounts(self.matmul.name, *(int(count) for count in counts))
+        )
+
+    def batches(
+        self, embeddings: Embeddings, top: int, *, previous: NDArray[np.integer] | None = None
+    ) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]]:
+        """Yields (rows, ids, float64 scores, level) of some rows at a time, that `check_query` has
+        checked: their `top` nearest centers, or as many as there are, and the level of
+        `ScanCounts` that settled each row.
+        """
         num_wanted = min(top, len(self.centers))
         first = 0
         for start in range(0, len(embeddings) if num_wanted else 0, _BATCH_ROWS):
@@ -143,14 +153,7 @@ class CenterScan:
             # A first pass that proves little is left out for the next batch: it would cost more
             # than it settles.
             first = int((level > 0).mean() > _OPEN_SHARE)
-            if threshold is not None:  # compares the scores before they are rounded
-                ids = np.where(scores >= threshold, ids, -1)
-                scores = np.where(scores >= threshold, scores, -np.inf)
-            all_ids[batch, :num_wanted], all_scores[batch, :num_wanted] = ids, scores
-            counts += np.bincount(level, minlength=_NUM_LEVELS)
-        return Neighbors(
-            all_ids, all_scores, ScanCounts(self.matmul.name, *(int(count) for count in counts))
-        )
+            yield batch, ids, scores, level
 
     def _search(
         self, z_BD: Embeddings, top: int, seeds: NDArray[np.integer] | None, first: int
@@ -273,6 +276,18 @@ class CenterScan:
             parts.append(ordered(part_BD, self.centers, rows, columns, top))
         return np.concatenate([ids for ids, _ in parts]), np.concatenate(
             [scores for _, scores in parts]
+        )
+
+
+def check_query(embeddings: Embeddings, top: int, dimension: int) -> None:
+    """Raises ConfigInvalid or InvalidInput for what no scan of centers of this dimension takes."""
+    if top < 1:
+        raise ConfigInvalid(f"top must be at least 1, got {top}")
+    check_rows(embeddings, "embeddings")
+    if embeddings.shape[1] != dimension:
+        raise InvalidInput(
+            f"embeddings have dimension {embeddings.shape[1]}, centers {dimension}",
+            remedy="use the centers of the same model",
         )
 
 

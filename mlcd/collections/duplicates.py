@@ -9,10 +9,10 @@ comparison.
 import hashlib
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ DEFAULT_SIMILARITY: Final = 0.95
 _DIGITS: Final = 6  # float32 holds no more
 _BLOCK_ROWS: Final = 4096
 _PAIRS_TOGETHER: Final = 1 << 20
+_NO_COSINE: Final = -2.0  # of a row that no pair has
 _NOTE_S: Final = 10.0  # a killed search does so much again at most
 
 
@@ -47,13 +48,47 @@ class Group:
         return {"ids": [ids[row] for row in self.rows], "similarities": similarities}
 
 
+@dataclass(frozen=True)
+class Links:
+    """The rows that pairs of some cells join: the lowest of each one's group, and its highest
+    cosine with another. [n] each.
+    """
+
+    rows: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    best: NDArray[np.float32]
+
+
+# From the numbers of distinct rows, the search for their pairs, and the first cell that is missing,
+# to (the cell after those that are searched, the links of their pairs), in order.
+FindLinks: TypeAlias = Callable[[NDArray[np.int64], PairSearch, int], Iterator[tuple[int, Links]]]
+
+
+def links_of(search: PairSearch, cells: range) -> Links:
+    """Returns the links of all pairs of these cells."""
+    num = len(search.cells.of_row)
+    joined = _Joined(np.arange(num, dtype=np.int64), np.full(num, _NO_COSINE, np.float32))
+    for cell in cells:
+        for pairs in _gathered(search.of_cell(cell)):
+            joined.add(pairs)
+    rows = np.flatnonzero(joined.best > _NO_COSINE)
+    return Links(rows, joined.group[rows], joined.best[rows])
+
+
 def duplicate_groups(
-    num_rows: int, take: Take, similarity: float, *, meter: Meter, note: Path | None = None
+    num_rows: int,
+    take: Take,
+    similarity: float,
+    *,
+    meter: Meter,
+    note: Path | None = None,
+    find_links: FindLinks | None = None,
 ) -> list[Group]:
     """Returns all groups of unit rows, ordered by their first row.
 
     The meter advances by rows, and is called often. note: the file that the search is noted in from
-    time to time, from which it goes on after its process was killed. Raises InvalidInput.
+    time to time, from which it goes on after its process was killed. find_links: searches the cells
+    elsewhere. Raises InvalidInput.
     """
     if not -1 <= similarity <= 1:
         raise InvalidInput(f"{similarity:g} is no cosine", remedy="give a similarity in [-1, 1]")
@@ -65,12 +100,10 @@ def duplicate_groups(
     )
     joined = _Joined.of(len(distinct), search, similarity, note)
     meter.advance(joined.num_rows_before(search))
-    for cell in range(joined.num_cells, search.cells.num_cells):
-        for pairs in _gathered(search.of_cell(cell)):
-            joined.add(pairs)
-        joined.num_cells = cell + 1
+    for cell in joined.searched(search, distinct, find_links):
+        meter.advance(int(np.diff(search.cells.starts[[joined.num_cells, cell]])[0]))
+        joined.num_cells = cell
         joined.write_now_and_then()
-        meter.advance(len(search.cells.members(cell)))
     number_of = np.searchsorted(distinct, first_of)
     group, best = joined.group[number_of], joined.best[number_of]
     copies = np.bincount(number_of, minlength=len(distinct))[number_of] > 1
@@ -104,10 +137,10 @@ class _Joined:
 
     group: NDArray[np.int64]
     best: NDArray[np.float32]
-    num_cells: int
-    note: Path | None
-    state: str
-    noted_s: float
+    num_cells: int = 0
+    note: Path | None = None
+    state: str = ""
+    noted_s: float = 0.0
 
     @classmethod
     def of(cls, num: int, search: PairSearch, similarity: float, note: Path | None) -> "_Joined":
@@ -115,7 +148,7 @@ class _Joined:
         cells = hashlib.sha256(search.cells.of_row.tobytes()).hexdigest()
         joined = cls(
             np.arange(num, dtype=np.int64),
-            np.full(num, -1.0, np.float32),
+            np.full(num, _NO_COSINE, np.float32),
             0,
             note,
             f"{cells} {similarity!r}",
@@ -150,6 +183,21 @@ class _Joined:
                 state=np.array(self.state),
             )
         self.noted_s = time.monotonic()
+
+    def searched(
+        self, search: PairSearch, distinct: NDArray[np.int64], find_links: FindLinks | None
+    ) -> Iterator[int]:
+        """Takes in the pairs of the cells that are missing; yields the number of those searched."""
+        if find_links is not None:
+            for cell, links in find_links(distinct, search, self.num_cells):
+                self.best[links.rows] = np.maximum(self.best[links.rows], links.best)
+                _join(self.group, links.rows, links.groups)
+                yield cell
+            return
+        for cell in range(self.num_cells, search.cells.num_cells):
+            for pairs in _gathered(search.of_cell(cell)):
+                self.add(pairs)
+            yield cell + 1
 
     def add(self, pairs: ClosePairs) -> None:
         found = np.minimum(pairs.similarities, 1.0).astype(np.float32)  # rounding

@@ -7,6 +7,7 @@ import click
 from mlcd.commands.common_options import (
     ARTIFACT,
     ARTIFACT_OUT,
+    announce,
     finish,
     ray_options_with_workers,
     reporter_option,
@@ -124,8 +125,8 @@ def cluster(
     """
     if sum(map(bool, (clusters, levels, choices))) != 1:
         raise click.UsageError("give one of --clusters, --levels and --choose-k")
-    if on is not None and (choices or only_plan):
-        raise click.UsageError("--choose-k and --plan are not for --on ray")
+    if on is not None and only_plan:
+        raise click.UsageError("--plan is not for --on ray")
     if largest and not balanced:
         raise click.UsageError("--largest bounds the clusters of --balanced: give both")
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
@@ -163,7 +164,7 @@ def cluster(
             if on is not None:
                 from mlcd.pipelines.cluster_on_ray import cluster_on_ray
 
-                artifact = cluster_on_ray(opened, out, options, on, reporter)
+                artifact = cluster_on_ray(opened, out, options, on, reporter, announce=announce)
             else:
                 artifact = run(opened, out, options, reporter=reporter, world=world)
     except Elsewhere:

@@ -145,8 +145,8 @@ def url_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def ray_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds `--on`, `--cpus` and `--gpus` to a command that has `--workers`, and passes `on`: None
-    for this machine.
+    """Adds `--on`, `--cpus`, `--gpus` and `--memory` to a command that has `--workers`, and passes
+    `on`: None for this machine.
     """
 
     @click.option(
@@ -157,17 +157,35 @@ def ray_options(command: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option("--cpus", type=click.FloatRange(0, min_open=True), help="Of one worker on Ray.")
     @click.option("--gpus", type=click.FloatRange(0), help="Of one worker on Ray; 0.5 is half.")
+    @click.option(
+        "--memory",
+        type=click.FloatRange(0, min_open=True),
+        help="GiB of one worker on Ray.  [default: its share of the cluster's]",
+    )
     @functools.wraps(command)
     def wrapped(
-        *args: Any, on: str | None, cpus: float | None, gpus: float | None, **kwargs: Any
+        *args: Any,
+        on: str | None,
+        cpus: float | None,
+        gpus: float | None,
+        memory: float | None,
+        **kwargs: Any,
     ) -> None:
-        if on is None and (cpus, gpus) != (None, None):
-            raise click.UsageError("--cpus and --gpus are those of a worker with --on ray")
+        if on is None and (cpus, gpus, memory) != (None, None, None):
+            raise click.UsageError(
+                "--cpus, --gpus and --memory are those of a worker with --on ray"
+            )
         chosen = None
         if on is not None:
             require_ray()
             workers, address = kwargs["workers"], check_address(on)
-            chosen = RayOptions(address=address, workers=workers, cpus=cpus or 1, gpus=gpus or 0)
+            chosen = RayOptions(
+                address=address,
+                workers=workers,
+                cpus=cpus or 1,
+                gpus=gpus or 0,
+                memory_gib=memory,
+            )
         command(*args, on=chosen, **kwargs)
 
     return wrapped

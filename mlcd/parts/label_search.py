@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
 from mlcd.clustering.approximate import ApproximateScan, Cells, audit, divide, fewest_probes
+from mlcd.clustering.blocked_scan import BlockedScan
 from mlcd.clustering.nearest import CenterScan
 from mlcd.parts.label_inputs import EmbeddingsInput
 from mlcd.types import Embeddings, Neighbors, SampleKey
@@ -52,13 +53,22 @@ class LabelSearch(Protocol):
 class ExactSearch:
     """The `LabelSearch` protocol by the certified scan."""
 
-    def __init__(self, centers: Centers, *, top: int, threshold: float | None) -> None:
+    def __init__(
+        self,
+        centers: Centers,
+        *,
+        top: int,
+        threshold: float | None,
+        scan: BlockedScan | None = None,
+    ) -> None:
+        """scan: that of centers which are not in memory together; None for those in memory."""
         self.config: dict[str, Any] = {"mode": "exact"}
         self._centers, self._top, self._threshold = centers, top, threshold
+        self._blocked = scan
 
     @cached_property
-    def _scan(self) -> CenterScan:
-        return CenterScan(self._centers.vectors)
+    def _scan(self) -> CenterScan | BlockedScan:
+        return self._blocked or CenterScan(self._centers.vectors)
 
     def prepare(self, draft: Draft) -> None: ...
 

@@ -1,6 +1,7 @@
 """The steps of a curation: each leaves out images for a reason of its own."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -11,12 +12,11 @@ from mlcd.artifacts.center_levels import read_groups
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Artifact
-from mlcd.clustering.close_pairs import PairSearch
-from mlcd.clustering.nearest import CenterScan
 from mlcd.clustering.sampling import balanced, outliers
 from mlcd.collections.duplicates import duplicate_groups
 from mlcd.errors import ConfigInvalid
 from mlcd.images.pixel_issues import issues_of
+from mlcd.parts.curate_passes import CuratePasses, TwoSets
 from mlcd.parts.decisions import (
     DUPLICATE,
     LEAK,
@@ -30,7 +30,7 @@ from mlcd.parts.decisions import (
 from mlcd.parts.embedded_images import open_embedded_images
 from mlcd.parts.image_scores import image_scores
 from mlcd.progress import Stages
-from mlcd.types import ISSUES, Embeddings, unit_rows
+from mlcd.types import ISSUES
 
 _DIGITS: Final = 6  # sums of cosines differ beyond them
 _NOTE: Final = ".duplicates.npz"
@@ -43,11 +43,14 @@ def leave_out_issues(
     options: CurateOptions,
     reporter: Stages,
     notes: Path | None,
+    passes: CuratePasses,
 ) -> None:
     """Leaves out the images with one of the issues, and those that can no longer be read."""
-    source, entries = open_embedded_images(embeddings)
-    with reporter.stage("pixels", len(entries)) as meter:
-        scores = image_scores(source, entries, meter=meter, notes=notes)
+    images = open_embedded_images(embeddings)
+    num = embeddings.num_rows
+    with reporter.stage("pixels", num) as meter:
+        score = partial(passes.scores, embeddings, images, meter=meter)
+        scores = image_scores(num, score, meter=meter, notes=notes)
     found = issues_of(scores)
     decisions.leave_out(np.flatnonzero(np.isnan(scores[:, 0])), UNREADABLE)
     for issue in ISSUES:
@@ -61,6 +64,7 @@ def leave_out_leaks(
     decisions: Decisions,
     options: CurateOptions,
     reporter: Stages,
+    passes: CuratePasses,
 ) -> None:
     """Leaves out the near duplicates of images of the other set."""
     if against.fingerprint != embeddings.fingerprint:
@@ -69,27 +73,10 @@ def leave_out_leaks(
             remedy="embed both sets by one",
         )
     assert options.leaks is not None
-    num = embeddings.num_rows
-
-    def take(rows: NDArray[np.int64]) -> Embeddings:
-        found = np.empty((len(rows), embeddings.dimension), np.float32)
-        own = rows < num
-        found[own] = embeddings.unit_rows_at(rows[own])
-        found[~own] = against.unit_rows_at(rows[~own] - num)
-        return found
-
-    with reporter.stage("leaks", num + against.num_rows) as meter:
-        search = PairSearch(
-            num + against.num_rows,
-            take,
-            options.leaks,
-            num_own=num,
-            tick=lambda: meter.advance(0),
-        )
-        for cell in range(search.cells.num_cells):
-            for pairs in search.of_cell(cell):
-                decisions.leave_out(np.unique(pairs.first), LEAK)
-            meter.advance(len(search.cells.members(cell)))
+    sets = TwoSets(embeddings, against)
+    with reporter.stage("leaks", sets.num_rows) as meter:
+        for rows in passes.leaks(sets, options.leaks, meter):
+            decisions.leave_out(rows, LEAK)
 
 
 def leave_out_duplicates(
@@ -98,6 +85,7 @@ def leave_out_duplicates(
     options: CurateOptions,
     reporter: Stages,
     notes: Path | None,
+    passes: CuratePasses,
 ) -> None:
     """Leaves out all but one of each group of near duplicates."""
     assert options.duplicates is not None
@@ -105,7 +93,12 @@ def leave_out_duplicates(
     note = None if notes is None else notes / _NOTE
     with reporter.stage("duplicates", embeddings.num_rows) as meter:
         found = duplicate_groups(
-            embeddings.num_rows, take, options.duplicates, meter=meter, note=note
+            embeddings.num_rows,
+            take,
+            options.duplicates,
+            meter=meter,
+            note=note,
+            find_links=passes.link_finder(embeddings, options.duplicates),
         )
     for number, group in enumerate(found):
         decisions.groups[group.rows] = number
@@ -116,7 +109,11 @@ def leave_out_duplicates(
 
 
 def sample_clusters(
-    embeddings: EmbeddingsArtifact, decisions: Decisions, options: CurateOptions, centers: Artifact
+    embeddings: EmbeddingsArtifact,
+    decisions: Decisions,
+    options: CurateOptions,
+    centers: Artifact,
+    passes: CuratePasses,
 ) -> None:
     """Leaves out outliers, and then what a sample does not draw."""
     opened = Centers.read(centers)
@@ -129,7 +126,9 @@ def sample_clusters(
         raise ConfigInvalid(
             f"{centers.path} has no levels", remedy="make them with `mlcd cluster --levels K,K,…`"
         )
-    ids, distances = _nearest(embeddings, opened)
+    none = np.empty(0, np.int32), np.empty(0, np.float32)
+    found = [none, *passes.nearest(embeddings, centers, opened)]
+    ids, distances = (np.concatenate(each) for each in zip(*found, strict=True))
     if options.outliers is not None:
         left = decisions.left
         out = outliers(ids[left], distances[left], options.outliers)
@@ -141,22 +140,6 @@ def sample_clusters(
         drawn += [level[ids[left]] for level in levels]
     if num is not None:
         decisions.leave_out(left[~balanced(drawn, num, seed=options.seed)], SURPLUS)
-
-
-def _nearest(
-    embeddings: EmbeddingsArtifact, centers: Centers
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Returns the nearest center of each image and the distance to it, [N] each."""
-    scan = CenterScan(centers.vectors, matmul="numpy")
-    ids = np.empty(embeddings.num_rows, np.int32)
-    distances = np.empty(embeddings.num_rows, np.float32)
-    for start, block in embeddings.blocks():
-        found, part = (
-            scan.nearest(centers.align(unit_rows(block)), 1),
-            slice(start, start + len(block)),
-        )
-        ids[part], distances[part] = found.ids[:, 0], 1 - found.scores[:, 0]
-    return ids, distances
 
 
 # rank(members [n]) returns [n]: the highest is kept, of equals the first

@@ -10,9 +10,12 @@ from importlib.util import find_spec
 from typing import Any, Final, NoReturn
 
 from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
+from mlcd.version import __version__
 
 NEAREST: Final = "ray"
 _ADDRESS: Final = "ray://"
+_GIB: Final = 1 << 30
+_LEAST_CENTERS = 256  # of a block: with fewer, a call costs more than its work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +24,15 @@ class RayOptions:
 
     address: `ray` for the cluster that Ray itself finds (RAY_ADDRESS, then one on this machine,
     else one of this machine alone is started), or ray://HOST:PORT. workers: None for as many as
-    there is room for. cpus, gpus: those of one worker.
+    there is room for. cpus, gpus, memory_gib: those of one worker; None for its share of the
+    cluster's memory.
     """
 
     address: str = NEAREST
     workers: int | None = None
     cpus: float = 1.0
     gpus: float = 0.0
+    memory_gib: float | None = None
 
     @property
     def num_threads(self) -> int:
@@ -37,14 +42,37 @@ class RayOptions:
     @property
     def demand(self) -> dict[str, float]:
         """The resources of one worker, by Ray's names of its options."""
-        return {"num_cpus": self.cpus, "num_gpus": self.gpus}
+        given = {"num_cpus": self.cpus, "num_gpus": self.gpus}
+        return given if self.memory_gib is None else given | {"memory": int(self.memory_gib * _GIB)}
+
+    @property
+    def no_room(self) -> str:
+        """The line for people where no worker begins."""
+        memory = "" if self.memory_gib is None else f" and {self.memory_gib:g} GiB"
+        return (
+            f"no worker of {self.cpus:g} CPUs, {self.gpus:g} GPUs{memory} has begun yet; the"
+            " cluster may have no room for it (`ray status`)"
+        )
 
     def num_workers(self, resources: dict[str, float]) -> int:
         """Returns the number of workers for a cluster of these resources."""
         if self.workers is not None:
             return self.workers
-        wanted = {"CPU": self.cpus, "GPU": self.gpus}
+        wanted = {"CPU": self.cpus, "GPU": self.gpus, "memory": int((self.memory_gib or 0) * _GIB)}
         return max(1, min(int(resources.get(k, 0) / each) for k, each in wanted.items() if each))
+
+    def memory_bytes(self, resources: dict[str, float]) -> float:
+        """Returns the memory of one worker: what was asked for, or its share by its CPUs."""
+        if self.memory_gib is not None:
+            return self.memory_gib * _GIB
+        share = self.cpus / max(self.cpus, resources.get("CPU", 0))
+        return resources.get("memory", 0) * share or _GIB
+
+
+def centers_at_once(num: int, center_bytes: int, memory_bytes: float) -> int:
+    """Returns how many of `num` centers a worker holds at once: half of its memory is for them."""
+    fit = int(memory_bytes / 2 / center_bytes)
+    return min(num, max(_LEAST_CENTERS, fit))
 
 
 def check_address(address: str) -> str:
@@ -62,10 +90,21 @@ def raise_cause(cause: Exception) -> NoReturn:
     raise RuntimeError("a worker on Ray failed") from cause
 
 
-def require_ray() -> None:
+def check_version(of_driver: str) -> None:
+    """Raises ConfigInvalid where this node has another version of mlcd than the driver: its parts
+    need not have the same bytes.
+    """
+    if of_driver != __version__:
+        raise ConfigInvalid(
+            f"a node of the Ray cluster has mlcd {__version__}, and the driver {of_driver}",
+            remedy="install one version on all of them",
+        )
+
+
+def require_ray(asked_by: str = "--on ray") -> None:
     """Raises ConfigInvalid where Ray is not installed."""
     if find_spec("ray") is None:
-        raise ConfigInvalid("--on ray needs the package ray", remedy="pip install 'mlcd[ray]'")
+        raise ConfigInvalid(f"{asked_by} needs the package ray", remedy="pip install 'mlcd[ray]'")
 
 
 @contextmanager

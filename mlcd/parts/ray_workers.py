@@ -13,7 +13,8 @@ from typing import Any, Final, Protocol
 from mlcd.errors import Unavailable
 from mlcd.images.quiet import silence_decoders
 from mlcd.parts.encoded import OnDone
-from mlcd.parts.ray_session import RayOptions, raise_cause
+from mlcd.parts.ray_session import RayOptions, check_version, raise_cause
+from mlcd.version import __version__
 
 _TRIES: Final = 3  # of a shard whose images the file system does not give, before they are errors
 _PATIENCE: Final = 3  # losses for each worker, without any shard in between, before we give up
@@ -39,8 +40,11 @@ class ShardWorker:
         self._opener, self._num_threads = opener, num_threads
         self._stack = ExitStack()
 
-    def open(self) -> None:
-        """Opens the shards here: not in the constructor, whose errors Ray wraps."""
+    def open(self, version: str) -> None:
+        """Opens the shards here: not in the constructor, whose errors Ray wraps. version: that of
+        the driver's mlcd.
+        """
+        check_version(version)
         silence_decoders()
         self._shards = self._stack.enter_context(self._opener(self._num_threads))
         self._shards.check()
@@ -96,7 +100,7 @@ class _Crew:
         """Gives every worker something to do, and hires as many as are missing."""
         while len(self._doing) + len(self._idle) < min(self._size, self.unfinished):
             worker = self._hired.remote(*self._arguments)
-            self._doing[worker.open.remote()] = worker, None
+            self._doing[worker.open.remote(__version__)] = worker, None
         while self._waiting and self._idle:
             worker, shard = self._idle.pop(), self._waiting.popleft()
             self._tries[shard] += 1
@@ -108,10 +112,7 @@ class _Crew:
         done, _ = self._ray.wait(list(self._doing), num_returns=1, timeout=_LOOK_S)
         if not done and not self._has_waited and self._all_open():
             self._has_waited = True
-            on_wait(
-                f"no worker of {self._options.cpus:g} CPUs and {self._options.gpus:g} GPUs has"
-                " begun yet; the cluster may have no room for it (`ray status`)"
-            )
+            on_wait(self._options.no_room)
         for task in done:
             worker, shard = self._doing.pop(task)
             try:

@@ -1,9 +1,13 @@
 """Clustering on a Ray cluster: each pass of k-means maps blocks of rows, and adds sums in a tree.
 
+Where a worker does not hold all centers, each call has a block of rows and a block of centers, and
+the nearest of each block are compared by their exact scores.
+
 The calls hold no state, and Ray makes those of a lost node again. Sums are sums of whole numbers:
 the centers have the bits of one process.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
@@ -15,19 +19,25 @@ from numpy.typing import NDArray
 from mlcd.artifacts.copies import brought
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Artifact
-from mlcd.clustering.kmeans import assigned
+from mlcd.clustering.kmeans import (
+    assigned,
+    assigned_in_block,
+    nearest_of_blocks,
+    summed_in_block,
+)
 from mlcd.clustering.rows import SelectedRows, UnitRows
 from mlcd.clustering.sums import ClusterSums
-from mlcd.errors import Unavailable
 from mlcd.locations import location_of
-from mlcd.parts.ray_session import RayOptions, raise_cause, ray_session
+from mlcd.parts.ray_calls import RayCalls
+from mlcd.parts.ray_session import RayOptions, centers_at_once, ray_session
 from mlcd.pipelines.cluster import ClusterOptions, KeyedRows, cluster
 from mlcd.progress import Reporter
 from mlcd.types import Embeddings
 
 _LEAST_ROWS, _MOST_ROWS = 8192, 1 << 20  # of a block
 _BLOCKS_EACH: Final = 2  # blocks for each worker
-_TRIES: Final = 10  # of a call, where nodes are lost
+# of a number of a center: itself, its sum, and what the scan makes of it
+_NUMBER_BYTES: Final = 16
 
 # The rows of one call: the location of the embeddings, the numbers of the rows, and the mean.
 _Block = tuple[str, NDArray[np.int64], NDArray[np.float32] | None]
@@ -39,6 +49,8 @@ def cluster_on_ray(
     options: ClusterOptions,
     ray_options: RayOptions,
     reporter: Reporter,
+    *,
+    announce: Callable[[str], None] = lambda _: None,
 ) -> Artifact:
     """Does what `mlcd.pipelines.cluster.cluster` does, with the passes of k-means on Ray."""
     with ExitStack() as session:
@@ -47,7 +59,8 @@ def cluster_on_ray(
             numbers: NDArray[np.int64] | None, mean: NDArray[np.float32] | None
         ) -> _MembersOnRay:
             ray = session.enter_context(ray_session(ray_options.address))
-            return _MembersOnRay(ray, ray_options, embeddings, numbers, mean)
+            calls = RayCalls(ray, ray_options, announce)
+            return _MembersOnRay(calls, embeddings, numbers, mean)
 
         return cluster(embeddings, out, options, reporter=reporter, find_members=find)
 
@@ -57,60 +70,75 @@ class _MembersOnRay:
 
     def __init__(
         self,
-        ray: Any,
-        options: RayOptions,
+        calls: RayCalls,
         embeddings: EmbeddingsArtifact,
         numbers: NDArray[np.int64] | None,
         mean: NDArray[np.float32] | None,
     ) -> None:
         """numbers: those of the rows to cluster; None for all. mean: subtracted; None for none."""
-        self._ray = ray
+        self._calls = calls
         numbers = np.arange(embeddings.num_rows) if numbers is None else numbers
         self.assignment = np.full(len(numbers), -1, np.int32)
         self._totals: ClusterSums | None = None
         place = location_of(embeddings.artifact.path)
-        size = _block_rows(len(numbers), options.num_workers(ray.cluster_resources()))
+        size = _block_rows(len(numbers), calls.num_workers)
         self._slices = [slice(start, start + size) for start in range(0, len(numbers), size)]
-        self._blocks = [ray.put((place, numbers[own], mean)) for own in self._slices]
-        self._find = ray.remote(**options.demand, max_retries=_TRIES, num_returns=2)(_assigned)
-        self._add = ray.remote(num_cpus=0, max_retries=_TRIES)(_added)
+        self._blocks = [calls.share((place, numbers[own], mean)) for own in self._slices]
 
     def assign(self, centers: Embeddings) -> int:
-        to_all, is_first = self._ray.put(centers), self._totals is None
-        calls = [
-            self._find.remote(block, to_all, None if is_first else self.assignment[own])
-            for own, block in zip(self._slices, self._blocks, strict=True)
-        ]
-        sums = self._in_a_tree([sums for _, sums in calls])
+        num, dimension = centers.shape
+        at_once = centers_at_once(num, _NUMBER_BYTES * dimension, self._calls.memory_bytes)
+        if at_once < num:
+            parts = [range(start, min(start + at_once, num)) for start in range(0, num, at_once)]
+            ids, sums = self._in_parts(centers, parts)
+        else:
+            ids, sums = self._at_once(centers)
         moved = 0
-        for own, (ids, _) in zip(self._slices, calls, strict=True):
-            found = self._result(ids)
+        for own, call in zip(self._slices, ids, strict=True):
+            found = self._calls.result(call)
             moved += int((found != self.assignment[own]).sum())
             self.assignment[own] = found
-        self._totals = self._result(sums)
+        self._totals = _joined([self._calls.result(each) for each in sums])
         return moved
 
     def totals(self) -> ClusterSums:
         assert self._totals is not None
         return self._totals
 
-    def _in_a_tree(self, sums: list[Any]) -> Any:
-        """Adds pairs, and pairs of these, on the cluster."""
-        while len(sums) > 1:
-            pairs = [sums[first : first + 2] for first in range(0, len(sums), 2)]
-            sums = [self._add.remote(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
-        return sums[0]
+    def _at_once(self, centers: Embeddings) -> tuple[list[Any], list[Any]]:
+        """Returns the ids of each block of rows, and the sums of all, as references."""
+        to_all, is_first = self._calls.share(centers), self._totals is None
+        found = [
+            self._calls.call(
+                _assigned, block, to_all, None if is_first else self.assignment[own], num_returns=2
+            )
+            for own, block in zip(self._slices, self._blocks, strict=True)
+        ]
+        sums = self._calls.in_a_tree(_added, [sums for _, sums in found])
+        return [ids for ids, _ in found], [sums]
 
-    def _result(self, call: Any) -> Any:
-        try:
-            return self._ray.get(call)
-        except self._ray.exceptions.RayTaskError as error:
-            raise_cause(error.cause)
-        except self._ray.exceptions.RayError as error:
-            raise Unavailable(
-                f"the workers on Ray are lost over and over ({str(error).splitlines()[0]})",
-                remedy="the same command goes on at the last finished iteration",
-            ) from error
+    def _in_parts(self, centers: Embeddings, parts: list[range]) -> tuple[list[Any], list[Any]]:
+        """Returns the ids of each block of rows, and the sums of each part of the centers."""
+        calls = self._calls
+        shared = [calls.share(centers[part.start : part.stop]) for part in parts]
+        ids = []
+        for block in self._blocks:
+            found = [
+                calls.call(_assigned_in_part, block, some, part.start)
+                for part, some in zip(parts, shared, strict=True)
+            ]
+            ids.append(calls.reduce(nearest_of_blocks, *found))
+        sums = [
+            calls.in_a_tree(
+                _added,
+                [
+                    calls.call(_summed, block, own, part)
+                    for block, own in zip(self._blocks, ids, strict=True)
+                ],
+            )
+            for part in parts
+        ]
+        return ids, sums
 
 
 def _block_rows(num_rows: int, num_workers: int) -> int:
@@ -120,8 +148,22 @@ def _block_rows(num_rows: int, num_workers: int) -> int:
 def _assigned(
     block: _Block, centers: Embeddings, previous: NDArray[np.int32] | None
 ) -> tuple[NDArray[np.int32], ClusterSums]:
+    return assigned(_rows_of(block), centers, previous)
+
+
+def _assigned_in_part(
+    block: _Block, centers: Embeddings, first: int
+) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    return assigned_in_block(_rows_of(block), centers, first)
+
+
+def _summed(block: _Block, assignment: NDArray[np.int32], centers: range) -> ClusterSums:
+    return summed_in_block(_rows_of(block), assignment, centers)
+
+
+def _rows_of(block: _Block) -> UnitRows:
     place, numbers, mean = block
-    return assigned(UnitRows(SelectedRows(_rows_at(place), numbers), mean), centers, previous)
+    return UnitRows(SelectedRows(_rows_at(place), numbers), mean)
 
 
 @lru_cache(maxsize=1)
@@ -132,3 +174,13 @@ def _rows_at(place: str) -> KeyedRows:
 
 def _added(one: ClusterSums, other: ClusterSums) -> ClusterSums:
     return ClusterSums(one.sums + other.sums, one.sizes + other.sizes)
+
+
+def _joined(parts: list[ClusterSums]) -> ClusterSums:
+    """Returns the sums of all centers; parts: those of blocks of them, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    return ClusterSums(
+        np.concatenate([each.sums for each in parts]),
+        np.concatenate([each.sizes for each in parts]),
+    )

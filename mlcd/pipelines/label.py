@@ -11,11 +11,13 @@ from typing import Any, Final, Literal, Self
 
 import pyarrow.parquet as pq
 
-from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.centers import VECTORS, Centers
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.artifacts.labels import NAMES, part_name, write_part
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
+from mlcd.clustering.blocked_scan import BlockedScan
+from mlcd.clustering.rows import FileRows
 from mlcd.cores import available_cores
 from mlcd.encoders import open_encoder
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
@@ -49,6 +51,7 @@ class LabelOptions:
     how the model is opened; the workers choose its number of threads. urls: how images are fetched
     that a table or a list names by URLs. embeddings: adds a column.
     part_rows, part_entries: the rows or images that are processed, and committed, at once.
+    centers_at_once: the centers that are in memory at a time, of exact labels; None for all.
     """
 
     source: str
@@ -63,6 +66,7 @@ class LabelOptions:
     embeddings: bool = False
     part_rows: int = PART_ROWS
     part_entries: int = PART_ENTRIES
+    centers_at_once: int | None = None
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
@@ -171,8 +175,9 @@ def open_labeling(options: LabelOptions, out: Path, *, num_threads: int) -> Iter
     """Opens input and centers; raises ConfigInvalid where they do not belong together."""
     artifact = open_artifact(Path(options.centers), "centers")
     rows = _open_input(options, out, num_threads)
+    centers = Centers.read(artifact, mapped=options.centers_at_once is not None)
     try:
-        yield labeling_of(options, rows, artifact, Centers.read(artifact), out)
+        yield labeling_of(options, rows, artifact, centers, out)
     finally:
         rows.close()
 
@@ -187,7 +192,7 @@ def labeling_of(
     _check_fingerprint(rows, centers, options.centers)
     num_centers = len(centers.vectors)
     top = min(options.top, num_centers)
-    search = _open_search(options, rows, centers, top)
+    search = _open_search(options, rows, centers, artifact, top)
     config = {
         "top": top,
         "threshold": options.threshold,
@@ -225,10 +230,13 @@ def _open_input(options: LabelOptions, out: Path, num_threads: int) -> LabelInpu
 
 
 def _open_search(
-    options: LabelOptions, rows: LabelInput, centers: Centers, top: int
+    options: LabelOptions, rows: LabelInput, centers: Centers, artifact: Artifact, top: int
 ) -> LabelSearch:
     if options.mode == "exact":
-        return ExactSearch(centers, top=top, threshold=options.threshold)
+        scan = None
+        if options.centers_at_once is not None:
+            scan = BlockedScan(FileRows([artifact.file(VECTORS)]), options.centers_at_once)
+        return ExactSearch(centers, top=top, threshold=options.threshold, scan=scan)
     if not isinstance(rows, EmbeddingsInput):
         raise ConfigInvalid(
             "approximate labels are made of embeddings", remedy="run `mlcd embed` first"

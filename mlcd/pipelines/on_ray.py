@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
+from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.copies import brought
 from mlcd.artifacts.manifest import Artifact, open_artifact
 from mlcd.artifacts.selection import Selection
@@ -21,7 +22,7 @@ from mlcd.images.sources import open_source
 from mlcd.locations import artifact_path, is_url, location_of
 from mlcd.parts.encoded import PART_ENTRIES
 from mlcd.parts.label_inputs import ImagesInput
-from mlcd.parts.ray_session import RayOptions, ray_session
+from mlcd.parts.ray_session import RayOptions, centers_at_once, ray_session
 from mlcd.parts.ray_workers import make_shards
 from mlcd.pipelines.embed import Embedder
 from mlcd.pipelines.label import LabelOptions, open_labeling
@@ -31,6 +32,9 @@ from mlcd.progress import Reporter
 
 # the owner of what is unfinished: any driver goes on with it
 _OWNER: Final = "ray"
+_DRIVERS_CENTERS: Final = 65_536  # centers that the driver would hold at once
+# of a number of a center that a scan holds: itself and its rounding, and what checks them
+_NUMBER_BYTES: Final = 8
 
 
 class Recipe(Protocol):
@@ -38,6 +42,10 @@ class Recipe(Protocol):
 
     @property
     def stage(self) -> str: ...
+
+    def within(self, memory_bytes: float) -> Self:
+        """Returns the recipe of a worker that has so much memory."""
+        ...
 
     def opened(self, num_threads: int) -> Iterator[DraftShards]: ...
 
@@ -54,6 +62,10 @@ class EmbedRecipe:
     selection: str | None
     part_entries: int
     stage: str = "embed"
+
+    def within(self, memory_bytes: float) -> Self:
+        del memory_bytes  # a part fits
+        return self
 
     def opened(self, num_threads: int) -> Iterator[DraftShards]:
         out = artifact_path(self.out)
@@ -79,6 +91,15 @@ class LabelRecipe:
     options: LabelOptions
     out: str
     stage: str = "label"
+
+    def within(self, memory_bytes: float) -> Self:
+        if self.options.mode == "approximate":
+            return self
+        artifact = open_artifact(brought(self.options.centers), "centers")
+        num, dimension = Centers.read(artifact, mapped=True).vectors.shape
+        at_once = centers_at_once(num, _NUMBER_BYTES * dimension, memory_bytes)
+        some = None if at_once >= num else at_once
+        return replace(self, options=replace(self.options, centers_at_once=some))
 
     def opened(self, num_threads: int) -> Iterator[DraftShards]:
         given, out = self.options, artifact_path(self.out)
@@ -138,6 +159,8 @@ def label_on_ray(
         source=_everywhere(options.source) if of_images else location_of(Path(options.source)),
         centers=location_of(Path(options.centers)),
         model=None if options.model is None else model_everywhere(options.model),
+        # the driver makes no part
+        centers_at_once=_DRIVERS_CENTERS if options.mode == "exact" else None,
     )
     recipe = LabelRecipe(everywhere, location_of(out))
     return _made(recipe, out, ray_options, reporter, announce)
@@ -177,7 +200,8 @@ def _make_missing(
             meter.advance(sizes[shard], errors=errors)
 
         with ray_session(ray_options.address) as ray:
-            opener = contextmanager(recipe.opened)
+            memory = ray_options.memory_bytes(ray.cluster_resources())
+            opener = contextmanager(recipe.within(memory).opened)
             make_shards(ray, opener, missing, ray_options, on_made=show, on_wait=announce)
 
 

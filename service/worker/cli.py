@@ -2,6 +2,9 @@
 
 import os
 import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import click
 
@@ -12,7 +15,8 @@ from service.resources import WorkerResources, open_worker_resources
 from service.settings import Settings, read_settings
 from service.telemetry.logs import configure_logs
 from service.worker.loop import Worker
-from service.worker.task import TaskRunner
+from service.worker.ray_tasks import opened_ray_runner
+from service.worker.task import Runner, TaskRunner
 
 _LONGEST_NAME = 128
 
@@ -46,25 +50,39 @@ def worker(config: str | None, name: str | None, drain: bool, **options: object)
     return_large_blocks()
     silence_decoders()
     configure_logs(settings.log)
-    with open_worker_resources(settings, _announce) as resources:
-        _worker(resources, settings, name).run(drain=drain)
+    with (
+        open_worker_resources(settings, _announce) as resources,
+        _runner(resources, settings) as (runner, threads),
+    ):
+        jobs = settings.jobs
+        click.echo(f"worker {name}: {_model(resources)}")
+        Worker(
+            resources.queue, runner, threads, name=name, lease_s=jobs.lease_s, stall_s=jobs.stall_s
+        ).run(drain=drain)
 
 
 def _announce(line: str) -> None:
     click.echo(f"mlcd: {line}", err=True)
 
 
-def _worker(resources: WorkerResources, settings: Settings, name: str) -> Worker:
-    jobs, equipment = settings.jobs, resources.equipment
-    encoder, centers = equipment.encoder, equipment.centers
+def _model(resources: WorkerResources) -> str:
+    encoder, centers = resources.equipment.encoder, resources.equipment.centers
     num_centers = 0 if centers is None else len(centers.centers.vectors)
-    click.echo(f"worker {name}: {encoder.name} ({encoder.engine}, {num_centers} centers)")
-    runner = TaskRunner(equipment, resources.roots, shard_images=jobs.shard_images)
-    return Worker(
-        resources.queue,
-        runner,
-        resources.computing,
-        name=name,
-        lease_s=jobs.lease_s,
-        stall_s=jobs.stall_s,
-    )
+    return f"{encoder.name} ({encoder.engine}, {num_centers} centers)"
+
+
+@contextmanager
+def _runner(
+    resources: WorkerResources, settings: Settings
+) -> Iterator[tuple[Runner, ThreadPoolExecutor]]:
+    """Yields what runs the tasks, and the threads that call it."""
+    shard_images = settings.jobs.shard_images
+    here = TaskRunner(resources.equipment, resources.roots, shard_images=shard_images)
+    if settings.jobs.engine == "workers":
+        yield here, resources.computing
+        return
+    with (
+        opened_ray_runner(here, resources.computing, settings, _announce) as runner,
+        ThreadPoolExecutor(runner.size, thread_name_prefix="ray") as threads,
+    ):
+        yield runner, threads

@@ -3,7 +3,15 @@
 import sys
 from typing import Final
 
-from mlcd.errors import ArtifactInvalid, ConfigInvalid, DiskFull, InvalidInput, MlcdError, NotFound
+from mlcd.errors import (
+    ArtifactInvalid,
+    ConfigInvalid,
+    DiskFull,
+    InvalidInput,
+    MlcdError,
+    NotFound,
+    Unavailable,
+)
 from mlcd.locations import shown
 from mlcd.pipelines.shard import InputChanged, NotRemoved, OtherSettings, OutputGone
 from service.errors import OutsideRoots
@@ -22,6 +30,21 @@ class Stopped(Exception):
 
 class EngineDown(Exception):
     """The engine fails on a blank image, too, or is busy: the task is not at fault."""
+
+
+class WorkerLost(Unavailable):
+    """A worker on Ray ended while it was at the task, as its node did, or as memory was short."""
+
+    name = "worker-lost"
+
+
+class Hung(Unavailable):
+    """A worker on Ray made no progress on the task, and was ended."""
+
+    name = "stalled"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"a worker on Ray hung on this shard for {seconds:g} s and was ended")
 
 
 class OtherCenters(ConfigInvalid):

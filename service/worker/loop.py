@@ -1,4 +1,5 @@
-"""`mlcd worker`: does tasks of jobs, one at a time, until it is told to end.
+"""`mlcd worker`: does tasks of jobs, as many at a time as its runner has room for, until it is told
+to end.
 
 Two threads work together. One computes: it does the task, and stops between two images when it is
 told to. The main thread talks to the queue and handles signals: it renews the lease every second
@@ -11,7 +12,9 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 from mlcd.child import STOPS
@@ -41,9 +44,21 @@ from service.worker.failures import (
 )
 from service.worker.others import ForeignJobs, LeftJobs
 from service.worker.retrying import RetryingQueue
-from service.worker.task import Outcome, TaskRunner, Watch
+from service.worker.task import Outcome, Runner, Watch
 
 _log = logging.getLogger("mlcd.jobs")
+
+
+@dataclass
+class _Task:
+    """A task under way. stopped_s: when it was told to stop."""
+
+    work: Work
+    watch: Watch
+    future: "Future[Outcome]"
+    began_s: float
+    renewal_due_s: float
+    stopped_s: float | None = None
 
 
 class Worker:
@@ -52,14 +67,16 @@ class Worker:
     def __init__(
         self,
         queue: Queue,
-        runner: TaskRunner,
+        runner: Runner,
         computing: ThreadPoolExecutor,
         *,
         name: str,
         lease_s: float,
         stall_s: float,
     ) -> None:
-        """computing: a single thread, in which the equipment of `runner` was opened."""
+        """computing: the threads that call `runner`; for one in this process, the single thread in
+        which its equipment was opened.
+        """
         self._queue, self._runner, self._computing = queue, runner, computing
         self._name, self._lease_s, self._stall_s = name, lease_s, stall_s
         self._stopping, self._drains = False, False
@@ -67,7 +84,8 @@ class Worker:
         self.last_resort = stuck.last_resort()
         self._retrying = RetryingQueue()
         self._engine_up = True
-        self._beat_due_s = 0.0
+        self._tasks: list[_Task] = []
+        self._beat_due_s = self._claim_due_s = 0.0
         self._left, self._foreign = LeftJobs(queue), ForeignJobs(queue, runner.fingerprint)
 
     def run(self, *, drain: bool) -> None:
@@ -81,17 +99,35 @@ class Worker:
             self._runner.forget()
 
     def _run(self) -> None:
-        while not self._stopping:
+        while self._tasks or not self._stopping:
             self._beat()
-            work = self._retrying.once(self._claim)
-            if work is not None:
-                self._do(work)
+            if self._takes_more() and (work := self._claimed()) is not None:
+                self._begin(work)
+            elif self._tasks:
+                self._attend()
             elif self._drains and self._retrying.up and self._retrying.once(self._nothing_left):
                 return
             else:
                 if self._foreign.is_look_due:
                     self._retrying.once(self._foreign.look)
                 self._pause(max(WORKER_IDLE_S, self._retrying.wait_s))
+
+    def _takes_more(self) -> bool:
+        return (
+            not self._stopping
+            and time.monotonic() >= self._claim_due_s
+            and self._runner.has_room(len(self._tasks))
+        )
+
+    def _claimed(self) -> Work | None:
+        work = self._retrying.once(self._claim)
+        if work is None and self._tasks:
+            self._rest(max(WORKER_IDLE_S, self._retrying.wait_s))
+        return work
+
+    def _rest(self, seconds: float) -> None:
+        """Begins no task for so long; those under way go on."""
+        self._claim_due_s = time.monotonic() + seconds
 
     def _told_to_stop(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal; a second one ends the process at once."""
@@ -126,16 +162,28 @@ class Worker:
         while not self._stopping and time.monotonic() < until_s:
             time.sleep(WORKER_POLL_S)
 
-    def _do(self, work: Work) -> None:
-        started_s = time.monotonic()
-        watch = Watch(until_s=started_s + self._lease_s)
+    def _begin(self, work: Work) -> None:
+        now_s = time.monotonic()
+        watch = Watch(until_s=now_s + self._lease_s)
         future = self._computing.submit(self._runner.perform, work, watch)
-        self._attend(work, watch, future)
-        error = future.exception()
+        self._tasks.append(_Task(work, watch, future, now_s, now_s + RENEWAL_S))
+
+    def _attend(self) -> None:
+        """Looks once after each task under way, and reports those that have ended."""
+        wait([task.future for task in self._tasks], WORKER_POLL_S, FIRST_COMPLETED)
+        for task in list(self._tasks):
+            if task.future.done():
+                self._tasks.remove(task)
+                self._settle(task)
+            else:
+                self._keep(task)
+
+    def _settle(self, task: "_Task") -> None:
+        work, watch, error = task.work, task.watch, task.future.exception()
         if error is None:
             self._engine_up = True
-            self._report(lambda: self._report_done(work, future.result()))
-            facts = {"images": watch.done, "seconds": round(time.monotonic() - started_s, 3)}
+            self._report(lambda: self._report_done(work, task.future.result()))
+            facts = {"images": watch.done, "seconds": round(time.monotonic() - task.began_s, 3)}
             _log.info("%s done", _name(work), extra={"fields": {"job": work.job_id, **facts}})
         elif isinstance(error, Stopped):
             self._report(lambda: self._queue.release(work))
@@ -144,35 +192,28 @@ class Worker:
                 _log.warning("the engine cannot be used now; trying again")
             self._engine_up = False
             self._report(lambda: self._queue.release(work))
-            self._pause(ENGINE_AWAY_S)
+            self._rest(ENGINE_AWAY_S)
         elif is_misfit(error):
             self._leave(work, error)
         else:
             assert isinstance(error, Exception)
             self._report_failed(work, error)
 
-    def _attend(self, work: Work, watch: Watch, future: "Future[Outcome]") -> None:
-        """Keeps the lease until the task has ended. Does not return where the task must stop and
-        does not.
-        """
-        renewal_due_s = time.monotonic() + RENEWAL_S
-        stopped_s: float | None = None
-        while not future.done():
-            time.sleep(WORKER_POLL_S)
-            now_s = time.monotonic()
-            if now_s >= renewal_due_s and not watch.stop and not self._stopping:
-                renewal_due_s = now_s + max(RENEWAL_S, self._retrying.wait_s)
-                self._renew(work, watch)
-                self._beat()
-            watch.stop |= self._stopping or time.monotonic() > watch.until_s
-            if watch.stop and stopped_s is None:
-                stopped_s = time.monotonic()
-            if stopped_s is not None and time.monotonic() - stopped_s > (
-                WORKER_DRAIN_S if self._stopping else WORKER_STOP_S
-            ):
-                self._abandon(work)
-            if not watch.stop and watch.stalls(self._stall_s):
-                self._end_stalled(work, watch)
+    def _keep(self, task: "_Task") -> None:
+        """Keeps the lease of a task. Does not return where it must stop and does not."""
+        watch, now_s = task.watch, time.monotonic()
+        if now_s >= task.renewal_due_s and not watch.stop and not self._stopping:
+            task.renewal_due_s = now_s + max(RENEWAL_S, self._retrying.wait_s)
+            self._renew(task.work, watch)
+        watch.stop |= self._stopping or time.monotonic() > watch.until_s
+        if watch.stop and task.stopped_s is None:
+            task.stopped_s = time.monotonic()
+        if task.stopped_s is not None and time.monotonic() - task.stopped_s > (
+            WORKER_DRAIN_S if self._stopping else WORKER_STOP_S
+        ):
+            self._abandon()
+        if not watch.stop and watch.stalls(self._stall_s):
+            self._end_stalled(task.work, watch)
 
     def _renew(self, work: Work, watch: Watch) -> None:
         asked_s = time.monotonic()
@@ -184,8 +225,9 @@ class Worker:
         elif goes_on is False:
             watch.stop = True
 
-    def _abandon(self, work: Work) -> None:
-        self._retrying.once(lambda: self._queue.release(work))
+    def _abandon(self) -> None:
+        for task in self._tasks:
+            self._retrying.once(partial(self._queue.release, task.work))
         if self._stopping:
             stuck.end()
         stuck.start_again()
@@ -237,7 +279,7 @@ class Worker:
         if self._drains and work.stage == "discard" and work.attempt >= MAX_ATTEMPTS:
             self._left.add(work)  # there is no end to it
         self._report(lambda: self._queue.failed(work, problem, fatal=fatal))
-        self._pause(AFTER_FAILURE_S)
+        self._rest(AFTER_FAILURE_S)
 
 
 def _name(work: Work) -> str:

@@ -22,6 +22,7 @@ import pytest
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.embeddings import ERRORS, KEY_SCHEMA, keys_name, part_name
+from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import Request, draft_path, open_artifact
 from mlcd.encoders.hog import HogEncoder
 from mlcd.parts.ray_session import RayOptions
@@ -121,6 +122,9 @@ def check_same(out, alone):
     """Checks bytes and facts, and that nothing is left beside the artifact."""
     there = open_artifact(out)
     assert (there.digest, there.summary) == (alone.digest, alone.summary)
+    if there.kind == "labels":
+        keys = LabelTable.open(out).keys
+        assert len(keys) == len(set(keys)) == there.summary["images"]
     for name in alone.files:
         assert there.file(name).read_bytes() == alone.file(name).read_bytes()
     assert not draft_path(out).exists()
@@ -253,6 +257,110 @@ def test_centers_by_stores_that_are_too_small_while_nodes_go(cluster, many_rows,
         time.sleep(0.1)
     assert kill_nodes(cluster, driver) >= 2
     check_same(out, open_artifact(tmp_path / "alone"))
+
+
+@pytest.fixture(scope="module")
+def embedded(shards):
+    """Embeddings of the images, and centers in levels, made by one process."""
+    given = ("embed", str(shards / "tars" / "*.tar"), shards / "embedded", "--model", "hog")
+    assert run_mlcd(*given).returncode == 0
+    given = ("cluster", shards / "embedded", shards / "clusters", "--levels", "40,8")
+    assert run_mlcd(*given).returncode == 0
+    return shards / "embedded", shards / "clusters"
+
+
+def events_of(result):
+    """The stages and their totals, and the last line, of `--json`."""
+    assert result.returncode == 0, result.stderr
+    *events, last = [json.loads(line) for line in result.stdout.splitlines()]
+    return {(event["stage"], event["total"]) for event in events}, last, events[-1]["done"]
+
+
+EMBEDDED = {
+    "embed": ("embed", "{tars}", "{out}", "--model", "hog"),
+    "label": ("label", "{embedded}", "{out}", "--centers", "{clusters}"),
+    "label-in-blocks": ("label", "{embedded}", "{out}", "--centers", "{clusters}"),
+    "cluster": ("cluster", "{embedded}", "{out}", "--clusters", "400", "--names"),
+    "cluster-in-blocks": ("cluster", "{embedded}", "{out}", "--clusters", "400", "--names"),
+    "curate": (
+        *("curate", "{embedded}", "{out}", "--issues", "all", "--duplicates", "0.97"),
+        *("--centers", "{clusters}", "--outliers", "0.05", "--hierarchical", "600"),
+    ),
+    "leaks": ("curate", "{embedded}", "{out}", "--leaks", "0.9", "--against", "{embedded}"),
+}
+
+
+def test_every_command_has_the_bytes_and_the_events_of_one_process(
+    cluster, embedded, shards, tmp_path
+):
+    for name, command in EMBEDDED.items():
+        places = {"tars": shards / "tars" / "*.tar", "embedded": embedded[0]}
+        places["clusters"] = embedded[1]
+        made = {}
+        memory = ("--memory", 0.001) if "blocks" in name else ()
+        for where, on in (("alone", ()), ("there", ("--on", "ray", *memory))):
+            out = tmp_path / f"{name}-{where}"
+            given = [part.format(**places, out=out) for part in command]
+            made[where] = events_of(run_mlcd(*given, *on, "--json"))
+            made[where][1].pop("finished")
+        assert made["there"] == made["alone"], name
+        check_same(tmp_path / f"{name}-there", open_artifact(tmp_path / f"{name}-alone"))
+
+
+def test_a_selection_while_nodes_go(cluster, many_rows, tmp_path):
+    given = ("curate", many_rows, "{}", "--duplicates", 0.15)
+    alone = run_mlcd(*(str(part).format(tmp_path / "alone") for part in given))
+    assert alone.returncode == 0, alone.stderr
+    command = [str(part).format(tmp_path / "there") for part in given]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "mlcd", *command, "--on", "ray"], stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(10)
+    assert kill_nodes(cluster, driver) >= 1
+    check_same(tmp_path / "there", open_artifact(tmp_path / "alone"))
+
+
+def test_an_interrupted_driver_ends_and_leaves_what_it_has(cluster, options, alone, tmp_path):
+    out = tmp_path / "labels"
+    driver = start_driver(options, out)
+    wait_for_parts(out, 3, driver)
+    driver.send_signal(signal.SIGINT)
+    driver.communicate(timeout=30)
+    assert driver.returncode != 0
+    assert label_on_ray(options, out, RayOptions(), SILENT).digest == alone.digest
+    check_same(out, alone)
+
+
+@pytest.mark.parametrize("arguments", [("--on", "ray://127.0.0.1:1"), ("--on", "ray:1")])
+def test_a_wrong_address_is_one_line(options, arguments, tmp_path):
+    given = ("--model", "hog", *arguments)
+    result = run_mlcd("embed", options.source, tmp_path / "out", *given)
+    assert result.returncode in (1, 2)
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_one_image_and_no_image(cluster, shards, tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "0.png").write_bytes(b"no image")
+    shutil.copyfile(next(write_digits(tmp_path / "d", 1).rglob("*.png")), tmp_path / "one/1.png")
+    said = {}
+    for where, on in (("alone", ()), ("there", ("--on", "ray"))):
+        given = ("embed", tmp_path / "one", tmp_path / f"1-{where}", "--model", "hog", *on)
+        assert run_mlcd(*given).returncode == 0
+        given = ("embed", tmp_path / "none", tmp_path / "0-out", "--model", "hog", *on)
+        result = run_mlcd(*given)
+        said[where] = (result.returncode, result.stderr)
+        assert result.returncode == 2
+    check_same(tmp_path / "1-there", open_artifact(tmp_path / "1-alone"))
+    assert said["there"] == said["alone"]
+    assert not (tmp_path / "0-out").exists()
+    # an output that is something else stays as it is
+    given = ("embed", shards / "tars" / "0.tar", tmp_path / "1-there", "--model", "hog")
+    result = run_mlcd(*given, "--on", "ray")
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr
+    check_same(tmp_path / "1-there", open_artifact(tmp_path / "1-alone"))
 
 
 def port_of_a_head():

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,22 +12,27 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Request, draft_path
+from mlcd.clustering import cells
 from mlcd.encoders.options import EncoderOptions
 from mlcd.encoders.pixels import PixelsEncoder
-from mlcd.errors import ConfigInvalid, Conflict, Unavailable
+from mlcd.errors import ConfigInvalid, Conflict, MlcdError, Unavailable
 from mlcd.images.sources import open_source
+from mlcd.parts import image_scores, ray_calls, ray_session
+from mlcd.parts.decisions import CurateOptions
 from mlcd.parts.ray_session import RayOptions, check_address
 from mlcd.parts.ray_workers import make_shards
-from mlcd.pipelines import cluster_on_ray, on_ray
+from mlcd.pipelines import cluster_on_ray, curate_on_ray, on_ray
 from mlcd.pipelines.cluster import ClusterOptions, cluster
+from mlcd.pipelines.curate import CurateInputs, curate, decide
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
 from mlcd.progress import Reporter
-from mlcd.types import unit_rows
+from mlcd.types import ISSUES, unit_rows
 from tests.conftest import call_mlcd, write_digits
 
 SILENT = Reporter("silent")
 TWO = RayOptions(workers=2)
+TINY = RayOptions(workers=2, memory_gib=1e-6)  # no two blocks of centers fit
 
 
 class Lost(Exception):
@@ -44,12 +50,12 @@ class Failed(Exception):
 class StandIn:
     """The part of Ray that is used. lose: the numbers of the calls whose worker dies before them."""
 
-    exceptions = SimpleNamespace(RayActorError=Lost, RayTaskError=Failed)
+    exceptions = SimpleNamespace(RayActorError=Lost, RayTaskError=Failed, RayError=Lost)
 
     def __init__(self, lose=()):
         self.lose, self.calls, self.hired, self.alive = lose, 0, 0, set()
 
-    def remote(self, *, num_cpus, num_gpus=0.0, **_):
+    def remote(self, *, num_cpus, num_gpus=0.0, memory=None, **_):
         assert (num_cpus, num_gpus) in ((1.0, 0.0), (0, 0.0))
         return lambda kind: SimpleNamespace(
             remote=lambda *given: (
@@ -58,7 +64,10 @@ class StandIn:
         )
 
     def _call(self, function, given):
-        return function(*(each.value if isinstance(each, Stored) else each for each in given))
+        try:
+            return function(*(each.value if isinstance(each, Stored) else each for each in given))
+        except MlcdError as error:  # raised when the result is asked for
+            return Raised(error)
 
     def put(self, value):
         return Stored(value)
@@ -80,8 +89,12 @@ class StandIn:
         return tasks[-1:], tasks[:-1]
 
     def get(self, task):
+        if isinstance(task, Raised):
+            raise Failed(task.error) from task.error
         if not isinstance(task, tuple):
             return task  # of a function, which was called at once
+        if not (len(task) == 4 and isinstance(task[0], Worker)):
+            return task  # the results of one, too
         worker, name, given, named = task
         assert worker in self.alive
         number, self.calls = self.calls, self.calls + 1
@@ -105,6 +118,14 @@ class Stored(SimpleNamespace):
         super().__init__(value=value)
 
 
+class Raised(SimpleNamespace):
+    def __init__(self, error):
+        super().__init__(error=error)
+
+    def __iter__(self):  # of several results, each fails
+        return iter((self, self))
+
+
 class Worker:
     def __init__(self, actor):
         self.actor = actor
@@ -119,7 +140,8 @@ def stand_in(monkeypatch):
     def connected(address):
         yield ray
 
-    monkeypatch.setattr(on_ray, "ray_session", connected)
+    for module in (on_ray, cluster_on_ray, curate_on_ray):
+        monkeypatch.setattr(module, "ray_session", connected)
     return ray
 
 
@@ -165,14 +187,16 @@ def test_labels_have_the_bytes_of_one_process(images, centers, stand_in, tmp_pat
     assert stand_in.calls == calls
 
 
-@pytest.mark.parametrize(("mode", "probes"), [("exact", None), ("approximate", 4)])
+@pytest.mark.parametrize(
+    ("mode", "probes", "on"), [("exact", None, TWO), ("exact", None, TINY), ("approximate", 4, TWO)]
+)
 def test_labels_of_embeddings_from_a_relative_place(
-    rows, centers, mode, probes, stand_in, tmp_path, monkeypatch
+    rows, centers, mode, probes, on, stand_in, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(rows.artifact.path.parent)
     options = LabelOptions("rows", str(centers), mode=mode, probes=probes, part_rows=8)
     alone = label(options, tmp_path / "alone", reporter=SILENT)
-    there = on_ray.label_on_ray(options, tmp_path / "there", TWO, SILENT)
+    there = on_ray.label_on_ray(options, tmp_path / "there", on, SILENT)
     assert (there.digest, there.summary) == (alone.digest, alone.summary)
 
 
@@ -192,13 +216,90 @@ def test_embeddings_have_the_bytes_of_one_process(images, stand_in, tmp_path):
         {"num_clusters": 5, "sample": 4, "balanced": True, "report": True},
     ],
 )
-def test_centers_have_the_bytes_of_one_process(rows, given, stand_in, tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster_on_ray, "ray_session", on_ray.ray_session)
+@pytest.mark.parametrize("on", [TWO, TINY], ids=["whole", "in-parts"])
+def test_centers_have_the_bytes_of_one_process(rows, given, on, stand_in, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_on_ray, "_block_rows", lambda num_rows, num_workers: 9)
+    monkeypatch.setattr(ray_session, "_LEAST_CENTERS", 3)
     options = ClusterOptions(**given)
     alone = cluster(rows, tmp_path / "alone", options, reporter=SILENT)
-    there = cluster_on_ray.cluster_on_ray(rows, tmp_path / "there", options, TWO, SILENT)
+    there = cluster_on_ray.cluster_on_ray(rows, tmp_path / "there", options, on, SILENT)
     assert (there.digest, there.summary) == (alone.digest, alone.summary)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"issues": ISSUES, "duplicates": 0.8, "keep": "best"},
+        {"duplicates": 0.7, "outliers": 0.1, "balance": 20},
+        {"leaks": 0.8, "report": True},
+    ],
+)
+def test_selections_have_the_bytes_of_one_process(rows, given, stand_in, tmp_path, monkeypatch):
+    for name, few in (("_LEAST_ROWS", 20), ("_LEAST_MEMBERS", 6)):
+        monkeypatch.setattr(cells, name, few)
+    monkeypatch.setattr(image_scores, "PART_ENTRIES", 9)
+    monkeypatch.setattr(curate_on_ray, "_BLOCK_ROWS", 9)
+    inputs = CurateInputs(rows)
+    if "leaks" in given:
+        inputs = replace(inputs, against=rows)
+    if "balance" in given:
+        made = cluster(rows, tmp_path / "centers", ClusterOptions(num_clusters=5), reporter=SILENT)
+        inputs = replace(inputs, centers=made)
+    alone = curate(inputs, tmp_path / "alone", CurateOptions(**given), SILENT)
+    assert 0 < alone.summary["kept"] < alone.summary["images"] or "leaks" in given
+    with curate_on_ray.passes_on_ray(TWO) as passes:
+        there = curate(inputs, tmp_path / "there", CurateOptions(**given), SILENT, passes)
+        assert decide(inputs, CurateOptions(**given), SILENT, passes=passes).facts()
+    assert (there.digest, there.summary) == (alone.digest, alone.summary)
+
+
+def test_a_killed_curation_goes_on_with_its_notes(rows, stand_in, tmp_path, monkeypatch):
+    monkeypatch.setattr(image_scores, "PART_ENTRIES", 9)
+    options, out = CurateOptions(issues=ISSUES), tmp_path / "there"
+    parts, scores = [], curate_on_ray._scores
+
+    def killed(part, *given):
+        parts.append(part)
+        if len(parts) == 4:
+            raise KeyboardInterrupt
+        return scores(part, *given)
+
+    monkeypatch.setattr(curate_on_ray, "_scores", killed)
+    monkeypatch.setattr(ray_calls, "_UNDER_WAY", 0.5)
+    inputs = CurateInputs(rows)
+    with pytest.raises(KeyboardInterrupt), curate_on_ray.passes_on_ray(TWO) as passes:
+        curate(inputs, out, options, SILENT, passes)
+    num_noted = len(list(draft_path(out).glob(".scores-*.npy")))
+    assert 0 < num_noted < 4
+    with curate_on_ray.passes_on_ray(TWO) as passes:
+        there = curate(inputs, out, options, SILENT, passes)
+    assert len(parts) == 4 + 7 - num_noted
+    assert there.digest == curate(inputs, tmp_path / "alone", options, SILENT).digest
+
+
+def test_a_node_with_another_version_is_refused(rows, images, centers, stand_in, tmp_path):
+    monkeypatch = pytest.MonkeyPatch()
+    with monkeypatch.context() as patch:
+        patch.setattr(ray_session, "__version__", "0.0.9")
+        with pytest.raises(ConfigInvalid, match=r"has mlcd 0\.0\.9.*one version on all"):
+            cluster_on_ray.cluster_on_ray(
+                rows, tmp_path / "a", ClusterOptions(num_clusters=5), TWO, SILENT
+            )
+        stand_in.lose = ()
+        options = LabelOptions(str(images), str(centers), model="pixels")
+        with pytest.raises(ConfigInvalid, match=r"has mlcd 0\.0\.9"):
+            on_ray.label_on_ray(options, tmp_path / "b", TWO, SILENT)
+
+
+def test_half_of_a_workers_memory_is_for_centers():
+    assert RayOptions().memory_bytes({"CPU": 4.0, "memory": 8e9}) == 2e9
+    assert RayOptions(cpus=8).memory_bytes({"CPU": 4.0, "memory": 8e9}) == 8e9
+    assert RayOptions(memory_gib=2).memory_bytes({"CPU": 4.0, "memory": 1.0}) == 2 << 30
+    assert RayOptions(memory_gib=2).num_workers({"CPU": 64.0, "memory": 7 << 30}) == 3
+    assert RayOptions(memory_gib=2).demand["memory"] == 2 << 30
+    assert ray_session.centers_at_once(1_000_000, 8 * 512, 2e9) == 244_140
+    assert ray_session.centers_at_once(1000, 8 * 512, 2e9) == 1000
+    assert ray_session.centers_at_once(1000, 8 * 512, 1) == ray_session._LEAST_CENTERS
 
 
 def test_blocks_are_neither_tiny_nor_huge():
@@ -341,6 +442,8 @@ def test_the_missing_extra_is_named(images, monkeypatch, tmp_path):
         "embed A B --model pixels --workers 2",
         "embed A B --model pixels --gpus 1",
         "label A B --centers C --cpus 2",
+        "curate A B --duplicates 0.9 --workers 2",
+        "cluster A B --clusters 3 --memory 2",
     ],
 )
 def test_options_of_workers_on_ray_need_it(arguments):
