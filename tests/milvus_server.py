@@ -1,0 +1,126 @@
+"""A real Milvus, which tests start, stop and kill: `make test-milvus` installs it.
+
+It is the standalone server of the wheel `milvus`, with etcd, its log and its storage in one process.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import free_port
+
+ROOT = Path(__file__).resolve().parents[1]
+WHEEL = ROOT / ".venv-milvus"
+PORTS = (
+    "proxy_port",
+    "proxy_internal_port",
+    "etcd_port",
+    "root_coord_port",
+    "query_coord_port",
+    "query_node_port",
+    "index_coord_port",
+    "index_node_port",
+    "data_coord_port",
+    "data_node_port",
+)
+# the wheel writes its settings and unpacks its programs, and says where
+PREPARE = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import milvus
+config = milvus.MilvusServerConfig(**json.loads(sys.argv[2]))
+for name, value in json.loads(sys.argv[3]).items():
+    config.set(name, value)
+config.resolve()
+milvus._initialize_data_files(config.base_data_dir)
+"""
+OPTIONS = {"proxy.timeTickInterval": 20}
+PROGRAMS = ROOT / ".venv-milvus" / "programs"
+
+
+class MilvusServer:
+    """One server on ports of its own, which keeps its data when it is killed."""
+
+    def __init__(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="mlcd-milvus-"))
+        self._ports = {name: free_port() for name in PORTS}
+        self._metrics_port, self._process = free_port(), None
+
+    def make(self):
+        # unpacked once: 200 MB
+        PROGRAMS.mkdir(exist_ok=True)
+        (self.folder / "bin").symlink_to(PROGRAMS)
+        given = json.dumps({"data_dir": str(self.folder), **self._ports})
+        subprocess.run(
+            [sys.executable, "-c", PREPARE, WHEEL, given, json.dumps(OPTIONS)], check=True
+        )
+        client, peer = (f"http://127.0.0.1:{port}" for port in (self._ports["etcd_port"], free_port()))
+        (self.folder / "etcd.yaml").write_text(  # without it etcd takes the ports that it always has
+            f"name: default\nlisten-client-urls: {client}\nadvertise-client-urls: {client}\n"
+            f"listen-peer-urls: {peer}\ninitial-advertise-peer-urls: {peer}\n"
+            f"initial-cluster: default={peer}\n"
+        )
+        self.start()
+
+    def url(self, database="", credentials=""):
+        user = f"{credentials}@" if credentials else ""
+        return f"milvus://{user}127.0.0.1:{self._ports['proxy_port']}{database and f'/{database}'}"
+
+    def start(self):
+        with (self.folder / "log").open("a") as log:
+            self._process = subprocess.Popen(
+                [self.folder / "bin" / "milvus", "run", "standalone"],
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "ETCD_CONFIG_PATH": str(self.folder / "etcd.yaml"),
+                    "DEPLOY_MODE": "STANDALONE",
+                    "METRICS_PORT": str(self._metrics_port),
+                    "LD_LIBRARY_PATH": str(self.folder / "bin"),
+                    "MILVUS_RUN_DIR": str(self.folder / "run"),
+                },
+            )
+        until = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"http://127.0.0.1:{self._metrics_port}/healthz").text == "OK":
+                    return
+            assert time.monotonic() < until, (self.folder / "log").read_text()[-5000:]
+            assert self._process.poll() is None, (self.folder / "log").read_text()[-5000:]
+            time.sleep(0.2)
+
+    def kill(self):
+        """Kills it with all that runs in it, as a crash would."""
+        self._process.kill()
+        self._process.wait()
+
+    def remove(self):
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)  # it takes a long time to end by itself
+            self._process.wait(30)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def milvus_server():
+    """Starts a server with a shorter tick than the default of 200 ms, for which each reading waits."""
+    if not WHEEL.is_dir():
+        pytest.skip("the Milvus of the tests is not installed (make test-milvus)")
+    server = MilvusServer()
+    try:
+        server.make()
+        yield server
+    finally:
+        server.remove()
