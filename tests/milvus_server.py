@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pymilvus import MilvusClient, MilvusException
 
 from tests.conftest import free_port
 
@@ -51,8 +52,16 @@ PROGRAMS = ROOT / ".venv-milvus" / "programs"
 class MilvusServer:
     """One server on ports of its own, which keeps its data when it is killed."""
 
-    def __init__(self):
+    def __init__(self, password=None):
+        """password: of the user root, where users have to be known."""
         self.folder = Path(tempfile.mkdtemp(prefix="mlcd-milvus-"))
+        self._token = f"root:{password}" if password else ""
+        self._options = dict(OPTIONS)
+        if password:
+            self._options |= {
+                "authorization_enabled": True,
+                "common.security.defaultRootPassword": password,
+            }
         self._ports = {name: free_port() for name in PORTS}
         self._metrics_port, self._process = free_port(), None
 
@@ -62,15 +71,23 @@ class MilvusServer:
         (self.folder / "bin").symlink_to(PROGRAMS)
         given = json.dumps({"data_dir": str(self.folder), **self._ports})
         subprocess.run(
-            [sys.executable, "-c", PREPARE, WHEEL, given, json.dumps(OPTIONS)], check=True
+            [sys.executable, "-c", PREPARE, WHEEL, given, json.dumps(self._options)], check=True
         )
-        client, peer = (f"http://127.0.0.1:{port}" for port in (self._ports["etcd_port"], free_port()))
-        (self.folder / "etcd.yaml").write_text(  # without it etcd takes the ports that it always has
+        client, peer = (
+            f"http://127.0.0.1:{port}" for port in (self._ports["etcd_port"], free_port())
+        )
+        (
+            self.folder / "etcd.yaml"
+        ).write_text(  # without it etcd takes the ports that it always has
             f"name: default\nlisten-client-urls: {client}\nadvertise-client-urls: {client}\n"
             f"listen-peer-urls: {peer}\ninitial-advertise-peer-urls: {peer}\n"
             f"initial-cluster: default={peer}\n"
         )
         self.start()
+
+    @property
+    def uri(self):
+        return f"http://127.0.0.1:{self._ports['proxy_port']}"
 
     def url(self, database="", credentials=""):
         user = f"{credentials}@" if credentials else ""
@@ -95,11 +112,28 @@ class MilvusServer:
         until = time.monotonic() + 120
         while True:
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"http://127.0.0.1:{self._metrics_port}/healthz").text == "OK":
+                healthy = httpx.get(f"http://127.0.0.1:{self._metrics_port}/healthz").text == "OK"
+                if healthy and self._answers():
                     return
             assert time.monotonic() < until, (self.folder / "log").read_text()[-5000:]
             assert self._process.poll() is None, (self.folder / "log").read_text()[-5000:]
             time.sleep(0.2)
+
+    def _answers(self):
+        """Tells whether it has read again what it had."""
+        with contextlib.suppress(MilvusException):
+            client = MilvusClient(self.uri, token=self._token, timeout=5)
+            for name in client.list_collections(timeout=5, retry_times=1):
+                client.query(name, output_fields=["count(*)"], timeout=5, retry_times=1)
+            return True
+        return False
+
+    def prepare(self):
+        """Does nothing: it needs nothing."""
+
+    def wait_idle(self):
+        """Waits until requests of killed clients have ended."""
+        time.sleep(2)
 
     def kill(self):
         """Kills it with all that runs in it, as a crash would."""
@@ -114,11 +148,11 @@ class MilvusServer:
 
 
 @contextlib.contextmanager
-def milvus_server():
+def milvus_server(password=None):
     """Starts a server with a shorter tick than the default of 200 ms, for which each reading waits."""
     if not WHEEL.is_dir():
         pytest.skip("the Milvus of the tests is not installed (make test-milvus)")
-    server = MilvusServer()
+    server = MilvusServer(password)
     try:
         server.make()
         yield server
