@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 from pymilvus import MilvusClient, MilvusException
@@ -121,7 +122,7 @@ class MilvusServer:
 
     def _answers(self):
         """Tells whether it has read again what it had."""
-        with contextlib.suppress(MilvusException):
+        with contextlib.suppress(MilvusException, grpc.RpcError):
             client = MilvusClient(self.uri, token=self._token, timeout=5)
             for name in client.list_collections(timeout=5, retry_times=1):
                 client.query(name, output_fields=["count(*)"], timeout=5, retry_times=1)
