@@ -49,7 +49,9 @@ class MemoryState:
     def __init__(self, items: ChangingItems, dimension: int) -> None:
         self._items, self._dimension = items, dimension
         self._reading = threading.Lock()
-        self._forget()
+        self._growth = Growth(nothing(dimension), dimension)
+        self._mark: Any = None
+        self._searcher: Searcher = self._growth.searcher()
 
     def now(self) -> Searcher:
         """Returns the present state. Raises Conflict where there are too many items for memory."""
@@ -65,8 +67,7 @@ class MemoryState:
 
     def _forget(self) -> None:
         self._growth = Growth(nothing(self._dimension), self._dimension)
-        self._mark: Any = None
-        self._searcher = self._growth.searcher()
+        self._mark, self._searcher = None, self._growth.searcher()
 
 
 def check_fits(num_items: int, store: str) -> None:

@@ -14,7 +14,7 @@ vector    float32, of norm 1
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +28,7 @@ KEY_CHARS: Final = 32
 RECORD_BYTES: Final = 1200
 WHOLE: Final = ("id", "row", "version", "metadata", "vector")
 _ROW_BITS: Final = 62
-Record = Mapping[str, Any]
+Record = dict[str, Any]
 
 
 def key_of(item_id: str) -> str:
@@ -43,7 +43,7 @@ def new_row() -> int:
     return secrets.randbits(_ROW_BITS)
 
 
-def record_of(item_id: str, row: int, vector: Embeddings, metadata: str) -> dict[str, Any]:
+def record_of(item_id: str, row: int, vector: Embeddings, metadata: str) -> Record:
     """Returns a new version of an item. vector: unit [D]. metadata: canonical JSON."""
     described = {} if metadata == "{}" else json.loads(metadata)
     return {

@@ -70,8 +70,8 @@ class KeyedBatch:
     def transaction(self) -> Iterator[None]:
         """Reads what Milvus has of the items, and writes the changes at the end of the block."""
         identity, num = self.facts.identity, rows_at_once(self.facts.dimension)
-        keys = sorted({key_of(item_id) for item_id in self.ids})
-        for records in read_keys(self.connection, identity, keys, num):
+        known = sorted({key_of(item_id) for item_id in self.ids})
+        for records in read_keys(self.connection, identity, known, num):
             for record in records:
                 vector = np.asarray(record["vector"], dtype=np.float32)
                 self._hold(record["id"], record["row"], vector, record["metadata"])
@@ -79,10 +79,10 @@ class KeyedBatch:
         written = [record for record in self._written.values() if record is not None]
         self.facts.know(name for record in written for name in json.loads(record["metadata"]))
         gone = sorted(key_of(each) for each, record in self._written.items() if record is None)
-        for some in in_parts(gone, _MOST_KEYS):
-            self.connection.delete(identity, f"key in {quoted(some)}", ITEMS)
-        for records in in_parts(written, num):
-            self.connection.upsert(identity, records, ITEMS)
+        for keys in in_parts(gone, _MOST_KEYS):
+            self.connection.delete(identity, f"key in {quoted(keys)}", ITEMS)
+        for some in in_parts(written, num):
+            self.connection.upsert(identity, some, ITEMS)
 
     def find(self, item_id: str) -> StoredItem | None:
         return self._found.get(item_id)

@@ -40,27 +40,16 @@ _CONSISTENCY: Final = (
 )
 _CANNOT: Final = (
     "thumbnails are not kept",
-    (
-        "a call that changes several items is no transaction: when Milvus or the server fails in the"
-        " middle, some of its items may be changed"
-    ),
-    (
-        "two servers that change one item at the same moment: one of the changes may be lost, or a"
-        " deleted item come back, though both were acknowledged; both may be told that they created it"
-    ),
-    (
-        "acknowledged writes survive a power cut only where Milvus's log does: that of a standalone"
-        " server (RocksMQ) is not synced to the disk"
-    ),
-    (
-        f"{IN_MEMORY}; so are exact searches of more than a few thousand items, searches before the"
-        " first audit, and bounds in filters on a field that has lists of numbers or texts"
-    ),
-    "the items of a copy are of one moment only up to about 32 MB",
-    (
-        "recall is audited on a second index of nearly all items, not on the one that is searched; new"
-        " items that Milvus has not indexed yet are found through an interim index of its own"
-    ),
+    "a call that changes several items is no transaction: after a failure some may be changed",
+    "of two servers that change one item at the same moment, both may be told that they did, and one"
+    " of the changes may be lost; an item that one deletes may come back with the other's metadata",
+    "acknowledged writes survive a crash of Milvus, and a power cut where its log is synced to the"
+    " disk: that of a standalone server is not",
+    f"{IN_MEMORY}; so are exact searches of many items, searches before the first audit, and bounds"
+    " on a field in which items have several numbers or texts",
+    "a copy of more than 32 MB is not of one moment: what changes meanwhile may be in it or not",
+    "recall is audited on a second index of nearly all items, not on the one that is searched; what"
+    " Milvus has not indexed yet it finds through an interim index, of a recall that nobody audited",
 )
 _SCAN_AT_MOST: Final = 2000  # matching items, up to which all of them are compared
 _COUNTS: Final = 128
@@ -248,7 +237,9 @@ class MilvusCollection(RemoteCollection):
         at_once = rows_at_once(self.dimension)
         whole = wanted <= at_once
         found = []
-        for some in in_parts(queries, max(1, at_once // wanted)):
+        num = max(1, at_once // wanted)
+        for start in range(0, len(queries), num):
+            some = queries[start : start + num]
             answers = self._connection.search(
                 self.identity, some, wanted, asked, params, WHOLE if whole else (), ITEMS
             )

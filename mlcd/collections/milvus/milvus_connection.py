@@ -18,6 +18,7 @@ from mlcd.collections.milvus.graph_kinds import METRIC, Graph
 from mlcd.collections.milvus.milvus_address import MilvusAddress
 from mlcd.collections.milvus.milvus_schemas import Schema
 from mlcd.errors import ConfigInvalid, Conflict, DiskFull, MlcdError, StoreUnreachable
+from mlcd.types import Embeddings
 
 _CONNECT_S: Final = 5.0
 _CALL_S: Final = 120.0  # of a search, a write or a listing; a caller has a deadline of its own
@@ -29,7 +30,7 @@ _NO_COLLECTION: Final = 100  # Milvus's codes
 _NO_DATABASE: Final = 800
 _TOO_LARGE: Final = ("maxoutputsize", "larger than max", "message size", "exceed")
 T = TypeVar("T")
-Row = dict[str, Any]
+Record = dict[str, Any]
 
 
 class AnswerTooLarge(Exception):
@@ -68,7 +69,7 @@ class MilvusConnection:
     def names(self) -> list[str]:
         return self._ask(lambda client: list(client.list_collections(**_OPTIONS)))
 
-    def described(self, name: str) -> Row | None:
+    def described(self, name: str) -> Record | None:
         """Returns what Milvus says about a collection or an alias; None where there is none."""
         try:
             return self._ask(lambda client: dict(client.describe_collection(name, **_OPTIONS)))
@@ -125,14 +126,14 @@ class MilvusConnection:
         *,
         limit: int | None = None,
         fresh: bool = True,
-    ) -> list[Row]:
+    ) -> list[Record]:
         """Returns the records for which the expression holds, in any order.
 
         limit: at most so many. fresh: false may miss the last seconds, and does not wait. Raises
         AnswerTooLarge.
         """
         more = {} if limit is None else {"limit": limit}
-        found: list[Row] = self._ask(
+        found: list[Record] = self._ask(
             lambda client: client.query(
                 name,
                 filter=expression,
@@ -151,13 +152,13 @@ class MilvusConnection:
     def search(
         self,
         name: str,
-        queries: Sequence[Any],
+        queries: Embeddings,
         limit: int,
         expression: str,
         params: dict[str, Any],
         fields: Sequence[str],
         partition: str,
-    ) -> list[list[Row]]:
+    ) -> list[list[Record]]:
         """Returns the nearest records of each query, with these fields. Raises AnswerTooLarge."""
         found = self._ask(
             lambda client: client.search(
@@ -177,12 +178,12 @@ class MilvusConnection:
             for hits in found
         ]
 
-    def upsert(self, name: str, records: Sequence[Row], partition: str) -> None:
+    def upsert(self, name: str, records: Sequence[Record], partition: str) -> None:
         self._ask(
             lambda client: client.upsert(name, list(records), partition_name=partition, **_OPTIONS)
         )
 
-    def insert(self, name: str, records: Sequence[Row]) -> None:
+    def insert(self, name: str, records: Sequence[Record]) -> None:
         self._ask(lambda client: client.insert(name, list(records), **_OPTIONS))
 
     def delete(self, name: str, expression: str, partition: str) -> None:
@@ -245,7 +246,7 @@ class MilvusConnection:
             raise _translation(error, self.address.shown) from None
 
 
-def _typed(options: Mapping[str, Any]) -> Row:
+def _typed(options: Mapping[str, Any]) -> Record:
     """Returns the options of a field, with a type of Milvus in place of its name."""
     kinds = {name: getattr(DataType, options[name]) for name in options if name == "element_type"}
     return {**options, **kinds}
