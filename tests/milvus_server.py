@@ -47,6 +47,7 @@ config.resolve()
 milvus._initialize_data_files(config.base_data_dir)
 """
 OPTIONS = {"proxy.timeTickInterval": 20}
+FIRST_TOKEN = "root:Milvus"
 PROGRAMS = ROOT / ".venv-milvus" / "programs"
 
 
@@ -56,13 +57,8 @@ class MilvusServer:
     def __init__(self, password=None):
         """password: of the user root, where users have to be known."""
         self.folder = Path(tempfile.mkdtemp(prefix="mlcd-milvus-"))
-        self._token = f"root:{password}" if password else ""
-        self._options = dict(OPTIONS)
-        if password:
-            self._options |= {
-                "authorization_enabled": True,
-                "common.security.defaultRootPassword": password,
-            }
+        self._token, self._password = "", password
+        self._options = OPTIONS | {"authorization_enabled": password is not None}
         self._ports = {name: free_port() for name in PORTS}
         self._metrics_port, self._process = free_port(), None
 
@@ -84,7 +80,13 @@ class MilvusServer:
             f"listen-peer-urls: {peer}\ninitial-advertise-peer-urls: {peer}\n"
             f"initial-cluster: default={peer}\n"
         )
+        self._token = FIRST_TOKEN if self._password else ""
         self.start()
+        if self._password:
+            client = MilvusClient(self.uri, token=FIRST_TOKEN)
+            client.update_password("root", "Milvus", self._password)
+            client.close()
+            self._token = f"root:{self._password}"
 
     @property
     def uri(self):
@@ -124,8 +126,11 @@ class MilvusServer:
         """Tells whether it has read again what it had."""
         with contextlib.suppress(MilvusException, grpc.RpcError):
             client = MilvusClient(self.uri, token=self._token, timeout=5)
-            for name in client.list_collections(timeout=5, retry_times=1):
-                client.query(name, output_fields=["count(*)"], timeout=5, retry_times=1)
+            try:
+                for name in client.list_collections(timeout=5, retry_times=1):
+                    client.query(name, output_fields=["count(*)"], timeout=5, retry_times=1)
+            finally:
+                client.close()
             return True
         return False
 

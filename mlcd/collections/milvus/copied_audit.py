@@ -61,7 +61,7 @@ def finish_index(connection: MilvusConnection, name: str, advance: Callable[[int
     """Waits until all rows are in an index, as far as Milvus indexes segments of their size."""
     connection.flush(name)
     until = time.monotonic() + _WAIT_S
-    while connection.pending_rows(name) and time.monotonic() < until:
+    while connection.unindexed_rows(name) > 0 and time.monotonic() < until:
         advance(0)
         time.sleep(_POLL_S)
 

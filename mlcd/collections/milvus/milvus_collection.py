@@ -41,15 +41,14 @@ _CONSISTENCY: Final = (
 _CANNOT: Final = (
     "thumbnails are not kept",
     "a call that changes several items is no transaction: after a failure some may be changed",
-    "of two servers that change one item at the same moment, both may be told that they did, and one"
-    " of the changes may be lost; an item that one deletes may come back with the other's metadata",
-    "acknowledged writes survive a crash of Milvus, and a power cut where its log is synced to the"
-    " disk: that of a standalone server is not",
-    f"{IN_MEMORY}; so are exact searches of many items, searches before the first audit, and bounds"
-    " on a field in which items have several numbers or texts",
+    "two servers that change one item at one moment may both be told so, and one change be lost",
+    "an item that one server deletes may come back with metadata that another writes meanwhile",
+    "acknowledged writes survive a power cut only where Milvus syncs its log; standalone does not",
+    IN_MEMORY,
+    "so are exact searches of many items, all before the first audit, and bounds on lists",
     "a copy of more than 32 MB is not of one moment: what changes meanwhile may be in it or not",
-    "recall is audited on a second index of nearly all items, not on the one that is searched; what"
-    " Milvus has not indexed yet it finds through an interim index, of a recall that nobody audited",
+    "recall is audited on a second index of nearly all items, not on the one that is searched",
+    "what Milvus has not indexed yet it finds by an interim index, whose recall is not audited",
 )
 _SCAN_AT_MOST: Final = 2000  # matching items, up to which all of them are compared
 _COUNTS: Final = 128

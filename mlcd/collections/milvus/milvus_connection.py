@@ -197,10 +197,11 @@ class MilvusConnection:
         """Ends the segments that grow, so that Milvus makes their index."""
         self._ask(lambda client: client.flush(name, timeout=10 * _CALL_S))
 
-    def pending_rows(self, name: str) -> int:
+    def unindexed_rows(self, name: str) -> int:
         """Returns how many rows of ended segments have no index yet."""
-        found = self._ask(lambda client: client.describe_index(name, "vector", **_OPTIONS))
-        return int((found or {}).get("pending_index_rows", 0))
+        found = self._ask(lambda client: client.describe_index(name, "vector", **_OPTIONS)) or {}
+        # `pending_index_rows` counts segments, too, that were merged into others
+        return int(found.get("total_rows", 0)) - int(found.get("indexed_rows", 0))
 
     def _ask(self, call: Callable[[MilvusClient], T]) -> T:
         with self._translated():
