@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -151,6 +152,53 @@ class MilvusServer:
             self._process.send_signal(signal.SIGKILL)  # it takes a long time to end by itself
             self._process.wait(30)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class MilvusLite:
+    """The stand-in that Milvus's makers give for their present API: one process, in Python."""
+
+    def __init__(self, folder):
+        self._folder, self._port, self._process = folder, free_port(), None
+
+    def url(self):
+        return f"milvus://127.0.0.1:{self._port}"
+
+    def start(self):
+        with (self._folder / "log").open("w") as log:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *("-m", "milvus_lite", "server", "--data-dir", self._folder / "data"),
+                    *("--host", "127.0.0.1", "--port", str(self._port)),
+                ],
+                env={**os.environ, "PYTHONPATH": str(WHEEL)},
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+        until = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", self._port), 1).close()
+                return
+            assert time.monotonic() < until, (self._folder / "log").read_text()
+            time.sleep(0.1)
+
+    def remove(self):
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+@contextlib.contextmanager
+def milvus_lite(folder):
+    if not WHEEL.is_dir():
+        pytest.skip("milvus-lite is not installed (make test-milvus)")
+    server = MilvusLite(folder)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
 
 
 @contextlib.contextmanager

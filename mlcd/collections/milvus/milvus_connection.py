@@ -197,11 +197,19 @@ class MilvusConnection:
         """Ends the segments that grow, so that Milvus makes their index."""
         self._ask(lambda client: client.flush(name, timeout=10 * _CALL_S))
 
+    def merge(self, name: str) -> int:
+        """Begins to merge ended segments into few large ones, and returns the number of the job."""
+        return self._ask(lambda client: int(client.compact(name, **_OPTIONS)))
+
+    def is_merged(self, job: int) -> bool:
+        said = self._ask(lambda client: str(client.get_compaction_state(job, **_OPTIONS)))
+        return said == "Completed"
+
     def unindexed_rows(self, name: str) -> int:
-        """Returns how many rows of ended segments have no index yet."""
+        """Returns how many rows of ended segments have no index yet, those merged just now too."""
         found = self._ask(lambda client: client.describe_index(name, "vector", **_OPTIONS)) or {}
-        # `pending_index_rows` counts segments, too, that were merged into others
-        return int(found.get("total_rows", 0)) - int(found.get("indexed_rows", 0))
+        unindexed = int(found.get("total_rows", 0)) - int(found.get("indexed_rows", 0))
+        return max(unindexed, int(found.get("pending_index_rows", 0)))
 
     def _ask(self, call: Callable[[MilvusClient], T]) -> T:
         with self._translated():
@@ -253,10 +261,12 @@ def _typed(options: Mapping[str, Any]) -> Record:
     return {**options, **kinds}
 
 
-def _said(error: Exception) -> str:
-    if isinstance(error, grpc.RpcError):
-        return f"{error}".lower()
-    return str(getattr(error, "message", error)).lower()
+def _said(error: BaseException | None) -> str:
+    """Returns the text of an error and of its cause: pymilvus hides why it cannot connect."""
+    if error is None:
+        return ""
+    told = error if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
+    return f"{told} {_said(error.__cause__)}".lower()
 
 
 def _is_answer(error: Exception) -> bool:
