@@ -1,7 +1,7 @@
 """Every store of collections side by side with bare faiss: the same items, queries and target.
 
     python benchmarks/stores.py [--items 100000] [--dimension 512] [--recall 0.95]
-        [--without-folder] [--milvus-data FOLDER] [URL …]
+        [--without-folder] [--made] [--milvus-data FOLDER] [URL …]
 
 URL: postgresql://HOST/DATABASE or milvus://HOST:PORT, beside a folder; what the collection
 `benchmark` has there is deleted. FOLDER: that of the Milvus server, whose growth is what it takes
@@ -9,7 +9,8 @@ on the disk, its log included. It prints durable adds per second, the time to ma
 index, recall@10 against a comparison with everything, p50 and p99 of single queries from 1 and from
 8 clients, the same with filters that leave 1, 10 and 50 %, and the bytes on the disk. The data are
 those of
-`benchmarks/search.py`.
+`benchmarks/search.py`. --made searches what an earlier run put into the stores behind URLs, so that
+only the searches need a quiet machine.
 """
 
 import argparse
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=512)
     parser.add_argument("--recall", type=float, default=0.95)
     parser.add_argument("--without-folder", action="store_true")
+    parser.add_argument("--made", action="store_true")
     parser.add_argument("--milvus-data", type=Path)
     options = parser.parse_args()
     data = Surface(options.dimension)
@@ -59,7 +61,10 @@ def main() -> None:
         first = () if options.without_folder else (str(Path(folder) / "collections"),)
         for place in (*first, *options.urls):
             size = functools.partial(disk_bytes, place, options.milvus_data)
-            found = show_store(place, rows, queries, truth, options.recall, size)
+            if options.made and is_store(place):
+                found = search_made(place, queries, truth)
+            else:
+                found = show_store(place, rows, queries, truth, options.recall, size)
             effort = effort or found
     show_faiss(rows, queries, truth, effort or LINKS)
 
@@ -92,18 +97,32 @@ def show_store(
         taken = time.perf_counter() - started
         print(f"durable adds, {ADDED_AT_ONCE} at once: {len(rows) / taken:,.0f} items/s")
         show_index(collection)
-        found = scores_of(collection, queries)
-        print(f"recall@{TOP}: {measure(found, truth, 0, len(rows)).measured:.4f}")
-        show_times("all items", lambda query: collection.search(query, TOP), queries)
-        for share in SHARES:
-            chosen = {"field": "n", "lt": share}
-            show_times(
-                f"{share} % of them",
-                lambda query, chosen=chosen: collection.search(query, TOP, filter=chosen),
-                queries,
-            )
+        show_searches(collection, queries, truth)
         print(f"disk: {(size() - before) / len(rows):,.0f} bytes an item", flush=True)
         return collection.describe().effort
+
+
+def search_made(place: str, queries: Embeddings, truth: Neighbors) -> int | None:
+    """Prints the figures of searches in what is there, and returns the effort of its index."""
+    print(f"== {shown_store(place)}, made before", flush=True)
+    with contextlib.closing(open_place(place)) as store:
+        collection = store.get(NAME)
+        print(f"index: {collection.describe()}", flush=True)
+        show_searches(collection, queries, truth)
+        return collection.describe().effort
+
+
+def show_searches(collection: CollectionPort, queries: Embeddings, truth: Neighbors) -> None:
+    found = scores_of(collection, queries)
+    print(f"recall@{TOP}: {measure(found, truth, 0, len(collection)).measured:.4f}")
+    show_times("all items", lambda query: collection.search(query, TOP), queries)
+    for share in SHARES:
+        chosen = {"field": "n", "lt": share}
+        show_times(
+            f"{share} % of them",
+            lambda query, chosen=chosen: collection.search(query, TOP, filter=chosen),
+            queries,
+        )
 
 
 def show_index(collection: CollectionPort) -> None:
