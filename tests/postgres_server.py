@@ -58,6 +58,16 @@ class PostgresServer:
             assert self._process.poll() is None, (self._folder / "log").read_text()
             time.sleep(0.05)
 
+    def prepare(self):
+        self.ask("CREATE EXTENSION vector")
+
+    def wait_idle(self):
+        """Waits until sessions of killed clients have ended."""
+        until = time.monotonic() + 30
+        while self.ask("SELECT count(*) FROM pg_stat_activity WHERE state = 'active'") != [(1,)]:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
     def kill(self):
         """Kills it with all its processes, as a machine that loses its power would."""
         found = subprocess.run(

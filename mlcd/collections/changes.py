@@ -1,13 +1,14 @@
 """The requests of writers, and what each does to the ledger and then to the state in memory."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
 
 from mlcd.collections.item import Item, check_new_id, encode_metadata, unit_embedding
-from mlcd.collections.ledger import Ledger, StoredItem
+from mlcd.collections.ledger import StoredItem
 from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.types import Embeddings
@@ -175,7 +176,13 @@ def put(items: Sequence[Item], dimension: int) -> Put:
     return Put(encoded, {item.id: item.thumbnail for item in items if item.thumbnail is not None})
 
 
-def commit(ledger: Ledger, changes: Sequence[Change], dimension: int) -> None:
+class Transacted(WrittenItems, Protocol):
+    """Items that are changed all or none, as far as their store can."""
+
+    def transaction(self) -> AbstractContextManager[object]: ...
+
+
+def commit(ledger: Transacted, changes: Sequence[Change], dimension: int) -> None:
     """Writes all changes in one transaction, with one sync of the disk, and gives each its outcomes
     or its error.
 

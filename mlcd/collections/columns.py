@@ -98,12 +98,12 @@ class Columns:
 
     def append(self, position: int, metadata: Mapping[str, Any]) -> None:
         for name, value in metadata.items():
-            comparable = _comparable(value)
+            values = comparable(value)
             column = self._columns.get(name)
             if column is None:
                 column = self._columns[name] = Column()
-            if comparable:
-                column.set(position, comparable)
+            if values:
+                column.set(position, values)
 
     def find(self, name: str) -> Column | None:
         return self._columns.get(name)
@@ -122,7 +122,7 @@ def _key(value: tuple[Scalar, ...]) -> tuple[tuple[type, Scalar], ...]:
     return tuple((type(part), part) for part in value)
 
 
-def _comparable(value: object) -> tuple[Scalar, ...]:
+def comparable(value: object) -> tuple[Scalar, ...]:
     if isinstance(value, list):
         return tuple(_scalar(part) for part in value if isinstance(part, bool | str | int | float))
     return (_scalar(value),) if isinstance(value, bool | str | int | float) else ()

@@ -10,6 +10,7 @@ le, gt and ge compare numbers with numbers and strings with strings (by code poi
 8601 compare as dates). An item without the field fulfills no condition on it.
 """
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,12 @@ class Condition:
         codes = column.codes(items.num_positions)
         matches: NDArray[np.bool_] = self._decide(column)[codes]
         return matches
+
+    def fits(self, value: Scalar) -> bool:
+        """Tells whether one of `values` lies within the bounds, too."""
+        return not (isinstance(value, float) and math.isnan(value)) and all(
+            type(value) is type(bound) and RANGES[name](value, bound) for name, bound in self.bounds
+        )
 
     def _decide(self, column: Column) -> NDArray[np.bool_]:
         """Decides the condition for each code; the last entry is that of -1, no value.

@@ -1,10 +1,11 @@
 """The places of collections: a folder, or a store behind a URL."""
 
 from pathlib import Path
+from typing import Final
 
 from mlcd.collections.port import CollectionsPort
 from mlcd.collections.store import Collections
-from mlcd.collections.store_urls import is_store
+from mlcd.collections.store_urls import is_store, kind_of
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
 from mlcd.errors import ConfigInvalid
 
@@ -16,7 +17,7 @@ def open_place(
     max_collections: int | None = None,
     max_thumbnail_bytes: int = DEFAULT_MAX_BYTES,
 ) -> CollectionsPort:
-    """Opens all collections of a place: a folder, or postgresql://HOST/DATABASE.
+    """Opens all collections of a place: a folder, or a store behind a URL.
 
     The arguments are those of `Collections.open`; a store behind a URL needs only the third.
     """
@@ -37,10 +38,26 @@ def open_store(
 
     background: indexes are made when they are due; otherwise only by `reindex`.
     """
+    opened, shown = _OPENERS[kind_of(url)]
     try:
-        from mlcd.collections.postgres.postgres_store import PostgresCollections
+        return opened(url, background, max_collections)
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
-            "collections in Postgres are not installed", remedy="pip install 'mlcd[postgres]'"
+            f"collections in {shown} are not installed",
+            remedy=f"pip install 'mlcd[{shown.lower()}]'",
         ) from error
-    return PostgresCollections.open(url, background=background, max_collections=max_collections)
+
+
+def _in_postgres(url: str, background: bool, most: int | None) -> CollectionsPort:  # noqa: FBT001
+    from mlcd.collections.postgres.postgres_store import PostgresCollections
+
+    return PostgresCollections.open(url, background=background, max_collections=most)
+
+
+def _in_milvus(url: str, background: bool, most: int | None) -> CollectionsPort:  # noqa: FBT001
+    from mlcd.collections.milvus.milvus_store import MilvusCollections
+
+    return MilvusCollections.open(url, background=background, max_collections=most)
+
+
+_OPENERS: Final = {"postgresql": (_in_postgres, "Postgres"), "milvus": (_in_milvus, "Milvus")}

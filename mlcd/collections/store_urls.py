@@ -1,19 +1,36 @@
 """The URLs of stores of collections."""
 
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from mlcd.collections.item import check_name
 from mlcd.errors import ConfigInvalid
 from mlcd.locations import check_no_credentials
 
-POSTGRES: Final = ("postgresql://", "postgres://")
+RemoteKind = Literal["postgresql", "milvus"]
+_KINDS: Final[dict[str, RemoteKind]] = {
+    "postgresql": "postgresql",
+    "postgres": "postgresql",
+    "milvus": "milvus",
+}
+# of a store, as messages and settings show it
+SHAPES: Final[dict[RemoteKind, str]] = {
+    "postgresql": "postgresql://HOST/DATABASE",
+    "milvus": "milvus://HOST:PORT[/DATABASE]",
+}
+_NO_DATABASE: Final = ("milvus",)  # those with a database that nobody names
 
 
 def is_store(place: str) -> bool:
     """Tells whether a place is a store behind a URL."""
-    return place.startswith(POSTGRES)
+    scheme, is_url, _ = place.partition("://")
+    return bool(is_url) and scheme in _KINDS
+
+
+def kind_of(url: str) -> RemoteKind:
+    """Returns the kind of the store behind a URL."""
+    return _KINDS[url.partition("://")[0]]
 
 
 def split_collection(url: str) -> tuple[str, str]:
@@ -24,10 +41,10 @@ def split_collection(url: str) -> tuple[str, str]:
     """
     parts = urlsplit(check_no_credentials(url))
     store, _, name = parts.path.rpartition("/")
-    if not store.strip("/") or not name:
+    if not name or not (store.strip("/") or parts.scheme in _NO_DATABASE):
         raise ConfigInvalid(
             f"{shown_store(url)} names no collection in a database",
-            remedy="give postgresql://HOST/DATABASE/NAME",
+            remedy=f"give {SHAPES[kind_of(url)]}/NAME",
         )
     return urlunsplit(parts._replace(path=store)), check_name(unquote(name))
 
@@ -40,4 +57,4 @@ def shown_place(place: str | Path) -> str:
 def shown_store(url: str) -> str:
     """Returns the URL without user, password and options."""
     parts = urlsplit(url)
-    return f"postgresql://{parts.netloc.rpartition('@')[2]}{unquote(parts.path)}"
+    return f"{kind_of(url)}://{parts.netloc.rpartition('@')[2]}{unquote(parts.path)}"

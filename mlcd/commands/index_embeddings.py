@@ -84,8 +84,8 @@ def index(
 
     SOURCE: embeddings, an exported parquet file or another collection, to copy; with --duplicates
     embeddings or a collection; with --thumbnails or --layout also the collection OUT itself. A
-    collection may also be in Postgres: postgresql://HOST/DATABASE/NAME. Interrupted, the same
-    command goes on.
+    collection may also be in Postgres or Milvus: postgresql://HOST/DATABASE/NAME,
+    milvus://HOST:PORT[/DATABASE]/NAME. Interrupted, the same command goes on.
     """
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.images.sources import open_source

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pgvector import Vector
 from psycopg import sql
 
+from mlcd.collections.fetched_rows import FetchedRows
 from mlcd.collections.ledger import StoredItem
 from mlcd.collections.postgres.reused_connections import Connection
 from mlcd.collections.postgres.sql_filters import is_kept
@@ -32,16 +33,6 @@ _MAKE: Final = sql.SQL(
     " revision bigint NOT NULL);"
     " CREATE INDEX ON {table} USING gin (facets jsonb_path_ops)"
 )
-
-
-@dataclass(frozen=True)
-class FetchedRows:
-    """Rows of the table. rows: int64 [n]. vectors: [n, D] float32."""
-
-    rows: NDArray[np.int64]
-    ids: list[str]
-    metadata: list[str]
-    vectors: Embeddings
 
 
 @dataclass(frozen=True)

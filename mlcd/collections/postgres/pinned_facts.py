@@ -40,6 +40,10 @@ class Facts:
     effort: int | None
     audit: dict[str, Any] | None
 
+    @property
+    def identity(self) -> int:
+        return self.number
+
 
 def read_facts(connection: Connection, number: int, *, to_write: bool = False) -> Facts:
     """Returns the facts of a collection. to_write: no other writer comes in before the transaction

@@ -5,36 +5,32 @@ moment, and what Postgres finds is scored again in float32.
 """
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from pgvector import Vector
 from psycopg import sql
 
-from mlcd.collections.changes import Delete, Describe, Outcome, WriteRequest, missing, put
-from mlcd.collections.clusters import Assigner, Clusters, Nearest
+from mlcd.collections.changes import Outcome, WriteRequest, missing
 from mlcd.collections.filters import parse_filter
-from mlcd.collections.item import FoundItem, Item, check_id, encode_metadata
-from mlcd.collections.plane import Placer, Plane
-from mlcd.collections.port import Description, Promises, Rows
+from mlcd.collections.item import FoundItem, Item, check_id
+from mlcd.collections.memory_state import IN_MEMORY
+from mlcd.collections.port import Description, Promises
 from mlcd.collections.postgres import recall_audit
+from mlcd.collections.postgres.changed_rows import ChangedRows
 from mlcd.collections.postgres.items_table import ItemsTable, WrittenBatch
-from mlcd.collections.postgres.memory_state import MOST_ITEMS, MemoryState
 from mlcd.collections.postgres.pinned_facts import Facts, read_facts
 from mlcd.collections.postgres.postgres_database import Database
 from mlcd.collections.postgres.reused_connections import Connection
 from mlcd.collections.postgres.sql_filters import Where, where
-from mlcd.collections.search_checks import check_model, checked_queries
-from mlcd.collections.searcher import SearchAnswer, Searcher
-from mlcd.collections.thumbnail_store import Stored
-from mlcd.collections.upkeep import Upkeep
-from mlcd.images.thumbnail import Thumbnail
+from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, chosen_effort
+from mlcd.collections.search_checks import checked_queries
+from mlcd.collections.searcher import SearchAnswer
 from mlcd.indexes.tuning import Recall
-from mlcd.types import Embeddings, Fingerprint
+from mlcd.types import Embeddings
 
 _CONSISTENCY: Final = (
     "a search sees every change that any server acknowledged before it began (Postgres"
@@ -42,7 +38,7 @@ _CONSISTENCY: Final = (
 )
 _CANNOT: Final = (
     "thumbnails are not kept",
-    f"the map, clusters and near-duplicates are made in a server's memory, up to {MOST_ITEMS:,}",
+    IN_MEMORY,
     "metadata cannot have U+0000 or halves of surrogate pairs",
     "recall is audited on a second graph of nearly all items, not on the one that is searched",
 )
@@ -52,70 +48,34 @@ _NO_INDEX: Final = (
 )
 _SCAN_AT_MOST: Final = 2000  # matching items, up to which all of them are compared
 _COUNTS: Final = 128
-_COPIED_ROWS: Final = 8192
 _GROWN: Final = 2  # times the indexed items, after which recall is measured again
 
 
-class PostgresCollection:
-    """A collection that its store opens. Every method may be called from many threads; see
-    `Collection` for what is not said here.
-    """
-
-    takes_thumbnails = False
+class PostgresCollection(RemoteCollection):
+    """A collection in Postgres."""
 
     def __init__(
         self, database: Database, facts: Facts, *, background: bool, loses: str | None = None
     ) -> None:
         """loses: the setting of the server by which an acknowledged write can be lost."""
-        self.name, self.number = facts.name, facts.number
-        self.fingerprint: Fingerprint = facts.fingerprint
-        self.dimension, self.recall_target = facts.dimension, facts.recall
-        self.source = facts.source
-        self._database, self._table = database, ItemsTable(facts.number, facts.dimension)
-        self._background = background and facts.dimension <= recall_audit.MOST_DIMENSIONS
-        self._upkeep, self._indexing = Upkeep(facts.name, damaged=False), threading.Lock()
-        self._memory = MemoryState(database, self._table)
-        self._assigner, self._placer = Assigner(None), Placer(None)
-        self._viewing = threading.Lock()
-        self._counts: dict[tuple[int, str], int] = {}
+        table = ItemsTable(facts.number, facts.dimension)
         durable = () if loses is None else (f"acknowledged writes survive a power cut: {loses}",)
         indexed = () if facts.dimension <= recall_audit.MOST_DIMENSIONS else (_NO_INDEX,)
-        self.promises = Promises("postgresql", "many", _CONSISTENCY, (*_CANNOT, *indexed, *durable))
-
-    def close(self, *, finish: bool = True) -> None:
-        """Ends the upkeep; an index that is being made is finished by Postgres."""
-        if finish:
-            self._upkeep.join()
-        else:
-            self._upkeep.abandon()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().__init__(
+            facts.name,
+            facts.fingerprint,
+            facts.dimension,
+            facts.recall,
+            Promises("postgresql", "many", _CONSISTENCY, (*_CANNOT, *indexed, *durable)),
+            ChangedRows(database, table),
+        )
+        self.number = facts.number
+        self._database, self._table = database, table
+        self._background = background and facts.dimension <= recall_audit.MOST_DIMENSIONS
+        self._counts: dict[tuple[int, str], int] = {}
 
     def __len__(self) -> int:
         return self._facts().items
-
-    def check_fingerprint(self, fingerprint: Fingerprint) -> None:
-        check_model(self.name, self.fingerprint, fingerprint)
-
-    def check_writable(self) -> None:
-        """Does nothing: a user who may not write is told so by the write."""
-
-    def add(self, items: Sequence[Item]) -> list[Outcome]:
-        return self._submit(put(items, self.dimension))
-
-    def update_metadata(self, item_id: str, metadata: Mapping[str, Any]) -> Outcome:
-        return self._submit(Describe(check_id(item_id), encode_metadata(item_id, metadata)))[0]
-
-    def delete(self, item_id: str) -> None:
-        if self.delete_all([item_id]) == ["missing"]:
-            raise missing(item_id)
-
-    def delete_all(self, item_ids: Sequence[str]) -> list[Outcome]:
-        return self._submit(Delete([check_id(item_id) for item_id in item_ids]))
 
     def get(self, item_id: str) -> Item:
         with self._database.connected() as connection:
@@ -135,9 +95,6 @@ class PostgresCollection:
             found = connection.execute(query, [item_id]).fetchone()
         metadata: dict[str, Any] | None = None if found is None else json.loads(found[0])
         return metadata
-
-    def embedding_of(self, item_id: str) -> Embeddings:
-        return self.get(item_id).embedding[None].astype(np.float32, copy=False)
 
     def search(
         self,
@@ -160,7 +117,18 @@ class PostgresCollection:
             wanted = min(top, matching)
             if wanted == 0 or not len(unit):
                 return SearchAnswer([[] for _ in unit], True, matching)
-            effort = None if exact else _effort(facts, wanted, matching)
+            effort = (
+                None
+                if exact
+                else chosen_effort(
+                    facts.effort,
+                    wanted,
+                    matching,
+                    facts.items,
+                    most=recall_audit.MOST_EFFORT,
+                    scan_at_most=_SCAN_AT_MOST,
+                )
+            )
             found = self._nearest(connection, unit, chosen, wanted, effort)
             short = [number for number, one in enumerate(found) if len(one) < wanted]
             whole = self._nearest(connection, unit[short], chosen, wanted, None) if short else []
@@ -204,76 +172,19 @@ class PostgresCollection:
         for cursor, query in zip(cursors, queries, strict=True):  # sent together, read together
             cursor.execute(statement, [*chosen.given, Vector(query), wanted])
         return [
-            self._scored(cursor.fetchall(), query)
+            self._table.fetched(cursor.fetchall()).scored(query)
             for cursor, query in zip(cursors, queries, strict=True)
         ]
 
-    def _scored(self, rows: Sequence[Sequence[Any]], query: Embeddings) -> list[FoundItem]:
-        """Returns what was found with our own similarities, in float32, best first."""
-        fetched = self._table.fetched(rows)
-        scores = fetched.vectors @ query
-        return [
-            FoundItem(fetched.ids[place], float(scores[place]), fetched.metadata[place])
-            for place in np.lexsort((fetched.rows, -scores)).tolist()
-        ]
-
-    def items(self, num_rows: int = _COPIED_ROWS) -> Iterator[list[Item]]:
+    def items(self, num_rows: int = COPIED_ROWS) -> Iterator[list[Item]]:
         with self._database.reading() as connection:
             for block in self._table.blocks(connection, num_rows):
-                yield [
-                    Item(item_id, vector, json.loads(metadata))
-                    for item_id, vector, metadata in zip(
-                        block.ids, block.vectors, block.metadata, strict=True
-                    )
-                ]
-
-    @property
-    def state(self) -> Searcher:
-        """Returns the present state, read into memory."""
-        return self._memory.now()
-
-    def rows(self) -> Rows:
-        return self.state.listed()
-
-    def clusters(self, digest: str, *, num_centers: int, nearest: Nearest) -> Clusters:
-        with self._viewing:
-            return self._assigner.clusters(
-                self.state, digest, num_centers=num_centers, nearest=nearest
-            )
-
-    def layout(self) -> Plane:
-        with self._viewing:
-            return self._placer.layout(self.state)
-
-    def thumbnail(self, item_id: str) -> Thumbnail | None:
-        if self.metadata_of(check_id(item_id)) is None:
-            raise missing(item_id)
-        return None
-
-    def thumbnail_versions(self, item_ids: Sequence[str]) -> list[str | None]:
-        return [None for _ in item_ids]
-
-    def described_thumbnails(self) -> Stored | None:
-        return None
+                yield block.items()
 
     def describe(self) -> Description:
         facts = self._facts()
-        is_indexed = facts.effort is not None
-        return Description(
-            items=facts.items,
-            dimension=self.dimension,
-            fingerprint=self.fingerprint,
-            recall_target=self.recall_target,
-            kind="hnsw" if is_indexed else "flat",
-            indexed=facts.items if is_indexed else 0,
-            unindexed=0 if is_indexed else facts.items,
-            effort=facts.effort,
-            recall=facts.audit,
-            generation=facts.generation,
-            fields=sorted(facts.fields),
-            writable=True,
-            index_damaged=False,
-            indexing_error=self._upkeep.error,
+        return self._described(
+            facts.items, "hnsw", facts.effort, facts.audit, facts.generation, facts.fields
         )
 
     def reindex(self, advance: Callable[[int], None] = lambda _: None) -> None:
@@ -341,10 +252,8 @@ class PostgresCollection:
             self._background
             and self._takes_index(facts.items)
             and facts.items > _GROWN * facts.indexed_items
-            and self._upkeep.may_try(facts.items)
         ):
-            with self._viewing:
-                self._upkeep.begin(self.reindex, lambda: facts.items)
+            self._begin_index(facts.items)
 
     def _takes_index(self, num_items: int) -> bool:
         return (
@@ -355,15 +264,3 @@ class PostgresCollection:
     def _facts(self) -> Facts:
         with self._database.connected() as connection:
             return read_facts(connection, self.number)
-
-
-def _effort(facts: Facts, wanted: int, matching: int) -> int | None:
-    """Returns how far the index has to look; None where comparing all that match is less work.
-
-    The fewer match, the further away the nearest of them are: in proportion, where they are spread
-    like the rest.
-    """
-    if facts.effort is None or matching <= _SCAN_AT_MOST:
-        return None
-    scaled = int(np.ceil(max(facts.effort, wanted) * facts.items / matching))
-    return None if scaled > recall_audit.MOST_EFFORT else scaled

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from psycopg import sql
 
-from mlcd.collections.columns import Scalar
-from mlcd.collections.filters import RANGES, Both, Condition, Filter, Not, OneOf, unknown_field
+from mlcd.collections.filters import Both, Condition, Filter, Not, OneOf, unknown_field
 from mlcd.errors import InvalidInput
 
 _TRUE, _FALSE = sql.SQL("true"), sql.SQL("false")
@@ -65,18 +64,11 @@ def _one_of(condition: Condition) -> Where:
     wanted = [
         value
         for _, value in condition.values
-        if (not isinstance(value, str) or is_kept(value)) and _fits(value, condition)
+        if (not isinstance(value, str) or is_kept(value)) and condition.fits(value)
     ]
     # a bare value, or one of a list
     contained = [{condition.field: one} for value in wanted for one in (value, [value])]
     return _joined(_OR, [Where(_VALUE, [_json(one)]) for one in contained])
-
-
-def _fits(value: Scalar, condition: Condition) -> bool:
-    return not (isinstance(value, float) and math.isnan(value)) and all(
-        type(value) is type(bound) and RANGES[name](value, bound)
-        for name, bound in condition.bounds
-    )
 
 
 def _within(condition: Condition) -> Where:

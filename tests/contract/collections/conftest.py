@@ -10,6 +10,7 @@ import pytest
 from mlcd.collections.item import Item
 from mlcd.collections.places import open_place
 from mlcd.types import unit_rows
+from tests.milvus_server import milvus_lite, milvus_server
 from tests.postgres_server import postgres_server
 
 FINGERPRINT = "a" * 64
@@ -23,11 +24,36 @@ def postgres():
         yield running
 
 
-@pytest.fixture(params=["folder", pytest.param("postgresql", marks=pytest.mark.postgres)])
+@pytest.fixture(scope="session")
+def milvus():
+    with milvus_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def lite(tmp_path_factory):
+    with milvus_lite(tmp_path_factory.mktemp("lite")) as running:
+        yield running
+
+
+@pytest.fixture(
+    params=[
+        "folder",
+        pytest.param("postgresql", marks=pytest.mark.postgres),
+        pytest.param("milvus", marks=pytest.mark.milvus),
+        pytest.param("lite", marks=pytest.mark.milvus),
+    ]
+)
 def place(request, tmp_path):
     """Returns the place that keeps collections."""
     if request.param == "folder":
         return str(tmp_path / "collections")
+    if request.param in ("milvus", "lite"):
+        server = request.getfixturevalue(request.param)
+        with contextlib.closing(open_place(server.url())) as store:
+            for name in store.all():
+                store.delete(name)
+        return server.url()
     server = request.getfixturevalue("postgres")
     server.ask("DROP SCHEMA IF EXISTS mlcd CASCADE")
     return server.url()

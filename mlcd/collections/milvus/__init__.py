@@ -1,0 +1,1 @@
+"""Collections in Milvus, which many servers write and search at once."""

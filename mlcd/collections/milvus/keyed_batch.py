@@ -1,0 +1,111 @@
+"""The changes of some requests, collected first and then written by key."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import numpy as np
+
+from mlcd.collections.item import MAX_METADATA_BYTES
+from mlcd.collections.ledger import StoredItem
+from mlcd.collections.milvus.item_records import (
+    RECORD_BYTES,
+    WHOLE,
+    Record,
+    key_of,
+    new_row,
+    record_of,
+)
+from mlcd.collections.milvus.known_facts import KnownFacts
+from mlcd.collections.milvus.milvus_connection import MilvusConnection
+from mlcd.collections.milvus.milvus_expressions import quoted
+from mlcd.collections.milvus.milvus_schemas import ITEMS
+from mlcd.types import Embeddings
+
+# of one request to Milvus, which takes 64 MB
+_MOST_BYTES: Final = 24 * 2**20
+_MOST_KEYS: Final = 8192
+T = TypeVar("T")
+
+
+def rows_at_once(dimension: int) -> int:
+    """Returns how many whole records one message holds, whatever their metadata."""
+    return max(1, _MOST_BYTES // (4 * dimension + MAX_METADATA_BYTES + RECORD_BYTES))
+
+
+def in_parts(values: Sequence[T], num: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(values), num):
+        yield values[start : start + num]
+
+
+def read_keys(
+    connection: MilvusConnection,
+    identity: str,
+    keys: Sequence[str],
+    num: int,
+    fields: Sequence[str] = WHOLE,
+) -> Iterator[list[Record]]:
+    """Yields the records of these keys that are there, `num` keys at a time."""
+    for part in in_parts(keys, num):
+        yield connection.query(identity, f"key in {quoted(part)}", fields, ITEMS)
+
+
+@dataclass
+class KeyedBatch:
+    """The changes of some requests. An item that is added in place of another is one upsert: Milvus
+    adds the new version before it removes the old one.
+    """
+
+    connection: MilvusConnection
+    facts: KnownFacts
+    ids: Sequence[str]
+    _found: dict[str, StoredItem] = field(default_factory=dict)
+    _vectors: dict[int, Embeddings] = field(default_factory=dict)
+    _ids: dict[int, str] = field(default_factory=dict)
+    _written: dict[str, Record | None] = field(default_factory=dict)  # None: to be deleted
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Reads what Milvus has of the items, and writes the changes at the end of the block."""
+        identity, num = self.facts.identity, rows_at_once(self.facts.dimension)
+        known = sorted({key_of(item_id) for item_id in self.ids})
+        for records in read_keys(self.connection, identity, known, num):
+            for record in records:
+                vector = np.asarray(record["vector"], dtype=np.float32)
+                self._hold(record["id"], record["row"], vector, record["metadata"])
+        yield
+        written = [record for record in self._written.values() if record is not None]
+        self.facts.know(name for record in written for name in json.loads(record["metadata"]))
+        gone = sorted(key_of(each) for each, record in self._written.items() if record is None)
+        for keys in in_parts(gone, _MOST_KEYS):
+            self.connection.delete(identity, f"key in {quoted(keys)}", ITEMS)
+        for some in in_parts(written, num):
+            self.connection.upsert(identity, some, ITEMS)
+
+    def find(self, item_id: str) -> StoredItem | None:
+        return self._found.get(item_id)
+
+    def vectors(self, rows: Sequence[int], dimension: int) -> Embeddings:  # noqa: ARG002
+        return np.stack([self._vectors[row] for row in rows])
+
+    def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int:
+        row = new_row()
+        self._hold(item_id, row, vector, metadata)
+        self._written[item_id] = record_of(item_id, row, vector, metadata)
+        return row
+
+    def describe(self, item: StoredItem, metadata: str) -> None:
+        vector = self._vectors[item.row]
+        self._hold(item.id, item.row, vector, metadata)
+        self._written[item.id] = record_of(item.id, item.row, vector, metadata)
+
+    def remove(self, row: int) -> None:
+        item_id = self._ids[row]
+        self._found.pop(item_id)
+        self._written[item_id] = None
+
+    def _hold(self, item_id: str, row: int, vector: Embeddings, metadata: str) -> None:
+        self._found[item_id] = StoredItem(row, item_id, metadata)
+        self._vectors[row], self._ids[row] = vector, item_id

@@ -1,0 +1,91 @@
+"""The address of a Milvus server, as a URL and the environment give it.
+
+    milvus://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE][?tls=true&index=hnsw|ivf_flat|diskann]
+
+MILVUS_USER and MILVUS_PASSWORD, or MILVUS_TOKEN, are used where the URL has no user.
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import Final, Self
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from mlcd.collections.milvus.graph_kinds import GRAPHS, Graph
+from mlcd.collections.store_urls import SHAPES, shown_store
+from mlcd.errors import ConfigInvalid
+
+_PORT: Final = 19530
+_OPTIONS: Final = {"tls": ("true", "false"), "index": tuple(GRAPHS)}
+_FLAGS: Final = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class MilvusAddress:
+    """Where Milvus is, and as whom it is asked.
+
+    shown: the URL without credentials. token: USER:PASSWORD, or an API key; empty: none. graph: the
+    index of collections that are made through this address.
+    """
+
+    shown: str
+    host: str
+    port: int
+    database: str
+    tls: bool
+    graph: Graph
+    token: str = field(repr=False)
+
+    @property
+    def uri(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """Parses a URL. Raises ConfigInvalid, without the URL's credentials."""
+        parts = urlsplit(url)
+        shown = shown_store(url)
+        try:
+            port = parts.port or _PORT
+        except ValueError as error:
+            raise ConfigInvalid(f"{shown} has no valid port", remedy="for example 19530") from error
+        database = unquote(parts.path.strip("/"))
+        if not parts.hostname or "/" in database:
+            raise ConfigInvalid(f"{shown} is no address", remedy=f"give {SHAPES['milvus']}")
+        chosen = _chosen(shown, parts.query)
+        return cls(
+            shown,
+            parts.hostname,
+            port,
+            database,
+            _FLAGS[chosen.get("tls", "false")],
+            GRAPHS[chosen.get("index", "hnsw")],
+            _token(unquote(parts.username or ""), unquote(parts.password or "")),
+        )
+
+
+def _chosen(shown: str, query: str) -> dict[str, str]:
+    chosen = {}
+    for name, values in parse_qs(query, keep_blank_values=True).items():
+        allowed = _OPTIONS.get(name)
+        if allowed is None:
+            raise ConfigInvalid(
+                f"the URL of {shown} has an option that is not known",
+                remedy=f"options are {', '.join(_OPTIONS)}",
+            )
+        if values[-1] not in allowed:
+            raise ConfigInvalid(
+                f"the option {name} of {shown} has another value than it can",
+                remedy=f"give one of {', '.join(allowed)}",
+            )
+        chosen[name] = values[-1]
+    return chosen
+
+
+def _token(user: str, password: str) -> str:
+    given = os.environ  # noqa: TID251 - as libpq does for Postgres; a command line shows passwords
+    if user:
+        return f"{user}:{password or given.get('MILVUS_PASSWORD', '')}"
+    if "MILVUS_USER" in given:
+        return f"{given['MILVUS_USER']}:{given.get('MILVUS_PASSWORD', '')}"
+    return given.get("MILVUS_TOKEN", "")

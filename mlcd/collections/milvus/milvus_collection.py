@@ -1,0 +1,304 @@
+"""A collection in Milvus: many servers write and search it at once.
+
+Every reading waits until Milvus has seen all that was acknowledged before it (`Strong`). What its
+index finds is scored again in float32. What Milvus cannot decide or find as we promise it is
+answered from all items in memory.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.collections.changes import Outcome, WriteRequest, missing
+from mlcd.collections.filters import Filter, parse_filter
+from mlcd.collections.item import FoundItem, Item, check_id
+from mlcd.collections.memory_state import IN_MEMORY, MOST_ITEMS
+from mlcd.collections.milvus import copied_audit
+from mlcd.collections.milvus.graph_kinds import GRAPHS
+from mlcd.collections.milvus.item_records import WHOLE, Record, fetched, key_of
+from mlcd.collections.milvus.joined_writers import JoinedWriters
+from mlcd.collections.milvus.keyed_batch import in_parts, read_keys, rows_at_once
+from mlcd.collections.milvus.known_facts import KnownFacts
+from mlcd.collections.milvus.milvus_connection import AnswerTooLarge, MilvusConnection
+from mlcd.collections.milvus.milvus_expressions import EVERY, Wish, quoted, wish_of
+from mlcd.collections.milvus.milvus_schemas import ITEMS, PinnedCollection
+from mlcd.collections.milvus.versioned_items import VersionedItems
+from mlcd.collections.port import Description, Promises
+from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, chosen_effort
+from mlcd.collections.search_checks import checked_queries
+from mlcd.collections.searcher import SearchAnswer
+from mlcd.errors import InvalidInput
+from mlcd.types import Embeddings
+
+_CONSISTENCY: Final = (
+    "a search sees every change that any server acknowledged before it began (Milvus's consistency"
+    " level Strong)"
+)
+_CANNOT: Final = (
+    "thumbnails are not kept",
+    "a call that changes several items is no transaction: after a failure some may be changed",
+    "two servers that change one item at one moment may both be told so, and one change be lost",
+    "an item that one server deletes may come back with metadata that another writes meanwhile",
+    "acknowledged writes survive a power cut only where Milvus syncs its log; standalone does not",
+    IN_MEMORY,
+    "so are exact searches of many items, all before the first audit, and bounds on lists",
+    "a copy of more than 32 MB is not of one moment: what changes meanwhile may be in it or not",
+    "recall is audited on a second index of nearly all items, not on the one that is searched",
+    "what Milvus has not indexed yet it finds by an interim index, whose recall is not audited",
+)
+_SCAN_AT_MOST: Final = 2000  # matching items, up to which all of them are compared
+_COUNTS: Final = 128
+_GROWN: Final = 2  # times the audited items, after which recall is measured again
+_CHECKED: Final = 1000  # written items, after which their number is looked at
+_UNBOUNDED: Final = 2**40
+
+
+class MilvusCollection(RemoteCollection):
+    """A collection in Milvus."""
+
+    def __init__(
+        self,
+        connection: MilvusConnection,
+        pinned: PinnedCollection,
+        pool: ThreadPoolExecutor,
+        *,
+        background: bool,
+    ) -> None:
+        """pool: asks Milvus for two things at once."""
+        self.identity = pinned.identity
+        self._items = VersionedItems(connection, pinned.identity, pinned.dimension)
+        super().__init__(
+            pinned.name,
+            pinned.fingerprint,
+            pinned.dimension,
+            pinned.recall,
+            Promises("milvus", "many", _CONSISTENCY, _CANNOT),
+            self._items,
+        )
+        self._connection, self._graph = connection, GRAPHS[pinned.index]
+        self._pool, self._background = pool, background
+        self._facts = KnownFacts(connection, pinned.identity, pinned.dimension)
+        self._writers = JoinedWriters(connection, self._facts)
+        self._counts: dict[str, int] = {}
+        self._unchecked = _CHECKED
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def get(self, item_id: str) -> Item:
+        found = self._find(check_id(item_id), WHOLE)
+        if found is None:
+            raise missing(item_id)
+        return fetched([found], self.dimension).items()[0]
+
+    def metadata_of(self, item_id: str) -> dict[str, Any] | None:
+        found = self._find(item_id, ["metadata"])
+        metadata: dict[str, Any] | None = None if found is None else json.loads(found["metadata"])
+        return metadata
+
+    def _find(self, item_id: str, fields: Sequence[str]) -> Record | None:
+        asked = f"key in {quoted([key_of(item_id)])}"
+        found = self._connection.query(self.identity, asked, fields, ITEMS)
+        return found[0] if found else None
+
+    def search(
+        self,
+        queries: NDArray[np.floating],
+        top: int,
+        *,
+        filter: object = None,  # noqa: A002 - the word of the field, as in the request
+        threshold: float | None = None,
+        exact: bool = False,
+    ) -> SearchAnswer:
+        unit = checked_queries(queries, top, threshold, self.dimension)
+        condition = None if filter is None else parse_filter(filter)
+        wish = self._wish(condition)
+        found = self._found(wish, unit, top, exact=exact)
+        if found is None:
+            return self.state.search(
+                unit, top, condition=condition, threshold=threshold, exact=exact
+            )
+        least = -np.inf if threshold is None else threshold
+        matches = [[one for one in each if one.similarity >= least] for each in found.matches]
+        return SearchAnswer(matches, found.exact, found.matching)
+
+    def _wish(self, condition: Filter | None) -> Wish:
+        """Returns the filter as an expression. Raises InvalidInput for a field of no item."""
+        if condition is None:
+            return Wish(EVERY, frozenset())
+        try:
+            return wish_of(condition, self._facts.fields, key_of)
+        except InvalidInput:  # another server may know the field
+            self._facts.refresh()
+            return wish_of(condition, self._facts.fields, key_of)
+
+    def _found(
+        self, wish: Wish, queries: Embeddings, top: int, *, exact: bool
+    ) -> SearchAnswer | None:
+        """Returns what Milvus finds; None where it cannot decide the filter, or promise the recall.
+
+        How many items match is remembered, and counted again while they are searched.
+        """
+        undecided = self._pool.submit(self._is_undecided, wish)
+        matching = self._counts.get(wish.expression)
+        if matching is None:
+            matching = self._count(wish.expression)
+        if matching <= _SCAN_AT_MOST:
+            found = self._compared(wish.expression, queries, top)
+        elif exact:
+            found = None
+        else:
+            counting = self._pool.submit(self._count, wish.expression)
+            found = self._indexed(wish.expression, queries, top, matching, counting)
+        return None if undecided.result() else found
+
+    def _is_undecided(self, wish: Wish) -> bool:
+        if not wish.several:
+            return False
+        asked = f"array_contains_any(tokens, {quoted(sorted(wish.several))})"
+        return self._connection.count(self.identity, asked, ITEMS) > 0
+
+    def _count(self, expression: str) -> int:
+        """Returns how many items match, and remembers it."""
+        asked = "" if expression == EVERY else expression
+        counted = self._connection.count(self.identity, asked, ITEMS)
+        if len(self._counts) > _COUNTS:
+            self._counts = {}
+        self._counts[expression] = counted
+        return counted
+
+    def _compared(self, expression: str, queries: Embeddings, top: int) -> SearchAnswer | None:
+        """Compares all items that match, and counts them; None where they are many by now."""
+        try:
+            records = self._connection.query(
+                self.identity, expression, WHOLE, ITEMS, limit=2 * _SCAN_AT_MOST
+            )
+        except AnswerTooLarge:
+            return None
+        num = len(records)
+        if num == 2 * _SCAN_AT_MOST:
+            self._counts.pop(expression, None)
+            return None
+        self._counts[expression] = num
+        rows = fetched(records, self.dimension)
+        return SearchAnswer([rows.scored(query)[:top] for query in queries], True, num)
+
+    def _indexed(
+        self,
+        expression: str,
+        queries: Embeddings,
+        top: int,
+        matching: int,
+        counting: Future[int],
+    ) -> SearchAnswer | None:
+        """Searches the index, again where the number of matching items asks for more effort than
+        the one that was remembered; None where no effort is known.
+        """
+        effort = self._effort(min(top, matching), matching)
+        if effort is None:
+            return None
+        found = self._nearest(expression, queries, min(top, matching), effort)
+        counted = counting.result()
+        needed = self._effort(min(top, counted), counted)
+        if needed is None:
+            return self._compared(expression, queries, top)
+        if needed > effort:
+            found = self._nearest(expression, queries, min(top, counted), needed)
+        if any(len(one) < min(top, counted) for one in found):
+            return None
+        return SearchAnswer(found, False, counted)
+
+    def _effort(self, wanted: int, matching: int) -> int | None:
+        self._facts.refresh_where_old()
+        audit = self._facts.audit
+        effort = audit.effort
+        if effort is None and matching > MOST_ITEMS:
+            effort = self._graph.efforts[-1]
+        return chosen_effort(
+            effort,
+            wanted,
+            matching,
+            max(audit.items, matching),
+            most=_UNBOUNDED,
+            scan_at_most=_SCAN_AT_MOST,
+        )
+
+    def _nearest(
+        self, expression: str, queries: Embeddings, wanted: int, effort: int
+    ) -> list[list[FoundItem]]:
+        """Returns the nearest items that Milvus finds for each query."""
+        asked = "" if expression == EVERY else expression
+        params = self._graph.search_params(effort, wanted)
+        at_once = rows_at_once(self.dimension)
+        whole = wanted <= at_once
+        found = []
+        num = max(1, at_once // wanted)
+        for start in range(0, len(queries), num):
+            some = queries[start : start + num]
+            answers = self._connection.search(
+                self.identity, some, wanted, asked, params, WHOLE if whole else (), ITEMS
+            )
+            for query, records in zip(some, answers, strict=True):
+                those = records if whole else self._read([one["key"] for one in records])
+                found.append(fetched(those, self.dimension).scored(query))
+        return found
+
+    def _read(self, keys: Sequence[str]) -> list[Record]:
+        num = rows_at_once(self.dimension)
+        parts = read_keys(self._connection, self.identity, keys, num)
+        return [record for part in parts for record in part]
+
+    def items(self, num_rows: int = COPIED_ROWS) -> Iterator[list[Item]]:
+        for records in self._items.whole():
+            for some in in_parts(records, num_rows):
+                yield fetched(some, self.dimension).items()
+
+    def describe(self) -> Description:
+        counting = self._pool.submit(len, self)
+        self._facts.refresh()
+        audit = self._facts.audit
+        return self._described(
+            counting.result(),
+            self._graph.kind,
+            audit.effort,
+            audit.recall,
+            audit.generation,
+            sorted(self._facts.fields),
+        )
+
+    def reindex(self, advance: Callable[[int], None] = lambda _: None) -> None:
+        """Has Milvus index what it has not, where there are enough items, and audits the recall
+        anew; reads and writes go on meanwhile.
+        """
+
+        def go_on(num: int) -> None:
+            self._upkeep.check_wanted()
+            advance(num)
+
+        with self._indexing:
+            num_items, found = len(self), None
+            if num_items >= copied_audit.LEAST_INDEXED:
+                copied_audit.finish_index(self._connection, self.identity, go_on)
+                found = copied_audit.audit(self._items, self._graph, self.recall_target, go_on)
+            self._facts.refresh()
+            self._facts.settle(self._facts.audit.after(num_items, found))
+            self._upkeep.done()
+
+    def _submit(self, request: WriteRequest) -> list[Outcome]:
+        outcomes = self._writers.submit(request)
+        self._unchecked += len(outcomes)
+        if self._background and self._unchecked >= _CHECKED:
+            self._unchecked = 0
+            self._pool.submit(self._index_where_due)
+        return outcomes
+
+    def _index_where_due(self) -> None:
+        """Measures recall again where the collection has grown: it holds for the size it had."""
+        num_items = len(self)
+        self._facts.refresh()
+        if num_items >= copied_audit.LEAST_INDEXED and num_items > _GROWN * self._facts.audit.items:
+            self._begin_index(num_items)

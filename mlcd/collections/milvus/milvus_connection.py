@@ -1,0 +1,309 @@
+"""The connection of one process to one Milvus, and its errors in our words.
+
+Nothing but this module asks pymilvus for anything. No message shows more of the URL than host, port
+and database.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Self, TypeVar
+
+import grpc
+from pymilvus import DataType, MilvusClient, MilvusException
+
+from mlcd.collections.milvus.graph_kinds import METRIC, Graph
+from mlcd.collections.milvus.milvus_address import MilvusAddress
+from mlcd.collections.milvus.milvus_schemas import Schema
+from mlcd.errors import ConfigInvalid, Conflict, DiskFull, MlcdError, StoreUnreachable
+from mlcd.types import Embeddings
+
+_CONNECT_S: Final = 5.0
+_CALL_S: Final = 120.0  # of a search, a write or a listing; a caller has a deadline of its own
+# pymilvus tries 75 times by default, for minutes
+_OPTIONS: Final[dict[str, Any]] = {"timeout": _CALL_S, "retry_times": 1}
+_STRONG: Final[dict[str, Any]] = {**_OPTIONS, "consistency_level": "Strong"}
+_SHORT: Final[dict[str, Any]] = {**_OPTIONS, "consistency_level": "Eventually"}
+_NO_COLLECTION: Final = 100  # Milvus's codes
+_NO_DATABASE: Final = 800
+_TOO_LARGE: Final = ("maxoutputsize", "larger than max", "message size", "exceed")
+T = TypeVar("T")
+Record = dict[str, Any]
+
+
+class AnswerTooLarge(Exception):
+    """One answer would be larger than Milvus or gRPC allow."""
+
+
+class MilvusConnection:
+    """A connection that is made again after an error. Every method may be called from many threads.
+
+    All names are those of Milvus's collections. Each reading sees what was acknowledged before it
+    began (`Strong`), unless it says otherwise.
+    """
+
+    def __init__(self, address: MilvusAddress) -> None:
+        self.address = address
+        self._client: MilvusClient | None = None
+        self._connecting = threading.Lock()
+
+    @classmethod
+    def open(cls, address: MilvusAddress) -> Self:
+        """Connects. Raises StoreUnreachable, and ConfigInvalid where something has to be changed
+        first.
+        """
+        for name in ("pymilvus", "pymilvus.decorators", "pymilvus.client.grpc_handler"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # it logs what we raise
+        connection = cls(address)
+        connection.names()
+        return connection
+
+    def close(self) -> None:
+        with self._connecting:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def names(self) -> list[str]:
+        return self._ask(lambda client: list(client.list_collections(**_OPTIONS)))
+
+    def described(self, name: str) -> Record | None:
+        """Returns what Milvus says about a collection or an alias; None where there is none."""
+        try:
+            return self._ask(lambda client: dict(client.describe_collection(name, **_OPTIONS)))
+        except Conflict:
+            return None
+
+    def make(self, name: str, schema: Schema, graph: Graph, dimension: int) -> None:
+        """Makes a collection with its index; it is not loaded."""
+
+        def ask(client: MilvusClient) -> None:
+            made = client.create_schema(
+                auto_id=False, enable_dynamic_field=False, description=schema.description
+            )
+            for field_name, (kind, options) in schema.fields.items():
+                made.add_field(field_name, getattr(DataType, kind), **_typed(options))
+            made.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
+            client.create_collection(
+                name, schema=made, num_shards=1, consistency_level="Strong", **_OPTIONS
+            )
+            index = client.prepare_index_params()
+            index.add_index(
+                "vector", index_type=graph.index_type, metric_type=METRIC, params=graph.build
+            )
+            client.create_index(name, index, **_OPTIONS)
+            for partition in schema.partitions:
+                client.create_partition(name, partition, **_OPTIONS)
+
+        self._ask(ask)
+
+    def load(self, name: str) -> None:
+        self._ask(lambda client: client.load_collection(name, **_OPTIONS))
+
+    def publish(self, name: str, alias: str) -> None:
+        """Gives a collection its alias. Raises Conflict where it is taken."""
+        try:
+            self._ask(lambda client: client.create_alias(name, alias, **_OPTIONS))
+        except StoreUnreachable:
+            if self.described(alias) is None:
+                raise
+            raise Conflict(f"the alias {alias} is taken") from None
+
+    def withdraw(self, alias: str) -> None:
+        self._ask(lambda client: client.drop_alias(alias, **_OPTIONS))
+
+    def drop(self, name: str) -> None:
+        self._ask(lambda client: client.drop_collection(name, **_OPTIONS))
+
+    def query(
+        self,
+        name: str,
+        expression: str,
+        fields: Sequence[str],
+        partition: str,
+        *,
+        limit: int | None = None,
+        fresh: bool = True,
+    ) -> list[Record]:
+        """Returns the records for which the expression holds, in any order.
+
+        limit: at most so many. fresh: false may miss the last seconds, and does not wait. Raises
+        AnswerTooLarge.
+        """
+        more = {} if limit is None else {"limit": limit}
+        found: list[Record] = self._ask(
+            lambda client: client.query(
+                name,
+                filter=expression,
+                output_fields=list(fields),
+                partition_names=[partition],
+                **more,
+                **(_STRONG if fresh else _SHORT),
+            )
+        )
+        return list(found)
+
+    def count(self, name: str, expression: str, partition: str) -> int:
+        (found,) = self.query(name, expression, ["count(*)"], partition)
+        return int(found["count(*)"])
+
+    def search(
+        self,
+        name: str,
+        queries: Embeddings,
+        limit: int,
+        expression: str,
+        params: dict[str, Any],
+        fields: Sequence[str],
+        partition: str,
+    ) -> list[list[Record]]:
+        """Returns the nearest records of each query, with these fields. Raises AnswerTooLarge."""
+        found = self._ask(
+            lambda client: client.search(
+                name,
+                data=list(queries),
+                anns_field="vector",
+                limit=limit,
+                filter=expression,
+                search_params=params,
+                output_fields=list(fields),
+                partition_names=[partition],
+                **_STRONG,
+            )
+        )
+        return [
+            [{**hit["entity"], "key": hit.get("key", hit.get("id"))} for hit in hits]
+            for hits in found
+        ]
+
+    def upsert(self, name: str, records: Sequence[Record], partition: str) -> None:
+        self._ask(
+            lambda client: client.upsert(name, list(records), partition_name=partition, **_OPTIONS)
+        )
+
+    def insert(self, name: str, records: Sequence[Record]) -> None:
+        self._ask(lambda client: client.insert(name, list(records), **_OPTIONS))
+
+    def delete(self, name: str, expression: str, partition: str) -> None:
+        self._ask(
+            lambda client: client.delete(
+                name, filter=expression, partition_name=partition, **_OPTIONS
+            )
+        )
+
+    def flush(self, name: str) -> None:
+        """Ends the segments that grow, so that Milvus makes their index."""
+        self._ask(lambda client: client.flush(name, timeout=10 * _CALL_S))
+
+    def merge(self, name: str) -> int:
+        """Begins to merge ended segments into few large ones, and returns the number of the job."""
+        return self._ask(lambda client: int(client.compact(name, **_OPTIONS)))
+
+    def is_merged(self, job: int) -> bool:
+        said = self._ask(lambda client: str(client.get_compaction_state(job, **_OPTIONS)))
+        return said == "Completed"
+
+    def unindexed_rows(self, name: str) -> int:
+        """Returns how many rows of ended segments have no index yet, those merged just now too."""
+        found = self._ask(lambda client: client.describe_index(name, "vector", **_OPTIONS)) or {}
+        unindexed = int(found.get("total_rows", 0)) - int(found.get("indexed_rows", 0))
+        return max(unindexed, int(found.get("pending_index_rows", 0)))
+
+    def _ask(self, call: Callable[[MilvusClient], T]) -> T:
+        with self._translated():
+            client = self._connected()
+            try:
+                return call(client)
+            except (MilvusException, grpc.RpcError, OSError, ValueError) as error:
+                if not _is_answer(error):
+                    self._forget(client)
+                raise
+
+    def _connected(self) -> MilvusClient:
+        client = self._client
+        if client is not None:
+            return client
+        with self._connecting:
+            if self._client is None:
+                address = self.address
+                # gRPC would try again, and wait longer each time
+                socket.create_connection((address.host, address.port), _CONNECT_S).close()
+                self._client = MilvusClient(
+                    uri=address.uri,
+                    token=address.token,
+                    db_name=address.database,
+                    timeout=_CONNECT_S,
+                    grpc_options={"grpc.enable_http_proxy": 0},
+                )
+            return self._client
+
+    def _forget(self, client: MilvusClient) -> None:
+        with self._connecting:
+            if self._client is client:
+                self._client = None
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Raises the errors of Milvus in our words, without its own: they may quote data."""
+        try:
+            yield
+        except (MlcdError, AnswerTooLarge):
+            raise
+        except (MilvusException, grpc.RpcError, OSError) as error:
+            raise _translation(error, self.address.shown) from None
+
+
+def _typed(options: Mapping[str, Any]) -> Record:
+    """Returns the options of a field, with a type of Milvus in place of its name."""
+    kinds = {name: getattr(DataType, options[name]) for name in options if name == "element_type"}
+    return {**options, **kinds}
+
+
+def _said(error: BaseException | None) -> str:
+    """Returns the text of an error and of its cause: pymilvus hides why it cannot connect."""
+    if error is None:
+        return ""
+    told = error if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
+    return f"{told} {_said(error.__cause__)}".lower()
+
+
+def _is_answer(error: Exception) -> bool:
+    """Tells whether Milvus itself refused the request, over a connection that works."""
+    return isinstance(error, MilvusException) and "unavailable" not in _said(error)
+
+
+def _translation(error: Exception, shown: str) -> Exception:
+    said, code = _said(error), getattr(error, "code", None)
+    if any(each in said for each in _TOO_LARGE) and "deadline" not in said:
+        return AnswerTooLarge(said)
+    if code == _NO_COLLECTION or "collection not found" in said or "can't find coll" in said:
+        return Conflict(
+            f"a collection in {shown} was deleted meanwhile", remedy="see which there are"
+        )
+    if "quota" in said and "disk" in said:
+        return DiskFull(
+            f"the disk of {shown} is full", remedy="free space and send the request again"
+        )
+    return _mistake(said, code, shown) or StoreUnreachable(
+        f"{shown} cannot be reached now",
+        remedy="see whether Milvus is up and the URL is right; what was acknowledged is kept",
+    )
+
+
+def _mistake(said: str, code: Any, shown: str) -> ConfigInvalid | None:
+    """Returns what somebody has to change first."""
+    if code == _NO_DATABASE or "database not found" in said or "database not exist" in said:
+        return ConfigInvalid(f"{shown} has no such database", remedy="create it first")
+    if "auth" in said and ("fail" in said or "unauth" in said):
+        return ConfigInvalid(
+            f"{shown} refuses the user or the password",
+            remedy="give them in the URL's setting, or in MILVUS_USER and MILVUS_PASSWORD, or in"
+            " MILVUS_TOKEN",
+        )
+    if "permission" in said or "privilege" in said:
+        return ConfigInvalid(
+            f"{shown} refuses this user", remedy="grant it all on the collections of the database"
+        )
+    return None

@@ -1,0 +1,187 @@
+"""The filters of a search as expressions of Milvus, with the meaning that
+`mlcd.collections.filters` gives them.
+
+Milvus compares values in JSON by rules of its own, which differ between its versions for missing
+fields, lists, mixed types and large numbers. So nothing is left to them. Each item has
+
+    tokens   an array of digests: of each field, and of each value of a field with its type
+    spans    a JSON object: the one number and the one text of a field, each as text that sorts as
+             the values do
+
+and an expression asks whether an array contains a text, or which of two ASCII texts comes first.
+Where a field of an item has several numbers or several texts, a bound is decided elsewhere:
+`Wish.several` names them. No part of an expression is ever null, so that `not` means what it says.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Collection as Names
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mlcd.collections.columns import Scalar, comparable
+from mlcd.collections.filters import Both, Condition, Filter, Not, OneOf, unknown_field
+
+TOKEN_CHARS: Final = 32
+# of one item: its metadata take no more
+MAX_TOKENS: Final = 4096
+EVERY, NONE = "row >= 0", "row < 0"
+_SIGNS: Final = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_OPPOSITE: Final = {"lt": ">=", "le": ">", "gt": "<=", "ge": "<"}
+_ORDERED: Final = (float, str)
+_SIGN_BIT: Final = 1 << 63
+_ALL_BITS: Final = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A filter as an expression. several: tokens; where an item has one of them, the expression
+    does not decide.
+    """
+
+    expression: str
+    several: frozenset[str]
+
+
+def wish_of(condition: Filter, fields: Names[str], key_of: Any) -> Wish:
+    """Returns the filter as an expression.
+
+    key_of: returns the key of an id. Raises InvalidInput for a field that is not among `fields`.
+    """
+    several: set[str] = set()
+    expression = _Writer(fields, key_of, several).write(condition, negated=False)
+    return Wish(expression, frozenset(several))
+
+
+def tokens_of(metadata: Mapping[str, Any]) -> list[str]:
+    """Returns what a filter can ask about an item with these metadata."""
+    found: dict[str, None] = {}
+    for name, value in metadata.items():
+        found[_token("field", name)] = None
+        values = comparable(value)
+        for one in values:
+            found[_value_token(name, one)] = None
+        for kind in _ORDERED:
+            num = len({one for one in values if type(one) is kind})
+            if num:
+                found[_token("one" if num == 1 else "several", name, kind.__name__)] = None
+    return list(found)
+
+
+def spans_of(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the numbers and texts that bounds are compared with, by `_span`."""
+    found = {}
+    for name, value in metadata.items():
+        values = comparable(value)
+        for kind in _ORDERED:
+            those = {one for one in values if type(one) is kind}
+            if len(those) == 1:
+                found[_span(name, kind)] = _sortable(those.pop())
+    return found
+
+
+def field_token(name: str) -> str:
+    return _token("field", name)
+
+
+def quoted(digests: Iterable[str]) -> str:
+    """Returns a list of digests as expressions write it."""
+    return f"[{', '.join(json.dumps(digest) for digest in digests)}]"
+
+
+@dataclass(frozen=True)
+class _Writer:
+    fields: Names[str]
+    key_of: Any
+    several: set[str]
+
+    def write(self, condition: Filter, *, negated: bool) -> str:
+        match condition:
+            case OneOf(ids):
+                return self._one_of_ids(ids, negated=negated)
+            case Not(inner):
+                return self.write(inner, negated=not negated)
+            case Both(parts, every):
+                word = " and " if every is not negated else " or "
+                written = [self.write(part, negated=negated) for part in parts]
+                return f"({word.join(written)})"
+            case Condition():
+                if condition.field not in self.fields:
+                    raise unknown_field(condition.field, sorted(self.fields))
+                if condition.values is None:
+                    return self._within(condition, negated=negated)
+                return _has_value(condition, negated=negated)
+        raise TypeError(condition)
+
+    def _one_of_ids(self, ids: tuple[str, ...], *, negated: bool) -> str:
+        keys = sorted({self.key_of(one) for one in ids if _is_unicode(one)})
+        if not keys:
+            return EVERY if negated else NONE
+        return f"key {'not in' if negated else 'in'} {quoted(keys)}"
+
+    def _within(self, condition: Condition, *, negated: bool) -> str:
+        kinds = {type(bound) for _, bound in condition.bounds}
+        nan = any(isinstance(bound, float) and math.isnan(bound) for _, bound in condition.bounds)
+        if nan or len(kinds) != 1:  # no value is a number and a text
+            return EVERY if negated else NONE
+        name, (kind,) = condition.field, kinds
+        self.several.add(_token("several", name, kind.__name__))
+        has_one = _contains([_token("one", name, kind.__name__)], negated=negated)
+        signs = _OPPOSITE if negated else _SIGNS
+        compared = [
+            f'spans["{_span(name, kind)}"] {signs[each]} "{_sortable(bound)}"'
+            for each, bound in condition.bounds
+        ]
+        return f"({(' or ' if negated else ' and ').join([has_one, *compared])})"
+
+
+def _has_value(condition: Condition, *, negated: bool) -> str:
+    assert condition.values is not None
+    wanted = sorted(
+        _value_token(condition.field, value)
+        for _, value in condition.values
+        if condition.fits(value)
+    )
+    if not wanted:
+        return EVERY if negated else NONE
+    return _contains(wanted, negated=negated)
+
+
+def _contains(tokens: list[str], *, negated: bool) -> str:
+    asked = (
+        f'array_contains(tokens, "{tokens[0]}")'
+        if len(tokens) == 1
+        else f"array_contains_any(tokens, {quoted(tokens)})"
+    )
+    return f"(not {asked})" if negated else asked
+
+
+def _value_token(name: str, value: Scalar) -> str:
+    return _token("value", name, type(value).__name__, _sortable(value))
+
+
+def _token(kind: str, *parts: str) -> str:
+    """Returns 128 bits of a digest, in hexadecimal."""
+    text = json.dumps([kind, *parts])
+    return hashlib.sha256(text.encode()).hexdigest()[:TOKEN_CHARS]
+
+
+def _span(name: str, kind: type) -> str:
+    return f"{kind.__name__[0]}{_token('span', name)}"
+
+
+def _sortable(value: Scalar) -> str:
+    """Returns ASCII that sorts as the values of one type do: by size, or by code point."""
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass").hex()
+    (bits,) = struct.unpack(">Q", struct.pack(">d", value + 0.0))  # -0.0 is 0.0
+    return f"{bits ^ (_ALL_BITS if bits & _SIGN_BIT else _SIGN_BIT):016x}"
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)

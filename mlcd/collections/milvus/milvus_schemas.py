@@ -1,0 +1,104 @@
+"""The schemas of our collections in Milvus.
+
+mlcd_items_N    the items of one collection, in the partition `items`, and what is known about
+it in the partition `facts`; N is a random number, and the collection's own name
+is an alias, which Milvus gives once
+mlcd_audit_N    what an audit of its recall asks, for minutes
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mlcd.collections.item import MAX_ID_BYTES, MAX_METADATA_BYTES
+from mlcd.collections.milvus.item_records import KEY_CHARS
+from mlcd.collections.milvus.milvus_expressions import MAX_TOKENS, TOKEN_CHARS
+from mlcd.types import Fingerprint
+
+ITEMS, FACTS, DEFAULT = "items", "facts", "_default"
+_ALIAS: Final = "mlcd_"
+_ITEMS_NAME: Final = re.compile(r"mlcd_items_[0-9a-f]{16}")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9]")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The fields of a collection, beside its vector: the type and the options of each."""
+
+    fields: Mapping[str, tuple[str, Mapping[str, Any]]]
+    partitions: tuple[str, ...] = ()
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class PinnedCollection:
+    """What a collection is pinned to. identity: its name in Milvus."""
+
+    name: str
+    identity: str
+    fingerprint: Fingerprint
+    dimension: int
+    recall: float
+    index: str
+
+    def schema(self) -> Schema:
+        facts = {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "dimension": self.dimension,
+            "recall": self.recall,
+            "index": self.index,
+        }
+        return Schema(_ITEM_FIELDS, (ITEMS, FACTS), json.dumps(facts))
+
+
+def read_pinned(described: Mapping[str, Any]) -> PinnedCollection | None:
+    """Returns what Milvus says about a collection; None where it is not one of ours, or was never
+    published.
+    """
+    identity = described["collection_name"]
+    if not is_items(identity):
+        return None
+    facts = json.loads(described["description"])
+    if alias_of(facts["name"]) not in described["aliases"]:
+        return None
+    return PinnedCollection(identity=identity, **facts)
+
+
+def new_name(of: str) -> str:
+    return f"mlcd_{of}_{secrets.token_hex(8)}"
+
+
+def is_items(name: str) -> bool:
+    return _ITEMS_NAME.fullmatch(name) is not None
+
+
+def alias_of(name: str) -> str:
+    """Returns the alias of a collection: letters, digits and underscores, as Milvus wants them."""
+    plain = "".join(
+        char if _PLAIN.match(char) else f"_{ord(char):02x}"
+        for char in name  # . - _
+    )
+    return f"{_ALIAS}{plain}"
+
+
+def _text(max_bytes: int) -> tuple[str, Mapping[str, Any]]:
+    return "VARCHAR", {"max_length": max_bytes}
+
+
+_ITEM_FIELDS: Final[dict[str, tuple[str, Mapping[str, Any]]]] = {
+    "key": ("VARCHAR", {"max_length": KEY_CHARS, "is_primary": True}),
+    "id": _text(MAX_ID_BYTES),
+    "row": ("INT64", {}),
+    "version": ("INT64", {}),
+    "metadata": _text(MAX_METADATA_BYTES),
+    "tokens": (
+        "ARRAY",
+        {"element_type": "VARCHAR", "max_capacity": MAX_TOKENS, "max_length": TOKEN_CHARS},
+    ),
+    "spans": ("JSON", {}),
+}
+AUDITED: Final = Schema({"row": ("INT64", {"is_primary": True})})

@@ -1,0 +1,92 @@
+"""The collections of one database of Milvus, by name."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Self
+
+from mlcd.collections.milvus.milvus_address import MilvusAddress
+from mlcd.collections.milvus.milvus_collection import MilvusCollection
+from mlcd.collections.milvus.milvus_connection import MilvusConnection
+from mlcd.collections.milvus.milvus_schemas import (
+    PinnedCollection,
+    alias_of,
+    is_items,
+    new_name,
+    read_pinned,
+)
+from mlcd.collections.remote_store import RemoteCollections
+from mlcd.collections.store import TooManyCollections
+from mlcd.errors import ConfigInvalid, Conflict
+from mlcd.types import Fingerprint
+
+_DIMENSIONS: Final = (2, 32_768)  # of Milvus
+_THREADS: Final = 16
+
+
+class MilvusCollections(RemoteCollections[PinnedCollection, MilvusCollection]):
+    """A store that knows the collections of a database of Milvus."""
+
+    def __init__(
+        self, connection: MilvusConnection, *, background: bool, max_collections: int | None
+    ) -> None:
+        super().__init__()
+        self._connection, self._background, self._most = connection, background, max_collections
+        self._pool = ThreadPoolExecutor(_THREADS, "milvus")
+
+    @classmethod
+    def open(cls, url: str, *, background: bool = True, max_collections: int | None = None) -> Self:
+        """Connects; raises what `MilvusConnection.open` raises.
+
+        background: recall is audited when it is due; otherwise only by `reindex`.
+        """
+        connection = MilvusConnection.open(MilvusAddress.of(url))
+        store = cls(connection, background=background, max_collections=max_collections)
+        try:
+            store.find_new()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def _disconnect(self) -> None:
+        self._pool.shutdown()
+        self._connection.close()
+
+    def _identities(self) -> dict[str, int | str]:
+        described = map(self._connection.described, filter(is_items, self._connection.names()))
+        found = [read_pinned(one) for one in described if one is not None]
+        return {one.name: one.identity for one in found if one is not None}
+
+    def _find(self, name: str) -> PinnedCollection | None:
+        described = self._connection.described(alias_of(name))
+        return None if described is None else read_pinned(described)
+
+    def _make(self, name: str, fingerprint: Fingerprint, dimension: int, recall: float) -> bool:
+        least, most = _DIMENSIONS
+        if not least <= dimension <= most:
+            raise ConfigInvalid(
+                f"Milvus holds no vectors of {dimension:,} numbers",
+                remedy=f"{least} to {most:,} are possible; a folder takes any",
+            )
+        if self._most is not None and len(self._identities()) >= self._most:
+            raise TooManyCollections(self._most)
+        graph = self._connection.address.graph
+        made = PinnedCollection(name, new_name("items"), fingerprint, dimension, recall, graph.kind)
+        self._connection.make(made.identity, made.schema(), graph, dimension)
+        try:
+            self._connection.publish(made.identity, alias_of(name))
+        except Conflict:  # another server published one of this name first
+            self._connection.drop(made.identity)
+            return False
+        return True
+
+    def _remove(self, name: str) -> bool:
+        found = self._find(name)
+        if found is None:
+            return False
+        self._connection.withdraw(alias_of(name))
+        self._connection.drop(found.identity)
+        return True
+
+    def _opener(self, pinned: PinnedCollection) -> MilvusCollection:
+        self._connection.load(pinned.identity)
+        return MilvusCollection(self._connection, pinned, self._pool, background=self._background)

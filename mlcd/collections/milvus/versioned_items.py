@@ -1,0 +1,112 @@
+"""All items of a collection in Milvus, read in ranges of their keys.
+
+Keys are spread evenly, so that a range of them is a known share of the items, and no range depends
+on the order of an answer.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from mlcd.collections.changes import Effect
+from mlcd.collections.memory_state import Difference, check_fits
+from mlcd.collections.milvus.item_records import KEY_CHARS, RECORD_BYTES, WHOLE, Record, key_of
+from mlcd.collections.milvus.keyed_batch import read_keys, rows_at_once
+from mlcd.collections.milvus.milvus_connection import AnswerTooLarge, MilvusConnection
+from mlcd.collections.milvus.milvus_schemas import ITEMS
+from mlcd.collections.searcher import Searcher
+
+# of one answer, about; one that turns out to be too large is asked for in halves
+ANSWER_BYTES: Final = 32 * 2**20
+_LISTED_BYTES: Final = 200
+_KEYS: Final = 16**KEY_CHARS
+
+
+@dataclass(frozen=True)
+class VersionedItems:
+    """The items of one collection. identity: its name in Milvus."""
+
+    connection: MilvusConnection
+    identity: str
+    dimension: int
+
+    def __len__(self) -> int:
+        return self.connection.count(self.identity, "row >= 0", ITEMS)
+
+    def whole(self, first: float = 0.0, last: float = 1.0) -> Iterator[list[Record]]:
+        """Yields all items with all that we keep of them, some at a time.
+
+        first, last: only those of this share of the keys, which is as good as a random sample.
+        """
+        return self._listed(WHOLE, 4 * self.dimension + RECORD_BYTES, first, last)
+
+    def _listed(
+        self, fields: Sequence[str], num_bytes: int, first: float = 0.0, last: float = 1.0
+    ) -> Iterator[list[Record]]:
+        low, high = int(first * _KEYS), int(last * _KEYS)
+        num = -(-int(len(self) * (last - first)) * num_bytes // ANSWER_BYTES) or 1
+        for part in range(num):
+            edges = (low + (high - low) * each // num for each in (part, part + 1))
+            yield from self._range(fields, *edges)
+
+    def _range(self, fields: Sequence[str], low: int, high: int) -> Iterator[list[Record]]:
+        asked = f'key >= "{low:0{KEY_CHARS}x}"'
+        if high < _KEYS:
+            asked += f' and key < "{high:0{KEY_CHARS}x}"'
+        try:
+            yield self.connection.query(self.identity, asked, fields, ITEMS)
+        except AnswerTooLarge:
+            middle = (low + high) // 2
+            yield from self._range(fields, low, middle)
+            yield from self._range(fields, middle, high)
+
+    @contextmanager
+    def changes(self, known: Searcher, mark: dict[str, int] | None) -> Iterator[Difference | None]:
+        """Opens what has changed since the versions `mark`, by id."""
+        if mark is None:
+            check_fits(len(self), "Milvus")
+            versions: dict[str, int] = {}
+            yield Difference(self._all(versions), versions)
+            return
+        there = {
+            record["id"]: record["version"]
+            for records in self._listed(("id", "version"), _LISTED_BYTES)
+            for record in records
+        }
+        if there == mark:
+            yield None
+            return
+        check_fits(len(there), "Milvus")
+        changed = [item_id for item_id, version in there.items() if mark.get(item_id) != version]
+        gone = [item_id for item_id in mark if item_id not in there]
+        for item_id in changed:
+            del there[item_id]
+        yield Difference(self._changed(gone, changed, there, known), there)
+
+    def _all(self, versions: dict[str, int]) -> Iterator[Effect]:
+        for records in self.whole():
+            for record in records:
+                yield _effect(record, versions)
+
+    def _changed(
+        self, gone: list[str], changed: list[str], versions: dict[str, int], known: Searcher
+    ) -> Iterator[Effect]:
+        for item_id in gone:
+            yield Effect(item_id)
+        keys = [key_of(item_id) for item_id in changed]
+        num = rows_at_once(self.dimension)
+        for records in read_keys(self.connection, self.identity, keys, num):
+            for record in records:
+                yield _effect(record, versions)
+        for item_id in changed:  # deleted since they were listed
+            if item_id not in versions and known.find(item_id) is not None:
+                yield Effect(item_id)
+
+
+def _effect(record: Record, versions: dict[str, int]) -> Effect:
+    versions[record["id"]] = record["version"]
+    vector = np.asarray(record["vector"], dtype=np.float32)
+    return Effect(record["id"], record["row"], vector, record["metadata"])
