@@ -33,14 +33,19 @@ from studies.losses.mosaics.tier import MosaicsTier
 from studies.losses.plan import due
 from studies.losses.references import perform_references
 from studies.losses.run import Study, perform
+from studies.losses.scales.tier import ScalesTier
 from studies.losses.sets import FASHION, SINGLE_LABEL
 from studies.losses.table import RESULTS, gather
 from studies.losses.tiers import TIERS
+from studies.losses.towers.tier import GpuTier, TowersTier
 from training.preemption import Preempted
 
 _SLICED: Final[dict[str, Callable[[Path, Path], SlicedTier]]] = {
     FrozenTier.name: FrozenTier.of,
     MosaicsTier.name: MosaicsTier.of,
+    ScalesTier.name: ScalesTier.of,
+    TowersTier.name: TowersTier.of,
+    GpuTier.name: GpuTier.of,
 }
 
 
