@@ -10,6 +10,7 @@ from training.parallel.partial_fc import LossKind
 TOWER_TEACHERS: Final = ("mobilenet", "hog", "own")
 NO_TEACHER: Final = "none"  # of instance discrimination
 BEST_BIAS: Final = 4.0  # the bias of E1 that is carried over; it decides names of runs
+BIASED: Final = f"MLCD(b = {BEST_BIAS:+g})"
 # Contrastive methods live on changes of color, blur and small crops (SimCLR, DINO).
 _CONTRASTIVE_VIEWS: Final = (
     "augment.views=2",
@@ -66,7 +67,7 @@ TOWER_ARMS: Final = {
     "MLCD": TowerArm(),
     "MLC": TowerArm("mlc"),
     "CD": TowerArm("cd", labels=1),
-    "MLCD(b)": TowerArm(bias=BEST_BIAS),
+    BIASED: TowerArm(bias=BEST_BIAS),
     # All classes are negatives, so that the order of the label columns does not matter.
     "per_column": TowerArm("per_column"),
 }
@@ -74,7 +75,7 @@ INSTANCE_ARMS: Final = {
     "softmax of instances": TowerArm("instance_softmax", scale=10.0),
     "sigmoid of instances": TowerArm("instance_sigmoid", scale=10.0),
 }
-_HEADLINE: Final = ("MLCD", "MLC", "CD", "MLCD(b)")
+_HEADLINE: Final = ("MLCD", "MLC", "CD", BIASED)
 
 
 @dataclass(frozen=True)
