@@ -11,15 +11,17 @@ one teacher; equality is claimed where both one-sided tests at ± 0.5 points pas
 """
 
 import argparse
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from studies.losses.frozen.features import TEACHERS
 from studies.losses.marked import filled
 from studies.losses.table import RESULTS
+from studies.losses.verdict import headlines, tables
+from studies.losses.verdict.all_rows import TITLES, AllRows
 from studies.losses.verdict.evidence import where
 from studies.losses.verdict.resting_picture import draw_resting
-from studies.losses.verdict.tables import AllRows, blocks_of
 
 _DOCS: Final = Path(__file__).resolve().parents[3] / "docs"
 _PAGES: Final = ("validation.md", "validation-details.md")
@@ -43,8 +45,28 @@ def main() -> None:
     for name in _PAGES:
         page = options.docs / "explanation" / name
         page.write_text(filled(page.read_text(), blocks, _MARK))
-    by_teacher = {teacher: where(every.frozen, teacher=teacher) for teacher in TEACHERS}
+    by_teacher = {TITLES[teacher]: where(every.frozen, teacher=teacher) for teacher in TEACHERS}
     draw_resting(by_teacher, options.docs / "assets" / "validation-resting.svg")
+
+
+def blocks_of(every: AllRows) -> Mapping[str, Callable[[], str]]:
+    """Returns the makers of all blocks by name."""
+    return {
+        "headline": lambda: headlines.headline(every),
+        "answer": lambda: headlines.answer(every),
+        "claims": lambda: headlines.claims(every),
+        "progress": lambda: headlines.progress(every),
+        "hypotheses": lambda: tables.hypotheses(every),
+        "images": lambda: tables.image_intervals(every),
+        "resting": lambda: tables.resting(every),
+        "surface": lambda: tables.surfaces(every),
+        "sweeps": lambda: tables.sweep_tables(every),
+        "mosaics": lambda: tables.mosaics(every),
+        "covariates": lambda: tables.covariates(every),
+        "learned": lambda: tables.learned(every),
+        "pairs": lambda: tables.pairs(every),
+        "facts": lambda: tables.facts(every),
+    }
 
 
 if __name__ == "__main__":

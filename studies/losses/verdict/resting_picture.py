@@ -24,10 +24,9 @@ _FIXED: Final = {"svg.hashsalt": "mlcd", "svg.fonttype": "none", "font.family": 
 
 
 def draw_resting(by_teacher: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """Draws a panel for each teacher that has rows; nothing where none has."""
-    shown = {teacher: rows for teacher, rows in by_teacher.items() if rows}
-    if not shown:
-        return
+    """Draws a panel for each teacher that has rows; an empty one where none has."""
+    shown: dict[str, Sequence[Row]]
+    shown = {teacher: rows for teacher, rows in by_teacher.items() if rows} or {"nothing yet": []}
     with mpl.rc_context(_FIXED):
         figure, panels = plt.subplots(
             1, len(shown), figsize=(max(5.5, 3.6 * len(shown)), 3.8), squeeze=False
@@ -36,7 +35,8 @@ def draw_resting(by_teacher: Mapping[str, Sequence[Row]], path: Path) -> None:
             _draw_teacher(panel, rows)
             panel.set_title(f"clusters of {teacher}", fontsize=9)
         panels[0][0].set_ylabel("unseen classes, 5-NN, %", fontsize=8)
-        panels[0][0].legend(fontsize=6)
+        if panels[0][0].get_legend_handles_labels()[0]:
+            panels[0][0].legend(fontsize=6)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.tight_layout()
         figure.savefig(path, metadata={"Date": None, "Creator": None})

@@ -56,8 +56,9 @@ def _begin_and_end(rows: Sequence[Row]) -> str:
 
 def learned_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
     """Yields the lines of a table over k and the first s: what learning adds to fixed scalars."""
-    yield ["k", "first s", "fixed, %", "both from -log(r k)", "both from -log(r k / l)",
-           "both from 0", "b alone from -log(r k)", "s and b at the end, from -log(r k)"]  # fmt: skip
+    starts = ("both from -log(r k)", "both from -log(r k / l)", "both from 0")
+    end = "s and b at the end, from -log(r k)"
+    yield ["k", "first s", "fixed, %", *starts, "b alone from -log(r k)", end]
     values = by_arm(rows, UNSEEN)
     groups: dict[tuple[int, float], list[LearnedArm]] = {}
     for arm in learned_arms():

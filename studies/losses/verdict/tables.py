@@ -1,36 +1,30 @@
-"""The blocks of both pages: every figure of the study that decides, from the rows alone."""
+"""The blocks of the page of details: every table of the study that decides."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
-from studies.losses.frozen.arms import NAMED, NAMED_SEEDS, Arm, all_runs
+from studies.losses.frozen.arms import NAMED_SEEDS, Arm
 from studies.losses.frozen.features import TEACHERS
 from studies.losses.frozen.tier import FROZEN
 from studies.losses.instrument.pooled import Pooled
-from studies.losses.instrument.rows import read_rows, table_of
 from studies.losses.marked import table
-from studies.losses.mosaics.arms import MOSAIC_SEEDS, MOSAIC_TEACHERS, all_mosaic_runs
+from studies.losses.mosaics.arms import MOSAIC_SEEDS, MOSAIC_TEACHERS
 from studies.losses.mosaics.tier import MOSAICS
-from studies.losses.scales.arms import all_scales_runs
 from studies.losses.scales.tier import SCALES
 from studies.losses.towers.arms import (
-    BIASED,
-    INSTANCE_ARMS,
-    NO_TEACHER,
     ON_CPU,
     ON_GPU,
-    TOWER_ARMS,
-    TOWER_TEACHERS,
-    all_tower_runs,
 )
 from studies.losses.towers.tier import GPU, TOWERS
+from studies.losses.verdict.all_rows import (
+    TITLES,
+    AllRows,
+)
 from studies.losses.verdict.contrasts import (
+    CLEAR,
     MARGIN,
-    Contrast,
     Finding,
     findings,
     interval_text,
@@ -47,148 +41,15 @@ from studies.losses.verdict.evidence import (
     mean_of,
     where,
 )
+from studies.losses.verdict.headlines import NOT_ENOUGH, rest_cell
 from studies.losses.verdict.mosaic_effects import by_objects, covariate_effects, trend
 from studies.losses.verdict.over_images import over_images
-from studies.losses.verdict.resting import AtRest, at_rest, surface
+from studies.losses.verdict.resting import at_rest, surface
 from studies.losses.verdict.scale_effects import (
     LEARNED_CONTRASTS,
     learned_lines,
     pair_lines,
 )
-
-FROZEN_CONTRASTS: Final = tuple(
-    Contrast(f"{arm} - {other}", NAMED[arm].name, NAMED[other].name)
-    for arm, other in (
-        ("MLCD", "MLC"), ("MLCD", "CD"), ("MLCD(b = +4)", "MLCD"), ("per_column", "MLCD"),
-        ("learned s and b", "MLCD"),
-    )
-)  # fmt: skip
-_ALL_TOWER_ARMS: Final = {**TOWER_ARMS, **INSTANCE_ARMS}
-TOWER_CONTRASTS: Final = tuple(
-    Contrast(f"{arm} - {other}", _ALL_TOWER_ARMS[arm].name, _ALL_TOWER_ARMS[other].name)
-    for arm, other in (
-        ("MLCD", "MLC"), ("MLCD", "CD"), (BIASED, "MLCD"), ("per_column", "MLCD"),
-        ("MLCD", "softmax of instances"), ("MLCD", "sigmoid of instances"),
-    )
-)  # fmt: skip
-_SETS: Final = {"mobilenet": "MobileNetV2", "hog": "HOG", "resnet20": "ResNet-20", "own": "own"}
-_SIGNS: Final = {
-    "higher": "↑", "lower": "↓", "higher, by less than 0.5": "↑ <", "lower, by less than 0.5": "↓ <",
-    "equal within 0.5": "=", "not told apart": "?", "not run": "",
-}  # fmt: skip
-_NOT_ENOUGH: Final = "Not run yet, or too few runs."
-
-
-@dataclass(frozen=True)
-class AllRows:
-    """The rows of every quick tier."""
-
-    frozen: Sequence[Row]
-    towers: Sequence[Row]
-    mosaics: Sequence[Row]
-    scales: Sequence[Row]
-    gpu: Sequence[Row]
-
-    @classmethod
-    def read(cls, results: Path) -> "AllRows":
-        names = (FROZEN, TOWERS, MOSAICS, SCALES, GPU)
-        return cls(*(read_rows(table_of(name, results)) for name in names))
-
-    @property
-    def sources(self) -> Iterator[tuple[str, Sequence[Row], Sequence[Contrast]]]:
-        """Yields what is compared: its title, the rows of one teacher, and the contrasts."""
-        for teacher in TEACHERS:
-            title = f"frozen, {_SETS[teacher]}"
-            yield title, where(self.frozen, teacher=teacher), FROZEN_CONTRASTS
-        for title, rows in (("towers", self.towers), ("ViT-S/8", self.gpu)):
-            for teacher in TOWER_TEACHERS:
-                both = [row for row in rows if row["teacher"] in (teacher, NO_TEACHER)]
-                own = both if where(both, teacher=teacher) else []
-                yield f"{title}, {_SETS[teacher]}", own, TOWER_CONTRASTS
-
-
-def blocks_of(every: AllRows) -> Mapping[str, Callable[[], str]]:
-    """Returns the makers of all blocks by name."""
-    return {
-        "answer": lambda: answer(every),
-        "progress": lambda: progress(every),
-        "hypotheses": lambda: hypotheses(every),
-        "images": lambda: image_intervals(every),
-        "resting": lambda: resting(every),
-        "surface": lambda: surfaces(every),
-        "sweeps": lambda: sweep_tables(every),
-        "mosaics": lambda: mosaics(every),
-        "covariates": lambda: covariates(every),
-        "learned": lambda: learned(every),
-        "pairs": lambda: pairs(every),
-        "facts": lambda: facts(every),
-    }
-
-
-def answer(every: AllRows) -> str:
-    """Returns the headline: every named difference on unseen classes, wherever it was run."""
-    shown = [source for source in every.sources if source[1]]
-    if not shown:
-        return _NOT_ENOUGH
-    titles = dict.fromkeys(
-        each.title for contrasts in (FROZEN_CONTRASTS, TOWER_CONTRASTS) for each in contrasts
-    )
-    columns = [
-        {each.contrast.title: _cell(each) for each in findings(by_arm(rows, UNSEEN), contrasts)}
-        for _, rows, contrasts in shown
-    ]
-    lines = [[title, *(column.get(title, "") for column in columns)] for title in titles]
-    at = [at_rest(rows) for title, rows, _ in shown if title.startswith("frozen")]
-    there = [_rest_cell(each) for each in at]
-    lines.append(
-        ["MLCD - MLC where both rest at MLC's cosine", *there, *[""] * (len(shown) - len(at))]
-    )
-    return table([["points, unseen classes", *(title for title, *_ in shown)], *lines])
-
-
-def _cell(finding: Finding) -> str:
-    if finding.difference is None:
-        return ""
-    return f"{points(finding.difference)} {_SIGNS[finding.verdict]}"
-
-
-def _rest_cell(found: AtRest | None) -> str:
-    return "" if found is None else points(found.difference)
-
-
-def progress(every: AllRows) -> str:
-    """Returns how many runs of each tier are finished."""
-    lines = [
-        [title, f"{len(rows):,} of {planned:,}", _seeds_of(rows, seeds)]
-        for title, rows, planned, seeds in (
-            ("frozen: named hypotheses", _named(every.frozen), _num_named(), len(NAMED_SEEDS)),
-            ("frozen: with the sweeps", every.frozen, len(list(all_runs())), None),
-            ("towers", every.towers, len(list(all_tower_runs(ON_CPU.seeds))), len(ON_CPU.seeds)),
-            ("mosaics", every.mosaics, len(list(all_mosaic_runs())), len(MOSAIC_SEEDS)),
-            ("scales", every.scales, len(list(all_scales_runs())), None),
-            ("gpu", every.gpu, len(list(all_tower_runs(ON_GPU.seeds))), len(ON_GPU.seeds)),
-        )
-    ]
-    return table([["tier", "runs", "seeds of what is least finished"], *lines])
-
-
-def _named(rows: Sequence[Row]) -> list[Row]:
-    names = {arm.name for arm in NAMED.values()}
-    return [row for row in rows if row["arm"] in names]
-
-
-def _num_named() -> int:
-    return len(TEACHERS) * len(NAMED) * len(NAMED_SEEDS)
-
-
-def _seeds_of(rows: Sequence[Row], planned: int | None) -> str:
-    if planned is None or not rows:
-        return "" if rows else "not run"
-    groups: dict[tuple[str, str, int], set[int]] = {}
-    for row in rows:
-        key = (row["teacher"], row["arm"], row.get("objects", 0))
-        groups.setdefault(key, set()).add(row["seed"])
-    return seeds_text(min(map(len, groups.values())), planned)
 
 
 def hypotheses(every: AllRows) -> str:
@@ -208,7 +69,7 @@ def hypotheses(every: AllRows) -> str:
                           points(held_out.difference), points(probe.difference)])  # fmt: skip
         planned = _planned(title)
         parts.append(f"**{title}**, {seeds_text(num, planned)}\n\n{table(lines)}")
-    return "\n\n".join(parts) or _NOT_ENOUGH
+    return "\n\n".join(parts) or NOT_ENOUGH
 
 
 def _planned(title: str) -> int:
@@ -243,7 +104,7 @@ def image_intervals(every: AllRows) -> str:
             name = f"{title}: {finding.contrast.title}"
             lines.append([name, points(finding.difference), interval, apart])
     if not lines:
-        return _NOT_ENOUGH
+        return NOT_ENOUGH
     header = ["", "over seeds", "over images and seeds, 95 %", "disagreement, % of images"]
     return table([header, *lines])
 
@@ -255,11 +116,11 @@ def resting(every: AllRows) -> str:
         rows = where(every.frozen, teacher=teacher)
         found = [at_rest(rows, measure) for measure in (UNSEEN, OF_HELD_OUT)]
         if (first := found[0]) is not None:
-            equal = "yes" if first.difference.p_equal < 0.05 else "not shown"
-            lines.append([_SETS[teacher], f"{first.cosine:.3f}", *map(_rest_cell, found), equal,
+            equal = "yes" if first.difference.p_equal < CLEAR else "not shown"
+            lines.append([TITLES[teacher], f"{first.cosine:.3f}", *map(rest_cell, found), equal,
                           seeds_text(first.seeds, len(NAMED_SEEDS))])  # fmt: skip
     if not lines:
-        return _NOT_ENOUGH
+        return NOT_ENOUGH
     header = [
         "clusters of",
         "Eq. 4's cos+",
@@ -281,10 +142,10 @@ def surfaces(every: AllRows) -> str:
                 interval_text(*found.offsets[form]) if form in found.offsets else ""
                 for form in ("mlc", "cd", "per_column", "bce")
             )
-            lines.append([_SETS[teacher], str(found.num_arms), f"{100 * found.explained:.1f}",
+            lines.append([TITLES[teacher], str(found.num_arms), f"{100 * found.explained:.1f}",
                           f"{100 * found.by_form:.1f}", f"{found.p:.2g}", *offsets])  # fmt: skip
     if not lines:
-        return _NOT_ENOUGH
+        return NOT_ENOUGH
     explained = ("explained by (cos+, cos-, s), %", "by the form besides, %", "p")
     header = ["clusters of", "arms", *explained, "mlc - mlcd there", "cd", "per_column", "bce"]
     return table([header, *lines])
@@ -297,9 +158,9 @@ def sweep_tables(every: AllRows) -> str:
         rows = where(every.frozen, teacher=teacher)
         if rows:
             lines = table(list(_sweep_lines(rows)))
-            title = f"<summary>Clusters of {_SETS[teacher]}</summary>"
+            title = f"<summary>Clusters of {TITLES[teacher]}</summary>"
             parts.append(f'<details markdown="1">\n{title}\n\n{lines}\n\n</details>')
-    return "\n\n".join(parts) or _NOT_ENOUGH
+    return "\n\n".join(parts) or NOT_ENOUGH
 
 
 def _sweep_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
@@ -344,9 +205,9 @@ def mosaics(every: AllRows) -> str:
         for measure, title in _MOSAIC_MEASURES.items():
             lines += _mosaic_lines(of_k, measure, title)
         seeds = len({row["seed"] for row in of_k})
-        heading = f"**{_SETS[teacher]}**, {seeds_text(seeds, len(MOSAIC_SEEDS))}"
+        heading = f"**{TITLES[teacher]}**, {seeds_text(seeds, len(MOSAIC_SEEDS))}"
         parts.append(f"{heading}\n\n{table(lines)}")
-    return "\n\n".join(parts) or _NOT_ENOUGH
+    return "\n\n".join(parts) or NOT_ENOUGH
 
 
 def _mosaic_lines(rows: Sequence[Row], measure: str, title: str) -> Iterator[list[str]]:
@@ -369,9 +230,9 @@ def covariates(every: AllRows) -> str:
                     interval_text(found[name].mean, found[name].half_width) if name in found else ""
                     for name in ("purity", "conflict", "log2 objects")
                 )
-                lines.append([f"{_SETS[teacher]}: {title}", *cells])
+                lines.append([f"{TITLES[teacher]}: {title}", *cells])
     if not lines:
-        return _NOT_ENOUGH
+        return NOT_ENOUGH
     return table([["MLCD - CD, points for a deviation", "purity", "conflict", "objects"], *lines])
 
 
@@ -379,7 +240,7 @@ def learned(every: AllRows) -> str:
     """Returns learned scalars against fixed ones: the named comparison, then over k and s."""
     rows = where(every.scales, experiment="learned")
     if not rows:
-        return _NOT_ENOUGH
+        return NOT_ENOUGH
     lines = [["k = 1,000, s = 16", "unseen classes", "p (Holm)", "p (equal)", "says", "held out"]]
     of_measure = (findings(by_arm(rows, each), LEARNED_CONTRASTS) for each in (UNSEEN, OF_HELD_OUT))
     seeds = 0
@@ -394,7 +255,7 @@ def pairs(every: AllRows) -> str:
     """Returns the batch-size study of both losses of pairs."""
     rows = where(every.scales, experiment="pairs")
     if not rows:
-        return _NOT_ENOUGH
+        return NOT_ENOUGH
     seeds = min(len(own) for own in by_arm(rows, "retrieval").values())
     return f"{seeds_text(seeds, len(NAMED_SEEDS))}\n\n{table(list(pair_lines(rows)))}"
 
