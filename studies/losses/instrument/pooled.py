@@ -5,6 +5,7 @@ design. Every difference then has the same interval, of (seeds - 1) (arms - 1) d
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,7 +57,8 @@ class Pooled:
         """Returns the first arm less the other."""
         of_arm = dict(zip(self.arms, self.values.mean(axis=0).tolist(), strict=True))
         mean = of_arm[arm] - of_arm[other]
-        error = self.deviation * math.sqrt(2 / len(self.values))
+        # Values without any residual still have a p-value.
+        error = max(self.deviation * math.sqrt(2 / len(self.values)), sys.float_info.min)
         freedom = self._freedom
         return Difference(
             mean,

@@ -26,6 +26,7 @@ class ScalesTier:
     state: Path
     name: ClassVar[str] = SCALES
     resumes: ClassVar[bool] = False
+    jobs: ClassVar[int] = 0
 
     @classmethod
     def of(cls, data: Path, out: Path) -> "ScalesTier":

@@ -56,7 +56,7 @@ class Towers:
 
         Of instance discrimination only the list of images is used.
         """
-        teacher = run.teacher if run.has_teacher else "mobilenet"
+        teacher = run.teacher if run.has_teacher else "hog"
         folder = self.state / "labels" / teacher / f"seed{run.seed}"
         folder.mkdir(parents=True, exist_ok=True)
         centers, labels = folder / "centers", folder / "labels"

@@ -23,6 +23,7 @@ class TowersTier:
     towers: Towers
     name: ClassVar[str] = TOWERS
     resumes: ClassVar[bool] = True
+    jobs: ClassVar[int] = 0
 
     @classmethod
     def of(cls, data: Path, out: Path) -> "TowersTier":
@@ -55,6 +56,7 @@ class GpuTier(TowersTier):
     """The same runs with ViT-S/8 and 30 seeds, one at a time on a GPU. It was never run."""
 
     name: ClassVar[str] = GPU
+    jobs: ClassVar[int] = 1
 
     @classmethod
     def of(cls, data: Path, out: Path) -> "GpuTier":

@@ -10,7 +10,7 @@ from scipy.stats import f as f_distribution
 from scipy.stats import t
 
 from studies.losses.frozen.arms import NAMED, Arm, sweeps
-from studies.losses.instrument.pooled import Difference
+from studies.losses.instrument.pooled import Difference, Pooled
 from studies.losses.verdict.contrasts import MARGIN
 from studies.losses.verdict.evidence import UNSEEN, Row, by_arm, mean_of, where
 
@@ -53,7 +53,8 @@ def at_rest(rows: Sequence[Row], measure: str = UNSEEN) -> AtRest | None:
     """
     biased = [arm.name for arm in NAMED.values() if arm.kind == "mlcd" and not arm.learned]
     accuracy, cosine = by_arm(rows, measure), by_arm(rows, "positive_cosine")
-    mlc, found, resting = NAMED["MLC"].name, [], []
+    mlc = NAMED["MLC"].name
+    read: dict[int, float] = {}
     for seed, there in sorted(cosine.get(mlc, {}).items()):
         curve = sorted(
             (cosine[arm][seed], accuracy[arm][seed])
@@ -62,23 +63,12 @@ def at_rest(rows: Sequence[Row], measure: str = UNSEEN) -> AtRest | None:
         )
         if len(curve) == len(biased) and curve[0][0] <= there <= curve[-1][0]:
             cosines, accuracies = zip(*curve, strict=True)
-            found.append(float(np.interp(there, cosines, accuracies)) - accuracy[mlc][seed])
-            resting.append(there)
-    if len(found) < _MIN_SEEDS:
+            read[seed] = float(np.interp(there, cosines, accuracies))
+    if len(read) < _MIN_SEEDS:
         return None
-    return AtRest(_of_pairs(found), float(np.mean(resting)), len(found))
-
-
-def _of_pairs(found: Sequence[float]) -> Difference:
-    """Returns the paired difference, by its own residual."""
-    mean, freedom = float(np.mean(found)), len(found) - 1
-    error = float(np.std(found, ddof=1)) / len(found) ** 0.5
-    return Difference(
-        mean,
-        float(t.ppf(0.975, freedom)) * error,
-        2 * float(t.sf(abs(mean) / error, freedom)),
-        float(t.sf((MARGIN - abs(mean)) / error, freedom)),
-    )
+    paired = Pooled.of({"read": read, mlc: accuracy[mlc]})
+    resting = float(np.mean([cosine[mlc][seed] for seed in read]))
+    return AtRest(paired.difference("read", mlc, margin=MARGIN), resting, len(read))
 
 
 def resting_arms() -> dict[str, Arm]:

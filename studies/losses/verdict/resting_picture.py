@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import matplotlib as mpl
 import numpy as np
@@ -20,7 +20,11 @@ _COLORS: Final = dict(
 _MARKS: Final = {4.0: "v", 8.0: "s", 16.0: "o", 32.0: "D", 64.0: "^"}  # by scale
 _TITLES: Final = {"mlcd": "MLCD (Eq. 5)", "mlc": "MLC (Eq. 4)", "cd": "CD (Eq. 3)"}
 # The same rows give the same bytes.
-_FIXED: Final = {"svg.hashsalt": "mlcd", "svg.fonttype": "none", "font.family": "sans-serif"}
+_FIXED: Final[dict[Any, Any]] = {
+    "svg.hashsalt": "mlcd",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+}
 
 
 def draw_resting(by_teacher: Mapping[str, Sequence[Row]], path: Path) -> None:
