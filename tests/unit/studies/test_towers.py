@@ -1,7 +1,6 @@
 """The towers tier: its runs and settings, and toy towers from pixels, repeated to the last bit."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,7 +37,7 @@ TOY = TowerSize(
         "optim.warmup_steps=2",
     ),
     steps=6,
-    clusters=8,
+    clusters=12,
     image_size=16,
     checkpoint_steps=4,
 )
@@ -128,8 +127,6 @@ def test_a_run_is_repeated_to_the_last_bit(run, towers):
         assert name.endswith("_s") or value == other.numbers[name]
     assert {"knn_held_out", "probe_cifar10_jpg", "positive_cosine"} < set(one.numbers)
     assert not towers("a").folder(run).exists()
-    again = perform_tower(replace(run, seed=4), towers("a"))
-    assert again.numbers["positive_cosine"] != one.numbers["positive_cosine"]
 
 
 @pytest.mark.slow
