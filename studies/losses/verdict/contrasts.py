@@ -26,8 +26,8 @@ class Contrast:
 class Finding:
     """What the rows say of a contrast.
 
-    difference: None where there are too few runs. p: after Holm's correction. seeds: those that all
-    arms of the family have.
+    difference: None where there are too few runs. p: after Holm's correction. seeds: those that
+    both arms have.
     """
 
     contrast: Contrast
@@ -49,22 +49,28 @@ class Finding:
 
 
 def findings(values: ByArm, contrasts: Sequence[Contrast]) -> list[Finding]:
-    """Returns each contrast by one residual of all arms of the family that have been run."""
+    """Returns each contrast by one residual of all arms of the family that have been run.
+
+    A contrast needs three seeds that both of its arms have.
+    """
     named = dict.fromkeys(name for each in contrasts for name in (each.arm, each.other))
-    run = {name: values[name] for name in named if len(values.get(name, {})) >= _MIN_SEEDS}
-    pooled = Pooled.of(run) if len(run) > 1 else None
-    if pooled is None or len(pooled.values) < _MIN_SEEDS:
-        return [Finding(each, None, math.nan, 0) for each in contrasts]
+    seeds = [
+        len(values.get(each.arm, {}).keys() & values.get(each.other, {})) for each in contrasts
+    ]
+    run = [num >= _MIN_SEEDS for num in seeds]
+    if not any(run):
+        return [
+            Finding(each, None, math.nan, num) for each, num in zip(contrasts, seeds, strict=True)
+        ]
+    pooled = Pooled.of({name: values[name] for name in named if name in values})
     found = [
-        pooled.difference(each.arm, each.other, margin=MARGIN)
-        if each.arm in run and each.other in run
-        else None
-        for each in contrasts
+        pooled.difference(each.arm, each.other, margin=MARGIN) if enough else None
+        for each, enough in zip(contrasts, run, strict=True)
     ]
     raised = iter(holm([each.p for each in found if each is not None]))
     return [
-        Finding(contrast, each, math.nan if each is None else next(raised), len(pooled.values))
-        for contrast, each in zip(contrasts, found, strict=True)
+        Finding(contrast, each, math.nan if each is None else next(raised), num)
+        for contrast, each, num in zip(contrasts, found, seeds, strict=True)
     ]
 
 

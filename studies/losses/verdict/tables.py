@@ -62,14 +62,19 @@ def hypotheses(every: AllRows) -> str:
         of_measure = (
             findings(by_arm(rows, each), contrasts) for each in (UNSEEN, OF_HELD_OUT, PROBE)
         )
-        num = 0
+        least: list[int] = []
         for unseen, held_out, probe in zip(*of_measure, strict=True):
-            num = max(num, unseen.seeds)
+            least.append(unseen.seeds)
             lines.append([unseen.contrast.title, *_finding_cells(unseen),
                           points(held_out.difference), points(probe.difference)])  # fmt: skip
-        planned = _planned(title)
-        parts.append(f"**{title}**, {seeds_text(num, planned)}\n\n{table(lines)}")
+        parts.append(f"**{title}**, {_seeds_between(least, _planned(title))}\n\n{table(lines)}")
     return "\n\n".join(parts) or NOT_ENOUGH
+
+
+def _seeds_between(found: Sequence[int], planned: int) -> str:
+    """Returns the seeds of the contrasts of a table, such as `3 to 12 of 24 seeds`."""
+    least, most = min(found), max(found)
+    return seeds_text(most, planned) if least == most else f"{least} to {seeds_text(most, planned)}"
 
 
 def _planned(title: str) -> int:
@@ -167,8 +172,9 @@ def _sweep_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
     yield ["arm", "unseen", "less mlcd", "held out", "cos+", "cos-", "seeds"]
     values = by_arm(rows, UNSEEN)
     default = Arm().name
-    shared = {name: own for name, own in values.items() if len(own) >= 8}
-    pooled = Pooled.of(shared) if default in shared and len(shared) > 1 else None
+    seeds = values.get(default, {}).keys()
+    shared = {name: own for name, own in values.items() if len(own.keys() & seeds) >= 3}
+    pooled = Pooled.of(shared) if len(shared) > 1 else None
     for name in sorted(values):
         own = where(rows, arm=name)
         less = ""

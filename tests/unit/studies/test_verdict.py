@@ -88,6 +88,18 @@ def test_an_arm_that_is_not_run_takes_nothing_from_the_others():
     assert findings({}, CONTRASTS)[0].verdict == "not run"
 
 
+def test_seeds_that_only_some_arms_have_are_used_and_stated():
+    rows = [
+        row
+        for row in named_rows(lambda name: 0.52 if name == "CD" else 0.5)
+        if row["arm"] != NAMED["CD"].name or row["seed"] <= 3
+    ]
+    found = findings(by_arm(rows, UNSEEN), CONTRASTS)
+    assert [each.seeds for each in found] == [6, 6, 3]
+    assert found[2].difference.mean == pytest.approx(0.02, abs=0.001)
+    assert found[2].difference.half_width > found[1].difference.half_width
+
+
 def packed(rng, shares):
     """Bits of every set, and the accuracies that they have."""
     bits = {name: rng.random(size) < shares[name] for name, size in FEW.items()}
@@ -252,7 +264,7 @@ def test_pages_are_filled_from_the_rows_and_say_what_is_not_finished(tmp_path, m
     assert "- clusters of MobileNetV2: not finished" in page
     assert "| frozen: named hypotheses | 24 of 576 | 3 of 24 seeds |" in page
     assert "**frozen, HOG**, 3 of 24 seeds" in details
-    assert "**towers, own**, 0 of 12 seeds" in details
+    assert "**towers, own**, 2 of 12 seeds" in details
     assert "| 32 | 20.0 | 20.0 |" in details
     assert "3.00 · 1.00" in details
     assert "Not run yet, or too few runs." in details
