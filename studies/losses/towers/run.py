@@ -23,7 +23,6 @@ from mlcd.models.servable import Servable
 from mlcd.progress import Reporter
 from studies.losses.data import make
 from studies.losses.frozen.features import PRETRAINING, SHARDS, Features
-from studies.losses.instance import METRICS
 from studies.losses.instrument.asked import ASKED, HELD_OUT, Asked, neighbors_right, probe
 from studies.losses.instrument.photographs import Photographs, classes_of, numbered
 from studies.losses.instrument.rows import Outcome
@@ -31,6 +30,7 @@ from studies.losses.measure import encode
 from studies.losses.towers.arms import TowerRun, TowerSize, first_round
 from training.config import RunConfig, load_config
 from training.run import run_training
+from training.telemetry.step_logs import NAME as METRICS
 
 _LAST_POINTS: Final = 5  # of the curve; a single batch is too few to show where it ends
 _SCALARS: Final = ("scale", "bias")
