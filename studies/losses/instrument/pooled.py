@@ -54,7 +54,7 @@ class Pooled:
         for row, (arm, seed) in enumerate(places):
             columns[row, arms.index(arm)] = 1
             columns[row, len(arms) + seeds.index(seed)] = 1
-        inverse = np.linalg.pinv(columns.T @ columns, hermitian=True)
+        inverse = np.linalg.pinv(columns.T @ columns, hermitian=True).astype(np.float64)
         solved = inverse @ columns.T @ values
         freedom = len(places) - int(np.linalg.matrix_rank(columns))
         left = float(((values - columns @ solved) ** 2).sum())
