@@ -1,15 +1,18 @@
 """Runs the study, or goes on with it, and then writes its numbers.
 
-    python -m studies.losses --tier frozen|mosaics|smoke|cpu|gpu --data DIR [--out DIR] [--only RUN]
-                                    [--max-runs N] [--minutes M] [--jobs N] [--references]
+    python -m studies.losses --tier frozen|towers|mosaics|scales|gpu|cpu --data DIR [--out DIR]
+                             [--only RUN] [--max-runs N] [--minutes M] [--jobs N] [--references]
 
-RUN is a run's name, such as report/mlcd-seed1-lr0.001-s8-r1-steps480; the raw numbers have a
-command for each. Every run is a process of its own. Finished runs are never repeated. An
-interrupted one goes on at its last checkpoint (one of instance discrimination starts anew). After
-each call the raw numbers of all finished runs are written to RESULTS/TIER.parquet and
-RESULTS/TIER-curves.parquet, beside those of runs that this state does not have. If another state
-made a run before, the number of equal results is printed. `python -m studies.losses.report`
-draws from these files.
+RUN is a run's name, such as mobilenet/mlcd/seed1; the raw numbers have a command for each. Finished
+runs are never repeated, and after --minutes the same command goes on: runs of seconds are ended,
+those of minutes are saved (`gpu`: --minutes 9). After each call the rows of all finished runs are
+written to RESULTS/TIER.parquet, beside those of runs that this state does not have. If another
+state made a run before, the number of equal results is printed. `python -m studies.losses.verdict`
+says what the rows mean.
+
+`cpu` is the first study. Its runs are named as report/mlcd-seed1-lr0.001-s8-r1-steps480 (one of
+instance discrimination starts anew if it is interrupted), their curves are in
+RESULTS/cpu-curves.parquet, and `python -m studies.losses.report` draws from them.
 """
 
 import argparse
@@ -33,14 +36,19 @@ from studies.losses.mosaics.tier import MosaicsTier
 from studies.losses.plan import due
 from studies.losses.references import perform_references
 from studies.losses.run import Study, perform
+from studies.losses.scales.tier import ScalesTier
 from studies.losses.sets import FASHION, SINGLE_LABEL
 from studies.losses.table import RESULTS, gather
 from studies.losses.tiers import TIERS
+from studies.losses.towers.tier import GpuTier, TowersTier
 from training.preemption import Preempted
 
 _SLICED: Final[dict[str, Callable[[Path, Path], SlicedTier]]] = {
     FrozenTier.name: FrozenTier.of,
     MosaicsTier.name: MosaicsTier.of,
+    ScalesTier.name: ScalesTier.of,
+    TowersTier.name: TowersTier.of,
+    GpuTier.name: GpuTier.of,
 }
 
 
@@ -50,14 +58,14 @@ def main() -> int:
         if (sliced := _SLICED.get(options.tier)) is not None:
             run_slices(sliced(options.data, options.out), options)
         else:
-            _run_towers(options)
+            _run_first_study(options)
     except MlcdError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def _run_towers(options: argparse.Namespace) -> None:
+def _run_first_study(options: argparse.Namespace) -> None:
     study = Study(TIERS[options.tier], options.data, options.out / options.tier)
     # Existing sets are complete.
     if not (study.state / "sets").is_dir():
@@ -92,7 +100,7 @@ def _parsed() -> argparse.Namespace:
         "--data",
         type=Path,
         default=Path(),
-        help="the folder of the data sets; not of a packed tier",
+        help="the folder of the data sets",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("validation"), help="state; default: validation/"

@@ -17,7 +17,6 @@ from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.keys import HELD_OUT_FRACTION
-from studies.losses.archive import pack_photographs
 from studies.losses.arms import RunSpec, Variant
 from studies.losses.tiers import Tier
 
@@ -36,14 +35,7 @@ class PretrainingData:
     @property
     def images(self) -> str:
         """The images for `mlcd embed` and the trainer."""
-        return str(
-            self.root / self.tier.shards if self.tier.packed_per_class is None else self.photographs
-        )
-
-    @property
-    def photographs(self) -> Path:
-        """The zip of photographs of a tier that is sent to another machine."""
-        return self.state / "photographs.zip"
+        return str(self.root / self.tier.shards)
 
     def encoder(self, variant: Variant) -> str:
         """The encoder for `mlcd embed --model`."""
@@ -69,10 +61,6 @@ class PretrainingData:
         if (labels / MANIFEST).is_file():
             return labels
         self.state.mkdir(parents=True, exist_ok=True)
-        if self.tier.packed_per_class is not None and not self.photographs.is_file():
-            pack_photographs(
-                str(self.root / self.tier.shards), self.photographs, self.tier.packed_per_class
-            )
         make(embeddings, "embed", self.images, embeddings, "--model", self.encoder(variant))
         clusters = variant.clusters or self.tier.clusters
         options = ("--clusters", clusters, "--subtract-mean", "--hold-out", HELD_OUT_FRACTION)

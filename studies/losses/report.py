@@ -12,8 +12,9 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from studies.losses.arms import (
     default_setting,
 )
 from studies.losses.hardware import THEN
+from studies.losses.marked import filled, table
 from studies.losses.numbers import (
     AVERAGED,
     HELD_OUT,
@@ -48,6 +50,7 @@ from studies.losses.table import RESULTS
 from studies.losses.tiers import TIERS, Tier
 
 _DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
+_PAGE: Final = _DOCS / "explanation" / "validation-first-study.md"
 _REFERENCES: Final = (MAJORITY, "pixels", "mobilenet_v2", "resnet20")
 # The last points of a curve, which has one for every tenth step; a single batch is too few to show
 # its  end.
@@ -62,11 +65,11 @@ def main() -> None:
     )
     parser.add_argument("--tier", choices=sorted(TIERS), default="cpu")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--page", type=Path, default=_DOCS / "explanation" / "validation.md")
+    parser.add_argument("--page", type=Path, default=_PAGE)
     parser.add_argument("--assets", type=Path, default=_DOCS / "assets")
     options = parser.parse_args()
     numbers = Numbers.read(TIERS[options.tier], options.results)
-    options.page.write_text(filled(options.page.read_text(), numbers))
+    options.page.write_text(filled_page(options.page.read_text(), numbers))
     if found := differences(numbers, numbers.settings()):
         draw_differences(found, options.assets / "validation-differences.png")
     if curves := numbers.cosines():
@@ -78,7 +81,7 @@ def main() -> None:
         draw_clusters(of_clusters, options.assets / "validation-clusters.png")
 
 
-def filled(page: str, numbers: Numbers) -> str:
+def filled_page(page: str, numbers: Numbers) -> str:
     """Returns the page with every marked block made anew. Raises KeyError for an unknown block."""
     blocks: dict[str, Callable[[Numbers], str]] = {
         "accuracy": accuracy_table,
@@ -95,8 +98,8 @@ def filled(page: str, numbers: Numbers) -> str:
         "cosines": cosine_table,
         "runs": run_facts,
     }
-    pattern = re.compile(r"<!-- validation: (\w+) -->\n.*?<!-- /validation -->", re.DOTALL)
-    return pattern.sub(lambda found: _block(found[1], blocks[found[1]](numbers)), page)
+    makers = {name: partial(maker, numbers) for name, maker in blocks.items()}
+    return filled(page, makers, "validation")
 
 
 def accuracy_table(numbers: Numbers) -> str:
@@ -112,7 +115,7 @@ def accuracy_table(numbers: Numbers) -> str:
         [title(task), *(_percent(by_arm[arm].get(task, {})) for arm in arms)]
         for task in (*numbers.tasks(), HELD_OUT)
     ]
-    return _table([header, seeds, *rows])
+    return table([header, seeds, *rows])
 
 
 def difference_table(numbers: Numbers) -> str:
@@ -133,7 +136,7 @@ def pairs_table(numbers: Numbers) -> str:
     rows = [
         [name, *(in_points(found[title][name]) for title in titles)] for name in found[titles[0]]
     ]
-    return _table([["", *titles], *rows])
+    return table([["", *titles], *rows])
 
 
 def common_table(numbers: Numbers) -> str:
@@ -174,11 +177,11 @@ def _difference_rows(found: Differences, header: str) -> str:
     rows = [
         [task, *(in_points(by_name[name]) for name in names)] for task, by_name in found.items()
     ]
-    table = _table([["", *map(header.format, names)], *rows])
+    lines = table([["", *map(header.format, names)], *rows])
     most = max(interval.n for by_name in found.values() for interval in by_name.values())
     if most < MIN_PAIRS:
-        return f"{table}\n\nn: pairs of runs; fewer than {MIN_PAIRS} have no interval."
-    return f"{table}\n\n{most} pairs of runs where no n is given. Bold: zero is outside."
+        return f"{lines}\n\nn: pairs of runs; fewer than {MIN_PAIRS} have no interval."
+    return f"{lines}\n\n{most} pairs of runs where no n is given. Bold: zero is outside."
 
 
 def longer_table(numbers: Numbers) -> str:
@@ -230,7 +233,7 @@ def tuning_table(numbers: Numbers) -> str:
         lines.append(
             [row["arm"], f"{setting['lr']:g}", f"{setting['scale']:g}", ratio, accuracy, mark]
         )
-    return _table(lines)
+    return table(lines)
 
 
 def sweep_table(numbers: Numbers) -> str:
@@ -254,11 +257,11 @@ def sweep_table(numbers: Numbers) -> str:
         ]
         held_out = _mean_of([row for row in rows if row["set"] == PRETRAIN], "knn")
         found.append([rows[0]["arm"], _changes(rows[0], numbers.tier, settings), *means, held_out])
-    table = _table(
+    whole = table(
         [*lines, *sorted(found, key=lambda line: (arms.index(line[0]), _by_number(line[1])))]
     )
     return (
-        f"{table}\n\n![Accuracy of each arm by the number of "
+        f"{whole}\n\n![Accuracy of each arm by the number of "
         "clusters](../assets/validation-clusters.png)"
     )
 
@@ -278,7 +281,7 @@ def cosine_table(numbers: Numbers) -> str:
     picture = (
         "![Mean cosine of positives and negatives over the steps](../assets/validation-cosines.png)"
     )
-    return f"{_table(lines)}\n\n{picture}"
+    return f"{table(lines)}\n\n{picture}"
 
 
 def run_facts(numbers: Numbers) -> str:
@@ -307,7 +310,7 @@ def run_facts(numbers: Numbers) -> str:
     machines = sorted({f"{row['cpu']}, {row['cores']} cores, torch {row['torch']}" for row in rows})
     commits = sorted({commit for row in rows for commit in row["commit"].split(THEN)})
     return (
-        _table(lines)
+        table(lines)
         + f"\n\nHardware: {'; '.join(machines)}. Commits: {', '.join(commits)} (+: with changes)."
     )
 
@@ -355,22 +358,6 @@ def _percent(by_seed: Mapping[int, float]) -> str:
 def _minutes(rows: Sequence[dict[str, Any]], name: str) -> str:
     minutes = sorted(row[name] / 60 for row in rows)
     return f"{minutes[0]:.1f} to {minutes[-1]:.1f}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(_lines(rows))
-
-
-def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    header, *body = rows
-    yield "| " + " | ".join(header) + " |"
-    yield "|---|" + "---:|" * (len(header) - 1)
-    for row in body:
-        yield "| " + " | ".join(row) + " |"
-
-
-def _block(name: str, text: str) -> str:
-    return f"<!-- validation: {name} -->\n\n{text}\n\n<!-- /validation -->"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from mlcd.images.entries import Entry
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import HELD_OUT_FRACTION, held_out, split_positions
-from studies.losses.archive import shrunk, write_zip
+from studies.losses.archive import write_zip
 from studies.losses.tiers import Tier
 from training.evaluation.labeled_rows import LabeledRows
 
@@ -109,7 +109,7 @@ def open_sets(root: Path, state: Path, tier: Tier) -> Iterator[EvaluationSet]:
     """Yields all sets but the pre-training one, made on first use."""
     for name in SINGLE_LABEL:
         listed = partial(_listed, root / name, "label", tier.known_per_class, tier.test_per_class)
-        yield _open_copied(state, name, tier, listed)
+        yield _open_copied(state, name, listed)
     fashion = partial(
         _listed,
         root / FASHION,
@@ -117,7 +117,7 @@ def open_sets(root: Path, state: Path, tier: Tier) -> Iterator[EvaluationSet]:
         tier.fashion_known_per_gender,
         tier.fashion_test_per_gender,
     )
-    yield _open_copied(state, FASHION, tier, fashion)
+    yield _open_copied(state, FASHION, fashion)
 
 
 def open_pretraining(images: str, state: Path, tier: Tier) -> EvaluationSet:
@@ -206,20 +206,14 @@ def _capped(rows: Sequence[_Row], column: str, num_known: int, num_test: int) ->
     return chosen
 
 
-def _open_copied(
-    state: Path, name: str, tier: Tier, listed: Callable[[], _Listing]
-) -> EvaluationSet:
-    """Opens the images as a zip beside the table; in a tier for another machine, at most at model
-    size.
-    """
+def _open_copied(state: Path, name: str, listed: Callable[[], _Listing]) -> EvaluationSet:
+    """Opens the images as a zip beside the table."""
     archive = state / "sets" / f"{name}.zip"
     if not archive.is_file():
         archive.parent.mkdir(parents=True, exist_ok=True)
         listing = listed()
         source = open_source(listing.location)
         files = ((row.key, source.read(row.entry)) for row in listing.rows)
-        if tier.packed_per_class is not None:
-            files = ((key, shrunk(data, tier.image_size)) for key, data in files)
         write_zip(archive, files)
     return _opened(_table(state, name, listed), name, str(archive))
 

@@ -1,4 +1,4 @@
-"""The size of the study: model, steps, clusters, seeds, evaluation images."""
+"""The size of the first study: model, steps, clusters, seeds, evaluation images."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,8 +12,7 @@ class Tier:
     built-in encoder's name. num_threads: those of each run; with it and its seed a run is
     bit-identical on one kind of CPU. tune_steps 0: every arm takes its default setting. instances:
     also instance discrimination, at twice the cost of a step. known_per_class, test_per_class: caps
-    by hash of the key. packed_per_class: the study uses a copy of so many photographs of each class
-    and of small evaluation images, which can be sent to another machine.
+    by hash of the key.
     """
 
     name: str
@@ -38,7 +37,6 @@ class Tier:
     fashion_known_per_gender: int = 10_000
     fashion_test_per_gender: int = 10_000
     stored_labels: int = 32
-    packed_per_class: int | None = None
     checkpoint_steps: int = 200
 
 
@@ -82,21 +80,6 @@ TIERS: Final = {
             checkpoint_steps=6,
         ),
         Tier(
-            name="smoke",  # 15 minutes on 2 cores
-            shards=_ALL_SHARDS,
-            encoder=MOBILENET,
-            overrides=(),
-            image_size=64,
-            clusters=1000,
-            steps=180,
-            tune_steps=0,
-            seeds=(1, 2),
-            sweeps=False,
-            references=False,
-            instances=False,
-            num_threads=1,
-        ),
-        Tier(
             name="cpu",  # the reported one: a night on 2 cores
             shards=_ALL_SHARDS,
             encoder=MOBILENET,
@@ -110,37 +93,6 @@ TIERS: Final = {
             references=True,
             instances=True,
             num_threads=1,
-        ),
-        Tier(
-            name="gpu",  # larger tower, more steps and seeds; not measured yet
-            shards=_ALL_SHARDS,
-            encoder=MOBILENET,
-            overrides=(
-                "model.width=384",
-                "model.depth=8",
-                "model.heads=6",
-                "model.mlp_width=1536",
-                "model.embedding_dim=256",
-                "schedule.batch_size=512",
-                "compute.precision=bf16",
-                "optim.warmup_steps=200",
-            ),
-            image_size=64,
-            clusters=1000,
-            steps=4000,
-            tune_steps=1000,
-            seeds=(1, 2, 3, 4, 5, 6, 7, 8),
-            sweeps=False,
-            references=False,
-            instances=True,
-            num_threads=0,
-            device="cuda",
-            known_per_class=40,
-            test_per_class=30,
-            fashion_known_per_gender=250,
-            fashion_test_per_gender=100,
-            stored_labels=10,
-            packed_per_class=440,
         ),
     )
 }

@@ -103,7 +103,8 @@ def test_finished_runs_are_left_alone_and_a_lost_one_repeats_its_numbers(finishe
 def test_report_fills_its_blocks_and_draws(finished, tmp_path):
     page = tmp_path / "page.md"
     blocks = re.findall(
-        "<!-- validation: (.*?) -->", (ROOT / "docs/explanation/validation.md").read_text()
+        "<!-- validation: (.*?) -->",
+        (ROOT / "docs/explanation/validation-first-study.md").read_text(),
     )
     page.write_text(
         "".join(

@@ -21,6 +21,7 @@ class FrozenTier:
     features: Features
     name: ClassVar[str] = FROZEN
     resumes: ClassVar[bool] = False
+    jobs: ClassVar[int] = 0
 
     @classmethod
     def of(cls, data: Path, out: Path) -> "FrozenTier":

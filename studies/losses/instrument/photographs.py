@@ -29,24 +29,24 @@ class Photographs:
     pixels: NDArray[np.uint8]
 
     @classmethod
-    def open(cls, location: str, path: Path) -> "Photographs":
+    def open(cls, location: str, path: Path, side: int = SIDE) -> "Photographs":
         """Opens the photographs of a source; decodes them first where that is not done.
 
-        path: of the pixels, with `.npy`; the keys are beside them.
+        path: of the pixels, with `.npy`; the keys are beside them. side: S.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         listed = path.with_suffix(".json")
         with locked(path.with_suffix(".lock")):
             if not path.is_file():
-                _decode(location, path, listed)
+                _decode(location, path, listed, side)
         keys, names = json.loads(listed.read_text())
         return cls(tuple(keys), tuple(names), np.load(path, mmap_mode="r", allow_pickle=False))
 
 
-def _decode(location: str, path: Path, listed: Path) -> None:
+def _decode(location: str, path: Path, listed: Path, side: int) -> None:
     source = open_source(location)
     entries = list(source.entries)
-    spec = PreprocessSpec(resize_shortest=SIDE, crop=SIDE)
+    spec = PreprocessSpec(resize_shortest=side, crop=side)
     pixels = np.stack([spec.prepare(source.read(entry)) for entry in entries])
     listed.write_text(
         json.dumps([[entry.key for entry in entries], [entry.class_name for entry in entries]])

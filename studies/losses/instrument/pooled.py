@@ -1,10 +1,11 @@
 """Differences between arms that share their seeds, by one residual of all arms together.
 
-A value is the sum of its arm's, its seed's and a residual: the additive model of a complete block
-design. Every difference then has the same interval, of (seeds - 1) (arms - 1) degrees of freedom.
+A value is the sum of its arm's, its seed's and a residual. Where every arm has every seed, each
+difference has the same interval, of (seeds - 1) (arms - 1) degrees of freedom.
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,40 +30,52 @@ class Difference:
 
 @dataclass(frozen=True)
 class Pooled:
-    """Values [S, A] of S seeds and A arms, by the arms' names."""
+    """The least squares of values = arm + seed + residual.
+
+    Every arm may have seeds of its own: a seed that only one arm has decides nothing. effects: of
+    each arm, [A]. covariance: theirs, but for the variance of the residual, [A, A]. deviation: the
+    standard deviation of the residual. freedom: its degrees of freedom.
+    """
 
     arms: tuple[str, ...]
-    values: NDArray[np.float64]
+    effects: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+    deviation: float
+    freedom: int
 
     @classmethod
     def of(cls, by_arm: Mapping[str, Mapping[int, float]]) -> "Pooled":
-        """Takes the seeds that all arms have."""
-        seeds = sorted(set.intersection(*(set(values) for values in by_arm.values())))
-        rows = [[values[seed] for values in by_arm.values()] for seed in seeds]
-        return cls(tuple(by_arm), np.array(rows, np.float64).reshape(len(seeds), len(by_arm)))
-
-    @property
-    def deviation(self) -> float:
-        """Returns the standard deviation of the residual."""
-        values = self.values
-        left = values - values.mean(axis=1)[:, None] - values.mean(axis=0) + values.mean()
-        return math.sqrt(float((left**2).sum()) / self._freedom)
-
-    @property
-    def _freedom(self) -> int:
-        return (len(self.values) - 1) * (len(self.arms) - 1)
+        """Fits the values by arm and seed. Two arms are compared by way of seeds that both have."""
+        arms = tuple(by_arm)
+        seeds = sorted(set().union(*by_arm.values()))
+        places = [(arm, seed) for arm in arms for seed in by_arm[arm]]
+        values = np.array([by_arm[arm][seed] for arm, seed in places])
+        columns = np.zeros((len(places), len(arms) + len(seeds)))
+        for row, (arm, seed) in enumerate(places):
+            columns[row, arms.index(arm)] = 1
+            columns[row, len(arms) + seeds.index(seed)] = 1
+        inverse = np.linalg.pinv(columns.T @ columns, hermitian=True).astype(np.float64)
+        solved = inverse @ columns.T @ values
+        freedom = len(places) - int(np.linalg.matrix_rank(columns))
+        left = float(((values - columns @ solved) ** 2).sum())
+        num = len(arms)
+        deviation = math.sqrt(left / freedom) if freedom else math.nan
+        return cls(arms, solved[:num], inverse[:num, :num], deviation, freedom)
 
     def difference(self, arm: str, other: str, *, margin: float) -> Difference:
         """Returns the first arm less the other."""
-        of_arm = dict(zip(self.arms, self.values.mean(axis=0).tolist(), strict=True))
-        mean = of_arm[arm] - of_arm[other]
-        error = self.deviation * math.sqrt(2 / len(self.values))
-        freedom = self._freedom
+        contrast = np.zeros(len(self.arms))
+        contrast[self.arms.index(arm)] += 1
+        contrast[self.arms.index(other)] -= 1
+        mean = float(contrast @ self.effects)
+        spread = math.sqrt(float(contrast @ self.covariance @ contrast))
+        # Values without any residual still have a p-value.
+        error = max(self.deviation * spread, sys.float_info.min)
         return Difference(
             mean,
-            float(t.ppf(0.975, freedom)) * error,
-            2 * float(t.sf(abs(mean) / error, freedom)),
-            float(t.sf((margin - abs(mean)) / error, freedom)),
+            float(t.ppf(0.975, self.freedom)) * error,
+            2 * float(t.sf(abs(mean) / error, self.freedom)),
+            float(t.sf((margin - abs(mean)) / error, self.freedom)),
         )
 
 

@@ -34,11 +34,13 @@ class SlicedTier(Protocol):
     """A tier of many runs that need nothing of each other. It is sent to other processes.
 
     name: of the tier and of its table. state: the directory of all that it makes. resumes: a run
-    takes minutes and goes on where it was, so that it is stopped when the time is over.
+    takes minutes and goes on where it was, so that it is stopped when the time is over. jobs: the
+    runs at a time; 0 for one on each core.
     """
 
     name: ClassVar[str]
     resumes: ClassVar[bool]
+    jobs: ClassVar[int]
 
     @property
     def data(self) -> Path: ...
@@ -97,7 +99,7 @@ def _due(tier: SlicedTier, results: Path, only: Sequence[str] | None) -> list[Sl
 
 def _perform_all(runs: list[SlicedRun], tier: SlicedTier, options: Namespace) -> None:
     deadline = None if options.minutes is None else time.time() + 60 * options.minutes
-    jobs = options.jobs or available_cores()
+    jobs = options.jobs or tier.jobs or available_cores()
     waiting = iter(runs)
     with ProcessPoolExecutor(
         jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_one_thread

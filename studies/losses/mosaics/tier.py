@@ -24,6 +24,7 @@ class MosaicsTier:
     mosaics: Mosaics
     name: ClassVar[str] = MOSAICS
     resumes: ClassVar[bool] = False
+    jobs: ClassVar[int] = 0
 
     @classmethod
     def of(cls, data: Path, out: Path) -> "MosaicsTier":

@@ -1,0 +1,146 @@
+"""The runs of the scales tier: Eq. 5 with learned scalars, and losses of pairs by batch size."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from studies.losses.frozen.arms import NAMED_SEEDS, SWEEP_SEEDS
+from training.parallel.instance_head import InstanceConfig
+from training.parallel.partial_fc import HeadConfig
+
+SCALES_TEACHER: Final = "mobilenet"
+BATCHES: Final = (32, 64, 128, 256, 512, 1024, 2048)
+_CLUSTERS: Final = (100, 1000, 8000)
+_STARTS: Final = (8.0, 16.0, 32.0)  # of the scale
+_CLIP_SCALE: Final = 1 / 0.07
+_SIGLIP_SCALE: Final = 10.0
+
+Learned = Literal["none", "bias", "both"]
+FirstBias = Literal["zero", "rk", "rkl"]
+
+
+@dataclass(frozen=True)
+class LearnedArm:
+    """Eq. 5 with a scale and a bias that are fixed or learned.
+
+    start: the first bias is 0, -log(r k) or -log(r k / l).
+    """
+
+    learned: Learned = "none"
+    start: FirstBias = "zero"
+    scale: float = 16.0
+    clusters: int = 1000
+    labels: int = 8
+    ratio: float = 1.0
+    margin: float = 0.3
+    steps: int = 300
+
+    @property
+    def name(self) -> str:
+        bias = f"{self.learned}-{self.start}"
+        return f"learned={bias}-scale={self.scale:g}-clusters={self.clusters}"
+
+    @property
+    def first_bias(self) -> float:
+        """Returns the bias that training begins with."""
+        negatives = self.ratio * self.clusters
+        of_start = {"zero": 1.0, "rk": negatives, "rkl": negatives / self.labels}
+        return 0.0 - math.log(of_start[self.start])
+
+    def head(self, seed: int) -> HeadConfig:
+        """Returns the settings of the loss."""
+        return HeadConfig(
+            kind="mlcd",
+            scale=self.scale,
+            margin=self.margin,
+            bias=self.first_bias,
+            learn_scale=self.learned == "both",
+            learn_bias=self.learned != "none",
+            negative_ratio=self.ratio,
+            seed=seed,
+        )
+
+
+@dataclass(frozen=True)
+class PairArm:
+    """CLIP's or SigLIP's loss with learned scalars, at a batch size.
+
+    samples: the pairs that a run sees, whatever its batch size.
+    """
+
+    loss: Literal["clip", "siglip"]
+    batch: int
+    samples: int = 122_880
+
+    @property
+    def name(self) -> str:
+        return f"{self.loss}-batch={self.batch}"
+
+    @property
+    def steps(self) -> int:
+        return self.samples // self.batch
+
+    @property
+    def head(self) -> InstanceConfig:
+        """Returns the settings of the loss; SigLIP's bias starts at -log of the negatives."""
+        if self.loss == "clip":
+            return InstanceConfig("instance_softmax", _CLIP_SCALE, learn_scale=True)
+        bias = -math.log(self.batch - 1)
+        return InstanceConfig("instance_sigmoid", _SIGLIP_SCALE, True, bias, True)
+
+
+@dataclass(frozen=True)
+class ScalesRun:
+    """One run, fully described by its name."""
+
+    arm: LearnedArm | PairArm
+    seed: int
+
+    @property
+    def experiment(self) -> str:
+        return "learned" if isinstance(self.arm, LearnedArm) else "pairs"
+
+    @property
+    def name(self) -> str:
+        return f"{self.experiment}/{self.arm.name}/seed{self.seed}"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        stated = {"experiment": self.experiment, "arm": self.arm.name, "seed": self.seed}
+        return stated | asdict(self.arm) | {"steps": self.arm.steps}
+
+
+NAMED_LEARNED: Final = {
+    "fixed": LearnedArm(),
+    "learned from -log(r k)": LearnedArm("both", "rk"),
+    "learned from -log(r k / l)": LearnedArm("both", "rkl"),
+    "learned from 0": LearnedArm("both", "zero"),
+}
+
+
+def pair_arms() -> Iterator[PairArm]:
+    """Yields both losses at every batch size."""
+    for batch in BATCHES:
+        yield from (PairArm("clip", batch), PairArm("siglip", batch))
+
+
+def learned_arms() -> Iterator[LearnedArm]:
+    """Yields what is fixed and learned over the number of clusters and the first scale."""
+    of_bias: tuple[tuple[Learned, FirstBias], ...] = (
+        ("none", "zero"), ("both", "rk"), ("both", "rkl"), ("both", "zero"), ("bias", "rk"),
+    )  # fmt: skip
+    for clusters in _CLUSTERS:
+        for scale in _STARTS:
+            for learned, start in of_bias:
+                yield LearnedArm(learned, start, scale, clusters)
+
+
+def all_scales_runs() -> Iterator[ScalesRun]:
+    """Yields every run, the named hypotheses first, and each part seed by seed."""
+    for seed in NAMED_SEEDS:
+        yield from (ScalesRun(arm, seed) for arm in NAMED_LEARNED.values())
+        yield from (ScalesRun(arm, seed) for arm in pair_arms())
+    swept = [arm for arm in learned_arms() if arm not in NAMED_LEARNED.values()]
+    for seed in SWEEP_SEEDS:
+        yield from (ScalesRun(arm, seed) for arm in swept)

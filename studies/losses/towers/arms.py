@@ -1,0 +1,157 @@
+"""The runs of the towers tier, and their sizes on two CPU cores and on a GPU."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+from training.parallel.instance_head import InstanceKind
+from training.parallel.partial_fc import LossKind
+
+TOWER_TEACHERS: Final = ("mobilenet", "hog", "own")
+NO_TEACHER: Final = "none"  # of instance discrimination
+BEST_BIAS: Final = 4.0  # the bias of E1 that is carried over; it decides names of runs
+BIASED: Final = f"MLCD(b = {BEST_BIAS:+g})"
+# Contrastive methods live on changes of color, blur and small crops (SimCLR, DINO).
+_CONTRASTIVE_VIEWS: Final = (
+    "augment.views=2",
+    "augment.min_area=0.2",
+    "augment.max_aspect=1.3333",
+    "augment.brightness=0.4",
+    "augment.contrast=0.4",
+    "augment.saturation=0.2",
+    "augment.hue=0.1",
+    "augment.grayscale=0.2",
+    "augment.blur=0.5",
+    "augment.blur_sigma=[0.1, 1.0]",  # in pixels of a view of 64
+)
+
+
+@dataclass(frozen=True)
+class TowerArm:
+    """The settings of the loss of a run. scale: s; of instances, where the learned one begins."""
+
+    kind: LossKind | InstanceKind = "mlcd"
+    scale: float = 16.0
+    bias: float = 0.0
+    labels: int = 8
+    ratio: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Returns the kind and what differs from the defaults."""
+        changed = [
+            f"{entry.name}={getattr(self, entry.name):g}"
+            for entry in fields(self)[1:]
+            if getattr(self, entry.name) != entry.default
+        ]
+        return "-".join([self.kind, *changed])
+
+    @property
+    def overrides(self) -> Iterator[str]:
+        """Yields the changes of the recipe `small`."""
+        if self.kind in ("instance_softmax", "instance_sigmoid"):
+            learned = ["learn_scale: true"]
+            learned += ["learn_bias: true"] if self.kind == "instance_sigmoid" else []
+            yield f"loss={{kind: {self.kind}, scale: {self.scale}, {', '.join(learned)}}}"
+            yield from _CONTRASTIVE_VIEWS
+            return
+        yield f"loss.kind={self.kind}"
+        yield f"loss.labels_per_image={self.labels}"
+        yield f"loss.scale={self.scale}"
+        yield f"loss.negative_ratio={self.ratio}"
+        if self.kind == "mlcd":
+            yield f"loss.bias={self.bias}"
+
+
+TOWER_ARMS: Final = {
+    "MLCD": TowerArm(),
+    "MLC": TowerArm("mlc"),
+    "CD": TowerArm("cd", labels=1),
+    BIASED: TowerArm(bias=BEST_BIAS),
+    # All classes are negatives, so that the order of the label columns does not matter.
+    "per_column": TowerArm("per_column"),
+}
+INSTANCE_ARMS: Final = {
+    "softmax of instances": TowerArm("instance_softmax", scale=10.0),
+    "sigmoid of instances": TowerArm("instance_sigmoid", scale=10.0),
+}
+_HEADLINE: Final = ("MLCD", "MLC", "CD", BIASED)
+
+
+@dataclass(frozen=True)
+class TowerRun:
+    """One run, fully described by its name."""
+
+    teacher: str
+    arm: TowerArm
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.teacher}/{self.arm.name}/seed{self.seed}"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        arm = {"arm": self.arm.name, "seed": self.seed, **asdict(self.arm)}
+        return {"teacher": self.teacher, **arm}
+
+    @property
+    def has_teacher(self) -> bool:
+        return self.teacher != NO_TEACHER
+
+
+@dataclass(frozen=True)
+class TowerSize:
+    """All that decides a run besides teacher, arm and seed.
+
+    overrides: changes of the recipe `small`. clusters: k.
+    """
+
+    overrides: tuple[str, ...] = ()
+    steps: int = 480
+    clusters: int = 1000
+    image_size: int = 64
+    num_threads: int = 1
+    device: str = "cpu"
+    seeds: tuple[int, ...] = tuple(range(1, 13))
+    checkpoint_steps: int = 120
+
+
+ON_CPU: Final = TowerSize()
+ON_GPU: Final = TowerSize(  # ViT-S/8; it was never run
+    overrides=(
+        "model.width=384",
+        "model.depth=12",
+        "model.heads=6",
+        "model.mlp_width=1536",
+        "model.embedding_dim=256",
+        "schedule.batch_size=512",
+        "compute.precision=bf16",
+        "compute.deterministic=true",
+        "optim.warmup_steps=200",
+    ),
+    steps=4000,
+    num_threads=0,
+    device="cuda",
+    seeds=tuple(range(1, 31)),
+    checkpoint_steps=250,
+)
+
+
+def first_round(seed: int) -> TowerRun:
+    """Returns the run whose tower is the teacher `own` of a seed: no class was shown to it."""
+    return TowerRun("hog", TOWER_ARMS["MLCD"], seed)
+
+
+def all_tower_runs(seeds: tuple[int, ...]) -> Iterator[TowerRun]:
+    """Yields every run, the headline arms of MobileNetV2 first, and each part seed by seed."""
+    for seed in seeds:
+        yield from (TowerRun("mobilenet", TOWER_ARMS[name], seed) for name in _HEADLINE)
+    rest = [TOWER_ARMS[name] for name in TOWER_ARMS if name not in _HEADLINE]
+    for seed in seeds:
+        yield from (TowerRun("hog", TOWER_ARMS[name], seed) for name in _HEADLINE)
+        yield from (TowerRun("own", TOWER_ARMS[name], seed) for name in _HEADLINE)
+        yield from (TowerRun("mobilenet", arm, seed) for arm in rest)
+        yield from (TowerRun(NO_TEACHER, arm, seed) for arm in INSTANCE_ARMS.values())
+    for seed in seeds:
+        yield from (TowerRun(teacher, arm, seed) for teacher in ("hog", "own") for arm in rest)

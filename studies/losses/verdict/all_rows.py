@@ -1,0 +1,73 @@
+"""The rows of every quick tier, and the named differences that they are asked for."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from studies.losses.frozen.arms import NAMED
+from studies.losses.frozen.features import TEACHERS
+from studies.losses.frozen.tier import FROZEN
+from studies.losses.instrument.rows import read_rows, table_of
+from studies.losses.mosaics.tier import MOSAICS
+from studies.losses.scales.tier import SCALES
+from studies.losses.towers.arms import (
+    BIASED,
+    INSTANCE_ARMS,
+    NO_TEACHER,
+    TOWER_ARMS,
+    TOWER_TEACHERS,
+)
+from studies.losses.towers.tier import GPU, TOWERS
+from studies.losses.verdict.contrasts import (
+    Contrast,
+)
+from studies.losses.verdict.evidence import (
+    Row,
+    where,
+)
+
+FROZEN_CONTRASTS: Final = tuple(
+    Contrast(f"{arm} - {other}", NAMED[arm].name, NAMED[other].name)
+    for arm, other in (
+        ("MLCD", "MLC"), ("MLCD", "CD"), ("MLCD(b = +4)", "MLCD"), ("per_column", "MLCD"),
+        ("learned s and b", "MLCD"),
+    )
+)  # fmt: skip
+_ALL_TOWER_ARMS: Final = {**TOWER_ARMS, **INSTANCE_ARMS}
+TOWER_CONTRASTS: Final = tuple(
+    Contrast(f"{arm} - {other}", _ALL_TOWER_ARMS[arm].name, _ALL_TOWER_ARMS[other].name)
+    for arm, other in (
+        ("MLCD", "MLC"), ("MLCD", "CD"), (BIASED, "MLCD"), ("per_column", "MLCD"),
+        ("MLCD", "softmax of instances"), ("MLCD", "sigmoid of instances"),
+    )
+)  # fmt: skip
+TITLES: Final = {"mobilenet": "MobileNetV2", "hog": "HOG", "resnet20": "ResNet-20", "own": "own"}
+
+
+@dataclass(frozen=True)
+class AllRows:
+    """The rows of every quick tier."""
+
+    frozen: Sequence[Row]
+    towers: Sequence[Row]
+    mosaics: Sequence[Row]
+    scales: Sequence[Row]
+    gpu: Sequence[Row]
+
+    @classmethod
+    def read(cls, results: Path) -> "AllRows":
+        names = (FROZEN, TOWERS, MOSAICS, SCALES, GPU)
+        return cls(*(read_rows(table_of(name, results)) for name in names))
+
+    @property
+    def sources(self) -> Iterator[tuple[str, Sequence[Row], Sequence[Contrast]]]:
+        """Yields what is compared: its title, the rows of one teacher, and the contrasts."""
+        for teacher in TEACHERS:
+            title = f"frozen, {TITLES[teacher]}"
+            yield title, where(self.frozen, teacher=teacher), FROZEN_CONTRASTS
+        for title, rows in (("towers", self.towers), ("ViT-S/8", self.gpu)):
+            for teacher in TOWER_TEACHERS:
+                both = [row for row in rows if row["teacher"] in (teacher, NO_TEACHER)]
+                own = both if where(both, teacher=teacher) else []
+                yield f"{title}, {TITLES[teacher]}", own, TOWER_CONTRASTS

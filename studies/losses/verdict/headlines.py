@@ -1,0 +1,161 @@
+"""The blocks of the first page: the answer in a sentence and in a table, claims, and progress."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from studies.losses.frozen.arms import NAMED, NAMED_SEEDS, all_runs
+from studies.losses.frozen.features import TEACHERS
+from studies.losses.marked import table
+from studies.losses.mosaics.arms import MOSAIC_SEEDS, all_mosaic_runs
+from studies.losses.scales.arms import all_scales_runs
+from studies.losses.towers.arms import (
+    ON_CPU,
+    ON_GPU,
+    all_tower_runs,
+)
+from studies.losses.verdict.all_rows import (
+    FROZEN_CONTRASTS,
+    TITLES,
+    TOWER_CONTRASTS,
+    AllRows,
+)
+from studies.losses.verdict.contrasts import (
+    CLEAR,
+    Finding,
+    findings,
+    points,
+    seeds_text,
+)
+from studies.losses.verdict.evidence import (
+    OF_HELD_OUT,
+    UNSEEN,
+    Row,
+    by_arm,
+    where,
+)
+from studies.losses.verdict.resting import AtRest, at_rest
+
+_SIGNS: Final = {
+    "higher": "↑", "lower": "↓",
+    "higher, by less than 0.5": "↑ <", "lower, by less than 0.5": "↓ <",
+    "equal within 0.5": "=", "not told apart": "?", "not run": "",
+}  # fmt: skip
+NOT_ENOUGH: Final = "Not run yet, or too few runs."
+
+
+def headline(every: AllRows) -> str:
+    """Returns the answer to the question in a sentence for each teacher of the frozen tier."""
+    lines = []
+    for teacher in TEACHERS:
+        found = at_rest(where(every.frozen, teacher=teacher))
+        if found is None:
+            lines.append(f"- clusters of {TITLES[teacher]}: not finished, or never at one cosine")
+            continue
+        difference, seeds = found.difference, seeds_text(found.seeds, len(NAMED_SEEDS))
+        equal = "equal within 0.5" if difference.p_equal < CLEAR else "equality is not shown"
+        lines.append(
+            f"- clusters of {TITLES[teacher]}: {points(difference)} points, {equal} ({seeds})"
+        )
+    return "\n".join(lines)
+
+
+def answer(every: AllRows) -> str:
+    """Returns the headline: every named difference on unseen classes, wherever it was run."""
+    shown = [source for source in every.sources if source[1]]
+    if not shown:
+        return NOT_ENOUGH
+    titles = dict.fromkeys(
+        each.title for contrasts in (FROZEN_CONTRASTS, TOWER_CONTRASTS) for each in contrasts
+    )
+    columns = [
+        {each.contrast.title: _cell(each) for each in findings(by_arm(rows, UNSEEN), contrasts)}
+        for _, rows, contrasts in shown
+    ]
+    lines = [[title, *(column.get(title, "") for column in columns)] for title in titles]
+    at = [at_rest(rows) for title, rows, _ in shown if title.startswith("frozen")]
+    there = [rest_cell(each) for each in at]
+    lines.append(
+        ["MLCD - MLC where both rest at MLC's cosine", *there, *[""] * (len(shown) - len(at))]
+    )
+    return table([["points, unseen classes", *(title for title, *_ in shown)], *lines])
+
+
+def _cell(finding: Finding) -> str:
+    if finding.difference is None:
+        return ""
+    return f"{points(finding.difference)} {_SIGNS[finding.verdict]}"
+
+
+def rest_cell(found: AtRest | None) -> str:
+    return "" if found is None else points(found.difference)
+
+
+def claims(every: AllRows) -> str:
+    """Returns what became of a claim of the paper, and of one of the first study."""
+    nearer = "; ".join(_nearer(every)) or "no run yet"
+    several = "; ".join(_several(every)) or "not run yet"
+    return (
+        "- **The paper's Fig. 3c**: MLCD draws positives nearer than MLC. Here MLC's mean cosine "
+        f"is the higher one in {nearer}.\n"
+        "- **Our first page**: several labels beat one. Here MLCD less CD is, on unseen classes "
+        f"and on other photographs of the classes trained on, {several}."
+    )
+
+
+def _nearer(every: AllRows) -> Iterator[str]:
+    """Yields where MLC rests above MLCD."""
+    mlc, mlcd = (NAMED[name].name for name in ("MLC", "MLCD"))
+    for title, rows, _ in every.sources:
+        cosines = by_arm(rows, "positive_cosine")
+        if seeds := sorted(cosines.get(mlc, {}).keys() & cosines.get(mlcd, {}).keys()):
+            higher = sum(cosines[mlc][seed] > cosines[mlcd][seed] for seed in seeds)
+            means = (float(np.mean([cosines[arm][seed] for seed in seeds])) for arm in (mlc, mlcd))
+            both = " and ".join(f"{mean:.2f}" for mean in means)
+            yield f"{higher} of {len(seeds)} seeds, {both} ({title})"
+
+
+def _several(every: AllRows) -> Iterator[str]:
+    """Yields what several labels have over one."""
+    for title, rows, contrasts in every.sources:
+        place = [each.title for each in contrasts].index("MLCD - CD")
+        found = [findings(by_arm(rows, each), contrasts)[place] for each in (UNSEEN, OF_HELD_OUT)]
+        if found[0].difference is not None:
+            unseen, held_out = (points(each.difference) for each in found)
+            yield f"{unseen} and {held_out} ({title})"
+
+
+def progress(every: AllRows) -> str:
+    """Returns how many runs of each tier are finished."""
+    lines = [
+        [title, f"{len(rows):,} of {planned:,}", _seeds_of(rows, seeds)]
+        for title, rows, planned, seeds in (
+            ("frozen: named hypotheses", _named(every.frozen), _num_named(), len(NAMED_SEEDS)),
+            ("frozen: with the sweeps", every.frozen, len(list(all_runs())), None),
+            ("towers", every.towers, len(list(all_tower_runs(ON_CPU.seeds))), len(ON_CPU.seeds)),
+            ("mosaics", every.mosaics, len(list(all_mosaic_runs())), len(MOSAIC_SEEDS)),
+            ("scales", every.scales, len(list(all_scales_runs())), None),
+            ("gpu", every.gpu, len(list(all_tower_runs(ON_GPU.seeds))), len(ON_GPU.seeds)),
+        )
+    ]
+    return table([["tier", "runs", "seeds of what is least finished"], *lines])
+
+
+def _named(rows: Sequence[Row]) -> list[Row]:
+    names = {arm.name for arm in NAMED.values()}
+    return [row for row in rows if row["arm"] in names]
+
+
+def _num_named() -> int:
+    return len(TEACHERS) * len(NAMED) * len(NAMED_SEEDS)
+
+
+def _seeds_of(rows: Sequence[Row], planned: int | None) -> str:
+    if planned is None or not rows:
+        return "" if rows else "not run"
+    groups: dict[tuple[str, str, int], set[int]] = {}
+    for row in rows:
+        key = (row["teacher"], row["arm"], row.get("objects", 0))
+        groups.setdefault(key, set()).add(row["seed"])
+    return seeds_text(min(map(len, groups.values())), planned)

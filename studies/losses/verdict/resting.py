@@ -1,0 +1,136 @@
+"""Is there anything that the form of a loss explains beyond the point where it comes to rest?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import f as f_distribution
+from scipy.stats import t
+
+from studies.losses.frozen.arms import NAMED, Arm, sweeps
+from studies.losses.instrument.pooled import Difference, Pooled
+from studies.losses.verdict.contrasts import MARGIN
+from studies.losses.verdict.evidence import UNSEEN, Row, by_arm, mean_of, where
+
+FORMS: Final = ("mlcd", "mlc", "cd", "per_column", "bce")
+_MIN_SEEDS: Final = 3
+_SHAPE: Final = 10  # the columns of a quadratic of three variables
+
+
+@dataclass(frozen=True)
+class AtRest:
+    """Eq. 5 less Eq. 4 where both rest at the same positive cosine.
+
+    cosine: the mean of Eq. 4's. seeds: those whose cosine is between those of Eq. 5's biases.
+    """
+
+    difference: Difference
+    cosine: float
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Surface:
+    """Accuracy over (cos+, cos-, log s), a quadratic of the arms' means.
+
+    explained: its share of the variance. by_form: what the form of the loss explains besides, with
+    p. offsets: each form less Eq. 5 at the same place, with the half width of its interval.
+    """
+
+    num_arms: int
+    explained: float
+    by_form: float
+    p: float
+    offsets: dict[str, tuple[float, float]]
+
+
+def at_rest(rows: Sequence[Row], measure: str = UNSEEN) -> AtRest | None:
+    """Reads the accuracy of Eq. 5 off between the biases whose cosines are around that of Eq. 4.
+
+    A seed outside of their range is left out; None below three seeds.
+    """
+    biased = [arm.name for arm in NAMED.values() if arm.kind == "mlcd" and not arm.learned]
+    accuracy, cosine = by_arm(rows, measure), by_arm(rows, "positive_cosine")
+    mlc = NAMED["MLC"].name
+    read: dict[int, float] = {}
+    for seed, there in sorted(cosine.get(mlc, {}).items()):
+        curve = sorted(
+            (cosine[arm][seed], accuracy[arm][seed])
+            for arm in biased
+            if seed in cosine.get(arm, {})
+        )
+        if len(curve) == len(biased) and curve[0][0] <= there <= curve[-1][0]:
+            cosines, accuracies = zip(*curve, strict=True)
+            read[seed] = float(np.interp(there, cosines, accuracies))
+    if len(read) < _MIN_SEEDS:
+        return None
+    paired = Pooled.of({"read": read, mlc: accuracy[mlc]})
+    resting = float(np.mean([cosine[mlc][seed] for seed in read]))
+    return AtRest(paired.difference("read", mlc, margin=MARGIN), resting, len(read))
+
+
+def resting_arms() -> dict[str, Arm]:
+    """Returns the arms that differ in loss, scale, bias and number of labels alone."""
+    kept = ("margin", "clusters", "ratio")
+    arms = (*NAMED.values(), *sweeps())
+    return {
+        arm.name: arm
+        for arm in arms
+        if not arm.learned and all(getattr(arm, name) == getattr(Arm(), name) for name in kept)
+    }
+
+
+def surface(rows: Sequence[Row]) -> Surface | None:
+    """Fits the surface of one teacher's arms; None where they are too few."""
+    of_arm = {name: where(rows, arm=name) for name in resting_arms()}
+    run = {name: own for name, own in of_arm.items() if own}
+    if len(run) <= _SHAPE + len(FORMS):
+        return None
+    accuracy = np.array([mean_of(own, UNSEEN) for own in run.values()])
+    names = ("positive_cosine", "negative_cosine", "scale")
+    place = np.array([[mean_of(own, name) for name in names] for own in run.values()])
+    place[:, 2] = np.log(place[:, 2])
+    smooth = _quadratic((place - place.mean(axis=0)) / place.std(axis=0))
+    kinds = [own[0]["kind"] for own in run.values()]
+    present = [form for form in FORMS[1:] if form in kinds]
+    forms = np.array([[kind == form for form in present] for kind in kinds], float)
+    return _compared(accuracy, smooth, forms, present)
+
+
+def _compared(
+    accuracy: NDArray[np.float64],
+    smooth: NDArray[np.float64],
+    forms: NDArray[np.float64],
+    present: Sequence[str],
+) -> Surface:
+    both = np.hstack([smooth, forms])
+    left, left_of_both = _left_over(smooth, accuracy), _left_over(both, accuracy)
+    whole = float(((accuracy - accuracy.mean()) ** 2).sum())
+    freedom = len(accuracy) - both.shape[1]
+    variance = left_of_both / freedom
+    ratio = (left - left_of_both) / forms.shape[1] / variance
+    solved = np.linalg.lstsq(both, accuracy, rcond=None)[0][smooth.shape[1] :]
+    errors = np.sqrt(variance * np.diag(np.linalg.pinv(both.T @ both)))[smooth.shape[1] :]
+    widths = float(t.ppf(0.975, freedom)) * errors
+    return Surface(
+        len(accuracy),
+        1 - left / whole,
+        (left - left_of_both) / whole,
+        float(f_distribution.sf(ratio, forms.shape[1], freedom)),
+        {
+            form: (float(mean), float(width))
+            for form, mean, width in zip(present, solved, widths, strict=True)
+        },
+    )
+
+
+def _quadratic(place: NDArray[np.float64]) -> NDArray[np.float64]:
+    pairs = [place[:, i] * place[:, j] for i in range(3) for j in range(i, 3)]
+    return np.column_stack([np.ones(len(place)), place, *pairs])
+
+
+def _left_over(columns: NDArray[np.float64], values: NDArray[np.float64]) -> float:
+    solved = np.linalg.lstsq(columns, values, rcond=None)[0]
+    return float(((values - columns @ solved) ** 2).sum())
