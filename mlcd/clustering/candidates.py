@@ -6,7 +6,6 @@ Shapes: B rows of a batch, M kept.
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.certificate import Reach
 from mlcd.clustering.matmul import Hits
 
 
@@ -21,21 +20,22 @@ class Candidates:
     after the last block.
     """
 
-    def __init__(
-        self,
-        num_rows: int,
-        kept: int,
-        start_B: NDArray[np.float32] | None = None,
-        reach: Reach | None = None,
-    ) -> None:
+    def __init__(self, num_rows: int, kept: int) -> None:
         self.ids = np.full((num_rows, kept), -1, dtype=np.int64)
         self.scores = np.full((num_rows, kept), -np.inf, dtype=np.float32)
-        self.threshold = (
-            np.full(num_rows, -np.inf, dtype=np.float32) if start_B is None else start_B
-        )
-        self._reach = reach
+        self.threshold = np.full(num_rows, -np.inf, dtype=np.float32)
         self._waiting: list[Hits] = []
         self._num_waiting = 0
+
+    def pass_over(self, threshold_B: NDArray[np.float32]) -> None:
+        """Raises thresholds to values that no product of the answer is at or below."""
+        self.threshold = np.maximum(self.threshold, threshold_B)
+
+    def best(self, top: int) -> NDArray[np.int64]:
+        """Returns the ids of the `top` largest products of each row, -1 where there are fewer."""
+        self.settle()
+        columns = np.argpartition(self.scores, -top, axis=1)[:, -top:]
+        return np.take_along_axis(self.ids, columns, axis=1)
 
     def add(self, hits: Hits, offset: int) -> None:
         self._waiting.append(Hits(hits.rows, hits.columns + offset, hits.scores))
@@ -66,6 +66,4 @@ class Candidates:
         self.scores[touched] = np.take_along_axis(scores, chosen, axis=1)
         # Whatever is dropped here is at most the smallest that stays.
         least = self.scores[touched].min(axis=1)
-        if self._reach is not None:
-            least = np.maximum(least, self._reach.threshold(touched, self.scores[touched]))
         self.threshold[touched] = np.maximum(self.threshold[touched], least)

@@ -4,7 +4,6 @@ out belongs to its answer.
 They are derived in `mlcd.clustering.nearest`. Shapes: B rows of a batch, K centers, D dimension.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -15,7 +14,7 @@ from mlcd.types import Embeddings
 
 # above the error of any float64 inner product of unit rows of a dimension below 4,096
 DOUBLE_MARGIN: Final = 1e-12
-_BLOCK_CENTERS: Final = 8192  # centers whose norms are computed at once
+_BLOCK_CENTERS: Final = 512  # centers whose norms are computed at once
 
 Norms = tuple[float, float, float]
 
@@ -25,7 +24,7 @@ def largest_norms(centers: Embeddings, matmul: Matmul) -> Norms:
     largest = np.zeros(3)
     for start in range(0, len(centers), _BLOCK_CENTERS):
         block = centers[start : start + _BLOCK_CENTERS].astype(np.float64)
-        rounded = matmul.rounded(centers[start : start + _BLOCK_CENTERS]).astype(np.float64)
+        rounded = matmul.rounded_centers(centers[start : start + _BLOCK_CENTERS]).astype(np.float64)
         norms = [np.linalg.norm(rows, axis=1).max() for rows in (block, rounded, block - rounded)]
         largest = np.maximum(largest, norms)
     return float(largest[0]), float(largest[1]), float(largest[2])
@@ -80,23 +79,3 @@ def beyond_reach(
     threshold_B = np.where(bound_B >= 0, bound_B / (1 + output), bound_B / (1 - output))
     lower: NDArray[np.float32] = np.nextafter(threshold_B.astype(np.float32), np.float32(-np.inf))
     return lower
-
-
-@dataclass(frozen=True)
-class Reach:
-    """A bound on later products that follows from the `top` best products seen."""
-
-    top: int
-    slack: NDArray[np.float64]  # [B]
-    output: float
-
-    def threshold(
-        self, rows: NDArray[np.int64], scores: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
-        """Returns the value of each row that every product of its answer exceeds.
-
-        scores: the products seen of these rows, [rows, >= top].
-        """
-        last = np.partition(scores, -self.top, axis=1)[:, -self.top].astype(np.float64)
-        slack = self.slack[rows]
-        return beyond_reach(lowered(last, self.output) - slack, slack, self.output)

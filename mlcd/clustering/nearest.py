@@ -33,28 +33,31 @@ from mlcd.clustering.candidates import Candidates
 from mlcd.clustering.certificate import (
     DOUBLE_MARGIN,
     Norms,
-    Reach,
     beyond_reach,
     largest_norms,
-    lowered,
     raised,
     score_slack,
 )
-from mlcd.clustering.exact_scores import ordered
+from mlcd.clustering.exact_scores import exact_scores, first_in_order, ordered
 from mlcd.clustering.matmul import Matmul, NumpyMatmul
+from mlcd.clustering.row_threads import in_threads
+from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
-MatmulName = Literal["numpy", "torch-fp32", "torch-bf16", "cuda-bf16"]
-ROUNDED_MATMULS: Final = ("torch-bf16", "cuda-bf16")  # the arithmetics that round their inputs
-_BATCH_ROWS: Final = 2048
+MatmulName = Literal["numpy", "torch-fp32", "torch-bf16", "torch-int8", "cuda-bf16"]
+# the arithmetics that round their inputs
+ROUNDED_MATMULS: Final = ("torch-bf16", "torch-int8", "cuda-bf16")
+_BATCH_ROWS: Final = 1024
+_LEAST_ROWS: Final = 128  # of a thread's batch
 _BLOCK_CENTERS: Final = 4096
-_DOUBLE_ENTRIES: Final = 1 << 23  # float64 scores held at once: 64 MiB
-# entries kept beyond l at most, by whether inputs are rounded: bfloat16 needs more than float32
-_SPARE: Final = {False: 8, True: 24}
-_KEPT_EACH: Final = 4
-_KEPT_LEAST: Final = 8
+_DOUBLE_ENTRIES: Final = 1 << 22  # float64 scores that a thread holds at once: 32 MiB
+# Entries kept for each of the answer, and at least, by whether inputs are rounded. Only those within
+# the error of the answer are kept, so that room costs little.
+_KEPT_EACH: Final = {False: 4, True: 16}
+_KEPT_LEAST: Final = {False: 32, True: 64}
 _WIDER: Final = 4
+_RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
 _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
 _TIMED_RUNS: Final = 3
 _TIMED_ROWS: Final = 512
@@ -131,18 +134,25 @@ class CenterScan:
                 f"embeddings have dimension {embeddings.shape[1]}, centers {self.centers.shape[1]}",
                 remedy="use the centers of the same model",
             )
+        num_wanted = min(top, len(self.centers))
+        if previous is not None:
+            previous = self._checked(previous[:, :num_wanted])
         all_ids = np.full((len(embeddings), top), -1, dtype=np.int32)
         all_scores = np.full((len(embeddings), top), -np.inf, dtype=np.float32)
         counts = np.zeros(_NUM_LEVELS, dtype=np.int64)
-        num_wanted = min(top, len(self.centers))
         first = 0
-        for start in range(0, len(embeddings) if num_wanted else 0, _BATCH_ROWS):
-            batch = slice(start, start + _BATCH_ROWS)
-            seeds = None if previous is None else previous[batch, :num_wanted]
-            ids, scores, level = self._search(embeddings[batch], num_wanted, seeds, first)
+
+        def search(batch: slice) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+            nonlocal first
+            seeds = None if previous is None else previous[batch]
+            found = self._search(embeddings[batch], num_wanted, seeds, first)
             # A first pass that proves little is left out for the next batch: it would cost more
             # than it settles.
-            first = int((level > 0).mean() > _OPEN_SHARE)
+            first = int((found[2] > 0).mean() > _OPEN_SHARE)
+            return found
+
+        batches = _batches(len(embeddings) if num_wanted else 0)
+        for batch, (ids, scores, level) in zip(batches, in_threads(search, batches), strict=True):
             if threshold is not None:  # compares the scores before they are rounded
                 ids = np.where(scores >= threshold, ids, -1)
                 scores = np.where(scores >= threshold, scores, -np.inf)
@@ -151,6 +161,13 @@ class CenterScan:
         return Neighbors(
             all_ids, all_scores, ScanCounts(self.matmul.name, *(int(count) for count in counts))
         )
+
+    def _checked(self, seeds: NDArray[np.integer]) -> NDArray[np.integer]:
+        if seeds.min(initial=0) < 0 or seeds.max(initial=0) >= len(self.centers):
+            raise InvalidInput("previous labels name centers that do not exist", remedy="give none")
+        if seeds.shape[1] > 1 and (np.diff(np.sort(seeds, axis=1), axis=1) == 0).any():
+            raise InvalidInput("previous labels name a center twice in a row", remedy="give none")
+        return seeds
 
     def _search(
         self, z_BD: Embeddings, top: int, seeds: NDArray[np.integer] | None, first: int
@@ -168,8 +185,7 @@ class CenterScan:
                 continue
             if len(open_rows) == 0:
                 break
-            rows_seeds = seeds if number == first else None
-            found = self._certified(z_BD[open_rows], top, kept, matmul, norms, rows_seeds)
+            found = self._certified(z_BD[open_rows], top, kept, matmul, norms, seeds)
             settled = open_rows[found.proven]
             ids[settled], scores[settled], level[settled] = (
                 found.ids[found.proven],
@@ -177,12 +193,14 @@ class CenterScan:
                 number,
             )
             open_rows = open_rows[~found.proven]
+            seeds = found.ids[~found.proven]
         if len(open_rows):
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
         return ids, scores, level
 
     def _ladder(self, top: int) -> Iterator[tuple[Matmul, Norms, int]]:
-        kept = max(_KEPT_LEAST, min(_KEPT_EACH * top, top + _SPARE[self.matmul.rounding.inputs]))
+        rounded = self.matmul.rounding.inputs
+        kept = max(_KEPT_LEAST[rounded], _KEPT_EACH[rounded] * top)
         yield self.matmul, self._norms, kept
         yield self.matmul, self._norms, _WIDER * kept
         yield self._exact, self._exact_norms, _WIDER * kept
@@ -197,38 +215,57 @@ class CenterScan:
         seeds: NDArray[np.integer] | None,
     ) -> "_Found":
         slack_B = score_slack(z_BD, matmul, norms)
-        start_B = (
-            None if seeds is None else self._start(z_BD, seeds, slack_B, matmul.rounding.output)
-        )
-        reach = Reach(top, slack_B, matmul.rounding.output)
-        candidates = Candidates(len(z_BD), kept, start_B, reach)
-        _scan(z_BD, matmul, len(self.centers), candidates)
-        ids, scores = self._rescored(z_BD, candidates, top, slack_B, matmul.rounding.output)
-        left_out_B = (
-            raised(candidates.threshold.astype(np.float64), matmul.rounding.output) + slack_B
-        )
+        candidates = Candidates(len(z_BD), kept)
+        self._scan(z_BD, matmul, top, slack_B, candidates, seeds)
+        output = matmul.rounding.output
+        ids, scores = self._rescored(z_BD, candidates, top, slack_B, output)
+        left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack_B
         # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
         proven_B = (left_out_B < scores[:, -1] - DOUBLE_MARGIN) & (ids[:, -1] >= 0)
         return _Found(ids, scores, proven_B)
 
-    def _start(
+    def _scan(
         self,
         z_BD: Embeddings,
-        seeds: NDArray[np.integer],
+        matmul: Matmul,
+        top: int,
+        slack_B: NDArray[np.float64],
+        candidates: Candidates,
+        seeds: NDArray[np.integer] | None,
+    ) -> None:
+        """Collects the centers whose product is within reach of the answer."""
+        rows = matmul.load(z_BD)
+        output = matmul.rounding.output
+        if seeds is not None:
+            candidates.pass_over(self._beyond(z_BD, seeds, slack_B, output))
+        next_raise = _RAISED_EVERY
+        for number, start in enumerate(range(0, len(self.centers), _BLOCK_CENTERS)):
+            stop = min(start + _BLOCK_CENTERS, len(self.centers))
+            product_BC = matmul.multiply(rows, start, stop)
+            if start == 0 and seeds is None and stop >= top:
+                leaders = matmul.leaders(product_BC, top)
+                candidates.pass_over(self._beyond(z_BD, leaders, slack_B, output))
+            elif number == next_raise:
+                best = candidates.best(top)
+                candidates.pass_over(self._beyond(z_BD, best, slack_B, output))
+                next_raise *= _RAISED_EVERY
+            candidates.add(matmul.above(product_BC, candidates.threshold), start)
+        candidates.settle()
+
+    def _beyond(
+        self,
+        z_BD: Embeddings,
+        known: NDArray[np.integer],
         slack_B: NDArray[np.float64],
         output: float,
     ) -> NDArray[np.float32]:
-        """Returns a threshold below which no product belongs to a center as near as the last of the
-        seeds.
+        """Returns a threshold below which no product belongs to a center as near as the last of
+        those known. known: distinct ids [B, top]; -1 says that none is known.
         """
-        if seeds.min(initial=0) < 0 or seeds.max(initial=0) >= len(self.centers):
-            raise InvalidInput("previous labels name centers that do not exist", remedy="give none")
-        if seeds.shape[1] > 1 and (np.diff(np.sort(seeds, axis=1), axis=1) == 0).any():
-            raise InvalidInput("previous labels name a center twice in a row", remedy="give none")
-        known = np.einsum(
-            "bd,bld->bl", z_BD.astype(np.float64), self.centers[seeds].astype(np.float64)
-        )
-        return beyond_reach(known.min(axis=1), slack_B, output)
+        rows = np.repeat(np.arange(len(z_BD)), known.shape[1])
+        scores = exact_scores(z_BD, self.centers, rows, known.ravel()).reshape(known.shape)
+        last_B = np.where(known.min(axis=1) < 0, -np.inf, scores.min(axis=1))
+        return beyond_reach(last_B, slack_B, output)
 
     def _rescored(
         self,
@@ -242,13 +279,25 @@ class CenterScan:
 
         Only candidates that may be in the answer despite rounding are scored.
         """
-        products = candidates.scores.astype(np.float64)
-        last_B = np.partition(products, -top, axis=1)[:, -top]
-        lowest_B = lowered(last_B, output) - slack_B
-        running = raised(products, output) + slack_B[:, None] >= lowest_B[:, None]
-        running &= candidates.ids >= 0
-        rows, columns = np.nonzero(running)
-        return ordered(z_BD, self.centers, rows, candidates.ids[rows, columns], top)
+        best = np.argpartition(candidates.scores, -top, axis=1)[:, -top:]
+        exact = np.full(candidates.ids.shape, -np.inf)
+        first = np.zeros(exact.shape, dtype=bool)
+        np.put_along_axis(first, best, True, axis=1)
+        self._score(z_BD, candidates.ids, first, exact)
+        least_B = np.take_along_axis(exact, best, axis=1).min(axis=1) - DOUBLE_MARGIN
+        upper = raised(candidates.scores.astype(np.float64), output) + slack_B[:, None]
+        self._score(z_BD, candidates.ids, (upper >= least_B[:, None]) & ~first, exact)
+        return first_in_order(candidates.ids, exact, top)
+
+    def _score(
+        self,
+        z_BD: Embeddings,
+        ids: NDArray[np.int64],
+        chosen: NDArray[np.bool_],
+        exact: NDArray[np.float64],
+    ) -> None:
+        rows, columns = np.nonzero(chosen & (ids >= 0))
+        exact[rows, columns] = exact_scores(z_BD, self.centers, rows, ids[rows, columns])
 
     def _in_float64(
         self, z_BD: Embeddings, top: int
@@ -286,7 +335,7 @@ def fastest_matmul(centers: Embeddings) -> MatmulName:
     if find_spec("torch") is not None:
         from mlcd.clustering.torch_matmul import cuda_available
 
-        names += ["torch-fp32", "torch-bf16"]
+        names += ["torch-fp32", "torch-bf16", "torch-int8"]
         names += ["cuda-bf16"] if cuda_available() else []
     tile = centers[:_BLOCK_CENTERS]
     return min(names, key=lambda name: _seconds(open_matmul(name, tile), tile))
@@ -300,11 +349,14 @@ def open_matmul(name: MatmulName, centers: Embeddings) -> Matmul:
     if name == "numpy":
         return NumpyMatmul(centers)
     try:
+        from mlcd.clustering.int8_matmul import Int8Matmul
         from mlcd.clustering.torch_matmul import TorchMatmul
     except ImportError as error:
         raise ConfigInvalid(
             f"{name} needs torch", remedy="pip install 'mlcd[train]', or use numpy"
         ) from error
+    if name == "torch-int8":
+        return Int8Matmul(centers, _BLOCK_CENTERS)
     return TorchMatmul(
         centers, bf16=name in ROUNDED_MATMULS, device="cuda" if name == "cuda-bf16" else "cpu"
     )
@@ -330,18 +382,10 @@ class _Found:
     proven: NDArray[np.bool_]
 
 
-def _scan(z_BD: Embeddings, matmul: Matmul, num_centers: int, candidates: Candidates) -> None:
-    """Collects the centers of largest product of each row."""
-    rows = matmul.load(z_BD)
-    kept = candidates.ids.shape[1]
-    for start in range(0, num_centers, _BLOCK_CENTERS):
-        stop = min(start + _BLOCK_CENTERS, num_centers)
-        product_BC = matmul.multiply(rows, start, stop)
-        if start == 0 and stop > kept and np.isneginf(candidates.threshold).all():
-            # Without this, every entry of the first block would be a hit.
-            candidates.threshold = matmul.kth_best_bound(product_BC, kept)
-        candidates.add(matmul.above(product_BC, candidates.threshold), start)
-    candidates.settle()
+def _batches(num_rows: int) -> list[slice]:
+    """Returns the batches that the threads share, evenly where there are few rows."""
+    rows = min(_BATCH_ROWS, max(_LEAST_ROWS, -(-num_rows // available_cores())))
+    return [slice(start, min(start + rows, num_rows)) for start in range(0, num_rows, rows)]
 
 
 def _seconds(matmul: Matmul, tile: Embeddings) -> float:
