@@ -33,10 +33,9 @@ from mlcd.clustering.candidates import Candidates
 from mlcd.clustering.certificate import (
     DOUBLE_MARGIN,
     Norms,
+    Slack,
     beyond_reach,
-    largest_norms,
     raised,
-    score_slack,
 )
 from mlcd.clustering.exact_scores import exact_scores, first_in_order, ordered
 from mlcd.clustering.matmul import Matmul, NumpyMatmul
@@ -54,7 +53,7 @@ _BLOCK_CENTERS: Final = 4096
 _DOUBLE_ENTRIES: Final = 1 << 22  # float64 scores that a thread holds at once: 32 MiB
 # Entries kept for each of the answer, and at least, by whether inputs are rounded. Only those within
 # the error of the answer are kept, so that room costs little.
-_KEPT_EACH: Final = {False: 4, True: 16}
+_KEPT_EACH: Final = {False: 4, True: 24}
 _KEPT_LEAST: Final = {False: 32, True: 64}
 _WIDER: Final = 4
 _RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
@@ -109,8 +108,8 @@ class CenterScan:
         self.centers = centers
         self.matmul = open_matmul(fastest_matmul(centers) if matmul == "auto" else matmul, centers)
         self._exact = self.matmul if not self.matmul.rounding.inputs else NumpyMatmul(centers)
-        self._norms = largest_norms(centers, self.matmul)
-        self._exact_norms = (self._norms[0], self._norms[0], 0.0)
+        self._norms = Norms.of(centers, self.matmul)
+        self._exact_norms = Norms.of(centers, self._exact)
 
     def nearest(
         self,
@@ -214,11 +213,12 @@ class CenterScan:
         norms: Norms,
         seeds: NDArray[np.integer] | None,
     ) -> "_Found":
-        slack_B = score_slack(z_BD, matmul, norms)
+        slack = Slack.of(z_BD, matmul, norms)
+        slack_B = slack.with_any()
         candidates = Candidates(len(z_BD), kept)
         self._scan(z_BD, matmul, top, slack_B, candidates, seeds)
         output = matmul.rounding.output
-        ids, scores = self._rescored(z_BD, candidates, top, slack_B, output)
+        ids, scores = self._rescored(z_BD, candidates, top, slack, output)
         left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack_B
         # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
         proven_B = (left_out_B < scores[:, -1] - DOUBLE_MARGIN) & (ids[:, -1] >= 0)
@@ -272,7 +272,7 @@ class CenterScan:
         z_BD: Embeddings,
         candidates: Candidates,
         top: int,
-        slack_B: NDArray[np.float64],
+        slack: Slack,
         output: float,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Returns the first `top` candidates by float64 score.
@@ -285,7 +285,8 @@ class CenterScan:
         np.put_along_axis(first, best, True, axis=1)
         self._score(z_BD, candidates.ids, first, exact)
         least_B = np.take_along_axis(exact, best, axis=1).min(axis=1) - DOUBLE_MARGIN
-        upper = raised(candidates.scores.astype(np.float64), output) + slack_B[:, None]
+        upper = raised(candidates.scores.astype(np.float64), output)
+        upper += slack.with_each(candidates.ids)
         self._score(z_BD, candidates.ids, (upper >= least_B[:, None]) & ~first, exact)
         return first_in_order(candidates.ids, exact, top)
 
