@@ -18,7 +18,6 @@ DOUBLE_MARGIN: Final = 1e-12
 _BLOCK_CENTERS: Final = 512  # centers whose norms are computed at once
 
 
-
 @dataclass(frozen=True)
 class Norms:
     """The lengths of centers c and of their rounded values c', in float64.

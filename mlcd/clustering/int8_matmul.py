@@ -8,7 +8,7 @@ This module is imported only where torch is installed; the labels are the same w
 """
 
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.clustering.matmul import Hits, Rounding, entries_above, leading_columns
+from mlcd.cores import cpu_features
 from mlcd.types import Embeddings
 
 _CENTER_LEVELS: Final = 127
@@ -23,12 +24,8 @@ _WIDE, _NARROW = 127, 63  # largest numbers of the rows with and without VNNI
 _BLOCK_CENTERS: Final = 4096
 _PACKED_FOR: Final = 1024  # rows
 _MOST_COMPONENTS: Final = 1 << 15  # int32 holds the sums of twice as many
+_NEAR: Final = 1e-3
 _TINY: Final = np.float32(1e-30)
-
-
-class _Loaded(NamedTuple):
-    numbers: Tensor
-    scales_B: NDArray[np.float32]
 
 
 class Int8Matmul:
@@ -40,17 +37,18 @@ class Int8Matmul:
     rounding = Rounding(inputs=True, sum_roundoff=2.0**-20, output=2.0**-20)
 
     def __init__(self, centers_KD: Embeddings, block: int = _BLOCK_CENTERS) -> None:
-        self.block = block
+        self._block = block
         self._row_levels = row_levels()
         self._zero = self._row_levels + 1
         self._blocks = [
-            _packed(centers_KD[start : start + self.block])
-            for start in range(0, len(centers_KD), self.block)
+            _packed(centers_KD[start : start + self._block])
+            for start in range(0, len(centers_KD), self._block)
         ]
 
-    def load(self, rows_BD: Embeddings) -> _Loaded:
+    def load(self, rows_BD: Embeddings) -> tuple[Tensor, Tensor]:
         numbers, scales = _quantized(rows_BD, self._row_levels)
-        return _Loaded(torch.from_numpy((numbers + np.int16(self._zero)).astype(np.uint8)), scales)
+        unsigned = (numbers + np.int16(self._zero)).astype(np.uint8)
+        return torch.from_numpy(unsigned), torch.from_numpy(scales)
 
     def rounded(self, rows_BD: Embeddings) -> NDArray[np.floating]:
         numbers, scales = _quantized(rows_BD, self._row_levels)
@@ -60,23 +58,22 @@ class Int8Matmul:
         numbers, scales = _quantized(centers_CD, _CENTER_LEVELS)
         return numbers.astype(np.float64) * scales[:, None]
 
-    def multiply(self, rows: _Loaded, start: int, stop: int) -> tuple[Tensor, _Loaded]:
-        return _product(rows.numbers, self._zero, *self._blocks[start // self.block]), rows
+    def multiply(self, rows: tuple[Tensor, Tensor], start: int, stop: int) -> Tensor:
+        numbers, scales = rows
+        packed = self._blocks[start // self._block]
+        product_BC = _product(numbers, self._zero, *packed).mul_(scales[:, None])
+        return product_BC[:, : stop - start]
 
-    def leaders(self, product: tuple[Tensor, _Loaded], k: int) -> NDArray[np.int64]:
-        return leading_columns(product[0].numpy(), k)
+    def leaders(self, product_BC: Tensor, k: int) -> NDArray[np.int64]:
+        return leading_columns(product_BC.numpy(), k)
 
-    def above(self, product: tuple[Tensor, _Loaded], threshold_B: NDArray[np.float32]) -> Hits:
-        values_BC, scales = product[0].numpy(), product[1].scales_B
-        # one step lower than the quotient: the hits may be a few more, never fewer
-        lower = np.nextafter(threshold_B / scales, np.float32(-np.inf))
-        rows, columns = entries_above(values_BC, lower)
-        return Hits(rows, columns, values_BC[rows, columns] * scales[rows])
+    def above(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> Hits:
+        values_BC = product_BC.numpy()
+        rows, columns = entries_above(values_BC, threshold_B)
+        return Hits(rows, columns, values_BC[rows, columns])
 
 
-def _quantized(
-    rows_BD: Embeddings, levels: int
-) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+def _quantized(rows_BD: Embeddings, levels: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
     scales = np.maximum(np.abs(rows_BD).max(axis=1) / np.float32(levels), _TINY)
     numbers = np.rint(rows_BD / scales[:, None]).clip(-levels, levels)
     return numbers.astype(np.int16), scales
@@ -98,12 +95,27 @@ def _product(numbers: Tensor, zero: int, weights: Any, scales: Tensor, zeros: Te
 
 
 @cache
+def computes_int8() -> bool:
+    """Tells whether this torch multiplies eight-bit integers as this module takes it to."""
+    try:
+        return row_levels() == _WIDE or _exact(_NARROW)
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return False
+
+
+@cache
 def row_levels() -> int:
-    return _WIDE if not _saturates() else _NARROW
+    """Returns the largest number of a row whose sums do not saturate here."""
+    return _WIDE if "AVX512_VNNI" in cpu_features() and _exact(_WIDE) else _NARROW
 
 
-def _saturates() -> bool:
-    numbers = torch.full((_PACKED_FOR, 256), 255, dtype=torch.uint8)
-    packed = _packed(np.ones((_BLOCK_CENTERS, 256), dtype=np.float32))
-    found = _product(numbers, 128, *packed)
-    return bool((found - 127 * 256).abs().max() > 1)
+def _exact(levels: int) -> bool:
+    """Tells whether sums of the largest products are exact, for rows of either sign."""
+    shape = (_PACKED_FOR, 256)
+    packed = _packed(np.ones((_BLOCK_CENTERS, shape[1]), dtype=np.float32))
+    for sign in (1, -1):
+        numbers = torch.full(shape, levels + 1 + sign * levels, dtype=torch.uint8)
+        found = _product(numbers, levels + 1, *packed)
+        if (found - sign * levels * shape[1]).abs().max() > _NEAR * shape[1]:
+            return False
+    return True

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.nearest import ROUNDED_MATMULS, CenterScan, MatmulName, fastest_matmul
+from mlcd.clustering.nearest import ROUNDED_MATMULS, CenterScan, MatmulName, fastest_matmuls
 from mlcd.clustering.nearest_center import Basis, NearestCenter
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers
@@ -34,6 +34,7 @@ _SEVERAL_CLUSTERS: Final = 2048
 _CELL_ITERATIONS: Final = 10
 _MANY_ROWS: Final = 16_384  # rows of one process; fewer do not repay the timing of the pruned scan
 _MANY_COMPONENTS: Final = 64
+_MANY_CENTERS: Final = 4096  # fewer do not repay a timing of the arithmetics
 _TIMED_PASSES: Final = 2  # one without known centers, one with them
 _TIMED_ROWS: Final = 2048
 _ALONE: Final = World()
@@ -221,7 +222,7 @@ class _Nearest:
         int32 [N].
         """
         if self._matmul is None:
-            self._matmul = fastest_matmul(centers)
+            self._matmul = fastest_matmuls(centers)[0] if len(centers) >= _MANY_CENTERS else "numpy"
         if self._basis is None and self._many_rows and centers.shape[1] >= _MANY_COMPONENTS:
             self._basis = Basis(centers)
         settled = self._last if self._num_passes >= _TIMED_PASSES else None

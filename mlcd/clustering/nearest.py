@@ -20,6 +20,7 @@ through a wider scan, then a float32 one, then a float64 one that settles any nu
 Shapes: B rows of a batch, K centers, D dimension.
 """
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,15 +52,17 @@ _BATCH_ROWS: Final = 1024
 _LEAST_ROWS: Final = 128  # of a thread's batch
 _BLOCK_CENTERS: Final = 4096
 _DOUBLE_ENTRIES: Final = 1 << 22  # float64 scores that a thread holds at once: 32 MiB
-# Entries kept for each of the answer, and at least, by whether inputs are rounded. Only those within
-# the error of the answer are kept, so that room costs little.
+# Entries kept for each of the answer, and at least, by whether inputs are rounded: only those
+# within the error of the answer, so that room costs little.
 _KEPT_EACH: Final = {False: 4, True: 24}
 _KEPT_LEAST: Final = {False: 32, True: 64}
 _WIDER: Final = 4
 _RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
 _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
-_TIMED_RUNS: Final = 3
-_TIMED_ROWS: Final = 512
+_WORTH_A_TIMING: Final = 2_500_000_000  # multiplications: 25 ms of two cores
+_TIMED_RUNS: Final = 2
+_TIMED_ROWS: Final = 256
+_TIMED_WAYS: Final = 2  # of fastest products, timed with all that the answer takes
 _NUM_LEVELS: Final = 4  # those of ScanCounts: proven, wider, float32, float64
 
 
@@ -98,18 +101,24 @@ class CenterScan:
     ) -> None:
         """Checks and prepares the centers.
 
-        matmul: the arithmetic of the scan; auto times those that this machine has and takes the
-        fastest.
+        matmul: the arithmetic of the scan; auto multiplies in float32 until there is work enough
+        to repay a timing of those that this machine has, on the first rows.
 
         Raises InvalidInput for centers that are not finite, ConfigInvalid where torch or a GPU is
         missing.
         """
         check_rows(centers, "centers")
         self.centers = centers
-        self.matmul = open_matmul(fastest_matmul(centers) if matmul == "auto" else matmul, centers)
-        self._exact = self.matmul if not self.matmul.rounding.inputs else NumpyMatmul(centers)
-        self._norms = Norms.of(centers, self.matmul)
-        self._exact_norms = Norms.of(centers, self._exact)
+        self._way = self._exact = _Way.open("numpy", centers)
+        self._undecided = matmul == "auto"
+        self._work = 0
+        if matmul not in ("auto", "numpy"):
+            self._way = _Way.open(matmul, centers)
+
+    @property
+    def products(self) -> str:
+        """Returns the name of the arithmetic."""
+        return self._way.matmul.name
 
     def nearest(
         self,
@@ -136,30 +145,56 @@ class CenterScan:
         num_wanted = min(top, len(self.centers))
         if previous is not None:
             previous = self._checked(previous[:, :num_wanted])
+        if self._undecided and num_wanted:
+            self._choose(embeddings, num_wanted)
+        ids, exact, counts = self._search_all(embeddings, num_wanted, previous)
+        if threshold is not None:  # compares the scores before they are rounded
+            ids = np.where(exact >= threshold, ids, -1)
+            exact = np.where(exact >= threshold, exact, -np.inf)
         all_ids = np.full((len(embeddings), top), -1, dtype=np.int32)
         all_scores = np.full((len(embeddings), top), -np.inf, dtype=np.float32)
-        counts = np.zeros(_NUM_LEVELS, dtype=np.int64)
+        all_ids[:, :num_wanted], all_scores[:, :num_wanted] = ids, exact
+        return Neighbors(all_ids, all_scores, ScanCounts(self.products, *counts.tolist()))
+
+    def _choose(self, embeddings: Embeddings, top: int) -> None:
+        """Takes the arithmetic that finds the answer of the first rows fastest, proofs and wider
+        passes included, once the rows seen have been work enough.
+        """
+        self._work += len(embeddings) * self.centers.size
+        if self._work < _WORTH_A_TIMING or len(embeddings) < _TIMED_ROWS:
+            return
+        self._undecided = False
+        rows = np.ascontiguousarray(embeddings[:_TIMED_ROWS])
+        seconds: dict[float, _Way] = {}
+        for name in fastest_matmuls(self.centers)[:_TIMED_WAYS]:
+            self._way = self._exact if name == "numpy" else _Way.open(name, self.centers)
+            self._way.matmul.multiply(self._way.matmul.load(rows), 0, _BLOCK_CENTERS)  # warms up
+            began = time.perf_counter()
+            self._search_all(rows, top, None)
+            seconds[time.perf_counter() - began] = self._way
+        self._way = seconds[min(seconds)]
+
+    def _search_all(
+        self, embeddings: Embeddings, top: int, previous: NDArray[np.integer] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """Returns ids [N, top], float64 scores [N, top] and how many rows each level settled."""
+        ids = np.full((len(embeddings), top), -1, dtype=np.int64)
+        scores = np.full((len(embeddings), top), -np.inf)
+        level = np.zeros(len(embeddings), dtype=np.int64)
         first = 0
 
-        def search(batch: slice) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        def search(batch: slice) -> None:
             nonlocal first
             seeds = None if previous is None else previous[batch]
-            found = self._search(embeddings[batch], num_wanted, seeds, first)
+            ids[batch], scores[batch], level[batch] = self._search(
+                embeddings[batch], top, seeds, first
+            )
             # A first pass that proves little is left out for the next batch: it would cost more
             # than it settles.
-            first = int((found[2] > 0).mean() > _OPEN_SHARE)
-            return found
+            first = int((level[batch] > 0).mean() > _OPEN_SHARE)
 
-        batches = _batches(len(embeddings) if num_wanted else 0)
-        for batch, (ids, scores, level) in zip(batches, in_threads(search, batches), strict=True):
-            if threshold is not None:  # compares the scores before they are rounded
-                ids = np.where(scores >= threshold, ids, -1)
-                scores = np.where(scores >= threshold, scores, -np.inf)
-            all_ids[batch, :num_wanted], all_scores[batch, :num_wanted] = ids, scores
-            counts += np.bincount(level, minlength=_NUM_LEVELS)
-        return Neighbors(
-            all_ids, all_scores, ScanCounts(self.matmul.name, *(int(count) for count in counts))
-        )
+        in_threads(search, _batches(len(embeddings) if top else 0))
+        return ids, scores, np.bincount(level, minlength=_NUM_LEVELS)
 
     def _checked(self, seeds: NDArray[np.integer]) -> NDArray[np.integer]:
         if seeds.min(initial=0) < 0 or seeds.max(initial=0) >= len(self.centers):
@@ -179,12 +214,12 @@ class CenterScan:
         scores = np.full((len(z_BD), top), -np.inf)
         level = np.full(len(z_BD), _NUM_LEVELS - 1)
         open_rows = np.arange(len(z_BD))
-        for number, (matmul, norms, kept) in enumerate(self._ladder(top)):
+        for number, (way, kept) in enumerate(self._ladder(top)):
             if number < first:
                 continue
             if len(open_rows) == 0:
                 break
-            found = self._certified(z_BD[open_rows], top, kept, matmul, norms, seeds)
+            found = self._certified(z_BD[open_rows], top, kept, way, seeds)
             settled = open_rows[found.proven]
             ids[settled], scores[settled], level[settled] = (
                 found.ids[found.proven],
@@ -197,27 +232,26 @@ class CenterScan:
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
         return ids, scores, level
 
-    def _ladder(self, top: int) -> Iterator[tuple[Matmul, Norms, int]]:
-        rounded = self.matmul.rounding.inputs
+    def _ladder(self, top: int) -> Iterator[tuple["_Way", int]]:
+        rounded = self._way.matmul.rounding.inputs
         kept = max(_KEPT_LEAST[rounded], _KEPT_EACH[rounded] * top)
-        yield self.matmul, self._norms, kept
-        yield self.matmul, self._norms, _WIDER * kept
-        yield self._exact, self._exact_norms, _WIDER * kept
+        yield self._way, kept
+        yield self._way, _WIDER * kept
+        yield self._exact, _WIDER * kept
 
     def _certified(
         self,
         z_BD: Embeddings,
         top: int,
         kept: int,
-        matmul: Matmul,
-        norms: Norms,
+        way: "_Way",
         seeds: NDArray[np.integer] | None,
     ) -> "_Found":
-        slack = Slack.of(z_BD, matmul, norms)
+        slack = Slack.of(z_BD, way.matmul, way.norms)
         slack_B = slack.with_any()
         candidates = Candidates(len(z_BD), kept)
-        self._scan(z_BD, matmul, top, slack_B, candidates, seeds)
-        output = matmul.rounding.output
+        self._scan(z_BD, way.matmul, top, slack_B, candidates, seeds)
+        output = way.matmul.rounding.output
         ids, scores = self._rescored(z_BD, candidates, top, slack, output)
         left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack_B
         # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
@@ -326,20 +360,22 @@ class CenterScan:
         )
 
 
-def fastest_matmul(centers: Embeddings) -> MatmulName:
-    """Returns the arithmetic that multiplies one tile of these centers fastest here; the labels do
-    not depend on it.
+def fastest_matmuls(centers: Embeddings) -> list[MatmulName]:
+    """Returns the arithmetics that are at hand, those that multiply one tile of these centers
+    fastest here first.
     """
-    if len(centers) < _BLOCK_CENTERS:  # a timing would cost more than it gains
-        return "numpy"
     names: list[MatmulName] = ["numpy"]
-    if find_spec("torch") is not None:
+    # for few centers torch is not imported: that would take longer than it gains
+    few = len(centers) < _BLOCK_CENTERS and "torch" not in sys.modules
+    if find_spec("torch") is not None and not few:
+        from mlcd.clustering.int8_matmul import computes_int8
         from mlcd.clustering.torch_matmul import cuda_available
 
-        names += ["torch-fp32", "torch-bf16", "torch-int8"]
+        names += ["torch-fp32", "torch-bf16"]
+        names += ["torch-int8"] if computes_int8() else []
         names += ["cuda-bf16"] if cuda_available() else []
     tile = centers[:_BLOCK_CENTERS]
-    return min(names, key=lambda name: _seconds(open_matmul(name, tile), tile))
+    return sorted(names, key=lambda name: _seconds(open_matmul(name, tile), tile))
 
 
 def open_matmul(name: MatmulName, centers: Embeddings) -> Matmul:
@@ -377,6 +413,19 @@ def check_rows(rows: NDArray[np.floating], what: str) -> None:
 
 
 @dataclass(frozen=True)
+class _Way:
+    """An arithmetic over the centers, and their lengths in it."""
+
+    matmul: Matmul
+    norms: Norms
+
+    @classmethod
+    def open(cls, name: MatmulName, centers: Embeddings) -> "_Way":
+        matmul = open_matmul(name, centers)
+        return cls(matmul, Norms.of(centers, matmul))
+
+
+@dataclass(frozen=True)
 class _Found:
     ids: NDArray[np.int64]
     scores: NDArray[np.float64]
@@ -393,7 +442,7 @@ def _seconds(matmul: Matmul, tile: Embeddings) -> float:
     rows = matmul.load(np.ascontiguousarray(tile[:_TIMED_ROWS]))
     threshold = np.full(min(len(tile), _TIMED_ROWS), 2.0, dtype=np.float32)
     times = []
-    for _ in range(_TIMED_RUNS):
+    for _ in range(_TIMED_RUNS + 1):  # the first warms up
         started = time.perf_counter()
         matmul.above(matmul.multiply(rows, 0, len(tile)), threshold)
         times.append(time.perf_counter() - started)

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, TypeVar
 
 from threadpoolctl import ThreadpoolController
@@ -17,26 +16,23 @@ from threadpoolctl import ThreadpoolController
 from mlcd.cores import available_cores
 
 _Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
+_controllers: dict[bool, ThreadpoolController] = {}
 
 
-def in_threads(
-    work: Callable[[_Item], _Result], items: Sequence[_Item]
-) -> Iterator[_Result]:
-    """Yields the results of the items in order, found by as many threads as there are cores."""
+def in_threads(work: Callable[[_Item], object], items: Sequence[_Item]) -> None:
+    """Does the work on each item, by as many threads as there are cores."""
     num_threads = min(available_cores(), len(items))
     if num_threads < 2:
-        yield from map(work, items)
+        for item in items:
+            work(item)
         return
-    with (
-        _limited_blas(),
-        ThreadPoolExecutor(num_threads, initializer=_limit_openmp) as threads,
-    ):
-        yield from threads.map(work, items)
+    with _limited_blas(), ThreadPoolExecutor(num_threads, initializer=_limit_openmp) as threads:
+        for _ in threads.map(work, items):
+            pass
 
 
 class _Limit:
-    """The limit of one thread for BLAS, which belongs to the process: it ends with its last user."""
+    """The limit of one thread for BLAS: it is the process's, and ends with its last user."""
 
     lock = threading.Lock()
     users = 0
@@ -47,7 +43,7 @@ class _Limit:
 def _limited_blas() -> Iterator[None]:
     with _Limit.lock:
         if _Limit.users == 0:
-            _Limit.held = _controller("torch" in sys.modules).limit(limits=1, user_api="blas")
+            _Limit.held = _controller().limit(limits=1, user_api="blas")
         _Limit.users += 1
     try:
         yield
@@ -62,10 +58,12 @@ def _limit_openmp() -> None:
     """Limits OpenMP to one thread for the calling thread alone."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.get_num_threads()  # sets this thread's limit at its first call, and not again
-    _controller("torch" in sys.modules).limit(limits=1, user_api="openmp")
+    _controller().limit(limits=1, user_api="openmp")
 
 
-@cache
-def _controller(with_torch: bool) -> ThreadpoolController:
-    """Returns the libraries that are loaded; torch brings some of its own."""
-    return ThreadpoolController()
+def _controller() -> ThreadpoolController:
+    """Returns the libraries that are loaded, looked up again when torch has joined them."""
+    with_torch = "torch" in sys.modules
+    if with_torch not in _controllers:
+        _controllers[with_torch] = ThreadpoolController()
+    return _controllers[with_torch]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlcd.clustering import nearest
+from mlcd.clustering import nearest, row_threads
 from mlcd.clustering.nearest import CenterScan, nearest_centers
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import unit_rows
@@ -92,6 +92,7 @@ def test_the_answer_does_not_depend_on_the_block(monkeypatch):
 def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
     """One middle and 400 near it: more than `kept` lie within the slack of any answer."""
     monkeypatch.setattr(nearest, "_BATCH_ROWS", 16)
+    monkeypatch.setattr(row_threads, "available_cores", lambda: 1)
     centers = unit_rows(
         random_rows(1, 64) + 1e-3 * np.random.default_rng(1).standard_normal((400, 64))
     )
@@ -137,7 +138,7 @@ def test_no_rows_give_no_labels():
     assert nearest_centers(np.zeros((0, 8), np.float32), random_rows(5, 8), 3).ids.shape == (0, 3)
 
 
-ARITHMETICS = ["numpy", "torch-fp32", "torch-bf16"]
+ARITHMETICS = ["numpy", "torch-fp32", "torch-bf16", "torch-int8"]
 
 
 def hard_cases():
@@ -191,9 +192,9 @@ def test_on_embeddings_without_ties_the_first_pass_proves_every_row(matmul):
 
 
 def test_what_cannot_be_proven_goes_down_the_ladder():
-    z, centers = random_rows(20, 16), np.repeat(random_rows(9, 16, seed=3), 500, axis=0)
+    z, centers = random_rows(20, 16), np.repeat(random_rows(9, 16, seed=3), 1000, axis=0)
     assert CenterScan(centers, matmul="torch-bf16").nearest(z, 8).scan.float64 == 20
-    assert CenterScan(centers[::25], matmul="numpy").nearest(z, 8).scan.wider == 20
+    assert CenterScan(centers[::10], matmul="numpy").nearest(z, 8).scan.wider == 20
 
 
 @pytest.mark.parametrize("matmul", ARITHMETICS)
