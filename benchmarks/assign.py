@@ -7,8 +7,8 @@
 Five kinds of data: random directions; families of 32 near-duplicate centers; MobileNetV2 features
 of photographs (tiny_imagenet_30) with the 4,096 centers that k-means finds among them; these
 centers 16 times, with noise; CLIP's vectors of class names, with rows that are such vectors with
-noise. The last three need ../shared/data and are left out where it is not. --features: where the features are
-kept for the next time.
+noise. The last three need ../shared/data and are left out where it is not. --features: where the
+features are kept for the next time.
 
 It prints medians (least to most), effective GF/s (of the products that brute force needs), rows by
 the level of the scan that settled them, and with --memory what each contender takes beyond the

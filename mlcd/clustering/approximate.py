@@ -166,9 +166,8 @@ class ApproximateScan:
         product = self._matmul.multiply(z_BD[rows], start, stop)
         fresh = np.flatnonzero(np.isneginf(candidates.threshold[rows]))
         if len(fresh) and stop - start > kept:  # otherwise everything would hit
-            some = product[fresh]
-            columns = self._matmul.leaders(some, kept)
-            candidates.threshold[rows[fresh]] = np.take_along_axis(some, columns, 1).min(axis=1)
+            _, leading = self._matmul.leaders(product[fresh], kept)
+            candidates.threshold[rows[fresh]] = leading.min(axis=1)
         hits = self._matmul.above(product, candidates.threshold[rows])
         candidates.add(Hits(rows[hits.rows], hits.columns, hits.scores), start)
 

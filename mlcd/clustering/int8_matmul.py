@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlcd.clustering.matmul import Hits, Rounding, entries_above, leading_columns
+from mlcd.clustering.matmul import Hits, Rounding, entries_above, leading_entries
 from mlcd.cores import cpu_features
 from mlcd.types import Embeddings
 
@@ -64,8 +64,8 @@ class Int8Matmul:
         product_BC = _product(numbers, self._zero, *packed).mul_(scales[:, None])
         return product_BC[:, : stop - start]
 
-    def leaders(self, product_BC: Tensor, k: int) -> NDArray[np.int64]:
-        return leading_columns(product_BC.numpy(), k)
+    def leaders(self, product_BC: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        return leading_entries(product_BC.numpy(), k)
 
     def above(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> Hits:
         values_BC = product_BC.numpy()

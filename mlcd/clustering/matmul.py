@@ -66,9 +66,9 @@ class Matmul(Protocol):
         """
         ...
 
-    def leaders(self, product_BC: Any, k: int) -> NDArray[np.int64]:
-        """Returns k different columns for each row, [B, k], mostly those of its largest products;
-        k is at most C.
+    def leaders(self, product_BC: Any, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Returns k different columns for each row, mostly those of its largest products, and these
+        products: [B, k] each; k is at most C.
         """
         ...
 
@@ -113,26 +113,33 @@ class NumpyMatmul:
             held = self._memory.held = np.empty(size, dtype=np.float32)
         return held[:size]
 
-    def leaders(self, product_BC: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-        return leading_columns(product_BC, k)
+    def leaders(
+        self, product_BC: NDArray[np.float32], k: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        return leading_entries(product_BC, k)
 
     def above(self, product_BC: NDArray[np.float32], threshold_B: NDArray[np.float32]) -> Hits:
         rows, columns = entries_above(product_BC, threshold_B)
         return Hits(rows, columns, product_BC[rows, columns])
 
 
-def leading_columns(values_BC: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-    """Returns k different columns of each row, [B, k]: the largest of the groups that hold the
-    largest, as few maxima are sorted faster than many values.
+def leading_entries(
+    values_BC: NDArray[np.float32], k: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Returns k different columns of each row and their values, [B, k]: the largest of the groups
+    that hold the largest, as few maxima are sorted faster than many values.
     """
     num_groups = values_BC.shape[1] // _GROUP
+    columns: NDArray[np.int64]
     if num_groups < k:
-        return np.argpartition(values_BC, -k, axis=1)[:, -k:]
-    # Group g holds the columns g, g + G, g + 2 G, …, so that maxima run along contiguous memory.
-    grouped_BEG = values_BC[:, : num_groups * _GROUP].reshape(len(values_BC), _GROUP, num_groups)
-    groups = np.argpartition(grouped_BEG.max(axis=1), -k, axis=1)[:, -k:]
-    members = grouped_BEG[np.arange(len(values_BC))[:, None], :, groups].argmax(axis=2)
-    return groups + num_groups * members
+        columns = np.argpartition(values_BC, -k, axis=1)[:, -k:]
+    else:
+        # Group g holds the columns g, g + G, …, so that maxima run along contiguous memory.
+        grouped_BEG = values_BC[:, : num_groups * _GROUP].reshape(-1, _GROUP, num_groups)
+        groups = np.argpartition(grouped_BEG.max(axis=1), -k, axis=1)[:, -k:]
+        members = grouped_BEG[np.arange(len(values_BC))[:, None], :, groups].argmax(axis=2)
+        columns = groups + num_groups * members
+    return columns, np.take_along_axis(values_BC, columns, axis=1)
 
 
 def entries_above(

@@ -5,17 +5,21 @@ The score is the inner product of the float32 values, computed in float64. The a
 centers by score descending, then id ascending: ties, duplicate centers included, go to the lower
 id.
 
-The scan computes products in float32 or bfloat16, block by block. Each row keeps the m best and t,
-the m-th of them. A row is proven where nothing left out can belong to its answer. Let a be the
-product of a center, s its exact score, x' and c' the rounded inputs and b the rounding of the
-output. Then
+The scan computes products in float32, bfloat16 or eight-bit integers, block by block. Each row has a
+threshold t, and entries above it are kept, at most m of them. A row is proven where nothing left out
+can belong to its answer. Let a be the product of a center c, s its exact score, x' and c' the
+rounded inputs and b the rounding of the output. Then
 
-    s <= a + b |a| + |x - x'| C + |x'| R + g |x'| C',
+    s <= a + b |a| + |x - x'| C + |x'| |c - c'| + g |x'| C',
 
-with C = max |c|, C' = max |c'| and R = max |c - c'|, by Cauchy-Schwarz for the inputs and g = D u /
-(1 - D u) for the sum (Higham, Accuracy and Stability, 3.1). If that bound at a = t lies below the
-l-th best float64 score among the kept, the answer is among them. Rows that are not proven go
-through a wider scan, then a float32 one, then a float64 one that settles any number of ties.
+with C = max |c| and C' = max |c'|, by Cauchy-Schwarz for the inputs and g = D u / (1 - D u) for the
+sum (Higham, Accuracy and Stability, 3.1). Any l centers, scored in float64, bound the l-th best
+score q from below: those of largest product in the first block, or the last labels. A center whose
+bound lies below q is not of the answer, so t starts at the largest a that with max |c - c'| keeps
+the bound below q, and rises as better centers are known. Where more than m entries exceed it, t
+becomes the m-th of them. If the bound at a = t lies below the l-th best float64 score among the
+kept, the answer is among them. Rows that are not proven go through a wider scan, then a float32 one,
+then a float64 one that settles any number of ties.
 
 Shapes: B rows of a batch, K centers, D dimension.
 """
@@ -36,6 +40,7 @@ from mlcd.clustering.certificate import (
     Norms,
     Slack,
     beyond_reach,
+    lowered,
     raised,
 )
 from mlcd.clustering.exact_scores import exact_scores, first_in_order, ordered
@@ -168,7 +173,9 @@ class CenterScan:
         seconds: dict[float, _Way] = {}
         for name in fastest_matmuls(self.centers)[:_TIMED_WAYS]:
             self._way = self._exact if name == "numpy" else _Way.open(name, self.centers)
-            self._way.matmul.multiply(self._way.matmul.load(rows), 0, _BLOCK_CENTERS)  # warms up
+            self._way.matmul.multiply(  # warms up
+                self._way.matmul.load(rows), 0, min(_BLOCK_CENTERS, len(self.centers))
+            )
             began = time.perf_counter()
             self._search_all(rows, top, None)
             seconds[time.perf_counter() - began] = self._way
@@ -277,9 +284,14 @@ class CenterScan:
             stop = min(start + _BLOCK_CENTERS, len(self.centers))
             product_BC = matmul.multiply(rows, start, stop)
             if start == 0 and seeds is None and stop >= top:
-                leaders = matmul.leaders(product_BC, top)
-                candidates.pass_over(self._beyond(z_BD, leaders, slack_B, output))
-            elif number == next_raise:
+                leaders, products = matmul.leaders(product_BC, top)
+                if matmul.rounding.inputs and stop < len(self.centers):
+                    last = self._beyond(z_BD, leaders, slack_B, output)
+                else:  # the products bound their scores closely enough
+                    least_B = products.min(axis=1).astype(np.float64)
+                    last = beyond_reach(lowered(least_B, output) - slack_B, slack_B, output)
+                candidates.pass_over(last)
+            elif number == next_raise and matmul.rounding.inputs:
                 best = candidates.best(top)
                 candidates.pass_over(self._beyond(z_BD, best, slack_B, output))
                 next_raise *= _RAISED_EVERY

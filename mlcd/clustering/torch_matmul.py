@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlcd.clustering.matmul import Hits, Rounding, entries_above, leading_columns
+from mlcd.clustering.matmul import Hits, Rounding, entries_above, leading_entries
 from mlcd.types import Embeddings
 
 _GROUP: Final = 64
@@ -60,11 +60,11 @@ class TorchMatmul:
             held = self._memory.held = torch.empty(size, dtype=self._dtype, device=self._device)
         return held[:size]
 
-    def leaders(self, product_BC: Tensor, k: int) -> NDArray[np.int64]:
+    def leaders(self, product_BC: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         if self._device.type == "cpu":
-            return leading_columns(product_BC.float().numpy(), k)
-        columns: NDArray[np.int64] = product_BC.float().topk(k, dim=1).indices.cpu().numpy()
-        return columns
+            return leading_entries(product_BC.float().numpy(), k)
+        values, columns = product_BC.float().topk(k, dim=1)
+        return columns.cpu().numpy(), values.cpu().numpy()
 
     def above(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> Hits:
         entries_BC, thresholds = self._comparable(product_BC, threshold_B)

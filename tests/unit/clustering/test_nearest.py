@@ -13,6 +13,8 @@ from mlcd.types import unit_rows
 
 pytestmark = pytest.mark.plain_cpu
 
+ARITHMETICS = ["numpy", "torch-fp32", "torch-bf16", "torch-int8"]
+
 
 def brute_force(z, centers, top, threshold=None):
     """float64, a double loop, the total order spelled out."""
@@ -110,6 +112,30 @@ def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
     assert found.scan.proven == 0
 
 
+@pytest.mark.parametrize("matmul", ARITHMETICS)
+def test_a_scan_over_several_blocks_and_batches_equals_one_in_float64(matmul, monkeypatch):
+    monkeypatch.setattr(nearest, "_BLOCK_CENTERS", 128)
+    families = np.repeat(random_rows(60, 48, seed=2), 32, axis=0)
+    families += np.float32(3e-3) * random_rows(1920, 48, seed=3)
+    z = unit_rows(families[::4] + 0.1 * random_rows(480, 48, seed=4))
+    exact = z.astype(np.float64) @ families.astype(np.float64).T
+    found = CenterScan(families, matmul=matmul).nearest(z, 8)
+    assert (found.ids == np.argsort(-exact, axis=1, kind="stable")[:, :8]).all()
+
+
+@pytest.mark.parametrize("num_centers", [300, 5000])
+def test_the_arithmetic_is_chosen_once_there_is_work(num_centers, monkeypatch):
+    z, centers = random_rows(600, 32), random_rows(num_centers, 32, seed=1)
+    scan = CenterScan(centers)
+    expected = scan.nearest(z, 8)
+    assert scan._undecided
+    monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 1)
+    chosen = scan.nearest(z, 8)
+    assert not scan._undecided
+    assert (chosen.ids == expected.ids).all()
+    assert (chosen.scores == expected.scores).all()
+
+
 def test_a_shorter_list_is_a_prefix_of_a_longer_one():
     z, centers = random_rows(30, 16), random_rows(50, 16, seed=1)
     assert (nearest_centers(z, centers, 3).ids == nearest_centers(z, centers, 9).ids[:, :3]).all()
@@ -138,9 +164,6 @@ def test_no_rows_give_no_labels():
     assert nearest_centers(np.zeros((0, 8), np.float32), random_rows(5, 8), 3).ids.shape == (0, 3)
 
 
-ARITHMETICS = ["numpy", "torch-fp32", "torch-bf16", "torch-int8"]
-
-
 def hard_cases():
     """name, rows, centers: what rounding confuses."""
     generator = np.random.default_rng(0)
@@ -162,6 +185,20 @@ def hard_cases():
         unit_rows(generator.standard_normal((300, 1))),
     )
     yield "a group and a bit", random_rows(20, 8), random_rows(65, 8, seed=4)
+    yield (
+        "rows near zero, and zero",
+        random_rows(20, 16) * np.repeat(np.float32([1e-20, 1e-41, 0, 1]), 5)[:, None],
+        random_rows(300, 16, seed=4),
+    )
+    spread = unit_rows(generator.standard_normal((1, 96)) + np.zeros((400, 96)))
+    steps = np.linspace(0, 2e-2, 400, dtype=np.float32)[
+        :, None
+    ]  # about the errors of int8 and bf16
+    spread += steps * random_rows(1, 96, seed=5)
+    yield "a family as wide as the error bound", random_rows(30, 96), spread
+    tall = random_rows(500, 32, seed=6)
+    tall[::7, 3] = 4.0  # one component rules the scale of a row
+    yield "one large component", unit_rows(tall[:40]), unit_rows(tall)
     yield (
         "lengths that differ",
         random_rows(20, 8) * np.float32(30),
