@@ -146,6 +146,6 @@ def entries_above(
     values_BC: NDArray[np.number], threshold_B: NDArray[np.number]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the rows and columns of the entries greater than their row's threshold."""
-    flat = np.flatnonzero(values_BC > threshold_B[:, None])
-    rows = flat // values_BC.shape[1]
+    flat: NDArray[np.int64] = np.flatnonzero(values_BC > threshold_B[:, None])
+    rows: NDArray[np.int64] = flat // values_BC.shape[1]
     return rows, flat - rows * values_BC.shape[1]

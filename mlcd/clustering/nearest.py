@@ -5,21 +5,21 @@ The score is the inner product of the float32 values, computed in float64. The a
 centers by score descending, then id ascending: ties, duplicate centers included, go to the lower
 id.
 
-The scan computes products in float32, bfloat16 or eight-bit integers, block by block. Each row has a
-threshold t, and entries above it are kept, at most m of them. A row is proven where nothing left out
-can belong to its answer. Let a be the product of a center c, s its exact score, x' and c' the
+The scan computes products in float32, bfloat16 or eight-bit integers, block by block. Each row has
+a threshold t, and entries above it are kept, at most m of them. A row is proven where nothing left
+out can belong to its answer. Let a be the product of a center c, s its exact score, x' and c' the
 rounded inputs and b the rounding of the output. Then
 
     s <= a + b |a| + |x - x'| C + |x'| |c - c'| + g |x'| C',
 
 with C = max |c| and C' = max |c'|, by Cauchy-Schwarz for the inputs and g = D u / (1 - D u) for the
-sum (Higham, Accuracy and Stability, 3.1). Any l centers, scored in float64, bound the l-th best
-score q from below: those of largest product in the first block, or the last labels. A center whose
-bound lies below q is not of the answer, so t starts at the largest a that with max |c - c'| keeps
-the bound below q, and rises as better centers are known. Where more than m entries exceed it, t
-becomes the m-th of them. If the bound at a = t lies below the l-th best float64 score among the
-kept, the answer is among them. Rows that are not proven go through a wider scan, then a float32 one,
-then a float64 one that settles any number of ties.
+sum (Higham, Accuracy and Stability, 3.1). Any l centers bound the l-th best score from below by q,
+the least of their own: the last labels, or those of largest product so far. A center whose bound
+lies below q is not of the answer, so t is the largest a that, with max |c - c'|, keeps the bound
+below q; it rises as better centers are known. Where more than m entries exceed it, t becomes the
+m-th of them. If the bound at a = t lies below the l-th best float64 score among the kept, the
+answer is among them. Rows that are not proven go through a wider scan, then a float32 one, then a
+float64 one that settles any number of ties.
 
 Shapes: B rows of a batch, K centers, D dimension.
 """
