@@ -133,9 +133,9 @@ def at_hand(kind: str) -> bool:
 
 def read_data(kind: str, options: argparse.Namespace) -> tuple[Embeddings, Embeddings]:
     if kind == "embeddings":
-        centers = Centers.open(options.centers_of)
+        artifact = Centers.open(options.centers_of)
         rows = EmbeddingsArtifact.open(options.embeddings).load()
-        return centers.align(rows[: options.rows]), centers.vectors
+        return artifact.align(rows[: options.rows]), artifact.vectors
     generator = np.random.default_rng(0)
     if kind == "texts":
         names = unit_rows(

@@ -117,7 +117,7 @@ class CenterScan:
         self._way = self._exact = _Way.open("numpy", centers)
         self._undecided = matmul == "auto"
         self._work = 0
-        if matmul not in ("auto", "numpy"):
+        if matmul != "auto" and matmul != "numpy":  # noqa: PLR1714  mypy narrows by these alone
             self._way = _Way.open(matmul, centers)
 
     @property
