@@ -1,111 +1,156 @@
 """Exact top-8 centers: every arithmetic of ours against faiss on the same data, interleaved.
 
-    python benchmarks/assign.py [--rows 512] [--centers 32768] [--dimension 768]
-                                [--data random|families]
+    python benchmarks/assign.py [--data random families photographs jittered texts] [--rows 2048]
+                                [--centers 131072] [--dimension 768] [--features DIR] [--plain-cpu]
     python benchmarks/assign.py --embeddings DIR --centers-of DIR
 
+Five kinds of data: random directions; families of 32 near-duplicate centers; MobileNetV2 features
+of photographs (tiny_imagenet_30) with the 4,096 centers that k-means finds among them; these
+centers 16 times, with noise; CLIP's vectors of class names, with rows that are such vectors with
+noise. The last three need ../shared/data and are left out where it is not. --features: where the
+features are kept for the next time.
+
 It prints medians (least to most), effective GF/s (of the products that brute force needs), rows by
-the level of the scan that settled them, and the memory that each contender takes beyond the data. A
-sample of rows is audited against float64 brute force: label sets must be identical on every one of
-them, or the exit status is 1.
+the level of the scan that settled them, and with --memory what each contender takes beyond the
+data. A sample of rows is audited against float64 brute force: label sets must be identical on every
+one of them, or the exit status is 1. --plain-cpu computes as on a CPU with AVX2, without bfloat16
+and VNNI. --cpu-seconds counts CPU time, for a machine that others share: `taskset -c 0`.
 """
 
 import argparse
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, cast
+from typing import Final, Literal, cast
 
 import faiss
 import numpy as np
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import CenterScan, MatmulName
+from mlcd.cores import cpu_features
 from mlcd.types import Embeddings, ScanCounts, unit_rows
 
 _FAMILY = 32
 _SPREAD = 0.02  # deviation of a family's members from its middle, in units of the middle's length
+_NOISE = 0.3  # length of the noise that is added to real vectors
+_COPIES = 16  # of a real center
+_REAL_CENTERS = 4096
 _AUDIT_BLOCK = 8192
+_SHARED: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
+_MODEL: Final = "encoders/mobilenet_v2_imagenet/mobilenet_v2_1.0_224.onnx"
+_TEXTS: Final = "encoders/clip_text_labels"
+_KINDS: Final = ("random", "families", "photographs", "jittered", "texts")
+# AVX2 for oneDNN, torch and both OpenBLAS
+_PLAIN_CPU: Final = (
+    "ONEDNN_MAX_CPU_ISA=AVX2",
+    "ATEN_CPU_CAPABILITY=avx2",
+    "OPENBLAS_CORETYPE=Zen",
+)
 
 
 def main() -> None:
     options = read_options()
-    rows, centers = read_data(options)
+    if options.plain_cpu:
+        others = [argument for argument in sys.argv[1:] if argument != "--plain-cpu"]
+        command = ["env", *_PLAIN_CPU, sys.executable, __file__, *others, "--without-bf16"]
+        sys.exit(subprocess.run(command, check=False).returncode)
     if options.memory_of:
-        print(extra_memory(options.memory_of, rows, centers, options.top))
+        print(extra_memory(options.memory_of, *read_data(options.data[0], options), options.top))
         return
-    source = options.embeddings.name if options.embeddings else options.data
-    print(
-        f"{source}: {len(rows)} rows, {len(centers)} centers of {rows.shape[1]}, top {options.top}"
-    )
-    names = [*arithmetics(), "faiss.knn", "IndexFlatIP"]
+    passed = [compared(kind, options) for kind in options.data if at_hand(kind)]
+    sys.exit(0 if all(passed) else 1)
+
+
+def compared(kind: str, options: argparse.Namespace) -> bool:
+    """Prints the comparison on one kind of data and tells if the audit passed."""
+    rows, centers = read_data(kind, options)
+    print(f"{kind}: {len(rows)} rows, {len(centers)} centers of {rows.shape[1]}, top {options.top}")
+    names = [*arithmetics(bf16=not options.without_bf16), "faiss.knn"]
     if options.only:
         names = [name for name in names if name in options.only.split(",")]
     contenders = {name: open_contender(name, rows, centers, options.top) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     answers: dict[str, np.ndarray] = {}
+    clock = time.process_time if options.cpu_seconds else time.perf_counter
     # The first run warms up.
     for _ in range(options.runs + 1):
         for name, work in contenders.items():
-            started = time.perf_counter()
+            started = clock()
             answers[name] = work()
-            seconds[name].append(time.perf_counter() - started)
+            seconds[name].append(clock() - started)
     for name, times in seconds.items():
-        report(
-            name,
-            times[1:],
-            seconds.get("faiss.knn", times)[1:],
-            2 * len(rows) * centers.size,
-            options,
-        )
+        theirs = seconds.get("faiss.knn", times)[1:]
+        report(kind, name, times[1:], theirs, 2 * len(rows) * centers.size, options)
     for name, counts in scan_counts(rows, centers, options.top, names).items():
         levels = (
             f"{counts.proven} first pass, {counts.wider} wider, {counts.float32} float32, "
             f"{counts.float64} float64"
         )
         print(f"{name:12} ({counts.products}) rows settled by: {levels}")
-    sys.exit(0 if audit(rows, centers, answers, options.audited) else 1)
+    return audit(rows, centers, answers, options.audited)
 
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--centers", type=int, default=32768)
-    parser.add_argument("--dimension", type=int, default=768)
+    parser.add_argument("--data", nargs="*", choices=_KINDS, default=list(_KINDS))
+    parser.add_argument("--rows", type=int, default=2048)
+    parser.add_argument("--centers", type=int, default=131072, help="random and families")
+    parser.add_argument("--dimension", type=int, default=768, help="random and families")
     parser.add_argument("--top", type=int, default=8)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--data", choices=["random", "families"], default="random")
+    parser.add_argument("--features", type=Path)
+    parser.add_argument("--plain-cpu", action="store_true")
+    parser.add_argument("--without-bf16", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--cpu-seconds", action="store_true")
     parser.add_argument("--embeddings", type=Path, help="An artifact; then --centers-of as well.")
     parser.add_argument("--centers-of", type=Path)
     parser.add_argument("--only", help="Contenders, separated by commas.")
     parser.add_argument("--audited", type=int, default=128)
-    parser.add_argument(
-        "--no-memory",
-        action="store_true",
-        help="Do not measure memory, which takes a process each.",
-    )
+    parser.add_argument("--memory", action="store_true", help="Takes a process each.")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
-def read_data(options: argparse.Namespace) -> tuple[Embeddings, Embeddings]:
+    options = parser.parse_args()
     if options.embeddings is not None:
-        centers = Centers.open(options.centers_of)
-        rows = np.concatenate(
-            [block for _, block in EmbeddingsArtifact.open(options.embeddings).blocks()]
-        )
-        return centers.align(rows[: options.rows]), centers.vectors
+        options.data = ["embeddings"]
+    return options
+
+
+def at_hand(kind: str) -> bool:
+    if kind in _KINDS[2:] and not _SHARED.is_dir():
+        print(f"{kind}: left out, {_SHARED} is not there")
+        return False
+    return True
+
+
+def read_data(kind: str, options: argparse.Namespace) -> tuple[Embeddings, Embeddings]:
+    if kind == "embeddings":
+        artifact = Centers.open(options.centers_of)
+        rows = EmbeddingsArtifact.open(options.embeddings).load()
+        return artifact.align(rows[: options.rows]), artifact.vectors
     generator = np.random.default_rng(0)
+    if kind == "texts":
+        names = unit_rows(
+            np.concatenate([np.load(path) for path in sorted((_SHARED / _TEXTS).glob("*.npy"))])
+        )
+        chosen = names[generator.integers(0, len(names), options.rows)]
+        return with_noise(chosen, _NOISE, generator), names
+    if kind in ("photographs", "jittered"):
+        rows, centers = photographs(options)
+        if kind == "jittered":
+            centers = with_noise(np.repeat(centers, _COPIES, axis=0), _NOISE, generator)
+        return rows[generator.permutation(len(rows))[: options.rows]], centers
     shape = (options.centers, options.dimension)
     noise = generator.standard_normal(shape, dtype=np.float32)
-    if options.data == "random":
+    if kind == "random":
         rows = generator.standard_normal((options.rows, options.dimension), dtype=np.float32)
         return unit_rows(rows), unit_rows(noise)
     middles = unit_rows(
@@ -114,17 +159,36 @@ def read_data(options: argparse.Namespace) -> tuple[Embeddings, Embeddings]:
     centers = np.repeat(middles, _FAMILY, axis=0)[: options.centers]
     centers = unit_rows(centers + np.float32(_SPREAD / options.dimension**0.5) * noise)
     near = centers[generator.integers(0, len(centers), options.rows)]
-    return unit_rows(
-        near + 0.5 / options.dimension**0.5 * generator.standard_normal(near.shape)
-    ), centers
+    return with_noise(near, 0.5, generator), centers
 
 
-def arithmetics() -> list[MatmulName | Literal["auto"]]:
+def with_noise(rows: Embeddings, length: float, generator: np.random.Generator) -> Embeddings:
+    noise = generator.standard_normal(rows.shape, dtype=np.float32)
+    return unit_rows(rows + np.float32(length / rows.shape[1] ** 0.5) * noise)
+
+
+def photographs(options: argparse.Namespace) -> tuple[Embeddings, Embeddings]:
+    """Returns the features of photographs, their mean subtracted, and their centers."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = options.features or Path(folder) / "features"
+        if not kept.exists():
+            command = [sys.executable, "-m", "mlcd", "embed", str(_SHARED / "tiny_imagenet_30")]
+            command += [str(kept), "--model", str(_SHARED / _MODEL)]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        rows = EmbeddingsArtifact.open(kept).load()
+    rows = unit_rows(rows - rows.mean(axis=0))
+    return rows, kmeans([rows], _REAL_CENTERS, iterations=5).centers
+
+
+def arithmetics(*, bf16: bool) -> list[MatmulName | Literal["auto"]]:
     names: list[MatmulName | Literal["auto"]] = ["auto", "numpy"]
     if find_spec("torch") is not None:
+        from mlcd.clustering.int8_matmul import computes_int8
         from mlcd.clustering.torch_matmul import cuda_available
 
-        names += ["torch-fp32", "torch-bf16"]
+        # where bfloat16 is emulated it takes many times as long
+        names += ["torch-bf16"] if bf16 and "AVX512_BF16" in cpu_features() else []
+        names += ["torch-int8"] if computes_int8() else []
         names += ["cuda-bf16"] if cuda_available() else []
     return names
 
@@ -135,10 +199,6 @@ def open_contender(
     """Returns the work, with the centers prepared once for many calls."""
     if name == "faiss.knn":
         return lambda: faiss.knn(rows, centers, top, metric=faiss.METRIC_INNER_PRODUCT)[1]
-    if name == "IndexFlatIP":
-        index = faiss.IndexFlatIP(centers.shape[1])
-        index.add(centers)
-        return lambda: index.search(rows, top)[1]
     scan = CenterScan(centers, matmul=cast(MatmulName, name))
     return lambda: scan.nearest(rows, top).ids
 
@@ -146,25 +206,32 @@ def open_contender(
 def scan_counts(
     rows: Embeddings, centers: Embeddings, top: int, names: list[str]
 ) -> dict[str, ScanCounts]:
-    ours = [name for name in arithmetics() if name in names]
-    found = {name: CenterScan(centers, matmul=name).nearest(rows, top).scan for name in ours}
+    ours = [name for name in names if name != "faiss.knn"]
+    scans = {name: CenterScan(centers, matmul=cast(MatmulName, name)) for name in ours}
+    found = {name: scan.nearest(rows, top).scan for name, scan in scans.items()}
     return {name: counts for name, counts in found.items() if counts is not None}
 
 
 def report(
-    name: str, times: list[float], theirs: list[float], flop: int, options: argparse.Namespace
+    kind: str,
+    name: str,
+    times: list[float],
+    theirs: list[float],
+    flop: int,
+    options: argparse.Namespace,
 ) -> None:
     ratio = statistics.median(their / our for our, their in zip(times, theirs, strict=True))
     line = f"{name:12} {statistics.median(times):7.3f} s ({min(times):.3f} to {max(times):.3f})"
     line += f"  {flop / statistics.median(times) / 1e9:6.1f} GF/s  {ratio:.2f} of faiss.knn's speed"
-    if not options.no_memory:
-        line += f"  {measured_memory(name) / 2**20:6.0f} MiB"
+    if options.memory:
+        line += f"  {measured_memory(kind, name) / 2**20:6.0f} MiB"
     print(line, flush=True)
 
 
-def measured_memory(name: str) -> int:
+def measured_memory(kind: str, name: str) -> int:
+    data = ["--data", kind] if kind in _KINDS else []
     done = subprocess.run(
-        [sys.executable, __file__, *sys.argv[1:], "--memory-of", name],
+        [sys.executable, __file__, *sys.argv[1:], *data, "--memory-of", name],
         capture_output=True,
         text=True,
         check=True,
@@ -211,7 +278,7 @@ def audit(
             )
         )
         print(f"{name:12} identical label sets on {100 * same:.2f} % of {len(chosen)} audited rows")
-        passed &= same == 1.0 or name in ("faiss.knn", "IndexFlatIP")
+        passed &= same == 1.0 or name == "faiss.knn"
     return passed
 
 

@@ -9,7 +9,7 @@ Shapes: K centers, D dimension.
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.nearest import CenterScan, MatmulName, check_query, fastest_matmul
+from mlcd.clustering.nearest import CenterScan, MatmulName, check_query, fastest_matmuls
 from mlcd.clustering.rows import Rows
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
@@ -34,16 +34,14 @@ class BlockedScan:
         for start in range(0, self._centers.num_rows, self._at_once):
             stop = min(start + self._at_once, self._centers.num_rows)
             scan = self._opened(self._centers.read(np.arange(start, stop)))
-            for batch, found, their_scores, level in scan.batches(embeddings, top):
-                ids[batch], scores[batch] = _first(
-                    np.hstack([ids[batch], start + found]),
-                    np.hstack([scores[batch], their_scores]),
-                    top,
-                )
-                levels[batch] = np.maximum(levels[batch], level)
+            found, their_scores, level = scan.search(embeddings, min(top, stop - start))
+            ids, scores = _first(
+                np.hstack([ids, start + found]), np.hstack([scores, their_scores]), top
+            )
+            levels = np.maximum(levels, level)
         if threshold is not None:  # compares the scores before they are rounded
             ids[scores < threshold], scores[scores < threshold] = -1, -np.inf
-        products = "" if self._matmul is None else scan.matmul.name
+        products = "" if self._matmul is None else scan.products
         counts = np.bincount(levels, minlength=4) if self._centers.num_rows else [0] * 4
         return Neighbors(
             ids.astype(np.int32),
@@ -53,7 +51,7 @@ class BlockedScan:
 
     def _opened(self, block: Embeddings) -> CenterScan:
         if self._matmul is None:
-            self._matmul = fastest_matmul(block)
+            self._matmul = fastest_matmuls(block)[0]
         return CenterScan(block, matmul=self._matmul)
 
 

@@ -6,7 +6,6 @@ Shapes: B rows of a batch, M kept.
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.certificate import Reach
 from mlcd.clustering.matmul import Hits
 
 
@@ -21,21 +20,23 @@ class Candidates:
     after the last block.
     """
 
-    def __init__(
-        self,
-        num_rows: int,
-        kept: int,
-        start_B: NDArray[np.float32] | None = None,
-        reach: Reach | None = None,
-    ) -> None:
+    def __init__(self, num_rows: int, kept: int) -> None:
         self.ids = np.full((num_rows, kept), -1, dtype=np.int64)
         self.scores = np.full((num_rows, kept), -np.inf, dtype=np.float32)
-        self.threshold = (
-            np.full(num_rows, -np.inf, dtype=np.float32) if start_B is None else start_B
-        )
-        self._reach = reach
+        self.threshold = np.full(num_rows, -np.inf, dtype=np.float32)
+        self._num_held = np.zeros(num_rows, dtype=np.int64)
         self._waiting: list[Hits] = []
         self._num_waiting = 0
+
+    def pass_over(self, threshold_B: NDArray[np.float32]) -> None:
+        """Raises thresholds to values that no product of the answer is at or below."""
+        self.threshold = np.maximum(self.threshold, threshold_B)
+
+    def best(self, top: int) -> NDArray[np.int64]:
+        """Returns the ids of the `top` largest products of each row, -1 where there are fewer."""
+        self.settle()
+        columns = np.argpartition(self.scores, -top, axis=1)[:, -top:]
+        return np.take_along_axis(self.ids, columns, axis=1)
 
     def add(self, hits: Hits, offset: int) -> None:
         self._waiting.append(Hits(hits.rows, hits.columns + offset, hits.scores))
@@ -52,20 +53,38 @@ class Candidates:
         )
         self._waiting, self._num_waiting = [], 0
         order = np.argsort(all_rows, kind="stable")
-        rows = all_rows[order]
+        rows, columns, hit_scores = all_rows[order], columns[order], hit_scores[order]
+        slot = self._num_held[rows] + np.arange(len(rows)) - np.searchsorted(rows, rows)
+        num_held = self._num_held + np.bincount(rows, minlength=len(self.ids))
+        fits = num_held[rows] <= self.ids.shape[1]
+        self.ids[rows[fits], slot[fits]] = columns[fits]
+        self.scores[rows[fits], slot[fits]] = hit_scores[fits]
+        self._num_held = np.minimum(num_held, self.ids.shape[1])
+        if not fits.all():
+            over = ~fits
+            self._select(rows[over], slot[over], columns[over], hit_scores[over])
+
+    def _select(
+        self,
+        rows: NDArray[np.int64],
+        slot: NDArray[np.int64],
+        columns: NDArray[np.int64],
+        hit_scores: NDArray[np.float32],
+    ) -> None:
+        """Keeps the largest of those held and these hits, for rows that have too many."""
         kept = self.ids.shape[1]
-        slot = kept + np.arange(len(rows)) - np.searchsorted(rows, rows)
         touched, row_of_hit = np.unique(rows, return_inverse=True)
         ids = np.full((len(touched), slot.max() + 1), -1, dtype=np.int64)
         scores = np.full(ids.shape, -np.inf, dtype=np.float32)
         ids[:, :kept], scores[:, :kept] = self.ids[touched], self.scores[touched]
-        ids[row_of_hit, slot], scores[row_of_hit, slot] = columns[order], hit_scores[order]
+        ids[row_of_hit, slot], scores[row_of_hit, slot] = columns, hit_scores
+        # What a threshold has passed over meanwhile makes room.
+        passed = scores <= self.threshold[touched, None]
+        ids[passed], scores[passed] = -1, -np.inf
         dropped = ids.shape[1] - kept
         chosen = np.argpartition(scores, dropped, axis=1)[:, dropped:]
         self.ids[touched] = np.take_along_axis(ids, chosen, axis=1)
         self.scores[touched] = np.take_along_axis(scores, chosen, axis=1)
         # Whatever is dropped here is at most the smallest that stays.
         least = self.scores[touched].min(axis=1)
-        if self._reach is not None:
-            least = np.maximum(least, self._reach.threshold(touched, self.scores[touched]))
         self.threshold[touched] = np.maximum(self.threshold[touched], least)

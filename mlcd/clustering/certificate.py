@@ -15,38 +15,71 @@ from mlcd.types import Embeddings
 
 # above the error of any float64 inner product of unit rows of a dimension below 4,096
 DOUBLE_MARGIN: Final = 1e-12
-_BLOCK_CENTERS: Final = 8192  # centers whose norms are computed at once
-
-Norms = tuple[float, float, float]
+_BLOCK_CENTERS: Final = 512  # centers whose norms are computed at once
 
 
-def largest_norms(centers: Embeddings, matmul: Matmul) -> Norms:
-    """Returns (C, C', R) of `mlcd.clustering.nearest`, in float64."""
-    largest = np.zeros(3)
-    for start in range(0, len(centers), _BLOCK_CENTERS):
-        block = centers[start : start + _BLOCK_CENTERS].astype(np.float64)
-        rounded = matmul.rounded(centers[start : start + _BLOCK_CENTERS]).astype(np.float64)
-        norms = [np.linalg.norm(rows, axis=1).max() for rows in (block, rounded, block - rounded)]
-        largest = np.maximum(largest, norms)
-    return float(largest[0]), float(largest[1]), float(largest[2])
+@dataclass(frozen=True)
+class Norms:
+    """The lengths of centers c and of their rounded values c', in float64.
 
-
-def score_slack(z_BD: Embeddings, matmul: Matmul, norms: Norms) -> NDArray[np.float64]:
-    """Returns |x - x'| C + |x'| R + g |x'| C' of each row, [B].
-
-    This bounds the error of the row's products before their output is rounded.
+    largest: C = max |c|. largest_rounded: C' = max |c'|. errors: |c - c'| of each, [K].
     """
-    exact = z_BD.astype(np.float64)
-    growth = z_BD.shape[1] * matmul.rounding.sum_roundoff
-    growth /= 1 - growth
-    if not matmul.rounding.inputs:  # x' = x, so that R = 0 too
-        slack: NDArray[np.float64] = growth * norms[1] * _lengths(exact)
-        return slack
-    rounded = matmul.rounded(z_BD).astype(np.float64)
-    of_rounded = _lengths(rounded)
-    slack = _lengths(exact - rounded) * norms[0] + of_rounded * norms[2]
-    slack += growth * of_rounded * norms[1]
-    return slack
+
+    largest: float
+    largest_rounded: float
+    errors: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, centers: Embeddings, matmul: Matmul) -> "Norms":
+        of_center = np.zeros((3, len(centers)))
+        for start in range(0, len(centers), _BLOCK_CENTERS):
+            block = centers[start : start + _BLOCK_CENTERS]
+            exact = block.astype(np.float64)
+            part = of_center[:, start : start + len(block)]
+            part[0] = _lengths(exact)
+            if matmul.rounding.inputs:
+                rounded = matmul.rounded_centers(block).astype(np.float64)
+                part[1], part[2] = _lengths(rounded), _lengths(exact - rounded)
+            else:
+                part[1] = part[0]
+        largest, largest_rounded = of_center[:2].max(axis=1, initial=0.0).tolist()
+        return cls(largest, largest_rounded, of_center[2])
+
+
+@dataclass(frozen=True)
+class Slack:
+    """The bound on the error of a row's products before their output is rounded.
+
+    of_row: |x - x'| C + g |x'| C', [B]. length: |x'|, [B], by which the error of a center counts.
+    """
+
+    of_row: NDArray[np.float64]
+    length: NDArray[np.float64]
+    errors: NDArray[np.float64]  # [K]
+
+    @classmethod
+    def of(cls, z_BD: Embeddings, matmul: Matmul, norms: Norms) -> "Slack":
+        exact = z_BD.astype(np.float64)
+        growth = z_BD.shape[1] * matmul.rounding.sum_roundoff
+        growth /= 1 - growth
+        rounded = matmul.rounded(z_BD).astype(np.float64) if matmul.rounding.inputs else exact
+        length_B = _lengths(rounded)
+        of_row_B = growth * norms.largest_rounded * length_B
+        if matmul.rounding.inputs:
+            of_row_B += _lengths(exact - rounded) * norms.largest
+        return cls(of_row_B, length_B, norms.errors)
+
+    def with_any(self) -> NDArray[np.float64]:
+        """Returns the bound for each row and all centers, [B]."""
+        bound_B: NDArray[np.float64] = self.of_row + self.length * self.errors.max(initial=0.0)
+        return bound_B
+
+    def with_each(self, ids_BM: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns the bound for each row and each of its centers, [B, M]."""
+        bound_BM: NDArray[np.float64] = (
+            self.of_row[:, None] + self.length[:, None] * self.errors[ids_BM]
+        )
+        return bound_BM
 
 
 def _lengths(rows: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -80,23 +113,3 @@ def beyond_reach(
     threshold_B = np.where(bound_B >= 0, bound_B / (1 + output), bound_B / (1 - output))
     lower: NDArray[np.float32] = np.nextafter(threshold_B.astype(np.float32), np.float32(-np.inf))
     return lower
-
-
-@dataclass(frozen=True)
-class Reach:
-    """A bound on later products that follows from the `top` best products seen."""
-
-    top: int
-    slack: NDArray[np.float64]  # [B]
-    output: float
-
-    def threshold(
-        self, rows: NDArray[np.int64], scores: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
-        """Returns the value of each row that every product of its answer exceeds.
-
-        scores: the products seen of these rows, [rows, >= top].
-        """
-        last = np.partition(scores, -self.top, axis=1)[:, -self.top].astype(np.float64)
-        slack = self.slack[rows]
-        return beyond_reach(lowered(last, self.output) - slack, slack, self.output)

@@ -2,16 +2,14 @@
 descending, then id.
 """
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.cores import available_cores
 from mlcd.types import Embeddings
 
-_PAIR_ENTRIES: Final = 1 << 17  # float64 entries scored at once: 1 MiB stays in the cache
+_PAIRS: Final = 128  # scored at once, so that they stay in the cache
 
 
 def ordered(
@@ -46,21 +44,24 @@ def exact_scores(
     The order of summation is always the same, whatever the other pairs are.
     """
     scores = np.empty(len(rows))
-    pairs = max(1, _PAIR_ENTRIES // max(1, z_BD.shape[1]))
+    exact_BD = z_BD.astype(np.float64)
 
-    def score(start: int) -> None:
-        part = slice(start, start + pairs)
-        scores[part] = np.einsum(
-            "nd,nd->n",
-            z_BD[rows[part]].astype(np.float64),
-            centers[columns[part]].astype(np.float64),
-        )
-
-    starts = range(0, len(rows), pairs)
-    if len(starts) <= available_cores():
-        for start in starts:
-            score(start)
-    else:  # numpy releases the interpreter's lock while it gathers, converts and sums
-        with ThreadPoolExecutor(available_cores()) as threads:
-            list(threads.map(score, starts))
+    # memory that is used again: fresh pages for every part would cost more than the sums
+    shape = (min(_PAIRS, len(rows)), z_BD.shape[1])
+    as_read, of_centers, of_rows = (np.empty(shape, t) for t in (np.float32, float, float))
+    for start in range(0, len(rows), _PAIRS):
+        part = slice(start, min(start + _PAIRS, len(rows)))
+        num = part.stop - part.start
+        np.take(centers, columns[part], axis=0, out=as_read[:num], mode="clip")
+        np.copyto(of_centers[:num], as_read[:num])
+        np.take(exact_BD, rows[part], axis=0, out=of_rows[:num], mode="clip")
+        np.einsum("nd,nd->n", of_rows[:num], of_centers[:num], out=scores[part])
     return scores
+
+
+def first_in_order(
+    ids_BM: NDArray[np.int64], scores_BM: NDArray[np.float64], top: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Returns the first `top` of each row's candidates, by score and then by id."""
+    order = np.lexsort((ids_BM, -scores_BM), axis=1)[:, :top]
+    return np.take_along_axis(ids_BM, order, axis=1), np.take_along_axis(scores_BM, order, axis=1)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.exact_scores import exact_scores
-from mlcd.clustering.nearest import ROUNDED_MATMULS, CenterScan, MatmulName, fastest_matmul
+from mlcd.clustering.nearest import ROUNDED_MATMULS, CenterScan, MatmulName, fastest_matmuls
 from mlcd.clustering.nearest_center import Basis, NearestCenter
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers
@@ -35,6 +35,8 @@ _SEVERAL_CLUSTERS: Final = 2048
 _CELL_ITERATIONS: Final = 10
 _MANY_ROWS: Final = 16_384  # rows of one process; fewer do not repay the timing of the pruned scan
 _MANY_COMPONENTS: Final = 64
+_BASIS_COST: Final = 16  # products of as many vectors for each pair of components
+_MANY_CENTERS: Final = 4096  # fewer do not repay a timing of the arithmetics
 _TIMED_PASSES: Final = 2  # one without known centers, one with them
 _TIMED_ROWS: Final = 2048
 _ALONE: Final = World()
@@ -250,7 +252,7 @@ class _Nearest:
     """
 
     def __init__(self, num_rows: int) -> None:
-        self._many_rows = num_rows >= _MANY_ROWS
+        self._num_rows = num_rows
         self._matmul: MatmulName | None = None
         self._basis: Basis | None = None
         self._last: _Fastest | None = None
@@ -261,8 +263,8 @@ class _Nearest:
         int32 [N].
         """
         if self._matmul is None:
-            self._matmul = fastest_matmul(centers)
-        if self._basis is None and self._many_rows and centers.shape[1] >= _MANY_COMPONENTS:
+            self._matmul = fastest_matmuls(centers)[0] if len(centers) >= _MANY_CENTERS else "numpy"
+        if self._basis is None and self._repays_a_basis(*centers.shape):
             self._basis = Basis(centers)
         settled = self._last if self._num_passes >= _TIMED_PASSES else None
         one = NearestCenter(centers, self._basis, settled.one.one_in if settled else None)
@@ -274,6 +276,11 @@ class _Nearest:
         self._last = _Fastest(one, ways, settled.chosen if settled else None)
         self._num_passes += 1
         return self._last
+
+    def _repays_a_basis(self, num_centers: int, dimension: int) -> bool:
+        """Tells whether one pass takes longer than to find the directions that hold most."""
+        many = self._num_rows >= _MANY_ROWS and dimension >= _MANY_COMPONENTS
+        return many and self._num_rows * num_centers >= _BASIS_COST * dimension**2
 
 
 class _Fastest:

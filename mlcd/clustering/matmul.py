@@ -1,10 +1,9 @@
 """Inner products of rows and centers, block by block, in an arithmetic whose error is known.
 
 The scan needs only the entries of each row that exceed a threshold. Each arithmetic finds them
-where its products lie, and looks at the maxima of groups first, so that selection costs little
-beside the matrix product.
+where its products lie.
 
-Shapes: B rows of a batch, C centers of a block, D dimension, G groups.
+Shapes: B rows of a batch, C centers of a block, D dimension, E entries of each of G groups.
 """
 
 import threading
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlcd.types import Embeddings
 
-_GROUP: Final = 64  # entries in a group; its maximum is compared before they are
+_GROUP: Final = 64  # entries in a group, of which only the largest may lead
 
 
 @dataclass(frozen=True)
@@ -57,20 +56,24 @@ class Matmul(Protocol):
         """
         ...
 
+    def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
+        """Returns the values that the arithmetic makes of some of its centers."""
+        ...
+
     def multiply(self, rows: Any, start: int, stop: int) -> Any:
         """Returns the [B, C] products with centers[start:stop]; the next call may
-        overwrite them.
+        overwrite them. start: a multiple of the block that the arithmetic was made for.
         """
         ...
 
-    def kth_best_bound(self, product_BC: Any, k: int) -> NDArray[np.float32]:
-        """Returns a value for each row, [B], that is at most its k-th largest product and mostly
-        close to it; k is at most C.
+    def leaders(self, product_BC: Any, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Returns k different columns for each row, mostly those of its largest products, and these
+        products: [B, k] each; k is at most C.
         """
         ...
 
     def above(self, product_BC: Any, threshold_B: NDArray[np.float32]) -> Hits:
-        """Returns every product greater than its row's threshold."""
+        """Returns every product greater than its row's threshold, and few others."""
         ...
 
 
@@ -90,6 +93,9 @@ class NumpyMatmul:
     def rounded(self, rows_BD: Embeddings) -> NDArray[np.floating]:
         return rows_BD
 
+    def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
+        return self.rounded(centers_CD)
+
     def multiply(self, rows: Embeddings, start: int, stop: int) -> NDArray[np.float32]:
         shape = (len(rows), stop - start)
         return np.matmul(
@@ -107,34 +113,39 @@ class NumpyMatmul:
             held = self._memory.held = np.empty(size, dtype=np.float32)
         return held[:size]
 
-    def kth_best_bound(self, product_BC: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-        # k groups hold a product as large as the k-th of their maxima, and there are few maxima to
-        # sort.
-        maxima_BG = _grouped(product_BC).max(axis=1, initial=-np.inf)
-        entries = maxima_BG if maxima_BG.shape[1] >= k else product_BC
-        index = entries.shape[1] - k
-        best: NDArray[np.float32] = np.partition(entries, index, axis=1)[:, index]
-        return best
+    def leaders(
+        self, product_BC: NDArray[np.float32], k: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        return leading_entries(product_BC, k)
 
     def above(self, product_BC: NDArray[np.float32], threshold_B: NDArray[np.float32]) -> Hits:
-        entries_BEG = _grouped(product_BC)
-        num_groups = entries_BEG.shape[2]
-        grouped = num_groups * _GROUP
-        rows, groups = np.nonzero(entries_BEG.max(axis=1, initial=-np.inf) > threshold_B[:, None])
-        entries = entries_BEG[rows, :, groups]
-        hit, member = np.nonzero(entries > threshold_B[rows, None])
-        rest_rows, rest_columns = np.nonzero(product_BC[:, grouped:] > threshold_B[:, None])
-        return Hits(
-            np.concatenate([rows[hit], rest_rows]),
-            np.concatenate([groups[hit] + member * num_groups, rest_columns + grouped]),
-            np.concatenate([entries[hit, member], product_BC[rest_rows, rest_columns + grouped]]),
-        )
+        rows, columns = entries_above(product_BC, threshold_B)
+        return Hits(rows, columns, product_BC[rows, columns])
 
 
-def _grouped(product_BC: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns the products as [B, _GROUP, G].
-
-    Group g holds the columns g, g + G, g + 2 G, …, so that maxima run along contiguous memory.
+def leading_entries(
+    values_BC: NDArray[np.float32], k: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Returns k different columns of each row and their values, [B, k]: the largest of the groups
+    that hold the largest, as few maxima are sorted faster than many values.
     """
-    num_groups = product_BC.shape[1] // _GROUP
-    return product_BC[:, : num_groups * _GROUP].reshape(len(product_BC), _GROUP, num_groups)
+    num_groups = values_BC.shape[1] // _GROUP
+    columns: NDArray[np.int64]
+    if num_groups < k:
+        columns = np.argpartition(values_BC, -k, axis=1)[:, -k:]
+    else:
+        # Group g holds the columns g, g + G, …, so that maxima run along contiguous memory.
+        grouped_BEG = values_BC[:, : num_groups * _GROUP].reshape(-1, _GROUP, num_groups)
+        groups = np.argpartition(grouped_BEG.max(axis=1), -k, axis=1)[:, -k:]
+        members = grouped_BEG[np.arange(len(values_BC))[:, None], :, groups].argmax(axis=2)
+        columns = groups + num_groups * members
+    return columns, np.take_along_axis(values_BC, columns, axis=1)
+
+
+def entries_above(
+    values_BC: NDArray[np.number], threshold_B: NDArray[np.number]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the rows and columns of the entries greater than their row's threshold."""
+    flat: NDArray[np.int64] = np.flatnonzero(values_BC > threshold_B[:, None])
+    rows: NDArray[np.int64] = flat // values_BC.shape[1]
+    return rows, flat - rows * values_BC.shape[1]

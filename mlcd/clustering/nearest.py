@@ -5,21 +5,26 @@ The score is the inner product of the float32 values, computed in float64. The a
 centers by score descending, then id ascending: ties, duplicate centers included, go to the lower
 id.
 
-The scan computes products in float32 or bfloat16, block by block. Each row keeps the m best and t,
-the m-th of them. A row is proven where nothing left out can belong to its answer. Let a be the
-product of a center, s its exact score, x' and c' the rounded inputs and b the rounding of the
-output. Then
+The scan computes products in float32, bfloat16 or eight-bit integers, block by block. Each row has
+a threshold t, and entries above it are kept, at most m of them. A row is proven where nothing left
+out can belong to its answer. Let a be the product of a center c, s its exact score, x' and c' the
+rounded inputs and b the rounding of the output. Then
 
-    s <= a + b |a| + |x - x'| C + |x'| R + g |x'| C',
+    s <= a + b |a| + |x - x'| C + |x'| |c - c'| + g |x'| C',
 
-with C = max |c|, C' = max |c'| and R = max |c - c'|, by Cauchy-Schwarz for the inputs and g = D u /
-(1 - D u) for the sum (Higham, Accuracy and Stability, 3.1). If that bound at a = t lies below the
-l-th best float64 score among the kept, the answer is among them. Rows that are not proven go
-through a wider scan, then a float32 one, then a float64 one that settles any number of ties.
+with C = max |c| and C' = max |c'|, by Cauchy-Schwarz for the inputs and g = D u / (1 - D u) for the
+sum (Higham, Accuracy and Stability, 3.1). Any l centers bound the l-th best score from below by q,
+the least of their own: the last labels, or those of largest product so far. A center whose bound
+lies below q is not of the answer, so t is the largest a that, with max |c - c'|, keeps the bound
+below q; it rises as better centers are known. Where more than m entries exceed it, t becomes the
+m-th of them. If the bound at a = t lies below the l-th best float64 score among the kept, the
+answer is among them. Rows that are not proven go through a wider scan, then a float32 one, then a
+float64 one that settles any number of ties.
 
 Shapes: B rows of a batch, K centers, D dimension.
 """
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,31 +38,36 @@ from mlcd.clustering.candidates import Candidates
 from mlcd.clustering.certificate import (
     DOUBLE_MARGIN,
     Norms,
-    Reach,
+    Slack,
     beyond_reach,
-    largest_norms,
     lowered,
     raised,
-    score_slack,
 )
-from mlcd.clustering.exact_scores import ordered
+from mlcd.clustering.exact_scores import exact_scores, first_in_order, ordered
 from mlcd.clustering.matmul import Matmul, NumpyMatmul
+from mlcd.clustering.row_threads import in_threads
+from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
-MatmulName = Literal["numpy", "torch-fp32", "torch-bf16", "cuda-bf16"]
-ROUNDED_MATMULS: Final = ("torch-bf16", "cuda-bf16")  # the arithmetics that round their inputs
-_BATCH_ROWS: Final = 2048
+MatmulName = Literal["numpy", "torch-fp32", "torch-bf16", "torch-int8", "cuda-bf16"]
+# the arithmetics that round their inputs
+ROUNDED_MATMULS: Final = ("torch-bf16", "torch-int8", "cuda-bf16")
+_BATCH_ROWS: Final = 1024
+_LEAST_ROWS: Final = 128  # of a thread's batch
 _BLOCK_CENTERS: Final = 4096
-_DOUBLE_ENTRIES: Final = 1 << 23  # float64 scores held at once: 64 MiB
-# entries kept beyond l at most, by whether inputs are rounded: bfloat16 needs more than float32
-_SPARE: Final = {False: 8, True: 24}
-_KEPT_EACH: Final = 4
-_KEPT_LEAST: Final = 8
+_DOUBLE_ENTRIES: Final = 1 << 22  # float64 scores that a thread holds at once: 32 MiB
+# Entries kept for each of the answer, and at least, by whether inputs are rounded: only those
+# within the error of the answer, so that room costs little.
+_KEPT_EACH: Final = {False: 4, True: 24}
+_KEPT_LEAST: Final = {False: 32, True: 64}
 _WIDER: Final = 4
+_RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
 _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
-_TIMED_RUNS: Final = 3
-_TIMED_ROWS: Final = 512
+_WORTH_A_TIMING: Final = 2_500_000_000  # multiplications: 25 ms of two cores
+_TIMED_RUNS: Final = 2
+_TIMED_ROWS: Final = 256
+_TIMED_WAYS: Final = 2  # of fastest products, timed with all that the answer takes
 _NUM_LEVELS: Final = 4  # those of ScanCounts: proven, wider, float32, float64
 
 
@@ -96,18 +106,24 @@ class CenterScan:
     ) -> None:
         """Checks and prepares the centers.
 
-        matmul: the arithmetic of the scan; auto times those that this machine has and takes the
-        fastest.
+        matmul: the arithmetic of the scan; auto multiplies in float32 until there is work enough
+        to repay a timing of those that this machine has, on the first rows.
 
         Raises InvalidInput for centers that are not finite, ConfigInvalid where torch or a GPU is
         missing.
         """
         check_rows(centers, "centers")
         self.centers = centers
-        self.matmul = open_matmul(fastest_matmul(centers) if matmul == "auto" else matmul, centers)
-        self._exact = self.matmul if not self.matmul.rounding.inputs else NumpyMatmul(centers)
-        self._norms = largest_norms(centers, self.matmul)
-        self._exact_norms = (self._norms[0], self._norms[0], 0.0)
+        self._way = self._exact = _Way.open("numpy", centers)
+        self._undecided = matmul == "auto"
+        self._work = 0
+        if matmul != "auto" and matmul != "numpy":  # noqa: PLR1714  mypy narrows by these alone
+            self._way = _Way.open(matmul, centers)
+
+    @property
+    def products(self) -> str:
+        """Returns the name of the arithmetic."""
+        return self._way.matmul.name
 
     def nearest(
         self,
@@ -124,36 +140,79 @@ class CenterScan:
         less; the answer is the same.
         """
         check_query(embeddings, top, self.centers.shape[1])
+        num_wanted = min(top, len(self.centers))
+        ids, exact, level = self.search(embeddings, num_wanted, previous)
+        if threshold is not None:  # compares the scores before they are rounded
+            ids = np.where(exact >= threshold, ids, -1)
+            exact = np.where(exact >= threshold, exact, -np.inf)
         all_ids = np.full((len(embeddings), top), -1, dtype=np.int32)
         all_scores = np.full((len(embeddings), top), -np.inf, dtype=np.float32)
-        counts = np.zeros(_NUM_LEVELS, dtype=np.int64)
-        num_wanted = min(top, len(self.centers))
-        for batch, ids, scores, level in self.batches(embeddings, top, previous=previous):
-            if threshold is not None:  # compares the scores before they are rounded
-                ids[scores < threshold], scores[scores < threshold] = -1, -np.inf
-            all_ids[batch, :num_wanted], all_scores[batch, :num_wanted] = ids, scores
-            counts += np.bincount(level, minlength=_NUM_LEVELS)
-        return Neighbors(
-            all_ids, all_scores, ScanCounts(self.matmul.name, *(int(count) for count in counts))
-        )
+        all_ids[:, :num_wanted], all_scores[:, :num_wanted] = ids, exact
+        counts = np.bincount(level, minlength=_NUM_LEVELS)
+        return Neighbors(all_ids, all_scores, ScanCounts(self.products, *counts.tolist()))
 
-    def batches(
-        self, embeddings: Embeddings, top: int, *, previous: NDArray[np.integer] | None = None
-    ) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]]:
-        """Yields (rows, ids, float64 scores, level) of some rows at a time, that `check_query` has
-        checked: their `top` nearest centers, or as many as there are, and the level of
-        `ScanCounts` that settled each row.
+    def search(
+        self, embeddings: Embeddings, top: int, previous: NDArray[np.integer] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """Returns ids [N, top], float64 scores [N, top] and the level of `ScanCounts` that settled
+        each row.
+
+        embeddings: such as `check_query` has let pass. top: not more than there are centers.
         """
-        num_wanted = min(top, len(self.centers))
+        if previous is not None:
+            previous = self._checked(previous[:, :top])
+        if self._undecided and top:
+            self._choose(embeddings, top)
+        return self._search_all(embeddings, top, previous)
+
+    def _choose(self, embeddings: Embeddings, top: int) -> None:
+        """Takes the arithmetic that finds the answer of the first rows fastest, proofs and wider
+        passes included, once the rows seen have been work enough.
+        """
+        self._work += len(embeddings) * self.centers.size
+        if self._work < _WORTH_A_TIMING or len(embeddings) < _TIMED_ROWS:
+            return
+        self._undecided = False
+        rows = np.ascontiguousarray(embeddings[:_TIMED_ROWS])
+        seconds: dict[float, _Way] = {}
+        for name in fastest_matmuls(self.centers)[:_TIMED_WAYS]:
+            self._way = self._exact if name == "numpy" else _Way.open(name, self.centers)
+            self._way.matmul.multiply(  # warms up
+                self._way.matmul.load(rows), 0, min(_BLOCK_CENTERS, len(self.centers))
+            )
+            began = time.perf_counter()
+            self._search_all(rows, top, None)
+            seconds[time.perf_counter() - began] = self._way
+        self._way = seconds[min(seconds)]
+
+    def _search_all(
+        self, embeddings: Embeddings, top: int, previous: NDArray[np.integer] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """Returns what `search` does, by the arithmetic that is chosen now."""
+        ids = np.full((len(embeddings), top), -1, dtype=np.int64)
+        scores = np.full((len(embeddings), top), -np.inf)
+        level = np.zeros(len(embeddings), dtype=np.int64)
         first = 0
-        for start in range(0, len(embeddings) if num_wanted else 0, _BATCH_ROWS):
-            batch = slice(start, start + _BATCH_ROWS)
-            seeds = None if previous is None else previous[batch, :num_wanted]
-            ids, scores, level = self._search(embeddings[batch], num_wanted, seeds, first)
+
+        def search(batch: slice) -> None:
+            nonlocal first
+            seeds = None if previous is None else previous[batch]
+            ids[batch], scores[batch], level[batch] = self._search(
+                embeddings[batch], top, seeds, first
+            )
             # A first pass that proves little is left out for the next batch: it would cost more
             # than it settles.
-            first = int((level > 0).mean() > _OPEN_SHARE)
-            yield batch, ids, scores, level
+            first = int((level[batch] > 0).mean() > _OPEN_SHARE)
+
+        in_threads(search, _batches(len(embeddings) if top else 0))
+        return ids, scores, level
+
+    def _checked(self, seeds: NDArray[np.integer]) -> NDArray[np.integer]:
+        if seeds.min(initial=0) < 0 or seeds.max(initial=0) >= len(self.centers):
+            raise InvalidInput("previous labels name centers that do not exist", remedy="give none")
+        if seeds.shape[1] > 1 and (np.diff(np.sort(seeds, axis=1), axis=1) == 0).any():
+            raise InvalidInput("previous labels name a center twice in a row", remedy="give none")
+        return seeds
 
     def _search(
         self, z_BD: Embeddings, top: int, seeds: NDArray[np.integer] | None, first: int
@@ -166,13 +225,12 @@ class CenterScan:
         scores = np.full((len(z_BD), top), -np.inf)
         level = np.full(len(z_BD), _NUM_LEVELS - 1)
         open_rows = np.arange(len(z_BD))
-        for number, (matmul, norms, kept) in enumerate(self._ladder(top)):
+        for number, (way, kept) in enumerate(self._ladder(top)):
             if number < first:
                 continue
             if len(open_rows) == 0:
                 break
-            rows_seeds = seeds if number == first else None
-            found = self._certified(z_BD[open_rows], top, kept, matmul, norms, rows_seeds)
+            found = self._certified(z_BD[open_rows], top, kept, way, seeds)
             settled = open_rows[found.proven]
             ids[settled], scores[settled], level[settled] = (
                 found.ids[found.proven],
@@ -180,78 +238,117 @@ class CenterScan:
                 number,
             )
             open_rows = open_rows[~found.proven]
+            seeds = found.ids[~found.proven]
         if len(open_rows):
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
         return ids, scores, level
 
-    def _ladder(self, top: int) -> Iterator[tuple[Matmul, Norms, int]]:
-        kept = max(_KEPT_LEAST, min(_KEPT_EACH * top, top + _SPARE[self.matmul.rounding.inputs]))
-        yield self.matmul, self._norms, kept
-        yield self.matmul, self._norms, _WIDER * kept
-        yield self._exact, self._exact_norms, _WIDER * kept
+    def _ladder(self, top: int) -> Iterator[tuple["_Way", int]]:
+        rounded = self._way.matmul.rounding.inputs
+        kept = max(_KEPT_LEAST[rounded], _KEPT_EACH[rounded] * top)
+        yield self._way, kept
+        yield self._way, _WIDER * kept
+        yield self._exact, _WIDER * kept
 
     def _certified(
         self,
         z_BD: Embeddings,
         top: int,
         kept: int,
-        matmul: Matmul,
-        norms: Norms,
+        way: "_Way",
         seeds: NDArray[np.integer] | None,
     ) -> "_Found":
-        slack_B = score_slack(z_BD, matmul, norms)
-        start_B = (
-            None if seeds is None else self._start(z_BD, seeds, slack_B, matmul.rounding.output)
-        )
-        reach = Reach(top, slack_B, matmul.rounding.output)
-        candidates = Candidates(len(z_BD), kept, start_B, reach)
-        _scan(z_BD, matmul, len(self.centers), candidates)
-        ids, scores = self._rescored(z_BD, candidates, top, slack_B, matmul.rounding.output)
-        left_out_B = (
-            raised(candidates.threshold.astype(np.float64), matmul.rounding.output) + slack_B
-        )
+        slack = Slack.of(z_BD, way.matmul, way.norms)
+        slack_B = slack.with_any()
+        candidates = Candidates(len(z_BD), kept)
+        self._scan(z_BD, way.matmul, top, slack_B, candidates, seeds)
+        output = way.matmul.rounding.output
+        ids, scores = self._rescored(z_BD, candidates, top, slack, output)
+        left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack_B
         # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
         proven_B = (left_out_B < scores[:, -1] - DOUBLE_MARGIN) & (ids[:, -1] >= 0)
         return _Found(ids, scores, proven_B)
 
-    def _start(
+    def _scan(
         self,
         z_BD: Embeddings,
-        seeds: NDArray[np.integer],
+        matmul: Matmul,
+        top: int,
+        slack_B: NDArray[np.float64],
+        candidates: Candidates,
+        seeds: NDArray[np.integer] | None,
+    ) -> None:
+        """Collects the centers whose product is within reach of the answer."""
+        rows = matmul.load(z_BD)
+        output = matmul.rounding.output
+        if seeds is not None:
+            candidates.pass_over(self._beyond(z_BD, seeds, slack_B, output))
+        next_raise = _RAISED_EVERY
+        for number, start in enumerate(range(0, len(self.centers), _BLOCK_CENTERS)):
+            stop = min(start + _BLOCK_CENTERS, len(self.centers))
+            product_BC = matmul.multiply(rows, start, stop)
+            if start == 0 and seeds is None and stop >= top:
+                leaders, products = matmul.leaders(product_BC, top)
+                if matmul.rounding.inputs and stop < len(self.centers):
+                    last = self._beyond(z_BD, leaders, slack_B, output)
+                else:  # the products bound their scores closely enough
+                    least_B = products.min(axis=1).astype(np.float64)
+                    last = beyond_reach(lowered(least_B, output) - slack_B, slack_B, output)
+                candidates.pass_over(last)
+            elif number == next_raise and matmul.rounding.inputs:
+                best = candidates.best(top)
+                candidates.pass_over(self._beyond(z_BD, best, slack_B, output))
+                next_raise *= _RAISED_EVERY
+            candidates.add(matmul.above(product_BC, candidates.threshold), start)
+        candidates.settle()
+
+    def _beyond(
+        self,
+        z_BD: Embeddings,
+        known: NDArray[np.integer],
         slack_B: NDArray[np.float64],
         output: float,
     ) -> NDArray[np.float32]:
-        """Returns a threshold below which no product belongs to a center as near as the last of the
-        seeds.
+        """Returns a threshold below which no product belongs to a center as near as the last of
+        those known. known: distinct ids [B, top]; -1 says that none is known.
         """
-        if seeds.min(initial=0) < 0 or seeds.max(initial=0) >= len(self.centers):
-            raise InvalidInput("previous labels name centers that do not exist", remedy="give none")
-        if seeds.shape[1] > 1 and (np.diff(np.sort(seeds, axis=1), axis=1) == 0).any():
-            raise InvalidInput("previous labels name a center twice in a row", remedy="give none")
-        known = np.einsum(
-            "bd,bld->bl", z_BD.astype(np.float64), self.centers[seeds].astype(np.float64)
-        )
-        return beyond_reach(known.min(axis=1), slack_B, output)
+        rows = np.repeat(np.arange(len(z_BD)), known.shape[1])
+        scores = exact_scores(z_BD, self.centers, rows, known.ravel()).reshape(known.shape)
+        last_B = np.where(known.min(axis=1) < 0, -np.inf, scores.min(axis=1))
+        return beyond_reach(last_B, slack_B, output)
 
     def _rescored(
         self,
         z_BD: Embeddings,
         candidates: Candidates,
         top: int,
-        slack_B: NDArray[np.float64],
+        slack: Slack,
         output: float,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Returns the first `top` candidates by float64 score.
 
         Only candidates that may be in the answer despite rounding are scored.
         """
-        products = candidates.scores.astype(np.float64)
-        last_B = np.partition(products, -top, axis=1)[:, -top]
-        lowest_B = lowered(last_B, output) - slack_B
-        running = raised(products, output) + slack_B[:, None] >= lowest_B[:, None]
-        running &= candidates.ids >= 0
-        rows, columns = np.nonzero(running)
-        return ordered(z_BD, self.centers, rows, candidates.ids[rows, columns], top)
+        best = np.argpartition(candidates.scores, -top, axis=1)[:, -top:]
+        exact = np.full(candidates.ids.shape, -np.inf)
+        first = np.zeros(exact.shape, dtype=bool)
+        np.put_along_axis(first, best, True, axis=1)
+        self._score(z_BD, candidates.ids, first, exact)
+        least_B = np.take_along_axis(exact, best, axis=1).min(axis=1) - DOUBLE_MARGIN
+        upper = raised(candidates.scores.astype(np.float64), output)
+        upper += slack.with_each(candidates.ids)
+        self._score(z_BD, candidates.ids, (upper >= least_B[:, None]) & ~first, exact)
+        return first_in_order(candidates.ids, exact, top)
+
+    def _score(
+        self,
+        z_BD: Embeddings,
+        ids: NDArray[np.int64],
+        chosen: NDArray[np.bool_],
+        exact: NDArray[np.float64],
+    ) -> None:
+        rows, columns = np.nonzero(chosen & (ids >= 0))
+        exact[rows, columns] = exact_scores(z_BD, self.centers, rows, ids[rows, columns])
 
     def _in_float64(
         self, z_BD: Embeddings, top: int
@@ -291,20 +388,22 @@ def check_query(embeddings: Embeddings, top: int, dimension: int) -> None:
         )
 
 
-def fastest_matmul(centers: Embeddings) -> MatmulName:
-    """Returns the arithmetic that multiplies one tile of these centers fastest here; the labels do
-    not depend on it.
+def fastest_matmuls(centers: Embeddings) -> list[MatmulName]:
+    """Returns the arithmetics that are at hand, those that multiply one tile of these centers
+    fastest here first.
     """
-    if len(centers) < _BLOCK_CENTERS:  # a timing would cost more than it gains
-        return "numpy"
     names: list[MatmulName] = ["numpy"]
-    if find_spec("torch") is not None:
+    # for few centers torch is not imported: that would take longer than it gains
+    few = len(centers) < _BLOCK_CENTERS and "torch" not in sys.modules
+    if find_spec("torch") is not None and not few:
+        from mlcd.clustering.int8_matmul import computes_int8
         from mlcd.clustering.torch_matmul import cuda_available
 
         names += ["torch-fp32", "torch-bf16"]
+        names += ["torch-int8"] if computes_int8() else []
         names += ["cuda-bf16"] if cuda_available() else []
     tile = centers[:_BLOCK_CENTERS]
-    return min(names, key=lambda name: _seconds(open_matmul(name, tile), tile))
+    return sorted(names, key=lambda name: _seconds(open_matmul(name, tile), tile))
 
 
 def open_matmul(name: MatmulName, centers: Embeddings) -> Matmul:
@@ -315,11 +414,14 @@ def open_matmul(name: MatmulName, centers: Embeddings) -> Matmul:
     if name == "numpy":
         return NumpyMatmul(centers)
     try:
+        from mlcd.clustering.int8_matmul import Int8Matmul
         from mlcd.clustering.torch_matmul import TorchMatmul
     except ImportError as error:
         raise ConfigInvalid(
             f"{name} needs torch", remedy="pip install 'mlcd[train]', or use numpy"
         ) from error
+    if name == "torch-int8":
+        return Int8Matmul(centers, _BLOCK_CENTERS)
     return TorchMatmul(
         centers, bf16=name in ROUNDED_MATMULS, device="cuda" if name == "cuda-bf16" else "cpu"
     )
@@ -339,31 +441,36 @@ def check_rows(rows: NDArray[np.floating], what: str) -> None:
 
 
 @dataclass(frozen=True)
+class _Way:
+    """An arithmetic over the centers, and their lengths in it."""
+
+    matmul: Matmul
+    norms: Norms
+
+    @classmethod
+    def open(cls, name: MatmulName, centers: Embeddings) -> "_Way":
+        matmul = open_matmul(name, centers)
+        return cls(matmul, Norms.of(centers, matmul))
+
+
+@dataclass(frozen=True)
 class _Found:
     ids: NDArray[np.int64]
     scores: NDArray[np.float64]
     proven: NDArray[np.bool_]
 
 
-def _scan(z_BD: Embeddings, matmul: Matmul, num_centers: int, candidates: Candidates) -> None:
-    """Collects the centers of largest product of each row."""
-    rows = matmul.load(z_BD)
-    kept = candidates.ids.shape[1]
-    for start in range(0, num_centers, _BLOCK_CENTERS):
-        stop = min(start + _BLOCK_CENTERS, num_centers)
-        product_BC = matmul.multiply(rows, start, stop)
-        if start == 0 and stop > kept and np.isneginf(candidates.threshold).all():
-            # Without this, every entry of the first block would be a hit.
-            candidates.threshold = matmul.kth_best_bound(product_BC, kept)
-        candidates.add(matmul.above(product_BC, candidates.threshold), start)
-    candidates.settle()
+def _batches(num_rows: int) -> list[slice]:
+    """Returns the batches that the threads share, evenly where there are few rows."""
+    rows = min(_BATCH_ROWS, max(_LEAST_ROWS, -(-num_rows // available_cores())))
+    return [slice(start, min(start + rows, num_rows)) for start in range(0, num_rows, rows)]
 
 
 def _seconds(matmul: Matmul, tile: Embeddings) -> float:
     rows = matmul.load(np.ascontiguousarray(tile[:_TIMED_ROWS]))
     threshold = np.full(min(len(tile), _TIMED_ROWS), 2.0, dtype=np.float32)
     times = []
-    for _ in range(_TIMED_RUNS):
+    for _ in range(_TIMED_RUNS + 1):  # the first warms up
         started = time.perf_counter()
         matmul.above(matmul.multiply(rows, 0, len(tile)), threshold)
         times.append(time.perf_counter() - started)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlcd.clustering.matmul import Hits, Rounding
+from mlcd.clustering.matmul import Hits, Rounding, entries_above, leading_entries
 from mlcd.types import Embeddings
 
 _GROUP: Final = 64
@@ -42,6 +42,9 @@ class TorchMatmul:
         rounded: NDArray[np.floating] = torch.from_numpy(rows_BD).to(self._dtype).double().numpy()
         return rounded
 
+    def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
+        return self.rounded(centers_CD)
+
     def multiply(self, rows: Tensor, start: int, stop: int) -> Tensor:
         shape = (len(rows), stop - start)
         return torch.matmul(
@@ -57,46 +60,20 @@ class TorchMatmul:
             held = self._memory.held = torch.empty(size, dtype=self._dtype, device=self._device)
         return held[:size]
 
-    def kth_best_bound(self, product_BC: Tensor, k: int) -> NDArray[np.float32]:
-        bound_B = (
-            self._kth_best_bound(product_BC.view(torch.int16), k).view(torch.bfloat16)
-            if self._bf16
-            else None
-        )
-        # the bits of negative numbers have the reverse order
-        if bound_B is None or bool((bound_B < 0).any()):
-            bound_B = self._kth_best_bound(product_BC, k)
-        bound: NDArray[np.float32] = bound_B.float().cpu().numpy()
-        return bound
-
-    def _kth_best_bound(self, entries_BC: Tensor, k: int) -> Tensor:
-        num_groups = entries_BC.shape[1] // _GROUP
-        if num_groups >= k:
-            entries_BC = (
-                entries_BC[:, : num_groups * _GROUP].unflatten(1, (_GROUP, num_groups)).amax(dim=1)
-            )
-        return entries_BC.topk(k, dim=1).values[:, -1].contiguous()
+    def leaders(self, product_BC: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        if self._device.type == "cpu":
+            return leading_entries(product_BC.float().numpy(), k)
+        values, columns = product_BC.float().topk(k, dim=1)
+        return columns.cpu().numpy(), values.cpu().numpy()
 
     def above(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> Hits:
-        entries_BC, threshold = self._comparable(product_BC, threshold_B)
-        num_groups = product_BC.shape[1] // _GROUP
-        grouped = num_groups * _GROUP
-        entries_BEG = entries_BC[:, :grouped].unflatten(1, (_GROUP, num_groups))
-        found: list[tuple[Tensor, Tensor]] = []
-        if num_groups:
-            rows, groups = torch.nonzero(
-                entries_BEG.amax(dim=1) > threshold[:, None], as_tuple=True
-            )
-            hit, member = torch.nonzero(
-                entries_BEG[rows, :, groups] > threshold[rows, None], as_tuple=True
-            )
-            found.append((rows[hit], groups[hit] + member * num_groups))
-        rows, columns = torch.nonzero(entries_BC[:, grouped:] > threshold[:, None], as_tuple=True)
-        found.append((rows, columns + grouped))
-        rows, columns = (torch.cat(part) for part in zip(*found, strict=True))
-        parts: list[Any] = [
-            part.cpu().numpy() for part in (rows, columns, product_BC[rows, columns].float())
-        ]
+        entries_BC, thresholds = self._comparable(product_BC, threshold_B)
+        if self._device.type == "cpu":
+            rows, columns = entries_above(entries_BC.numpy(), thresholds.numpy())
+            found = torch.from_numpy(rows), torch.from_numpy(columns)
+        else:
+            found = _entries_above(entries_BC, thresholds)
+        parts: list[Any] = [part.cpu().numpy() for part in (*found, product_BC[found].float())]
         return Hits(*parts)
 
     def _comparable(
@@ -107,12 +84,30 @@ class TorchMatmul:
         """
         if self._bf16 and threshold_B.min(initial=0.0) >= 0:
             # Bits of bfloat16, read as integers, keep the order of values that are not negative and
-            # put all others below them. As int16 the maxima take a sixth of the time. Cutting the
-            # threshold's lower bits moves it past no product. Adding 0 turns -0.0 into 0.0.
+            # put all others below them. As int16 they are compared faster. Cutting the threshold's
+            # lower bits moves it past no product. Adding 0 turns -0.0 into 0.0.
             bits_B = ((threshold_B + np.float32(0)).view(np.uint32) >> 16).astype(np.int16)
             return product_BC.view(torch.int16), torch.from_numpy(bits_B).to(self._device)
         # Both are exact in float32, so comparing in the product's dtype would round the threshold.
         return product_BC.float(), torch.from_numpy(threshold_B).to(self._device)
+
+
+def _entries_above(entries_BC: Tensor, threshold_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the rows and columns of all entries greater than their row's threshold, on a GPU."""
+    num_groups = entries_BC.shape[1] // _GROUP
+    grouped = num_groups * _GROUP
+    entries_BEG = entries_BC[:, :grouped].unflatten(1, (_GROUP, num_groups))
+    found: list[tuple[Tensor, Tensor]] = []
+    if num_groups:
+        rows, groups = torch.nonzero(entries_BEG.amax(dim=1) > threshold_B[:, None], as_tuple=True)
+        hit, member = torch.nonzero(
+            entries_BEG[rows, :, groups] > threshold_B[rows, None], as_tuple=True
+        )
+        found.append((rows[hit], groups[hit] + member * num_groups))
+    rows, columns = torch.nonzero(entries_BC[:, grouped:] > threshold_B[:, None], as_tuple=True)
+    found.append((rows, columns + grouped))
+    rows, columns = (torch.cat(part) for part in zip(*found, strict=True))
+    return rows, columns
 
 
 def cuda_available() -> bool:

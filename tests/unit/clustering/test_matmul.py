@@ -12,7 +12,7 @@ CENTERS = unit_rows(
 )  # three groups of 64, and a bit
 
 
-@pytest.fixture(params=["numpy", "torch-fp32", "torch-bf16"])
+@pytest.fixture(params=["numpy", "torch-fp32", "torch-bf16", "torch-int8"])
 def matmul(request):
     return open_matmul(request.param, CENTERS)
 
@@ -48,7 +48,11 @@ def test_hits_are_all_products_above_the_threshold(matmul, product, threshold):
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("k", [1, 3, 4, 200])
-def test_at_least_k_products_reach_the_bound_of_the_kth_best(matmul, k, sign):
+def test_leaders_are_distinct_and_the_first_is_the_largest(matmul, k, sign):
     product = matmul.multiply(matmul.load(sign * np.abs(ROWS)), 0, len(CENTERS))
-    bound = matmul.kth_best_bound(product, k)
-    assert ((as_float32(product) >= bound[:, None]).sum(axis=1) >= k).all()
+    leaders, products = matmul.leaders(product, k)
+    assert (products == np.take_along_axis(as_float32(product), leaders, axis=1)).all()
+    assert leaders.shape == (len(ROWS), k)
+    assert all(len(set(row)) == k and min(row) >= 0 and max(row) < 200 for row in leaders.tolist())
+    if k > 3:  # more than there are groups: sorted whole
+        assert (products.max(axis=1) == as_float32(product).max(axis=1)).all()

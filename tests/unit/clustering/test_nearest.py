@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlcd.clustering import nearest
+from mlcd.clustering import nearest, row_threads
 from mlcd.clustering.nearest import CenterScan, nearest_centers
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import unit_rows
 
 pytestmark = pytest.mark.plain_cpu
+
+ARITHMETICS = ["numpy", "torch-fp32", "torch-bf16", "torch-int8"]
 
 
 def brute_force(z, centers, top, threshold=None):
@@ -92,6 +94,7 @@ def test_the_answer_does_not_depend_on_the_block(monkeypatch):
 def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
     """One middle and 400 near it: more than `kept` lie within the slack of any answer."""
     monkeypatch.setattr(nearest, "_BATCH_ROWS", 16)
+    monkeypatch.setattr(row_threads, "available_cores", lambda: 1)
     centers = unit_rows(
         random_rows(1, 64) + 1e-3 * np.random.default_rng(1).standard_normal((400, 64))
     )
@@ -107,6 +110,30 @@ def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
     narrow = passes[0]
     assert passes.count(narrow) == 1
     assert found.scan.proven == 0
+
+
+@pytest.mark.parametrize("matmul", ARITHMETICS)
+def test_a_scan_over_several_blocks_and_batches_equals_one_in_float64(matmul, monkeypatch):
+    monkeypatch.setattr(nearest, "_BLOCK_CENTERS", 128)
+    families = np.repeat(random_rows(60, 48, seed=2), 32, axis=0)
+    families += np.float32(3e-3) * random_rows(1920, 48, seed=3)
+    z = unit_rows(families[::4] + 0.1 * random_rows(480, 48, seed=4))
+    exact = z.astype(np.float64) @ families.astype(np.float64).T
+    found = CenterScan(families, matmul=matmul).nearest(z, 8)
+    assert (found.ids == np.argsort(-exact, axis=1, kind="stable")[:, :8]).all()
+
+
+@pytest.mark.parametrize("num_centers", [300, 5000])
+def test_the_arithmetic_is_chosen_once_there_is_work(num_centers, monkeypatch):
+    z, centers = random_rows(600, 32), random_rows(num_centers, 32, seed=1)
+    scan = CenterScan(centers)
+    expected = scan.nearest(z, 8)
+    assert scan._undecided
+    monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 1)
+    chosen = scan.nearest(z, 8)
+    assert not scan._undecided
+    assert (chosen.ids == expected.ids).all()
+    assert (chosen.scores == expected.scores).all()
 
 
 def test_a_shorter_list_is_a_prefix_of_a_longer_one():
@@ -137,9 +164,6 @@ def test_no_rows_give_no_labels():
     assert nearest_centers(np.zeros((0, 8), np.float32), random_rows(5, 8), 3).ids.shape == (0, 3)
 
 
-ARITHMETICS = ["numpy", "torch-fp32", "torch-bf16"]
-
-
 def hard_cases():
     """name, rows, centers: what rounding confuses."""
     generator = np.random.default_rng(0)
@@ -161,6 +185,20 @@ def hard_cases():
         unit_rows(generator.standard_normal((300, 1))),
     )
     yield "a group and a bit", random_rows(20, 8), random_rows(65, 8, seed=4)
+    yield (
+        "rows near zero, and zero",
+        random_rows(20, 16) * np.repeat(np.float32([1e-20, 1e-41, 0, 1]), 5)[:, None],
+        random_rows(300, 16, seed=4),
+    )
+    spread = unit_rows(generator.standard_normal((1, 96)) + np.zeros((400, 96)))
+    steps = np.linspace(0, 2e-2, 400, dtype=np.float32)[
+        :, None
+    ]  # about the errors of int8 and bf16
+    spread += steps * random_rows(1, 96, seed=5)
+    yield "a family as wide as the error bound", random_rows(30, 96), spread
+    tall = random_rows(500, 32, seed=6)
+    tall[::7, 3] = 4.0  # one component rules the scale of a row
+    yield "one large component", unit_rows(tall[:40]), unit_rows(tall)
     yield (
         "lengths that differ",
         random_rows(20, 8) * np.float32(30),
@@ -191,9 +229,9 @@ def test_on_embeddings_without_ties_the_first_pass_proves_every_row(matmul):
 
 
 def test_what_cannot_be_proven_goes_down_the_ladder():
-    z, centers = random_rows(20, 16), np.repeat(random_rows(9, 16, seed=3), 500, axis=0)
+    z, centers = random_rows(20, 16), np.repeat(random_rows(9, 16, seed=3), 1000, axis=0)
     assert CenterScan(centers, matmul="torch-bf16").nearest(z, 8).scan.float64 == 20
-    assert CenterScan(centers[::25], matmul="numpy").nearest(z, 8).scan.wider == 20
+    assert CenterScan(centers[::10], matmul="numpy").nearest(z, 8).scan.wider == 20
 
 
 @pytest.mark.parametrize("matmul", ARITHMETICS)

@@ -1,0 +1,69 @@
+"""Threads that share the rows of a scan, each with the libraries of linear algebra to itself.
+
+A library's own threads share each product, and wait while Python selects from it. Threads over rows
+multiply and select at the same time.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from threadpoolctl import ThreadpoolController
+
+from mlcd.cores import available_cores
+
+_Item = TypeVar("_Item")
+_controllers: dict[bool, ThreadpoolController] = {}
+
+
+def in_threads(work: Callable[[_Item], object], items: Sequence[_Item]) -> None:
+    """Does the work on each item, by as many threads as there are cores."""
+    num_threads = min(available_cores(), len(items))
+    if num_threads < 2:
+        for item in items:
+            work(item)
+        return
+    with _limited_blas(), ThreadPoolExecutor(num_threads, initializer=_limit_openmp) as threads:
+        for _ in threads.map(work, items):
+            pass
+
+
+class _Limit:
+    """The limit of one thread for BLAS: it is the process's, and ends with its last user."""
+
+    lock = threading.Lock()
+    users = 0
+    held: Any = None
+
+
+@contextmanager
+def _limited_blas() -> Iterator[None]:
+    with _Limit.lock:
+        if _Limit.users == 0:
+            _Limit.held = _controller().limit(limits=1, user_api="blas")
+        _Limit.users += 1
+    try:
+        yield
+    finally:
+        with _Limit.lock:
+            _Limit.users -= 1
+            if _Limit.users == 0:
+                _Limit.held.restore_original_limits()
+
+
+def _limit_openmp() -> None:
+    """Limits OpenMP to one thread for the calling thread alone."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.get_num_threads()  # sets this thread's limit at its first call, and not again
+    _controller().limit(limits=1, user_api="openmp")
+
+
+def _controller() -> ThreadpoolController:
+    """Returns the libraries that are loaded, looked up again when torch has joined them."""
+    with_torch = "torch" in sys.modules
+    if with_torch not in _controllers:
+        _controllers[with_torch] = ThreadpoolController()
+    return _controllers[with_torch]
