@@ -50,6 +50,11 @@ SLICES: Final[Sequence[Slice]] = (
     Slice("train-l14", _train("l14", 256, 1_000_000)),
     Slice("views", ("benchmarks/views.py", "--device", "cuda", "--runs", "3")),
     Slice("head", ("benchmarks/head.py", "--classes", "1000000", "--batch", "4096")),
+    Slice(
+        "assign",
+        ("benchmarks/assign.py", "--centers", "1000000", "--only", "auto,cuda-bf16,faiss.knn"),
+    ),
+    Slice("kmeans", ("benchmarks/kmeans.py", "--rows", "200000", "--only", "mlcd")),
 )
 
 

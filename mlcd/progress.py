@@ -9,16 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, Protocol, Self
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
 Style = Literal["auto", "json", "silent"]
 _JSON_INTERVAL_S = 1.0
 
@@ -99,6 +89,17 @@ class _JsonMeter:
 
 class _BarMeter:
     def __init__(self, name: str, total: int | None, done: int) -> None:
+        # only here, because a server imports this module and draws no bar
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
         self._progress = Progress(
             TextColumn("{task.description:<12}"),
             BarColumn(),

@@ -22,7 +22,6 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.port import CollectionPort
 from mlcd.errors import ConfigInvalid
-from mlcd.pipelines.shard import Equipment, OpenedCenters, ThumbnailChoice
 from mlcd.types import Fingerprint
 from service.fetch.fetcher import Fetcher
 from service.host.threads import ThreadBudget, forbid_tokenizer_threads, limit_blas
@@ -58,7 +57,8 @@ from service.keys.ring import KeyRing
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
-if TYPE_CHECKING:  # an optional package
+if TYPE_CHECKING:  # of workers alone, and an optional package
+    from mlcd.pipelines.shard import Equipment, OpenedCenters, ThumbnailChoice
     from service.telemetry.tracing import RequestTracer
 
 
@@ -164,7 +164,7 @@ class WorkerResources:
 
     queue: Queue
     roots: Roots
-    equipment: Equipment
+    equipment: "Equipment"
     computing: ThreadPoolExecutor
 
 
@@ -286,11 +286,13 @@ def open_worker_resources(
 @contextmanager
 def opened_equipment(
     settings: Settings, announce: Callable[[str], None] = lambda _: None
-) -> Iterator[Equipment]:
+) -> Iterator["Equipment"]:
     """Opens the model and its centers for tasks of jobs, in the thread that will do them.
 
     announce: called before an export. Raises what opening them raises.
     """
+    from mlcd.pipelines.shard import Equipment
+
     threads = _limit_threads(settings)
     folder = find_model(settings, announce)
     with opened_encoder(settings, folder, num_threads=threads.engine) as encoder:
@@ -304,14 +306,18 @@ def opened_equipment(
         )
 
 
-def _thumbnails(settings: Settings) -> ThumbnailChoice | None:
+def _thumbnails(settings: Settings) -> "ThumbnailChoice | None":
+    from mlcd.pipelines.shard import ThumbnailChoice
+
     chosen = settings.thumbnails
     return ThumbnailChoice(chosen.side, chosen.max_bytes) if chosen.enabled else None
 
 
 def _open_centers(
     settings: Settings, folder: str, fingerprint: Fingerprint
-) -> OpenedCenters | None:
+) -> "OpenedCenters | None":
+    from mlcd.pipelines.shard import OpenedCenters
+
     if (path := find_centers(settings, folder)) is None:
         return None
     artifact = open_artifact(path, "centers")

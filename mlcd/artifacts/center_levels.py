@@ -11,8 +11,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mlcd.artifacts.draft import Draft
@@ -29,7 +27,7 @@ def read_groups(centers: Artifact) -> list[NDArray[np.int32]]:
     """
     if LEVELS not in centers.files:
         return []
-    table = pq.read_table(centers.file(LEVELS))
+    table = _read_table(centers)
     names = [name for name in table.column_names if name.startswith(_GROUP)]
     return [table[name].to_numpy() for name in names]
 
@@ -45,6 +43,10 @@ def write_levels(
     sizes: [K], of the artifact's centers. groups: the cluster of each of them, [K] for each level.
     centers: those of each level.
     """
+    # only here, because both take long to import and most centers have no levels
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
     ids = np.arange(len(sizes), dtype=np.int32)
     columns = {f"{_GROUP}{len(of)}": group for of, group in zip(centers, groups, strict=True)}
     steps = [pa.array(step).cast(pa.string()) for step in [*groups[::-1], ids]]
@@ -68,4 +70,10 @@ def read_paths(artifact: Artifact) -> tuple[str, ...] | None:
     """Returns the path of each center; None for centers without levels."""
     if LEVELS not in artifact.files:
         return None
-    return tuple(pq.read_table(artifact.file(LEVELS), columns=["path"])["path"].to_pylist())
+    return tuple(_read_table(artifact, ["path"])["path"].to_pylist())
+
+
+def _read_table(artifact: Artifact, columns: list[str] | None = None) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    return pq.read_table(artifact.file(LEVELS), columns=columns)

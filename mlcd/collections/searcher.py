@@ -18,7 +18,7 @@ from mlcd.collections.columns import Columns
 from mlcd.collections.filters import Filter
 from mlcd.collections.generation import Generation
 from mlcd.collections.item import FoundItem, Item
-from mlcd.indexes.faiss import num_cells
+from mlcd.indexes.index_kind import num_cells
 from mlcd.indexes.scan import merged, nothing, scan
 from mlcd.indexes.tuning import rescored
 from mlcd.types import Embeddings, Neighbors

@@ -5,7 +5,7 @@ faiss for retrieval.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import faiss
 import numpy as np
@@ -13,17 +13,9 @@ from numpy.typing import NDArray
 
 from mlcd.artifacts.disk import refuse_too_many_files
 from mlcd.errors import ArtifactInvalid
+from mlcd.indexes.index_kind import TRAINING_ROWS_PER_CELL, Kind, num_cells
 from mlcd.types import Embeddings, Neighbors
 
-# hnsw: a graph over float32 vectors. ivf-sq8: cells, one byte per dimension. ivf-pq: cells over
-# rotated vectors, one byte per four dimensions.
-Kind = Literal["flat", "hnsw", "ivf-sq8", "ivf-pq"]
-
-# faiss wants at least 39; more change its cells little.
-TRAINING_ROWS_PER_CELL: Final = 64
-_SMALLEST_CELLS: Final = 16
-_LARGEST_CELLS: Final = 65_536
-_PRODUCT_CODES: Final = 256
 _DIMENSIONS_PER_CODE: Final = 4
 
 
@@ -157,17 +149,3 @@ def _recipe(kind: Kind, dimension: int, num_rows: int) -> str:
         return f"IVF{cells},SQ8"
     codes = max(1, dimension // _DIMENSIONS_PER_CODE)
     return f"OPQ{codes}_{codes * _DIMENSIONS_PER_CODE},IVF{cells},PQ{codes}"
-
-
-def num_cells(num_rows: int) -> int:
-    """Returns the power of two next to 4 * sqrt(rows), as faiss advises: 4,096 for a million."""
-    cells = 2 ** round(np.log2(max(1.0, 4 * num_rows**0.5)))
-    most = max(1, num_rows // TRAINING_ROWS_PER_CELL)
-    return int(min(max(_SMALLEST_CELLS, cells), _LARGEST_CELLS, most))
-
-
-def training_rows(kind: Kind, num_rows: int) -> int:
-    """Returns the number of rows that `train` uses."""
-    if kind in ("flat", "hnsw"):
-        return 1
-    return min(num_rows, max(num_cells(num_rows), _PRODUCT_CODES) * TRAINING_ROWS_PER_CELL)

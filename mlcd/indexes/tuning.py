@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from mlcd.indexes.faiss import FaissIndex, Kind, training_rows
+from mlcd.indexes.index_kind import Kind, training_rows
 from mlcd.indexes.scan import scan
 from mlcd.indexes.vector_index import VectorIndex
 from mlcd.types import Embeddings, Neighbors
@@ -102,6 +102,8 @@ def tune(
     if kind == "flat":
         advance(len(rows))
         return Tuned("flat", None, None, None)
+    from mlcd.indexes.faiss import FaissIndex
+
     num_held_out = min(HELD_OUT_QUERIES, len(rows) // 5)
     kept, queries = rows[: len(rows) - num_held_out], np.asarray(rows[len(rows) - num_held_out :])
     index = FaissIndex.train(

@@ -3,6 +3,7 @@
 import resource
 from typing import Final
 
+BACKLOG: Final = 2048  # connections that wait to be accepted
 _MAX_DESCRIPTORS: Final = 65_536
 
 

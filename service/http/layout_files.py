@@ -7,7 +7,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mlcd.collections.plane import Plane
@@ -37,6 +36,8 @@ def csv_parts(layout: Plane, chosen: NDArray[np.int64]) -> Iterator[bytes]:
 
 def parquet_parts(layout: Plane, chosen: NDArray[np.int64]) -> Iterator[bytes]:
     """Yields a parquet file, a row group at a time."""
+    import pyarrow.parquet as pq  # only here, because it takes long to import
+
     written = _Written()
     with pq.ParquetWriter(pa.PythonFile(written, mode="w"), _SCHEMA) as writer:
         for batch in _batches(layout, chosen):

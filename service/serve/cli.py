@@ -5,12 +5,17 @@ import errno
 import ipaddress
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from mlcd.errors import ConfigInvalid, Conflict
-from service.serve.preparation import BACKLOG, begin, prepare_process
-from service.settings import Auth, Settings, read_settings, setting_lines
+from service.host.allocator import pause_collector
+from service.host.open_files import BACKLOG
+from service.inference.engine.launched import LaunchedEngine, launch_engine
+
+if TYPE_CHECKING:  # what takes long to import comes after the engine's launch
+    from service.settings import Auth, Settings
 
 
 @click.command()
@@ -46,22 +51,33 @@ def serve(config: str | None, print_config: bool, **options: object) -> None:
 
     Every option is also an environment variable: MLCD_MODEL, MLCD_PORT, …
     """
+    # The engine's process imports its libraries while this one reads the settings.
+    launched = None if print_config else launch_engine()
+    pause_collector()
+    from service.settings import read_settings, setting_lines
+
     settings = read_settings(options, file=config)
-    if print_config:
+    if launched is None:
         click.echo("\n".join(setting_lines(settings)))
         return
+    from service.serve.preparation import prepare_process
+
     prepare_process(settings)
     listener = _listen(settings)
     try:
         check_exposure(settings.auth, listener.getsockname()[0])
-        status = _serve(settings, options, config, listener)
+        status = _serve(settings, options, config, listener, launched)
     finally:
         listener.close()
     sys.exit(status)
 
 
 def _serve(
-    settings: Settings, options: dict[str, object], config: str | None, listener: socket.socket
+    settings: "Settings",
+    options: dict[str, object],
+    config: str | None,
+    listener: socket.socket,
+    launched: LaunchedEngine,
 ) -> int:
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -73,9 +89,12 @@ def _serve(
         from service.serve.server import SettingsSources
         from service.serve.supervisor import Supervisor
 
+        launched.dismiss()  # each process has an engine of its own
         source = SettingsSources(options, config)
         return asyncio.run(Supervisor(settings, source, listener, announce=say).run())
-    begun = begin(settings, lambda line: click.echo(f"mlcd: {line}", err=True))
+    from service.serve.preparation import begin
+
+    begun = begin(settings, lambda line: click.echo(f"mlcd: {line}", err=True), launched)
     # The application takes as long to import as the engine takes to open the model.
     from service.serve.server import describe, serve_on
 
@@ -83,7 +102,7 @@ def _serve(
     return 0
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listen(settings: "Settings") -> socket.socket:
     """Binds the port before the model is loaded, so that a port in use is reported at once."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -107,7 +126,7 @@ def _listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def check_exposure(auth: Auth, address: str) -> None:
+def check_exposure(auth: "Auth", address: str) -> None:
     """Raises ConfigInvalid where other machines reach the server and it has no keys.
 
     address: the numeric address that the socket is bound to.

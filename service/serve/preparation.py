@@ -4,13 +4,14 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from mlcd.child import STOPS
 from mlcd.images.quiet import silence_decoders
 from service.host.allocator import pause_collector, return_large_blocks
 from service.host.open_files import allow_descriptors
 from service.host.threads import ThreadBudget
+from service.inference.engine.launched import LaunchedEngine
 from service.inference.engine.process import StartedEngine, start_engine
 from service.inference.found_model import find_model
 from service.inference.served import Opening
@@ -18,7 +19,6 @@ from service.settings import Settings
 from service.telemetry.logs import configure_logs
 
 Stops: TypeAlias = tuple[signal.Signals, ...]  # the signals that end a process
-BACKLOG: Final = 2048  # connections that wait to be accepted
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,17 @@ def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
     signal.signal(stops[0], lambda *_: sys.exit(0))
 
 
-def begin(settings: Settings, announce: Callable[[str], None]) -> Begun:
-    """Starts the engine's process, which opens the model. announce: called before an export."""
+def begin(
+    settings: Settings, announce: Callable[[str], None], launched: LaunchedEngine | None = None
+) -> Begun:
+    """Has the engine's process open the model.
+
+    announce: called before an export. launched: the process, where it runs already.
+    """
     folder = find_model(settings, announce)
     if settings.engine == "triton":
+        if launched is not None:
+            launched.dismiss()
         return Begun(folder, None)
     threads = ThreadBudget.of(settings).engine
-    return Begun(folder, start_engine(Opening.by(settings, folder, num_threads=threads)))
+    return Begun(folder, start_engine(Opening.by(settings, folder, num_threads=threads), launched))

@@ -27,12 +27,12 @@ from uvicorn.loops.auto import auto_loop_factory
 from mlcd.child import STOPS, Message, Parent, serve_parent
 from mlcd.errors import ConfigInvalid
 from service.host.allocator import keep_what_is_open
-from service.host.open_files import affordable
+from service.host.open_files import BACKLOG, affordable
 from service.host.signals import FINISH, StopSignals, canceled_by_a_signal
 from service.http.app import create_app
 from service.http.connections import ConnectionBounds, HttpConnection
 from service.resources import Resources, open_resources
-from service.serve.preparation import BACKLOG, Begun, Stops, begin, prepare_process
+from service.serve.preparation import Begun, Stops, begin, prepare_process
 from service.settings import Settings, read_settings
 from service.telemetry.metrics import use_multiprocess_dir
 from service.timings import SERVER_CLOSE_S

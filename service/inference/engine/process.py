@@ -3,18 +3,18 @@
 import asyncio
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.child import Child, Message, launch, to_line
+from mlcd.child import Child, Message, to_line
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.types import Embeddings
+from service.inference.engine.launched import LaunchedEngine, launch_engine
 from service.inference.engine.slots import NUM_SLOTS, Slots
 from service.inference.served import TOWERS, Opening, ServedTower
 from service.timings import ENGINE_END_S
@@ -34,24 +34,28 @@ class EngineFailed(Unavailable):
 
 @dataclass(frozen=True)
 class StartedEngine:
-    """A process that opens its encoder; `EngineProcess.open` waits for it.
-
-    descriptor: the memory of its batches. began: by time.perf_counter.
-    """
+    """A process that opens its encoder; `EngineProcess.open` waits for it."""
 
     opening: Opening
-    process: "subprocess.Popen[bytes]"
-    descriptor: int
-    began: float
+    launched: LaunchedEngine
+
+    @property
+    def began(self) -> float:
+        """The time of the launch, by time.perf_counter."""
+        return self.launched.began
 
 
-def start_engine(opening: Opening) -> StartedEngine:
-    """Starts a process and orders it to open an encoder. It needs no event loop."""
-    began, descriptor = time.perf_counter(), os.memfd_create("mlcd-batches")
-    process = launch("service.inference.engine.worker", descriptors=(descriptor,))
-    assert process.stdin is not None
-    process.stdin.write(to_line({"descriptor": descriptor, "opening": opening.to_dict()}))
-    return StartedEngine(opening, process, descriptor, began)
+def start_engine(opening: Opening, launched: LaunchedEngine | None = None) -> StartedEngine:
+    """Orders a process to open an encoder. It needs no event loop.
+
+    launched: a process without an order, where there is one already.
+    """
+    launched = launched or launch_engine()
+    assert launched.process.stdin is not None
+    order = {"descriptor": launched.descriptor, "opening": opening.to_dict()}
+    with suppress(BrokenPipeError):  # it has died already, which `EngineProcess.open` reports
+        launched.process.stdin.write(to_line(order))
+    return StartedEngine(opening, launched)
 
 
 class EngineProcess:
@@ -82,11 +86,11 @@ class EngineProcess:
         """
         opening = started.opening
         try:
-            process = await Child.of(started.process)
+            process = await Child.of(started.launched.process)
             try:
                 served = await _opened(process, opening)
                 slots = Slots(
-                    started.descriptor,
+                    started.launched.descriptor,
                     max_batch=opening.max_batch,
                     item=served.item,
                     dimension=served.dimension,
@@ -95,7 +99,7 @@ class EngineProcess:
                 await process.end()
                 raise
         finally:
-            os.close(started.descriptor)
+            os.close(started.launched.descriptor)
         return cls(process, served, slots)
 
     @property

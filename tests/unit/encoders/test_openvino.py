@@ -1,8 +1,14 @@
 import os
+import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
+
+from mlcd.encoders import open_encoder
+from mlcd.encoders.options import EncoderOptions
+from mlcd.errors import ArtifactInvalid
 
 _ENCODER = """
 import faulthandler, os, signal, sys
@@ -65,3 +71,17 @@ def test_openvino_reports_nothing_to_its_maker():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == ["None", "True"]
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [("model.onnx", True), ("preprocess.json", True), ("model.safetensors", False)],
+)
+def test_damage_is_refused_in_every_file_that_the_engine_reads(name, refused, journey, tmp_path):
+    model = shutil.copytree(journey / "model", tmp_path / "model")
+    content = bytearray((model / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (model / name).write_bytes(content)
+    expected = pytest.raises(ArtifactInvalid, match=f"{name} differs") if refused else nullcontext()
+    with expected:
+        open_encoder(str(model), EncoderOptions(engine="openvino")).close()

@@ -7,7 +7,7 @@ import pytest
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.indexes import tuning
-from mlcd.indexes.faiss import num_cells
+from mlcd.indexes.index_kind import num_cells
 from mlcd.indexes.scan import scan
 from mlcd.indexes.tuning import kind_for, measure, rescored, tune, wilson
 from mlcd.types import Neighbors, unit_rows
