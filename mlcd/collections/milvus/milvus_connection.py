@@ -261,12 +261,11 @@ def _typed(options: Mapping[str, Any]) -> Record:
     return {**options, **kinds}
 
 
-def _said(error: BaseException | None) -> str:
+def _said(error: BaseException) -> str:
     """Returns the text of an error and of its cause: pymilvus hides why it cannot connect."""
-    if error is None:
-        return ""
-    told = error if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
-    return f"{told} {_said(error.__cause__)}".lower()
+    both = [error, error.__cause__ or error]  # it raises some from themselves
+    told = (one if isinstance(one, grpc.RpcError) else getattr(one, "message", one) for one in both)
+    return " ".join(map(str, told)).lower()
 
 
 def _is_answer(error: Exception) -> bool:
