@@ -18,6 +18,7 @@ from mlcd.collections.milvus.item_records import KEY_CHARS
 from mlcd.collections.milvus.milvus_expressions import MAX_TOKENS, TOKEN_CHARS
 from mlcd.types import Fingerprint
 
+PINNED: Final = "mlcd.pinned"
 ITEMS, FACTS, DEFAULT = "items", "facts", "_default"
 _ALIAS: Final = "mlcd_"
 _ITEMS_NAME: Final = re.compile(r"mlcd_items_[0-9a-f]{16}")
@@ -62,7 +63,7 @@ def read_pinned(described: Mapping[str, Any]) -> PinnedCollection | None:
     identity = described["collection_name"]
     if not is_items(identity):
         return None
-    facts = json.loads(described["description"])
+    facts = json.loads(described["description"] or described["properties"][PINNED])
     if alias_of(facts["name"]) not in described["aliases"]:
         return None
     return PinnedCollection(identity=identity, **facts)
