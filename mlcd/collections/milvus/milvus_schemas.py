@@ -57,15 +57,11 @@ class PinnedCollection:
 
 
 def read_pinned(described: Mapping[str, Any]) -> PinnedCollection | None:
-    """Returns what Milvus says about a collection; None where it is not one of ours, or was never
-    published.
-    """
+    """Returns what Milvus says about a collection; None where it is not one of ours."""
     identity = described["collection_name"]
     if not is_items(identity):
         return None
     facts = json.loads(described["description"] or described["properties"][PINNED])
-    if alias_of(facts["name"]) not in described["aliases"]:
-        return None
     return PinnedCollection(identity=identity, **facts)
 
 
