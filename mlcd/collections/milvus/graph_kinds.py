@@ -47,6 +47,5 @@ GRAPHS: Final[dict[str, Graph]] = {
             tuple(effort for effort in EFFORTS if effort <= _CELLS),
             _CELLS,
         ),
-        Graph("diskann", "DISKANN", {}, "search_list", graph_efforts(), 32_768),
     )
 }

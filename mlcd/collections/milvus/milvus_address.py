@@ -1,6 +1,6 @@
 """The address of a Milvus server, as a URL and the environment give it.
 
-    milvus://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE][?tls=true&index=hnsw|ivf_flat|diskann]
+    milvus://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE][?tls=true&index=hnsw|ivf_flat]
 
 MILVUS_USER and MILVUS_PASSWORD, or MILVUS_TOKEN, are used where the URL has no user.
 """

@@ -16,7 +16,7 @@ from pymilvus import DataType, MilvusClient, MilvusException
 
 from mlcd.collections.milvus.graph_kinds import METRIC, Graph
 from mlcd.collections.milvus.milvus_address import MilvusAddress
-from mlcd.collections.milvus.milvus_schemas import Schema
+from mlcd.collections.milvus.milvus_schemas import PINNED, Schema
 from mlcd.errors import ConfigInvalid, Conflict, DiskFull, MlcdError, StoreUnreachable
 from mlcd.types import Embeddings
 
@@ -87,7 +87,12 @@ class MilvusConnection:
                 made.add_field(field_name, getattr(DataType, kind), **_typed(options))
             made.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
             client.create_collection(
-                name, schema=made, num_shards=1, consistency_level="Strong", **_OPTIONS
+                name,
+                schema=made,
+                num_shards=1,
+                consistency_level="Strong",
+                properties={PINNED: schema.description},  # milvus-lite keeps no description
+                **_OPTIONS,
             )
             index = client.prepare_index_params()
             index.add_index(
@@ -261,12 +266,11 @@ def _typed(options: Mapping[str, Any]) -> Record:
     return {**options, **kinds}
 
 
-def _said(error: BaseException | None) -> str:
+def _said(error: BaseException) -> str:
     """Returns the text of an error and of its cause: pymilvus hides why it cannot connect."""
-    if error is None:
-        return ""
-    told = error if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
-    return f"{told} {_said(error.__cause__)}".lower()
+    both = [error, error.__cause__ or error]  # it raises some from themselves
+    told = (one if isinstance(one, grpc.RpcError) else getattr(one, "message", one) for one in both)
+    return " ".join(map(str, told)).lower()
 
 
 def _is_answer(error: Exception) -> bool:

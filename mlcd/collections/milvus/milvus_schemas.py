@@ -18,6 +18,7 @@ from mlcd.collections.milvus.item_records import KEY_CHARS
 from mlcd.collections.milvus.milvus_expressions import MAX_TOKENS, TOKEN_CHARS
 from mlcd.types import Fingerprint
 
+PINNED: Final = "mlcd.pinned"
 ITEMS, FACTS, DEFAULT = "items", "facts", "_default"
 _ALIAS: Final = "mlcd_"
 _ITEMS_NAME: Final = re.compile(r"mlcd_items_[0-9a-f]{16}")
@@ -56,15 +57,11 @@ class PinnedCollection:
 
 
 def read_pinned(described: Mapping[str, Any]) -> PinnedCollection | None:
-    """Returns what Milvus says about a collection; None where it is not one of ours, or was never
-    published.
-    """
+    """Returns what Milvus says about a collection; None where it is not one of ours."""
     identity = described["collection_name"]
     if not is_items(identity):
         return None
-    facts = json.loads(described["description"])
-    if alias_of(facts["name"]) not in described["aliases"]:
-        return None
+    facts = json.loads(described["description"] or described["properties"][PINNED])
     return PinnedCollection(identity=identity, **facts)
 
 

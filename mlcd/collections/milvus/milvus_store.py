@@ -53,8 +53,9 @@ class MilvusCollections(RemoteCollections[PinnedCollection, MilvusCollection]):
 
     def _identities(self) -> dict[str, int | str]:
         described = map(self._connection.described, filter(is_items, self._connection.names()))
-        found = [read_pinned(one) for one in described if one is not None]
-        return {one.name: one.identity for one in found if one is not None}
+        made = [read_pinned(one) for one in described if one is not None]
+        published = [self._find(one.name) for one in made if one is not None]
+        return {one.name: one.identity for one in published if one is not None}
 
     def _find(self, name: str) -> PinnedCollection | None:
         described = self._connection.described(alias_of(name))
