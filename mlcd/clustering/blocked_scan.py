@@ -9,7 +9,7 @@ Shapes: K centers, D dimension.
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.nearest import CenterScan, MatmulName, check_query, fastest_matmuls
+from mlcd.clustering.nearest import CenterScan, check_query
 from mlcd.clustering.rows import Rows
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
@@ -19,7 +19,6 @@ class BlockedScan:
 
     def __init__(self, centers: Rows, at_once: int) -> None:
         self._centers, self._at_once = centers, at_once
-        self._matmul: MatmulName | None = None
 
     def nearest(
         self, embeddings: Embeddings, top: int = 8, threshold: float | None = None
@@ -30,29 +29,23 @@ class BlockedScan:
         check_query(embeddings, top, self._centers.dimension)
         ids = np.full((len(embeddings), top), -1, np.int64)
         scores = np.full((len(embeddings), top), -np.inf)
-        levels = np.zeros(len(embeddings), np.int64)
+        levels, products = np.zeros(len(embeddings), np.int64), ""
         for start in range(0, self._centers.num_rows, self._at_once):
             stop = min(start + self._at_once, self._centers.num_rows)
-            scan = self._opened(self._centers.read(np.arange(start, stop)))
+            scan = CenterScan(self._centers.read(np.arange(start, stop)))
             found, their_scores, level = scan.search(embeddings, min(top, stop - start))
             ids, scores = _first(
                 np.hstack([ids, start + found]), np.hstack([scores, their_scores]), top
             )
-            levels = np.maximum(levels, level)
+            levels, products = np.maximum(levels, level), scan.products
         if threshold is not None:  # compares the scores before they are rounded
             ids[scores < threshold], scores[scores < threshold] = -1, -np.inf
-        products = "" if self._matmul is None else scan.products
         counts = np.bincount(levels, minlength=4) if self._centers.num_rows else [0] * 4
         return Neighbors(
             ids.astype(np.int32),
             scores.astype(np.float32),
             ScanCounts(products, *(int(count) for count in counts)),
         )
-
-    def _opened(self, block: Embeddings) -> CenterScan:
-        if self._matmul is None:
-            self._matmul = fastest_matmuls(block)[0]
-        return CenterScan(block, matmul=self._matmul)
 
 
 def _first(

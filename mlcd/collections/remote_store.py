@@ -14,7 +14,7 @@ from mlcd.types import Fingerprint
 
 
 class Pinned(Protocol):
-    """What a store keeps of one collection beside its items.
+    """The facts about one collection that a store keeps beside its items.
 
     identity: that of the collection and of no other that had or will have its name.
     """

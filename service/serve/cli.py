@@ -3,12 +3,14 @@
 import asyncio
 import errno
 import ipaddress
+import signal
 import socket
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
+from mlcd.child import STOPS
 from mlcd.errors import ConfigInvalid, Conflict
 from service.host.allocator import pause_collector
 from service.host.open_files import BACKLOG
@@ -51,6 +53,9 @@ def serve(config: str | None, print_config: bool, **options: object) -> None:
 
     Every option is also an environment variable: MLCD_MODEL, MLCD_PORT, …
     """
+    if not print_config:
+        # The first process of a container ignores the signal until it has a handler.
+        signal.signal(STOPS[0], lambda *_: sys.exit(0))
     # The engine's process imports its libraries while this one reads the settings.
     launched = None if print_config else launch_engine()
     pause_collector()

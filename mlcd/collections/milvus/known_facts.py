@@ -24,18 +24,18 @@ _FRESH_S: Final = 5.0  # after which another server's audit is looked for
 
 
 @dataclass(frozen=True)
-class Audit:
-    """What the last audit found. items: how many there were."""
+class LastAudit:
+    """The findings of the last audit. items: how many there were."""
 
     generation: int = 0
     items: int = 0
     effort: int | None = None
     recall: dict[str, Any] | None = None
 
-    def after(self, items: int, found: tuple[int, Recall] | None) -> "Audit":
+    def after(self, items: int, found: tuple[int, Recall] | None) -> "LastAudit":
         """Returns the next audit."""
         effort, recall = (found[0], asdict(found[1])) if found else (None, None)
-        return Audit(self.generation + 1, items, effort, recall)
+        return LastAudit(self.generation + 1, items, effort, recall)
 
 
 @dataclass
@@ -46,7 +46,7 @@ class KnownFacts:
     identity: str
     dimension: int
     fields: frozenset[str] = frozenset()
-    audit: Audit = Audit()
+    audit: LastAudit = LastAudit()
     _read: float = field(default=-_FRESH_S, repr=False)
     _changing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -56,7 +56,9 @@ class KnownFacts:
         with self._changing:
             named = {json.loads(one["metadata"]) for one in found if one["key"] != _AUDIT}
             self.fields |= named
-            audits = [Audit(**json.loads(one["metadata"])) for one in found if one["key"] == _AUDIT]
+            audits = [
+                LastAudit(**json.loads(one["metadata"])) for one in found if one["key"] == _AUDIT
+            ]
             self.audit = max([self.audit, *audits], key=lambda audit: audit.generation)
             self._read = time.monotonic()
 
@@ -75,7 +77,7 @@ class KnownFacts:
         with self._changing:
             self.fields |= set(new)
 
-    def settle(self, audit: Audit) -> None:
+    def settle(self, audit: LastAudit) -> None:
         self.connection.upsert(self.identity, [self._record(_AUDIT, asdict(audit))], FACTS)
         with self._changing:
             self.audit = audit

@@ -21,7 +21,7 @@ _FLAGS: Final = {"true": True, "false": False}
 
 @dataclass(frozen=True)
 class MilvusAddress:
-    """Where Milvus is, and as whom it is asked.
+    """The place of a Milvus, and the account by which it is asked.
 
     shown: the URL without credentials. token: USER:PASSWORD, or an API key; empty: none. graph: the
     index of collections that are made through this address.

@@ -36,7 +36,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class PinnedCollection:
-    """What a collection is pinned to. identity: its name in Milvus."""
+    """The facts to which a collection is pinned. identity: its name in Milvus."""
 
     name: str
     identity: str

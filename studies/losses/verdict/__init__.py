@@ -1,1 +1,1 @@
-"""What the rows of the quick tiers say: the analysis of the study that decides."""
+"""The analysis of the study that decides, over the rows of the quick tiers."""

@@ -24,7 +24,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the rows say of a contrast.
+    """The reading of a contrast in the rows.
 
     difference: None where there are too few runs. p: after Holm's correction. seeds: those that
     both arms have.

@@ -1,4 +1,4 @@
-"""What the scales tier says: learned scalars against fixed ones, and pairs by batch size."""
+"""The reading of the scales tier: learned scalars against fixed ones, and pairs by batch size."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
