@@ -26,6 +26,9 @@ _CALL_S: Final = 120.0  # of a search, a write or a listing; a caller has a dead
 _OPTIONS: Final[dict[str, Any]] = {"timeout": _CALL_S, "retry_times": 1}
 _STRONG: Final[dict[str, Any]] = {**_OPTIONS, "consistency_level": "Strong"}
 _SHORT: Final[dict[str, Any]] = {**_OPTIONS, "consistency_level": "Eventually"}
+# pymilvus pings every 10 s over an idle connection, too; servers with gRPC's own rules, milvus-lite
+# among them, end one that does
+_GRPC: Final = {"grpc.enable_http_proxy": 0, "grpc.keepalive_permit_without_calls": 0}
 _NO_COLLECTION: Final = 100  # Milvus's codes
 _NO_DATABASE: Final = 800
 _TOO_LARGE: Final = ("maxoutputsize", "larger than max", "message size", "exceed")
@@ -240,7 +243,7 @@ class MilvusConnection:
                     token=address.token,
                     db_name=address.database,
                     timeout=_CONNECT_S,
-                    grpc_options={"grpc.enable_http_proxy": 0},
+                    grpc_options=_GRPC,
                 )
             return self._client
 
