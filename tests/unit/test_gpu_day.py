@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def printed(*arguments):
-    """What a slice's command prints on a CPU, at tiny sizes."""
+    """Returns what a slice's command prints on a CPU, at tiny sizes."""
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT
     )
