@@ -7,7 +7,7 @@ connections.
 
 import asyncio
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 from starlette.responses import Response
@@ -130,7 +130,7 @@ class HttpConnection(HttpToolsProtocol):
         # It has every method of a transport that a cycle uses.
         self.cycle.transport = _Closing(self)  # type: ignore[assignment]
         self._presence = ClientPresence(self.cycle)
-        self._presence.enter(self.scope)
+        self._presence.enter(cast(Scope, self.scope))
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)

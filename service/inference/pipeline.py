@@ -41,9 +41,10 @@ _LARGE_PIXELS: Final = 16_000_000  # photographs of most cameras are smaller
 # Headers of so few bytes are read on the event loop, in about 0.05 ms: a thread would take as long
 # to wake. The most hostile ones take 6 ms.
 _SMALL_BYTES: Final = 8 * 2**10
-# A lone image of such a kind, so few bytes and so few pixels is decoded there, too.
-_SMALL_PIXELS: Final = 128 * 128
+# A lone image of such a kind, so few bytes and so small is decoded there, too.
 _SMALL_FORMATS: Final = ("JPEG", "PNG")
+_SMALL_SIDE: Final = 128
+_SMALL_ASPECT: Final = 2  # the shorter side becomes the model's: a strip would be resized to much
 
 _Image: TypeAlias = bytes | OpenedImage | Rejection
 # An image and the number of its pixels.
@@ -225,7 +226,12 @@ def _open_small(image: bytes | Rejection, limits: DecodeLimits) -> tuple[list[_I
         opened = open_image(image, limits=limits)
     except ImageRejected as rejection:
         return [_bare(rejection)], [0]
-    if opened.file.format in _SMALL_FORMATS and opened.num_pixels <= _SMALL_PIXELS:
+    longest, shortest = max(opened.file.size), min(opened.file.size)
+    if (
+        opened.file.format in _SMALL_FORMATS
+        and longest <= _SMALL_SIDE
+        and longest <= _SMALL_ASPECT * shortest
+    ):
         return [opened], [opened.num_pixels]
     with opened.file:
         return [image], [opened.num_pixels]
