@@ -110,6 +110,7 @@ SERVER_MAX_BACKOFF_S: Final = 15.0  # the longest of these pauses, which double
 SERVER_KILL_S: Final = 1.0  # after a server process should have ended, before it is killed
 
 # Logs, metrics, traces
+LOG_REST_S: Final = 0.02  # of the thread that writes, after each time; lines gather meanwhile
 LOG_FLUSH_S: Final = 1.0  # for the last lines: a reader that hangs must not delay the end
 METRICS_POLL_S: Final = 0.1  # how often the event loop is measured and gauges are read
 TRACE_EXPORT_S: Final = 3  # for a collector to take some spans; others are dropped

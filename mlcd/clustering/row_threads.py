@@ -26,7 +26,7 @@ def in_threads(work: Callable[[_Item], object], items: Sequence[_Item]) -> None:
         for item in items:
             work(item)
         return
-    with _limited_blas(), ThreadPoolExecutor(num_threads, initializer=_limit_openmp) as threads:
+    with limited_blas(), ThreadPoolExecutor(num_threads, initializer=_limit_openmp) as threads:
         for _ in threads.map(work, items):
             pass
 
@@ -40,7 +40,8 @@ class _Limit:
 
 
 @contextmanager
-def _limited_blas() -> Iterator[None]:
+def limited_blas() -> Iterator[None]:
+    """Gives every product of the process one thread while at least one caller is inside."""
     with _Limit.lock:
         if _Limit.users == 0:
             _Limit.held = _controller().limit(limits=1, user_api="blas")

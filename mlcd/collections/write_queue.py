@@ -1,11 +1,9 @@
 """The changes of a collection: on the disk first, then in memory, then answered.
 
-Writers queue, and the first one writes for all that wait, in one transaction. The state that
-readers hold is replaced after it is on the disk and before any writer is answered.
+What waits is written in one transaction. The state that readers hold is replaced after it is on the
+disk and before any writer is answered.
 """
 
-import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -14,6 +12,7 @@ from mlcd.collections.changes import Change, Outcome, WriteRequest, commit
 from mlcd.collections.collection_folder import OpenedFolder
 from mlcd.collections.growth import Growth
 from mlcd.collections.searcher import Searcher
+from mlcd.collections.waiting_changes import WaitingChanges
 from mlcd.errors import Conflict
 from mlcd.images.thumbnail import Thumbnail
 
@@ -23,13 +22,12 @@ _COMMITTED_CHANGES: Final = 256
 class WriteQueue:
     """The writers of one collection.
 
-    state: what readers hold; it never changes, and another one replaces it. waiting: the changes
-    that are not written yet. lock: held by the one who writes.
+    state: what readers hold; it never changes, and another one replaces it.
     """
 
     def __init__(self, name: str, folder: OpenedFolder) -> None:
-        self.waiting: deque[Change] = deque()
-        self.lock = threading.Lock()
+        self._changes = WaitingChanges(self._write, most=_COMMITTED_CHANGES)
+        self.lock, self.waiting = self._changes.lock, self._changes.waiting
         self.growth = folder.growth
         self.state = folder.growth.searcher()
         self._name, self._dimension = name, folder.facts["dimension"]
@@ -38,14 +36,7 @@ class WriteQueue:
 
     def submit(self, request: WriteRequest) -> list[Outcome]:
         """Returns the request's outcomes once it is durable and readers see it."""
-        change = Change(request)
-        self.waiting.append(change)
-        with self.lock:
-            while not change.settled:
-                self._write_for_all()
-        if change.error is not None:
-            raise change.error
-        return change.outcomes
+        return self._changes.submit(request)
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
@@ -83,10 +74,7 @@ class WriteQueue:
                 remedy="open it again",
             )
 
-    def _write_for_all(self) -> None:
-        changes = [
-            self.waiting.popleft() for _ in range(min(len(self.waiting), _COMMITTED_CHANGES))
-        ]
+    def _write(self, changes: list[Change]) -> None:
         try:
             self.check_open()
             commit(self._ledger, changes, self._dimension)
@@ -105,9 +93,4 @@ class WriteQueue:
         except BaseException as error:
             # The disk may hold what memory does not: nothing may be written on top of that.
             self._broken = self._broken or not isinstance(error, Conflict)
-            for change in changes:
-                change.error = error
             raise
-        finally:
-            for change in changes:
-                change.settled = True

@@ -67,6 +67,21 @@ DEFAULT_LIMITS: Final = DecodeLimits()
 
 
 @dataclass(frozen=True)
+class OpenedImage:
+    """An image of which the header has been read, and not yet the pixels.
+
+    It can be decoded once, within the limits that it was opened with.
+    """
+
+    data: bytes
+    file: Image.Image
+
+    @property
+    def num_pixels(self) -> int:
+        return self.file.width * self.file.height
+
+
+@dataclass(frozen=True)
 class Scaled:
     """An upright RGB picture at some scale; `region` of `image` shows the whole, of width and
     height `full_size`.
@@ -78,7 +93,7 @@ class Scaled:
 
 
 def decode(
-    data: bytes, *, exif: ExifPolicy = "apply", limits: DecodeLimits = DEFAULT_LIMITS
+    data: bytes | OpenedImage, *, exif: ExifPolicy = "apply", limits: DecodeLimits = DEFAULT_LIMITS
 ) -> Image.Image:
     """Returns the image as an RGB picture, by the table above.
 
@@ -88,7 +103,11 @@ def decode(
 
 
 def decode_scaled(
-    data: bytes, *, shortest: int, exif: ExifPolicy = "apply", limits: DecodeLimits = DEFAULT_LIMITS
+    data: bytes | OpenedImage,
+    *,
+    shortest: int,
+    exif: ExifPolicy = "apply",
+    limits: DecodeLimits = DEFAULT_LIMITS,
 ) -> Scaled:
     """Decodes like `decode`, but may return a smaller JPEG of at least `shortest` pixels on its
     shortest side.
@@ -126,12 +145,18 @@ def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:
 
     Raises ImageRejected where `decode` would for what a header states.
     """
+    opened = open_image(data, limits=limits)
+    with opened.file:
+        return opened.num_pixels
+
+
+def open_image(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> OpenedImage:
+    """Reads the header alone. Raises what `num_pixels` raises."""
     _check_length(data, limits)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with _open(data, limits) as image:
-                return image.width * image.height
+            return OpenedImage(data, _open(data, limits))
     except ImageRejected:
         raise
     except Exception as error:  # as in _decode
@@ -139,7 +164,7 @@ def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:
 
 
 def _decode(
-    data: bytes,
+    given: bytes | OpenedImage,
     *,
     exif: ExifPolicy,
     limits: DecodeLimits,
@@ -150,13 +175,15 @@ def _decode(
     shortest: returns, for the size that a header states, the pixels that a smaller JPEG must keep
     on its shortest side; None: every image is decoded whole.
     """
-    _check_length(data, limits)
+    opened = given if isinstance(given, OpenedImage) else open_image(given, limits=limits)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's remarks on odd metadata; errors still raise
-            with _open(data, limits) as image:
+            with opened.file as image:
                 small = (
-                    None if shortest is None else shrunk(data, image, shortest=shortest(image.size))
+                    None
+                    if shortest is None
+                    else shrunk(opened.data, image, shortest=shortest(image.size))
                 )
                 if small is None:
                     image.load()

@@ -18,6 +18,7 @@ from mlcd.images.decode import (
     DEFAULT_LIMITS,
     DecodeLimits,
     ExifPolicy,
+    OpenedImage,
     Scaled,
     decode,
     decode_scaled,
@@ -130,7 +131,9 @@ class PreprocessSpec:
         """
         return self._square(Scaled(image, (0, 0, *image.size), image.size))
 
-    def prepare(self, data: bytes, limits: DecodeLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
+    def prepare(
+        self, data: bytes | OpenedImage, limits: DecodeLimits = DEFAULT_LIMITS
+    ) -> NDArray[np.uint8]:
         """Transforms encoded image bytes to uint8 [3, crop, crop]; raises ImageRejected.
 
         Raises ConfigInvalid where `decode` is fast and its decoder is not installed.

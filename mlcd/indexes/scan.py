@@ -2,14 +2,20 @@
 memory.
 
 It serves where an approximate index is not wanted, and for the rows that no index holds yet.
+Threads share the blocks, and each product has one: the threads of several products at a time wait
+for each other, and a product of a few thousand rows takes longer on two than on one.
 Shapes: Q queries, N rows, D dimension.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.clustering.row_threads import limited_blas
+from mlcd.cores import available_cores
 from mlcd.types import Embeddings, Neighbors
 
 _BLOCK_ROWS: Final = 16_384
@@ -35,17 +41,37 @@ def scan(
 def _scan_block(
     queries: Embeddings, rows: Embeddings, top: int, numbers: NDArray[np.int64] | None
 ) -> Neighbors:
-    best = nothing(len(queries), top)
     num_rows = len(rows) if numbers is None else len(numbers)
-    for start in range(0, num_rows, _BLOCK_ROWS):
-        stop = min(start + _BLOCK_ROWS, num_rows)
-        block = rows[start:stop] if numbers is None else rows[numbers[start:stop]]
-        scores = queries @ np.asarray(block).T
-        kept = min(top, stop - start)
-        order = _best_columns(scores, kept)
-        ids = order + start if numbers is None else numbers[order + start]
-        best = merged(best, Neighbors(ids, np.take_along_axis(scores, order, axis=1)), top)
+    parts = [
+        slice(start, min(start + _BLOCK_ROWS, num_rows))
+        for start in range(0, num_rows, _BLOCK_ROWS)
+    ]
+    compare = partial(_compare, queries, rows, top, numbers)
+    best = nothing(len(queries), top)
+    with limited_blas():
+        for found in map(compare, parts) if len(parts) < 2 else _threads().map(compare, parts):
+            best = merged(best, found, top)
     return best
+
+
+def _compare(
+    queries: Embeddings,
+    rows: Embeddings,
+    top: int,
+    numbers: NDArray[np.int64] | None,
+    part: slice,
+) -> Neighbors:
+    block = rows[part] if numbers is None else rows[numbers[part]]
+    scores = queries @ np.asarray(block).T
+    order = _best_columns(scores, min(top, len(block)))
+    ids = order + part.start if numbers is None else numbers[order + part.start]
+    return Neighbors(ids, np.take_along_axis(scores, order, axis=1))
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Returns the threads of all scans of this process, so that many at a time have no more."""
+    return ThreadPoolExecutor(available_cores(), "scan")
 
 
 def _best_columns(scores: NDArray[np.float32], kept: int) -> NDArray[np.int64]:

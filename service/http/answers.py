@@ -8,7 +8,7 @@ import io
 import math
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,6 +25,8 @@ JSON: Final = "application/json"
 RAW: Final = "application/octet-stream"
 NPY: Final = "application/x-npy"
 ARROW: Final = "application/vnd.apache.arrow.stream"
+_REMEMBERED: Final = 256  # Accept headers whose answer is remembered
+_REMEMBERED_CHARS: Final = 256  # the longest of them
 _QUOTED: Final = re.compile(r'"(?:\\.?|[^"\\])*+"?')  # a parameter's value, which may hold commas
 _WEIGHT: Final = re.compile(r"0?\.\d+|0\.?|1(?:\.0*)?")
 # An answer with more entries or bytes is streamed; 2048 entries are written in about a millisecond.
@@ -101,7 +103,12 @@ def negotiated(request: Request, offered: tuple[str, ...]) -> str:
     Among equal weights a type that is named goes before one that a wildcard covers, and then the
     first offered is taken. Raises NotAcceptable where the header accepts none of them.
     """
-    accept = _QUOTED.sub('""', ",".join(request.headers.getlist("accept")))
+    accept = ",".join(request.headers.getlist("accept"))
+    return (_chosen if len(accept) > _REMEMBERED_CHARS else _remembered)(accept, offered)
+
+
+def _chosen(accept: str, offered: tuple[str, ...]) -> str:
+    accept = _QUOTED.sub('""', accept)
     elements = [element for element in accept.split(",") if element.strip()]
     ranges = [_media_range(element) for element in elements or ["*/*"]]
     preferred = max(offered, key=partial(_preference, ranges))
@@ -112,6 +119,9 @@ def negotiated(request: Request, offered: tuple[str, ...]) -> str:
             remedy=f"accept one of {', '.join(offered)}",
         )
     return preferred
+
+
+_remembered = lru_cache(_REMEMBERED)(_chosen)
 
 
 class _MediaRange(NamedTuple):

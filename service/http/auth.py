@@ -9,6 +9,7 @@ name of the server, and Sec-Fetch-Site or Origin.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final, TypeGuard
 
@@ -56,6 +57,8 @@ HEADER: Final = "header"
 HEADER_NAME: Final = "X-API-Key"
 _SCHEME: Final = "bearer "
 _LOCAL: Final = ("localhost", "*.localhost")
+_REMEMBERED: Final = 256  # names of Host headers whose check is remembered
+_REMEMBERED_CHARS: Final = 256  # the longest of them; names in the DNS have at most 253
 
 
 class _Gate(SecurityBase):
@@ -85,6 +88,10 @@ _GATE: Final = _Gate()
 
 async def check_access(route: APIRoute, request: Request) -> None:
     """Raises Unauthorized or Forbidden unless the request has a key that the route takes."""
+    resources: Resources = request.app.state.resources
+    if resources.keys is None:
+        request.state.key = None
+        return
     for given in route.dependencies:
         if _is_gate(given):
             await _GATE(request, SecurityScopes([*(given.scopes or ())]))
@@ -149,29 +156,31 @@ class OriginMiddleware:
         self._hosts = settings.hosts
         self._keyed = settings.auth.keys_file is not None
         self._open = settings.auth.mode == "open"
+        self._remembered = lru_cache(_REMEMBERED)(self._is_known)
 
     async def __call__(self, scope: Exchange, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
-            self._check(Request(scope))
+            self._check(scope)
         except MlcdError as error:
             answer = await handle_mlcd_error(Request(scope), error)
             await answer(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _check(self, request: Request) -> None:
-        hosts = request.headers.getlist("host")
-        if len(hosts) > 1 or (not hosts and request.scope["http_version"] == "1.1"):
+    def _check(self, scope: Exchange) -> None:
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
             raise BadRequest("HTTP/1.1 needs exactly one Host header")
-        if hosts and not self._is_known(hosts[0]):
+        known = self._remembered if hosts and len(hosts[0]) <= _REMEMBERED_CHARS else self._is_known
+        if hosts and not known(hosts[0]):
             raise Misdirected(
                 "this server is not known by the name in the Host header",
                 remedy="call it by localhost or its address, or add the name to MLCD_HOSTS",
             )
-        if not self._keyed and _is_foreign(request):
+        if not self._keyed and _is_foreign(Request(scope)):
             raise ForeignOrigin(
                 "a web page of another origin asks, and this server knows no keys",
                 remedy="ask from the server's own page, or give the server keys",

@@ -7,7 +7,7 @@ connections.
 
 import asyncio
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.http.middleware import PROBES
+from service.http.presence import ClientPresence
 from service.telemetry.metrics import Metrics
 from service.timings import ANSWER_READ_S, BODY_REST_S, CROWDED_RETRY_S, REQUEST_HEADERS_S
 
@@ -84,6 +85,7 @@ class HttpConnection(HttpToolsProtocol):
         self._received = self._body = 0
         self._message_complete = True
         self._lingering = False
+        self._presence: ClientPresence | None = None  # of the latest request
 
     # uvloop's transport has the methods of asyncio's, and is none of its subclasses.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -98,6 +100,8 @@ class HttpConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
+        if self._presence is not None:
+            self._presence.leave()
         self._bounds.num = len(self.connections)
 
     def data_received(self, data: bytes) -> None:
@@ -125,6 +129,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
         # It has every method of a transport that a cycle uses.
         self.cycle.transport = _Closing(self)  # type: ignore[assignment]
+        self._presence = ClientPresence(self.cycle)
+        self._presence.enter(cast(Scope, self.scope))
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)

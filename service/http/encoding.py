@@ -117,10 +117,12 @@ async def _at_hand(
     Nothing is fetched while the engine is down or no image would be admitted, and no image is
     admitted while others are fetched.
     """
-    if any(isinstance(image, Url) for image in images):
-        refuse_when_down(resources.engine, resources.metrics)
-        if resources.admission.images.full:
-            raise resources.admission.images.refusal()
+    if not any(isinstance(image, Url) for image in images):
+        yield [image for image in images if not isinstance(image, Url)]
+        return
+    refuse_when_down(resources.engine, resources.metrics)
+    if resources.admission.images.full:
+        raise resources.admission.images.refusal()
     async with resources.fetcher.fetched(images, deadline=request.state.deadline) as found:
         yield found
 
@@ -144,7 +146,9 @@ async def _encode(
     work = resources.pipeline.encode(images, deadline=deadline, account=account)
     encoded = await within_deadline(work, deadline)
     resources.metrics.images(embedded=len(encoded.rows), rejected=len(encoded.errors))
-    return replace(encoded, timings=replace(encoded.timings, fetch_s=stage_s("fetch")))
+    if (fetch_s := stage_s("fetch")) is None:
+        return encoded
+    return replace(encoded, timings=replace(encoded.timings, fetch_s=fetch_s))
 
 
 def _refuse_rejected(

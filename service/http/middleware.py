@@ -6,9 +6,9 @@ may do with it.
 
 import asyncio
 import logging
+import random
 import re
 import time
-import uuid
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlcd.errors import DeadlineExceeded
 from service.errors import BadRequest, TooLarge, TooSlow
+from service.http.presence import presence_of
 from service.http.problems import COMES_BACK, handle_unexpected
 from service.inference.cache.cached import CachedPipeline
 from service.inference.contract import refuse_when_down
@@ -25,6 +26,9 @@ from service.timings import BODY_PATIENCE_S
 
 _log = logging.getLogger("mlcd.access")
 _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+# Ids only have to differ. The system's random numbers take a call each, which gives way to other
+# threads.
+_ids: Final = random.Random()  # noqa: S311 - nothing depends on an id being secret
 _CLIENT_GONE: Final = 499  # nginx's status, used in metrics and logs only
 _IMAGE_TYPES: Final = (b"image/", b"multipart/form-data", b"application/octet-stream")
 # Bodies of these routes hold images, JSON included; where the model has a tower of texts, JSON may
@@ -87,7 +91,7 @@ class _Exchange:
         self._state: dict[str, Any] = scope.setdefault("state", {})
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
-        self._id = given.decode() if _ID.fullmatch(given) else uuid.uuid4().hex
+        self._id = given.decode() if _ID.fullmatch(given) else f"{_ids.getrandbits(128):032x}"
         self._record = RequestRecord(self._id, received_trace(headers))
         self._probe = scope["path"] in PROBES
         tracer = self._resources.tracer
@@ -103,6 +107,7 @@ class _Exchange:
         self._handler = asyncio.current_task()
         self._complete = self._late = False
         self.answered = False
+        self._presence = presence_of(scope)
         self._watcher: asyncio.Task[None] | None = None
         self.client_gone = False
         self._resources.model.requests.began()
@@ -110,20 +115,28 @@ class _Exchange:
     async def receive(self) -> Message:
         if self._complete:
             return await self._receive()
+        message = await self._within_deadline()
+        if message["type"] == "http.disconnect":
+            self.client_gone = True
+        elif not message.get("more_body", False):
+            self._complete = True
+            if self._presence is not None:
+                self._presence.watch(self._left)
+            else:
+                self._watcher = asyncio.create_task(self._watch(), name="client-watcher")
+        return message
+
+    async def _within_deadline(self) -> Message:
+        if self._presence is not None and self._presence.sent_all:
+            return await self._receive()  # there is nothing to wait for
         try:
             async with asyncio.timeout_at(self._deadline):
-                message = await self._receive()
+                return await self._receive()
         except TimeoutError as error:
             self._late = True
             raise DeadlineExceeded(
                 "the request did not come in time", remedy="send fewer images at once"
             ) from error
-        if message["type"] == "http.disconnect":
-            self.client_gone = True
-        elif not message.get("more_body", False):
-            self._complete = True
-            self._watcher = asyncio.create_task(self._watch(), name="client-watcher")
-        return message
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -136,6 +149,8 @@ class _Exchange:
         await self._send(message)
 
     def end(self) -> None:
+        if self._presence is not None:
+            self._presence.forget()
         if self._watcher is not None:
             self._watcher.cancel()
         self._resources.model.requests.ended()
@@ -167,9 +182,14 @@ class _Exchange:
         )
 
     async def _watch(self) -> None:
-        """Cancels the request when its client leaves; only a pending receive hears of that."""
+        """Waits for the client to leave, where only a pending receive hears of that."""
         message = await self._receive()
-        if message["type"] == "http.disconnect" and not self.answered and self._handler is not None:
+        if message["type"] == "http.disconnect":
+            self._left()
+
+    def _left(self) -> None:
+        """Cancels the request of a client that has left."""
+        if not self.answered and self._handler is not None:
             self.client_gone = True
             self._handler.cancel()
 
@@ -229,6 +249,7 @@ class _Body:
             scope["path"].startswith(_IMAGE_ROUTES) and self._resources.texts is None
         )
         self._deadline: float = scope["state"]["deadline"]
+        self._presence = presence_of(scope)
         self._checked = self._complete = False
         self._key: str | None = None
         self._received = self._reserved = 0
@@ -256,6 +277,8 @@ class _Body:
 
         Waiting uses up the patience with this body, and every byte that comes restores some.
         """
+        if self._presence is not None and self._presence.sent_all:
+            return await self._receive()
         now = asyncio.get_running_loop().time
         began = now()
         try:

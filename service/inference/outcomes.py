@@ -137,9 +137,12 @@ def joined(outcomes: Sequence[EncodedItem | Rejection], *, dimension: int) -> En
 
 def report(each: Each, index: int, task: "asyncio.Task[EncodedItem | Rejection]") -> None:
     """Calls `each` with the outcome of a task that has one."""
-    if task.cancelled() or task.exception() is not None:
-        return
-    outcome = task.result()
+    if not task.cancelled() and task.exception() is None:
+        tell(each, index, task.result())
+
+
+def tell(each: Each, index: int, outcome: EncodedItem | Rejection) -> None:
+    """Calls `each` with the outcome of an item."""
     each(index, outcome.embedding if isinstance(outcome, EncodedItem) else outcome)
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from queue import SimpleQueue
@@ -16,7 +17,7 @@ import orjson
 
 from service.log import Log
 from service.telemetry.request import current_request
-from service.timings import LOG_FLUSH_S
+from service.timings import LOG_FLUSH_S, LOG_REST_S
 
 _MAX_WAITING: Final = 10_000  # lines; about 3 MB
 _PLACES: Final = 12  # the innermost code lines of an error
@@ -90,8 +91,9 @@ def _of_request() -> dict[str, str]:
 class QueuedLines(logging.Handler):
     """A handler that formats lines at once and writes them in a thread of its own.
 
-    A slow reader therefore delays no request. While too many lines wait, further ones are dropped,
-    and the log says how many.
+    A slow reader therefore delays no request. Lines that come soon after another are written
+    together: to wake the thread for each would cost more than the line. While too many lines wait,
+    further ones are dropped, and the log says how many.
     """
 
     def __init__(
@@ -119,13 +121,18 @@ class QueuedLines(logging.Handler):
 
     def _write(self) -> None:
         with suppress(OSError, ValueError):  # the stream's reader is gone, or the stream is closed
-            while (line := self._lines.get()) is not None:
-                self._stream.write(line + "\n")
+            closed = False
+            while not closed:
+                lines = [self._lines.get()]
+                lines += [self._lines.get() for _ in range(self._lines.qsize())]
+                closed = None in lines
                 if self._num_dropped:
                     num, self._num_dropped = self._num_dropped, 0
-                    self._stream.write(self.format(_dropped(num)) + "\n")
-                if self._lines.empty():
-                    self._stream.flush()
+                    lines.append(self.format(_dropped(num)))
+                self._stream.write("".join(f"{line}\n" for line in lines if line is not None))
+                self._stream.flush()
+                if not closed:
+                    time.sleep(LOG_REST_S)
 
 
 def _dropped(num: int) -> logging.LogRecord:

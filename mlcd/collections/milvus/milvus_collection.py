@@ -13,15 +13,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.collections.changes import Outcome, WriteRequest, missing
+from mlcd.collections.changes import Change, Outcome, WriteRequest, commit, missing
 from mlcd.collections.filters import Filter, parse_filter
 from mlcd.collections.item import FoundItem, Item, check_id
 from mlcd.collections.memory_state import IN_MEMORY, MOST_ITEMS
 from mlcd.collections.milvus import copied_audit
 from mlcd.collections.milvus.graph_kinds import GRAPHS
 from mlcd.collections.milvus.item_records import WHOLE, Record, fetched, key_of
-from mlcd.collections.milvus.joined_writers import JoinedWriters
-from mlcd.collections.milvus.keyed_batch import in_parts, read_keys, rows_at_once
+from mlcd.collections.milvus.keyed_batch import KeyedBatch, in_parts, read_keys, rows_at_once
 from mlcd.collections.milvus.known_facts import KnownFacts
 from mlcd.collections.milvus.milvus_connection import AnswerTooLarge, MilvusConnection
 from mlcd.collections.milvus.milvus_expressions import EVERY, Wish, quoted, wish_of
@@ -31,6 +30,7 @@ from mlcd.collections.port import Description, Promises
 from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, chosen_effort
 from mlcd.collections.search_checks import checked_queries
 from mlcd.collections.searcher import SearchAnswer
+from mlcd.collections.waiting_changes import WaitingChanges
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings
 
@@ -54,6 +54,7 @@ _SCAN_AT_MOST: Final = 2000  # matching items, up to which all of them are compa
 _COUNTS: Final = 128
 _GROWN: Final = 2  # times the audited items, after which recall is measured again
 _CHECKED: Final = 1000  # written items, after which their number is looked at
+_WRITTEN_ITEMS: Final = 4096  # at once
 _UNBOUNDED: Final = 2**40
 
 
@@ -82,7 +83,8 @@ class MilvusCollection(RemoteCollection):
         self._connection, self._graph = connection, GRAPHS[pinned.index]
         self._pool, self._background = pool, background
         self._facts = KnownFacts(connection, pinned.identity, pinned.dimension)
-        self._writers = JoinedWriters(connection, self._facts)
+        # asking Milvus what it has of the items takes as long for many as for one
+        self._changes = WaitingChanges(self._write, most=_WRITTEN_ITEMS, size=_num_items)
         self._counts: dict[str, int] = {}
         self._unchecked = _CHECKED
 
@@ -289,12 +291,16 @@ class MilvusCollection(RemoteCollection):
             self._upkeep.done()
 
     def _submit(self, request: WriteRequest) -> list[Outcome]:
-        outcomes = self._writers.submit(request)
+        outcomes = self._changes.submit(request)
         self._unchecked += len(outcomes)
         if self._background and self._unchecked >= _CHECKED:
             self._unchecked = 0
             self._pool.submit(self._index_where_due)
         return outcomes
+
+    def _write(self, changes: list[Change]) -> None:
+        ids = [item_id for change in changes for item_id in change.request.ids]
+        commit(KeyedBatch(self._connection, self._facts, ids), changes, self.dimension)
 
     def _index_where_due(self) -> None:
         """Measures recall again where the collection has grown: it holds for the size it had."""
@@ -302,3 +308,7 @@ class MilvusCollection(RemoteCollection):
         self._facts.refresh()
         if num_items >= copied_audit.LEAST_INDEXED and num_items > _GROWN * self._facts.audit.items:
             self._begin_index(num_items)
+
+
+def _num_items(change: Change) -> int:
+    return len(change.request.ids)

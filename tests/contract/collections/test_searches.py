@@ -129,10 +129,12 @@ def test_a_filter_by_id_leaves_these(filled, vectors):
     assert others.matching == 398
 
 
-def test_recall_is_measured_by_us(store, monkeypatch):
+def test_recall_is_measured_by_us(request, store, monkeypatch):
     """An index promises no recall that was not measured, on queries that it does not hold: these
     are far from all rows, and one that it holds is found at any effort.
     """
+    if request.node.callspec.params["place"] == "lite":
+        pytest.skip("milvus-lite says that rows are indexed before they are: it may audit a scan")
     monkeypatch.setattr("mlcd.indexes.tuning.FLAT_ROWS", 500)
     for audited in ("postgres.recall_audit", "milvus.copied_audit"):
         with contextlib.suppress(ImportError):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mlcd.errors import ImageRejected
-from mlcd.images.decode import DecodeLimits, decode
+from mlcd.images.decode import DecodeLimits, decode, open_image
 from mlcd.images.transform import PreprocessSpec
 
 BOTH = [PreprocessSpec(32, 32), PreprocessSpec(32, 32, decode="fast")]
@@ -29,6 +29,26 @@ def test_the_pixel_cap_is_read_from_the_header(kind, spec):
     with pytest.raises(ImageRejected, match="3000 x 3000") as caught:
         spec.prepare(header, DecodeLimits(max_pixels=1_000_000))
     assert caught.value.reason == "too-many-pixels"
+
+
+@pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.decode)
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])
+def test_an_image_whose_header_was_read_before_is_decoded_alike(kind, spec):
+    noise = np.random.default_rng(0).integers(0, 256, (70, 90, 3), dtype=np.uint8)
+    data = encode(Image.fromarray(noise), kind)
+    opened = open_image(data)
+    assert opened.num_pixels == 70 * 90
+    assert (spec.prepare(opened) == spec.prepare(data)).all()
+
+
+@pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.decode)
+def test_a_damaged_image_whose_header_was_read_before_is_rejected_alike(spec):
+    data = encode(Image.new("RGB", (64, 64)))[:60]
+    with pytest.raises(ImageRejected) as whole:
+        spec.prepare(data)
+    with pytest.raises(ImageRejected) as opened:
+        spec.prepare(open_image(data))
+    assert (whole.value.reason, str(whole.value)) == (opened.value.reason, str(opened.value))
 
 
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.decode)

@@ -110,6 +110,11 @@ def test_rows_are_gathered_beside_those_of_other_states(teacher, tmp_path):
     assert line.startswith("toy/mlcd-labels=2-clusters=12-steps=5/seed1: ")
     same, _, num = line.split(": ")[1].split()[:3]
     assert same == num
+    assert list(gather("frozen", tmp_path / "second", tmp_path)) == []
+    again = replace(outcome, numbers=outcome.numbers | {"train_s": 99.0})
+    write_row("frozen", runs[0], again, replace(origin(), commit="now"), tmp_path / "third")
+    (line,) = gather("frozen", tmp_path / "third", tmp_path)
+    assert "at now" in line
     rows = read_rows(table_of("frozen", tmp_path))
     assert [row["seed"] for row in rows] == [1, 2]
     bits = np.unpackbits(np.frombuffer(rows[0]["right"], np.uint8), count=120).astype(bool)

@@ -1,6 +1,7 @@
 import asyncio
 import io
 import math
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -218,5 +219,53 @@ def test_the_headers_of_small_images_need_no_thread():
             assert headers.num_tasks == 0
             await pipe.encode([small.getvalue() + bytes(2**14)], deadline=math.inf)
             assert headers.num_tasks == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "num_images", "num_tasks"),
+    [
+        ("PNG", (128, 64), 1, 0),
+        ("JPEG", (100, 128), 1, 0),
+        ("PNG", (128, 64), 2, 2),
+        ("PNG", (129, 100), 1, 1),
+        ("PNG", (128, 63), 1, 1),
+        ("GIF", (64, 64), 1, 1),
+    ],
+)
+def test_only_a_lone_small_image_is_decoded_without_a_thread(kind, size, num_images, num_tasks):
+    async def scenario():
+        engine, metrics, decoders = LocalEngine(), new_metrics(), CountingPool(1)
+        told = []
+        async with new_batcher(engine) as batcher:
+            pipe = new_pipeline(
+                engine, batcher, metrics, headers=CountingPool(1), decoders=decoders
+            )
+            image = io.BytesIO()
+            Image.new("RGB", size, "red").save(image, kind)
+            found = await pipe.encode(
+                [image.getvalue()] * num_images,
+                deadline=math.inf,
+                each=lambda index, _: told.append(index),
+            )
+        assert decoders.num_tasks == num_tasks
+        assert found.rows == sorted(told) == [*range(num_images)]
+        counted = f'mlcd_decode_duration_seconds_count{{format="{kind}"}}'
+        assert sample(metrics, counted) == num_images
+
+    run(scenario())
+
+
+def test_a_lone_small_image_that_is_damaged_is_rejected():
+    async def scenario():
+        engine = LocalEngine()
+        async with new_batcher(engine) as batcher:
+            image = io.BytesIO()
+            noise = random.Random(0).randbytes(64 * 64)
+            Image.frombytes("L", (64, 64), noise).save(image, "PNG")
+            pipe = new_pipeline(engine, batcher)
+            found = await pipe.encode([image.getvalue()[:2000]], deadline=math.inf)
+        assert (found.rows, found.errors[0].reason) == ([], "undecodable")
 
     run(scenario())

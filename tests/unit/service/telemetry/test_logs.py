@@ -87,7 +87,8 @@ def test_a_reader_that_does_not_read_holds_up_nobody_and_learns_what_it_missed()
     assert "line 0" in text
     assert "line 49" not in text
     (told,) = [line for line in text.splitlines() if "lines were dropped" in line]
-    assert 44 <= int(told.split()[-4]) <= 45
+    # 5 wait, and the thread that hangs has taken at most 6
+    assert 39 <= int(told.split()[-4]) <= 45
 
 
 @pytest.fixture

@@ -1,0 +1,50 @@
+"""The client of a request, as its connection knows it without waiting for a message.
+
+A body that has come needs no time limit, and a request that its connection tells of the client's
+end needs no task that waits for it.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+_KEY: Final = "mlcd.presence"
+
+
+class ClientPresence:
+    """The client of one request."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._left: Callable[[], None] | None = None
+
+    @property
+    def sent_all(self) -> bool:
+        """Tells whether the whole body has come: the next message is there, and the last one."""
+        return not self._cycle.more_body
+
+    def watch(self, left: Callable[[], None]) -> None:
+        """Has `left` called when the client leaves."""
+        self._cycle.flow.resume_reading()  # a connection that is not read hears of no end
+        self._left = left
+
+    def forget(self) -> None:
+        """Ends `watch`."""
+        self._left = None
+
+    def leave(self) -> None:
+        """Tells who watches that the client has left."""
+        if self._left is not None:
+            self._left()
+
+    def enter(self, scope: Scope) -> None:
+        """Makes `presence_of` find it."""
+        scope["extensions"] = {_KEY: self}
+
+
+def presence_of(scope: Scope) -> ClientPresence | None:
+    """Returns the client of a request; None where another server than ours runs the application."""
+    found: ClientPresence | None = scope.get("extensions", {}).get(_KEY)
+    return found
