@@ -14,7 +14,9 @@ It prints medians (least to most), effective GF/s (of the products that brute fo
 the level of the scan that settled them, and with --memory what each contender takes beyond the
 data. A sample of rows is audited against float64 brute force: label sets must be identical on every
 one of them, or the exit status is 1. --plain-cpu computes as on a CPU with AVX2, without bfloat16
-and VNNI. --cpu-seconds counts CPU time, for a machine that others share: `taskset -c 0`.
+and VNNI. --cpu-seconds counts CPU time, for a machine that others share: `taskset -c 0`. --device
+takes the arithmetics of that device alone, and adds the share of the best rate of square matrix
+products that was measured there in this process. faiss is left out where it is not installed.
 """
 
 import argparse
@@ -28,7 +30,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal, cast
 
-import faiss
 import numpy as np
 
 from mlcd.artifacts.centers import Centers
@@ -48,6 +49,7 @@ _SHARED: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
 _MODEL: Final = "encoders/mobilenet_v2_imagenet/mobilenet_v2_1.0_224.onnx"
 _TEXTS: Final = "encoders/clip_text_labels"
 _KINDS: Final = ("random", "families", "photographs", "jittered", "texts")
+_ON_DEVICE: Final = {"cpu": ("numpy", "torch-bf16"), "cuda": ("cuda-bf16",)}
 # AVX2 for oneDNN, torch and both OpenBLAS
 _PLAIN_CPU: Final = (
     "ONEDNN_MAX_CPU_ISA=AVX2",
@@ -73,9 +75,14 @@ def compared(kind: str, options: argparse.Namespace) -> bool:
     """Prints the comparison on one kind of data and tells if the audit passed."""
     rows, centers = read_data(kind, options)
     print(f"{kind}: {len(rows)} rows, {len(centers)} centers of {rows.shape[1]}, top {options.top}")
-    names = [*arithmetics(bf16=not options.without_bf16), "faiss.knn"]
+    names: list[str] = [*arithmetics(bf16=not options.without_bf16)]
+    names += ["faiss.knn"] if find_spec("faiss") is not None else []
+    if options.device:
+        names = [name for name in names if name in _ON_DEVICE[options.device]]
     if options.only:
         names = [name for name in names if name in options.only.split(",")]
+    if not names:
+        raise SystemExit(f"none of {options.only or 'ours'} can run here")
     contenders = {name: open_contender(name, rows, centers, options.top) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     answers: dict[str, np.ndarray] = {}
@@ -89,6 +96,8 @@ def compared(kind: str, options: argparse.Namespace) -> bool:
     for name, times in seconds.items():
         theirs = seconds.get("faiss.knn", times)[1:]
         report(kind, name, times[1:], theirs, 2 * len(rows) * centers.size, options)
+    if options.device:
+        report_shares(seconds, 2 * len(rows) * centers.size, options.device)
     for name, counts in scan_counts(rows, centers, options.top, names).items():
         levels = (
             f"{counts.proven} first pass, {counts.wider} wider, {counts.float32} float32, "
@@ -114,6 +123,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--cpu-seconds", action="store_true")
     parser.add_argument("--embeddings", type=Path, help="An artifact; then --centers-of as well.")
     parser.add_argument("--centers-of", type=Path)
+    parser.add_argument("--device", choices=list(_ON_DEVICE))
     parser.add_argument("--only", help="Contenders, separated by commas.")
     parser.add_argument("--audited", type=int, default=128)
     parser.add_argument("--memory", action="store_true", help="Takes a process each.")
@@ -198,6 +208,8 @@ def open_contender(
 ) -> Callable[[], np.ndarray]:
     """Returns the work, with the centers prepared once for many calls."""
     if name == "faiss.knn":
+        import faiss
+
         return lambda: faiss.knn(rows, centers, top, metric=faiss.METRIC_INNER_PRODUCT)[1]
     scan = CenterScan(centers, matmul=cast(MatmulName, name))
     return lambda: scan.nearest(rows, top).ids
@@ -226,6 +238,24 @@ def report(
     if options.memory:
         line += f"  {measured_memory(kind, name) / 2**20:6.0f} MiB"
     print(line, flush=True)
+
+
+def report_shares(seconds: dict[str, list[float]], flop: int, device: str) -> None:
+    """Prints which share of the measured limit of the device each arithmetic reaches, proofs and
+    re-scoring included.
+    """
+    import torch
+
+    from training.telemetry.throughput import Precision, measured_peak_tflops
+
+    for name, times in seconds.items():
+        precision: Precision = "bf16" if name.endswith("bf16") else "fp32"
+        limit = measured_peak_tflops(torch.device(device), precision)
+        rate = flop / statistics.median(times[1:]) / 1e12
+        print(
+            f"{name:12} {rate:.3g} TFLOP/s, {rate / limit:.1%} of the measured matrix limit of "
+            f"{limit:.3g} TFLOP/s in {precision} on {device}"
+        )
 
 
 def measured_memory(kind: str, name: str) -> int:

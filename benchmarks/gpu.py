@@ -44,6 +44,11 @@ def _train(tower: str, batch: int, classes: int) -> tuple[str, ...]:
     return (_TRAIN, "--device", "cuda", "--tower", tower, *sizes, "--runs", "3")
 
 
+def _encode(tower: str) -> tuple[str, ...]:
+    sizes = ("--batches", "1", "32", "256", "--runs", "20")
+    return ("benchmarks/encode.py", "--device", "cuda", "--tower", tower, *sizes)
+
+
 SLICES: Final[Sequence[Slice]] = (
     Slice("tests", ("-m", "pytest", "-q", "-n0", "-m", "gpu")),
     Slice("train-b32", _train("b32", 1024, 1_000_000)),
@@ -54,7 +59,17 @@ SLICES: Final[Sequence[Slice]] = (
         "assign",
         ("benchmarks/assign.py", "--centers", "1000000", "--only", "auto,cuda-bf16,faiss.knn"),
     ),
+    Slice("encode-b32", _encode("b32")),
+    Slice("encode-l14", _encode("l14")),
+    Slice(
+        "top8-1m",
+        (
+            *("benchmarks/assign.py", "--device", "cuda", "--data", "random", "families"),
+            *("--centers", "1000000", "--rows", "16384", "--runs", "5"),
+        ),
+    ),
     Slice("kmeans", ("benchmarks/kmeans.py", "--rows", "200000", "--only", "mlcd")),
+    Slice("faiss-search", ("benchmarks/search.py", "--device", "cuda")),
 )
 
 

@@ -1,6 +1,7 @@
 """The cost of a durable collection above bare faiss: the same index and queries, in turns.
 
     python benchmarks/search.py [--items 1000000] [--dimension 512] [--recall 0.95]
+    python benchmarks/search.py --device cuda [--items 1000000] [--dimension 512]
 
 It prints queries per second with p50 and p99, one query at a time and 64 at a time, of the
 collection and of the faiss index inside it, called directly with the same effort (candidates are
@@ -8,6 +9,10 @@ scored again if ours does so), and the recall@10 of both. It also prints durable
 many at once, one by one and from 16 threads; the time to make an index; the start from a snapshot;
 filters that leave 1, 10 and 50 %; and memory. The data are synthetic: 24 dimensions, bent into the
 requested ones, with noise. Queries are drawn in the same way.
+
+--device: in place of all this, the indexes that a GPU can search, as collections make them,
+searched by faiss on the CPU and on that device (a copy), in turns, without the service's second
+scoring; needs faiss-gpu where it is cuda. Collections themselves search on the CPU.
 """
 
 import argparse
@@ -25,6 +30,8 @@ import numpy as np
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
+from mlcd.indexes.faiss import FaissIndex
+from mlcd.indexes.index_kind import Kind, training_rows
 from mlcd.indexes.tuning import measure
 from mlcd.types import Embeddings, Neighbors, unit_rows
 
@@ -38,6 +45,10 @@ NUM_QUERIES: Final = 400
 SHARES: Final = (1, 10, 50)
 ADDED_AT_ONCE: Final = 8192
 WRITERS: Final = 16
+# a graph is searched on the CPU only
+ON_DEVICE: Final[tuple[Kind, ...]] = ("flat", "ivf-sq8")
+DEVICE_BATCHES: Final = (1, 64, 1024)
+DEVICE_EFFORTS: Final = (8, 32)  # cells looked into
 
 
 class Surface:
@@ -67,7 +78,11 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="On the disk that is to be measured; default: a temporary one."
     )
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="the indexes of faiss alone")
     options = parser.parse_args()
+    if options.device:
+        show_device(options.device, options.items, options.dimension)
+        return
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         run(Path(folder) / "collection", options.items, options.dimension, options.recall)
 
@@ -213,6 +228,64 @@ def bare_search(collection: Collection) -> Callable[[Embeddings], Any] | None:
             k_factor=tuned.widening, base_index_params=params
         )
     return lambda z: index.search(z, TOP, params=params)
+
+
+def show_device(device: str, num_items: int, dimension: int) -> None:
+    """Measures faiss's searches on the CPU and on a device; on "cpu" a copy takes its role."""
+    if device == "cuda" and getattr(faiss, "get_num_gpus", int)() == 0:
+        print("left out: faiss finds no GPU here (pip install faiss-gpu, in place of faiss-cpu)")
+        return
+    data = Surface(dimension)
+    starts = range(0, num_items, ADDED_AT_ONCE)
+    rows = np.concatenate([data.draw(min(ADDED_AT_ONCE, num_items - start)) for start in starts])
+    queries = data.draw(max(DEVICE_BATCHES))
+    truth = faiss.knn(queries, rows, TOP, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    for kind in ON_DEVICE:
+        sample = rows[: training_rows(kind, num_items)]
+        made = FaissIndex.train(kind, sample, num_rows=num_items)
+        made.add(rows)
+        host = made._index  # noqa: SLF001 - the peer is what is inside
+        other = moved(host, device)
+        for effort in DEVICE_EFFORTS if kind == "ivf-sq8" else (0,):
+            for index in (host, other) if effort else ():
+                index.nprobe = effort
+            compare_devices(
+                f"{kind}, {effort} cells" if effort else kind, host, other, queries, truth
+            )
+
+
+def moved(index: Any, device: str) -> Any:
+    if device == "cpu":
+        return faiss.clone_index(index)
+    return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
+
+
+def compare_devices(name: str, host: Any, other: Any, queries: Embeddings, truth: Any) -> None:
+    found = {
+        arm: index.search(queries, TOP)[1] for arm, index in (("cpu", host), ("device", other))
+    }
+    recall = {
+        arm: np.mean([len(np.intersect1d(a, b)) for a, b in zip(ids, truth, strict=True)]) / TOP
+        for arm, ids in found.items()
+    }
+    same = float((found["cpu"] == found["device"]).mean())
+    print(
+        f"{name}: recall@{TOP} cpu {recall['cpu']:.4f}, device {recall['device']:.4f}; "
+        f"{same:.2%} of the ids are the same"
+    )
+    for num in DEVICE_BATCHES:
+        taken: dict[str, list[float]] = {"cpu": [], "device": []}
+        for _ in range(ROUNDS):
+            for arm, index in (("cpu", host), ("device", other)):
+                taken[arm].append(seconds(partial(index.search, queries[:num], TOP)))
+        rates = {arm: num / statistics.median(times) for arm, times in taken.items()}
+        ratios = [a / b for a, b in zip(taken["cpu"], taken["device"], strict=True)]
+        print(
+            f"{name}, {num} at once: cpu {rates['cpu']:,.0f} queries/s, device "
+            f"{rates['device']:,.0f} queries/s, {statistics.median(ratios):.2f}x the CPU's "
+            f"({spread(ratios)})",
+            flush=True,
+        )
 
 
 def in_threads(work: Callable[[int], None]) -> None:

@@ -44,6 +44,7 @@ RETIREMENT_S: Final = 1.0  # after the deadline, before a model is closed: its r
 TRITON_LOAD_S: Final = 600.0  # building a TensorRT engine for a large model takes minutes
 # The service cannot know when Triton will be back; its encoder looks four times a second.
 TRITON_BACK_S: Final = 2.0
+TRITON_LABELS_S: Final = 10.0  # after labels failed in Triton, they are found here for so long
 TRITON_BUSY_PAUSE_S: Final = 0.2  # before a worker's batch tries a full queue of Triton's again
 
 # The cache in Redis

@@ -84,6 +84,11 @@ _OF_STARTER: Final = ("checkpoint", "out", "name", "as_json")
 @click.option(
     "--threads", type=click.IntRange(1), help="Of triton on a CPU.  [default: this machine's cores]"
 )
+@click.option(
+    "--centers",
+    type=click.Path(path_type=Path),
+    help="Of triton: give the model labels in Triton, by these centers.",
+)
 @reporter_option
 def export(
     checkpoint: str,
@@ -104,6 +109,7 @@ def export(
     precision: TritonPrecision | None,
     max_batch: int | None,
     threads: int | None,
+    centers: Path | None,
     reporter: Reporter,
 ) -> None:
     """Export CHECKPOINT to OUT.
@@ -138,9 +144,7 @@ def export(
     )
     _announce_texts_left_out(checkpoint, options, wanted=not no_text)
     if layout == "triton":
-        from mlcd.export.triton import export_triton
-
-        artifact = export_triton(
+        _export_triton(
             checkpoint,
             out,
             name=name,
@@ -149,15 +153,14 @@ def export(
             load_options=options,
             text=not no_text,
             options=TritonOptions(backend or "cuda", precision or "fp32", max_batch or 64, threads),
+            centers=centers,
             reporter=reporter,
         )
-        facts = artifact.summary
-        named = f"version {artifact.config['version']} of {artifact.config['name']} for Triton"
-        finish(reporter, artifact, f"{named}, parity {facts['parity_min_cosine']:.6f}")
         return
-    if backend or version or precision or max_batch or threads:
+    if backend or version or precision or max_batch or threads or centers:
         raise click.UsageError(
-            "--backend, --version, --precision, --max-batch and --threads are for --format triton"
+            "--backend, --version, --precision, --max-batch, --threads and --centers are for"
+            " --format triton"
         )
     if layout == "hf":
         if images:
@@ -188,6 +191,45 @@ def export(
     if "text_parity_min_cosine" in facts:
         line += f", of its texts {facts['text_parity_min_cosine']:.6f}"
     finish(reporter, artifact, line)
+
+
+def _export_triton(
+    checkpoint: str,
+    out: Path,
+    *,
+    name: str | None,
+    version: int,
+    images: str | None,
+    load_options: "LoadOptions",
+    text: bool,
+    options: TritonOptions,
+    centers: Path | None,
+    reporter: Reporter,
+) -> None:
+    from mlcd.artifacts.manifest import open_artifact
+    from mlcd.export.triton import export_triton
+
+    # a wrong path is told before the minutes of an export
+    given = None if centers is None else open_artifact(centers, "centers")
+    artifact = export_triton(
+        checkpoint,
+        out,
+        name=name,
+        version=version,
+        images=images,
+        load_options=load_options,
+        text=text,
+        options=options,
+        reporter=reporter,
+    )
+    if given is not None:
+        from mlcd.export.triton_labels import export_labels
+
+        labeled = export_labels(artifact, given, options=options, reporter=reporter)
+        num, top = labeled.summary["centers"], labeled.summary["top"]
+        announce(f"labels by {num} centers, at most {top} an image: {labeled.path}")
+    named = f"version {artifact.config['version']} of {artifact.config['name']} for Triton"
+    finish(reporter, artifact, f"{named}, parity {artifact.summary['parity_min_cosine']:.6f}")
 
 
 def _check_place(out: Path, layout: str) -> None:

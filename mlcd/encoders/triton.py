@@ -230,7 +230,7 @@ class _OpenedVersion:
     given: _TowerInput
 
     async def answer(self, request: Coroutine[Any, Any, _Answer]) -> _Answer:
-        return await _translated(request, self.url, self.name, self.version)
+        return await translated(request, self.url, self.name, self.version)
 
     async def served(self, timeout_s: float) -> _Served:
         """Reads the model's configuration; raises ArtifactInvalid for one that is not ours."""
@@ -549,7 +549,7 @@ async def _until_it_embeds(encoder: _TritonTower, timeout_s: float) -> None:
 
 
 async def _latest(client: InferenceServerClient, url: str, name: str, timeout_s: float) -> int:
-    metadata = await _translated(
+    metadata = await translated(
         client.get_model_metadata(name, client_timeout=timeout_s), url, name, None
     )
     return max(int(version) for version in metadata.versions)
@@ -573,7 +573,7 @@ def _not_ours(name: str) -> ArtifactInvalid:
     )
 
 
-async def _translated(
+async def translated(
     request: Coroutine[Any, Any, _Answer], url: str, name: str, version: int | None
 ) -> _Answer:
     """Returns the answer, or raises our error for Triton's.

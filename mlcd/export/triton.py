@@ -33,7 +33,7 @@ from mlcd.types import Fingerprint, model_name
 
 CONFIG_FILE: Final = "config.pbtxt"
 DEFAULT_NAME: Final = "mlcd-vit"
-_SCRIPT: Final = "model.py"
+SCRIPT: Final = "model.py"
 _SCRIPT_SOURCE: Final = Path(__file__).with_name("triton_model.py")
 
 
@@ -154,8 +154,8 @@ class _Repository:
         request = Request(
             "triton", {"name": name, **self.config}, (self.weights.parent,), self.fingerprint
         )
-        _refuse_foreign(self.out, folder)
-        with _alone(folder):
+        refuse_foreign(self.out, folder)
+        with alone(folder):
             if (done := find_published(folder / str(number), request)) is None:
                 earlier = _earlier(folder, number, self.options)
                 made = tower()
@@ -169,7 +169,7 @@ class _Repository:
                     facts = made.check(draft.path)
                     meter.advance(1, cosine=facts.get("parity_min_cosine"))
                     done = _publish(draft, made, self.options, versions, facts)
-            _show(folder)
+            show(folder)
         return done
 
 
@@ -195,7 +195,7 @@ def _exported(spec: str) -> Artifact | None:
     return open_artifact(Path(spec), "model")
 
 
-def _refuse_foreign(out: Path, folder: Path) -> None:
+def refuse_foreign(out: Path, folder: Path) -> None:
     if (out / MANIFEST).is_file():
         raise Conflict(
             f"{out} is an artifact and no Triton repository", remedy="give another output directory"
@@ -208,7 +208,7 @@ def _refuse_foreign(out: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Lets one export to a model run at a time, because each lists in config.pbtxt what
     it found.
     """
@@ -277,14 +277,14 @@ def _publish(
     with draft.write(CONFIG_FILE) as path:
         path.write_text(text)
     if options.backend == "python":
-        with draft.write(_SCRIPT) as path:
+        with draft.write(SCRIPT) as path:
             shutil.copyfile(_SCRIPT_SOURCE, path)
     return draft.publish(
         fingerprint=tower.fingerprint, summary={**facts, "dimension": tower.dimension}
     )
 
 
-def _show(folder: Path) -> None:
+def show(folder: Path) -> None:
     """Makes the newest version's config.pbtxt the model's; a rerun completes an attempt that ended
     before this.
     """

@@ -26,6 +26,9 @@ PRECISIONS: Final[Mapping[Backend, tuple[TritonPrecision, ...]]] = {
     "python": ("fp32", "bf16"),
 }
 _ON_GPU: Final = ("cuda", "tensorrt")
+# of the model of the nearest centers, and of the ensemble of both, after the model's name
+LABELS_SUFFIX: Final = "-labels"
+LABELED_SUFFIX: Final = "-labeled"
 # 0.5 ms is little beside an inference and enough to gather a batch. Under full load two batches of
 # 64 and their successors wait: 256. A longer queue would only add delay.
 _QUEUE_DELAY_US: Final = 500
@@ -62,6 +65,10 @@ class TritonOptions:
         if self.max_batch < 1 or (self.num_threads is not None and self.num_threads < 1):
             raise ConfigInvalid("the largest batch and the number of threads must be at least 1")
 
+    @property
+    def on_gpu(self) -> bool:
+        return self.backend in _ON_GPU
+
 
 @dataclass(frozen=True)
 class GraphInput:
@@ -71,7 +78,7 @@ class GraphInput:
     """
 
     name: str
-    kind: Literal["TYPE_UINT8", "TYPE_INT64"]
+    kind: Literal["TYPE_UINT8", "TYPE_INT64", "TYPE_FP32"]
     dims: tuple[int, ...]
     warmup: Literal["random_data", "zero_data"]
     longest: int = 1
@@ -103,14 +110,13 @@ def write_config(
 
     versions: what each states to the gateway, by name. num_threads: on a CPU.
     """
-    dims = ", ".join(map(str, given.dims))
-    kind = "KIND_GPU" if options.backend in _ON_GPU else "KIND_CPU"
+    kind = "KIND_GPU" if options.on_gpu else "KIND_CPU"
     numbers = ", ".join(map(str, sorted(versions)))
     blocks = [
         f"name: {_quoted(name)}",
         f"backend: {_quoted('python' if options.backend == 'python' else 'onnxruntime')}",
         f"max_batch_size: {options.max_batch}",
-        f'input [ {{ name: "{given.name}" data_type: {given.kind} dims: [ {dims} ] }} ]',
+        _input(given),
         f'output [ {{ name: "embedding" data_type: TYPE_FP32 dims: [ {dimension} ] }} ]',
         f"instance_group [ {{ count: 1 kind: {kind} }} ]",
         _batching(),
@@ -122,6 +128,85 @@ def write_config(
     for number, stated in sorted(versions.items()):
         blocks += [_parameter(f"{name}.{number}", value) for name, value in stated.items()]
     return "\n".join(blocks) + "\n"
+
+
+def write_labels(
+    name: str,
+    options: TritonOptions,
+    *,
+    dimension: int,
+    top: int,
+    number: int,
+    stated: Mapping[str, str],
+) -> str:
+    """Returns the config.pbtxt of a model of embeddings to their `top` nearest centers.
+
+    number: of the version. stated: what it states to the gateway, by name.
+    """
+    given = GraphInput("embedding", "TYPE_FP32", (dimension,), "zero_data")
+    blocks = [
+        f"name: {_quoted(name)}",
+        'backend: "python"',
+        f"max_batch_size: {options.max_batch}",
+        _input(given),
+        _labels(top),
+        f"instance_group [ {{ count: 1 kind: {'KIND_GPU' if options.on_gpu else 'KIND_CPU'} }} ]",
+        _batching(),
+        _warmup(options.max_batch, given),
+        *_of_version(number, stated),
+    ]
+    return "\n".join(blocks) + "\n"
+
+
+def write_ensemble(
+    name: str,
+    options: TritonOptions,
+    *,
+    given: GraphInput,
+    dimension: int,
+    top: int,
+    number: int,
+    stated: Mapping[str, str],
+) -> str:
+    """Returns the config.pbtxt of the ensemble of the model `name` and its labels."""
+    blocks = [
+        f"name: {_quoted(name + LABELED_SUFFIX)}",
+        'platform: "ensemble"',
+        f"max_batch_size: {options.max_batch}",
+        _input(given),
+        f'output [ {{ name: "embedding" data_type: TYPE_FP32 dims: [ {dimension} ] }} ]',
+        _labels(top),
+        "ensemble_scheduling {",
+        _step(name, number, given.name, "embedding"),
+        _step(name + LABELS_SUFFIX, number, "embedding", "ids", "similarity"),
+        "}",
+        *_of_version(number, stated),
+    ]
+    return "\n".join(blocks) + "\n"
+
+
+def _input(given: GraphInput) -> str:
+    dims = ", ".join(map(str, given.dims))
+    return f'input [ {{ name: "{given.name}" data_type: {given.kind} dims: [ {dims} ] }} ]'
+
+
+def _labels(top: int) -> str:
+    return f"""output [
+  {{ name: "ids" data_type: TYPE_INT32 dims: [ {top} ] }},
+  {{ name: "similarity" data_type: TYPE_FP64 dims: [ {top} ] }}
+]"""
+
+
+def _step(name: str, number: int, given: str, *made: str) -> str:
+    maps = [f'input_map {{ key: "{given}" value: "{given}" }}']
+    maps += [f'output_map {{ key: "{each}" value: "{each}" }}' for each in made]
+    lines = "\n    ".join([f"model_name: {_quoted(name)} model_version: {number}", *maps])
+    return f"  step [ {{\n    {lines}\n  }} ]"
+
+
+def _of_version(number: int, stated: Mapping[str, str]) -> list[str]:
+    policy = f"version_policy {{ specific {{ versions: [ {number} ] }} }}"
+    return [policy, *(_parameter(f"{key}.{number}", value) for key, value in stated.items())]
 
 
 def _batching() -> str:

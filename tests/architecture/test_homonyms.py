@@ -8,6 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = {"centers", "cli", "errors", "labels", "loop", "redis", "triton"}
 # public names, each with its other side: the wire, the client, the process
 CLASSES = {"EmbeddedImages", "Item", "Job", "Jobs", "Model", "Parent", "Problem"}
+CLASSES |= {"TritonPythonModel"}  # the name that the python backend of Triton asks of each model.py
 
 
 def twice(places):

@@ -1,10 +1,31 @@
 """`make gpu`, as far as a machine without a GPU can test it."""
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu import MAX_WHEEL_BYTES, SLICES, Slice, check_wheels, run, table, write
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def printed(*arguments):
+    """Returns what a slice's command prints on a CPU, at tiny sizes."""
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def on_cpu(name):
+    """The arguments of a slice, on a CPU."""
+    (piece,) = (each for each in SLICES if each.name == name)
+    return ["cpu" if argument == "cuda" else argument for argument in piece.arguments]
 
 
 def test_every_slice_has_a_name_and_a_limit_below_ten_minutes():
@@ -35,3 +56,46 @@ def test_wheels_that_are_too_large_to_carry_are_refused(tmp_path):
         file.truncate(MAX_WHEEL_BYTES)
     with pytest.raises(SystemExit, match="too large"):
         check_wheels(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["encode-b32", "encode-l14"])
+def test_encoders_are_measured_beside_the_matrix_limit(name):
+    found = printed(*on_cpu(name), "--tower", "tiny", "--batches", "1", "40", "--runs", "1")
+    limit = float(re.search(r"TFLOP/s: fp32 ([\d.e-]+)", found)[1])
+    rows = re.findall(r"batch +(\d+) torch-fp32 .* ([\d.e-]+) TFLOP/s, ([\d.]+)%", found)
+    assert [int(num) for num, *_ in rows] == [1, 40]
+    for _, rate, share in rows:
+        assert float(share) == pytest.approx(100 * float(rate) / limit, rel=0.02, abs=0.06)
+
+
+def test_the_scan_is_measured_beside_the_matrix_limit():
+    sizes = ("--centers", "3000", "--rows", "64", "--dimension", "32", "--runs", "1")
+    found = printed(*on_cpu("top8-1m"), *sizes, "--data", "random")
+    rate, share, limit = map(
+        float,
+        re.search(
+            r"numpy +([\d.e-]+) TFLOP/s, ([\d.]+)% .* limit of ([\d.e-]+) TFLOP/s in fp32", found
+        ).groups(),
+    )
+    assert share == pytest.approx(100 * rate / limit, rel=0.02, abs=0.06)
+    assert "numpy        identical label sets on 100.00 % of 64 audited rows" in found
+
+
+def test_kmeans_tells_rows_in_a_second():
+    sizes = ("--clusters", "8", "--dimension", "16", "--iterations", "2", "--runs", "1")
+    found = printed(*on_cpu("kmeans"), *sizes, "--rows", "2000")
+    seconds, rate = re.search(r"mlcd +([\d.]+) s .*  ([\d,]+) rows/s", found).groups()
+    work = float(rate.replace(",", "")) * float(seconds)
+    assert work == pytest.approx(2 * 2000, abs=float(rate.replace(",", "")) * 0.006)
+
+
+def test_a_search_on_a_device_is_compared_with_the_cpus():
+    found = printed(*on_cpu("faiss-search"), "--items", "3000", "--dimension", "32")
+    assert "flat: recall@10 cpu 1.0000, device 1.0000; 100.00% of the ids are the same" in found
+    assert re.search(r"ivf-sq8, 8 cells: recall@10 cpu (0\.\d+), device \1; 100.00%", found)
+    assert found.count("x the CPU's") == 3 * 3
+
+
+def test_a_search_on_a_gpu_is_left_out_without_one():
+    found = printed("benchmarks/search.py", "--device", "cuda", "--items", "10")
+    assert re.match("left out: faiss finds no GPU here", found)

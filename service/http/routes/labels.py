@@ -1,6 +1,7 @@
 """The route that finds the nearest centers of images or texts: multi-label look-up."""
 
 import asyncio
+from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -33,6 +34,7 @@ from service.http.center_pages import example_members
 from service.http.openapi import BINARY, image_body
 from service.http.problems import item_error
 from service.http.queries import Queries, check_top, read_queries
+from service.inference.known_labels import KnownLabels
 from service.inference.lookup import Lookup, LookupMode
 from service.resources import Resources
 from service.telemetry.request import timed
@@ -82,11 +84,13 @@ async def label(
             remedy="use mode=exact, or start the server with MLCD_APPROXIMATE=true",
         )
     check_top(top, resources)
-    queries = await read_queries(request, resources)
+    known = KnownLabels(lookup.centers.digest)
+    with known.wanted() if mode == "exact" else nullcontext():
+        queries = await read_queries(request, resources)
     if chosen != JSON and queries.errors:
         raise StrictBatch.first_of(queries.errors, param=f"{queries.name}[{{index}}]")
     loop = asyncio.get_running_loop()
-    search = partial(_found, lookup, queries, top, threshold, mode)
+    search = partial(_found, lookup, queries, top, threshold, mode, known)
     with resources.metrics.looking_up(mode), timed("labels"):
         found, novel = await within_deadline(
             loop.run_in_executor(resources.compute, search), request.state.deadline
@@ -126,13 +130,18 @@ async def label(
 
 
 def _found(
-    lookup: Lookup, queries: Queries, top: int, threshold: float | None, mode: LookupMode
+    lookup: Lookup,
+    queries: Queries,
+    top: int,
+    threshold: float | None,
+    mode: LookupMode,
+    known: KnownLabels,
 ) -> tuple[Neighbors, int | None]:
     """Returns the nearest centers, and how many images lie beyond their cluster's members; None
     where that is not known.
     """
     lookup.follow_names()
-    found = lookup.nearest(queries.embeddings, top, threshold, mode=mode)
+    found = lookup.nearest(queries.embeddings, top, threshold, mode=mode, known=known)
     if not queries.are_images:
         return found, None
     return found, lookup.remember(queries.embeddings, found)

@@ -4,6 +4,7 @@ Requests go straight to it, so that only one batcher is between a request and th
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -13,31 +14,41 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.errors import ConfigInvalid
+from mlcd.errors import ConfigInvalid, DeadlineExceeded, Overloaded, Unavailable
 from mlcd.models.tokenizer import Tokenizer
 from service.inference.contract import Row
+from service.inference.known_labels import KnownLabels, wanted_labels
 from service.inference.served import ServedEncoder, ServedTextEncoder, ServedTower
 from service.settings import Settings
 from service.telemetry.request import current_request
 from service.telemetry.text_metrics import TowerMetrics
-from service.timings import TRITON_BACK_S, TRITON_LOAD_S
+from service.timings import TRITON_BACK_S, TRITON_LABELS_S, TRITON_LOAD_S
 
 if TYPE_CHECKING:  # an extra
+    from mlcd.encoders.labeled_ensemble import LabeledEnsemble
     from mlcd.encoders.triton import TritonEncoder, TritonTextEncoder
+
+_log = logging.getLogger("mlcd.service")
 
 
 class TritonEngine:
     """An `Engine` (see `service.inference.contract`) of images or of texts.
 
-    Its encoder watches Triton's health.
+    Its encoder watches Triton's health. labels: the ensemble of the same version, None where Triton
+    has none.
     """
 
     failing = False
     overdue = False
     back_in_s = TRITON_BACK_S
 
-    def __init__(self, encoder: "TritonEncoder | TritonTextEncoder", served: ServedTower) -> None:
-        self.encoder, self.served = encoder, served
+    def __init__(
+        self,
+        encoder: "TritonEncoder | TritonTextEncoder",
+        served: ServedTower,
+        labels: "LabeledEnsemble | None" = None,
+    ) -> None:
+        self.encoder, self.served, self.labels = encoder, served, labels
 
     @property
     def up(self) -> bool:
@@ -85,6 +96,7 @@ class Direct:
     def __init__(self, engine: TritonEngine, *, timeout_s: float, metrics: TowerMetrics) -> None:
         """Takes the engine. timeout_s: the time limit of an item without a deadline."""
         self._encoder, self._timeout_s, self._metrics = engine.encoder, timeout_s, metrics
+        self._labels, self._labels_back = engine.labels, -np.inf
 
     def announced(self) -> AbstractContextManager[None]:
         """Does nothing: Triton does not wait for announced items."""
@@ -99,10 +111,42 @@ class Direct:
         record = current_request()
         trace = None if record is None else record.trace_headers.get("traceparent")
         started = time.perf_counter()
-        rows = await self._encoder.encode(item[None], timeout_s=left_s, traceparent=trace)
+        row = await self._labeled(item, left_s, trace)
+        if row is None:
+            rows = await self._encoder.encode(item[None], timeout_s=left_s, traceparent=trace)
+            row = rows[0]
         seconds = time.perf_counter() - started
         self._metrics.inferred(seconds)
-        return Row(rows[0], 0.0, seconds, started)
+        return Row(row, 0.0, seconds, started)
+
+    async def _labeled(
+        self, item: NDArray[Any], timeout_s: float, trace: str | None
+    ) -> NDArray[np.float32] | None:
+        """Returns the embedding with which Triton found the labels that the request wants, and
+        keeps these for it; None where Triton does not have them.
+        """
+        wanted = self._wanted(timeout_s)
+        if wanted is None or self._labels is None:
+            return None
+        try:
+            found = await self._labels.label(item[None], timeout_s=timeout_s, traceparent=trace)
+        except (Overloaded, DeadlineExceeded):
+            raise
+        except Unavailable as error:
+            # the model itself may be well: its own request tells
+            self._labels_back = asyncio.get_running_loop().time() + TRITON_LABELS_S
+            _log.warning("Triton gives no labels, which are found here: %s", error)
+            return None
+        wanted.add(found.embeddings[0], found.ids[0], found.similarities[0])
+        row: NDArray[np.float32] = found.embeddings[0]
+        return row
+
+    def _wanted(self, timeout_s: float) -> KnownLabels | None:
+        wanted = wanted_labels()
+        if wanted is None or self._labels is None or timeout_s <= 0 or not self._encoder.up:
+            return None
+        is_back = asyncio.get_running_loop().time() >= self._labels_back
+        return wanted if is_back and wanted.centers == self._labels.centers else None
 
 
 @asynccontextmanager
@@ -116,6 +160,7 @@ async def open_triton_engine(
     `mlcd.encoders.triton.open_triton` raises.
     """
     try:
+        from mlcd.encoders.labeled_ensemble import open_labels
         from mlcd.encoders.triton import open_triton
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
@@ -125,6 +170,7 @@ async def open_triton_engine(
     encoder = await open_triton(
         settings.triton.url, settings.model, version=version or settings.triton.version
     )
+    labels = None
     try:
         for name in ("exif", "decode"):
             wanted = getattr(settings, name)
@@ -138,8 +184,11 @@ async def open_triton_engine(
         served = ServedEncoder.of(
             encoder, max_batch=encoder.max_batch, shortest_s=took_s, longest_s=took_s
         )
-        yield TritonEngine(encoder, served)
+        labels = await open_labels(encoder.url, encoder.name, encoder.version, encoder.fingerprint)
+        yield TritonEngine(encoder, served, labels)
     finally:
+        if labels is not None:
+            await labels.close()
         await encoder.close()
 
 

@@ -1,0 +1,98 @@
+"""The ensemble of a model and the exact scan of its centers in a Triton: labels in one call.
+
+`mlcd export --format triton --centers` makes it.
+"""
+
+import asyncio
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.grpc import InferInput, InferRequestedOutput
+from tritonclient.grpc.aio import InferenceServerClient
+
+from mlcd.encoders.triton import CHANNEL, translated
+from mlcd.encoders.unit_rows import unit_or_zero
+from mlcd.errors import MlcdError, Unavailable
+from mlcd.types import Embeddings, Fingerprint, ImageBatch
+
+SUFFIX: Final = "-labeled"
+_MICROSECONDS: Final = 1_000_000
+_KINDS: Final = {"embedding": np.float32, "ids": np.int32, "similarity": np.float64}
+
+
+class EmbeddedWithLabels(NamedTuple):
+    """The unit rows [N, D] of images, and the ids and float64 similarities [N, L] of their nearest
+    centers, best first.
+    """
+
+    embeddings: Embeddings
+    ids: NDArray[np.int32]
+    similarities: NDArray[np.float64]
+
+
+class LabeledEnsemble:
+    """The ensemble beside one version of a model.
+
+    centers: the digest of the centers that it has.
+    """
+
+    def __init__(
+        self, client: InferenceServerClient, url: str, name: str, version: int, centers: str
+    ) -> None:
+        self._client, self._url, self._name, self._version = client, url, name, version
+        self.centers = centers
+
+    async def label(
+        self, images: ImageBatch, *, timeout_s: float, traceparent: str | None
+    ) -> EmbeddedWithLabels:
+        """Embeds and labels uint8 [N, 3, S, S] of at most the model's batch.
+
+        Raises what `TritonEncoder.encode` raises.
+        """
+        given = InferInput("image_u8", list(images.shape), "UINT8")
+        given.set_data_from_numpy(np.ascontiguousarray(images))
+        request = self._client.infer(
+            self._name,
+            [given],
+            model_version=str(self._version),
+            outputs=[InferRequestedOutput(name) for name in _KINDS],
+            timeout=max(1, int(timeout_s * _MICROSECONDS)),
+            client_timeout=timeout_s,
+            headers=None if traceparent is None else {"traceparent": traceparent},
+        )
+        answer = await translated(request, self._url, self._name, self._version)
+        found = {name: answer.as_numpy(name) for name in _KINDS}
+        for name, kind in _KINDS.items():
+            part = found[name]
+            if part is None or part.dtype != kind or part.shape[:1] != (len(images),):
+                raise Unavailable(f"Triton's model {self._name} gave other than it states")
+        return EmbeddedWithLabels(
+            unit_or_zero(found["embedding"]), found["ids"], found["similarity"]
+        )
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+async def open_labels(
+    url: str, model: str, version: int, fingerprint: Fingerprint, *, timeout_s: float = 5.0
+) -> LabeledEnsemble | None:
+    """Opens the ensemble beside the version of a model; None where Triton has none of this
+    fingerprint.
+    """
+    name, client = model + SUFFIX, InferenceServerClient(url, channel_args=CHANNEL)
+    request = client.get_model_config(name, str(version), client_timeout=timeout_s)
+    try:
+        config = (await translated(request, url, name, version)).config
+    except (MlcdError, asyncio.CancelledError) as error:
+        await client.close()
+        if isinstance(error, MlcdError):
+            return None
+        raise
+    stated = {key: parameter.string_value for key, parameter in config.parameters.items()}
+    centers = stated.get(f"centers.{version}")
+    if centers is None or stated.get(f"fingerprint.{version}") != fingerprint:
+        await client.close()
+        return None
+    return LabeledEnsemble(client, url, name, version, centers)

@@ -1,0 +1,164 @@
+"""The export of centers beside a model in a Triton repository: labels in one call to Triton.
+
+OUT/NAME-labels/N takes embeddings to the nearest centers by mlcd's exact scan, whose modules the
+version carries. OUT/NAME-labeled/N is Triton's ensemble of NAME and NAME-labels: images to
+embeddings, ids and similarities.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import threadpoolctl
+
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.manifest import Artifact, Request
+from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.export.triton import CONFIG_FILE, SCRIPT, alone, refuse_foreign, show
+from mlcd.export.triton_config import (
+    LABELED_SUFFIX,
+    LABELS_SUFFIX,
+    TritonOptions,
+    image_input,
+    write_ensemble,
+    write_labels,
+)
+from mlcd.images.transform import PreprocessSpec
+from mlcd.models.servable import PREPROCESS
+from mlcd.progress import Reporter
+
+DEFAULT_TOP: Final = 64
+_SCRIPT_SOURCE: Final = Path(__file__).with_name("triton_labels_model.py")
+_MLCD: Final = Path(__file__).parents[1]
+_CARRIED: Final = (
+    *("__init__.py", "version.py", "errors.py", "types.py", "cores.py"),
+    *("clustering/__init__.py", "clustering/nearest.py", "clustering/candidates.py"),
+    *("clustering/certificate.py", "clustering/exact_scores.py", "clustering/matmul.py"),
+    *("clustering/row_threads.py", "clustering/torch_matmul.py", "clustering/int8_matmul.py"),
+    # encoders without its __init__, which brings what opens models
+    "encoders/unit_rows.py",
+)
+
+
+def export_labels(
+    version: Artifact,
+    centers: Artifact,
+    *,
+    top: int = DEFAULT_TOP,
+    options: TritonOptions,
+    reporter: Reporter,
+) -> Artifact:
+    """Writes NAME-labels and NAME-labeled beside a version of the model NAME, with its number, and
+    returns the version of the ensemble.
+
+    version: as `export_triton` returns it. centers: of the same model. top: the most labels that
+    one image can have. Raises ConfigInvalid for centers of another model, and Conflict where other
+    ones are there.
+    """
+    if centers.fingerprint != version.fingerprint:
+        raise ConfigInvalid(
+            f"the centers are those of another model than {version.path}",
+            remedy="cluster its own embeddings",
+        )
+    if top < 1:
+        raise InvalidInput(f"an image has at least one label, not {top}")
+    read = Centers.read(centers)
+    export = _Export(version, centers, read, min(top, len(read.vectors)), options)
+    export.publish(LABELS_SUFFIX, export.write_scan, export.labels_config(), reporter)
+    return export.publish(LABELED_SUFFIX, lambda _: None, export.ensemble_config(), reporter)
+
+
+@dataclass(frozen=True)
+class _Export:
+    """The two models beside one version of a model."""
+
+    version: Artifact
+    source: Artifact
+    centers: Centers
+    top: int
+    options: TritonOptions
+
+    @property
+    def name(self) -> str:
+        return self.version.path.parent.name
+
+    @property
+    def number(self) -> int:
+        return int(self.version.path.name)
+
+    def publish(
+        self, suffix: str, write: Callable[[Path], None], config: str, reporter: Reporter
+    ) -> Artifact:
+        """Writes one model's version, or finds it there, and shows it to Triton."""
+        out = self.version.path.parent.parent
+        folder = out / f"{self.name}{suffix}"
+        place = folder / str(self.number)
+        settings: dict[str, Any] = {
+            "name": folder.name,
+            "version": self.number,
+            "backend": "python" if suffix == LABELS_SUFFIX else "ensemble",
+            "max_batch": self.options.max_batch,
+            "centers": self.centers.digest,
+            "top": self.top,
+            "on_gpu": self.options.on_gpu,
+        }
+        request = Request(
+            "triton",
+            settings,
+            (self.version.as_parent_of(place, "model"), self.source.as_parent_of(place, "centers")),
+            self.version.fingerprint,
+        )
+        refuse_foreign(out, folder)
+        with alone(folder):
+            if (done := find_published(place, request)) is None:
+                with Draft(place, request) as draft, reporter.stage("labels", None) as meter:
+                    write(draft.path)
+                    with draft.write(CONFIG_FILE) as path:
+                        path.write_text(config)
+                    meter.advance(1)
+                    num, dimension = self.centers.vectors.shape
+                    summary = {"dimension": dimension, "centers": num, "top": self.top}
+                    done = draft.publish(summary=summary)
+            show(folder)
+        return done
+
+    def write_scan(self, folder: Path) -> None:
+        """Writes the centers, and the scan as it is here."""
+        np.save(folder / "vectors.npy", self.centers.vectors, allow_pickle=False)
+        if self.centers.mean is not None:
+            np.save(folder / "mean.npy", self.centers.mean, allow_pickle=False)
+        shutil.copyfile(_SCRIPT_SOURCE, folder / SCRIPT)
+        package = folder / "scan" / "mlcd"
+        for file in _CARRIED:
+            (package / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(_MLCD / file, package / file)
+        shutil.copyfile(Path(threadpoolctl.__file__), folder / "scan" / "threadpoolctl.py")
+
+    def labels_config(self) -> str:
+        return write_labels(
+            self.name + LABELS_SUFFIX,
+            self.options,
+            dimension=self.centers.vectors.shape[1],
+            top=self.top,
+            number=self.number,
+            stated=self._stated(),
+        )
+
+    def ensemble_config(self) -> str:
+        crop = PreprocessSpec.read(self.version.file(PREPROCESS)).crop
+        return write_ensemble(
+            self.name,
+            self.options,
+            given=image_input(crop),
+            dimension=self.centers.vectors.shape[1],
+            top=self.top,
+            number=self.number,
+            stated=self._stated(),
+        )
+
+    def _stated(self) -> dict[str, str]:
+        return {"fingerprint": self.centers.fingerprint, "centers": self.centers.digest}

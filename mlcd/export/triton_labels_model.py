@@ -1,0 +1,83 @@
+"""The model that Triton's python backend runs for labels: embeddings to their nearest centers.
+
+`mlcd export --format triton --centers` copies this file as model.py, with the modules of mlcd's
+exact scan beside it. It runs in the server's own environment, which needs numpy, and PyTorch for a
+GPU.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as triton
+
+
+class TritonPythonModel:
+    """The model of float32 embeddings [N, D] to int32 ids and float64 similarities [N, L], those of
+    the L nearest centers, best first.
+    """
+
+    def initialize(self, args: dict[str, str]) -> None:
+        folder = Path(args["model_repository"]) / args["model_version"]
+        on_gpu = args["model_instance_kind"] == "GPU"
+        if on_gpu:
+            # before torch is imported; the scan has threads, so the current device is not enough
+            os.environ["CUDA_VISIBLE_DEVICES"] = args["model_instance_device_id"]  # noqa: TID251 - a process of its own
+        sys.path.insert(0, str(folder / "scan"))
+        from mlcd.clustering.nearest import CenterScan
+        from mlcd.encoders.unit_rows import unit_or_zero
+        from mlcd.types import unit_rows
+
+        self._unit_or_zero, self._unit_rows = unit_or_zero, unit_rows
+        config = json.loads(args["model_config"])
+        dims = {output["name"]: output["dims"] for output in config["output"]}
+        self._top = int(dims["ids"][0])
+        mean = folder / "mean.npy"
+        self._mean = np.load(mean, allow_pickle=False) if mean.is_file() else None
+        centers = np.load(folder / "vectors.npy", allow_pickle=False)
+        # the answer is the same by every arithmetic
+        self._scan = CenterScan(centers, matmul="cuda-bf16" if on_gpu else "numpy")
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Runs one scan for all requests of Triton's batch, except those whose callers have
+        gone.
+        """
+        wanted = [not request.is_cancelled() for request in requests]
+        given = [
+            triton.get_input_tensor_by_name(request, "embedding").as_numpy()
+            for request, want in zip(requests, wanted, strict=True)
+            if want
+        ]
+        found = iter(self._label(given))
+        return [next(found) if want else _failure("the request was cancelled") for want in wanted]
+
+    def _label(self, given: list[Any]) -> list[Any]:
+        if not given:
+            return []
+        try:
+            ids, similarities = self._nearest(np.concatenate(given))
+        except Exception as error:  # noqa: BLE001 - Triton would unload the model
+            triton.Logger.log_error(f"the look-up of centers failed: {error}")
+            return [_failure("the look-up of centers failed") for _ in given]
+        ends = np.cumsum([len(part) for part in given])[:-1]
+        return [
+            triton.InferenceResponse(
+                [triton.Tensor("ids", part), triton.Tensor("similarity", scores)]
+            )
+            for part, scores in zip(np.split(ids, ends), np.split(similarities, ends), strict=True)
+        ]
+
+    def _nearest(self, embeddings: Any) -> tuple[Any, Any]:
+        # as the gateway treats what the tower gives
+        rows = self._unit_or_zero(embeddings)
+        if self._mean is not None:
+            rows = self._unit_rows(rows - self._mean)
+        ids, scores, _ = self._scan.search(rows, self._top)
+        return ids.astype(np.int32), scores
+
+
+def _failure(message: str) -> Any:
+    return triton.InferenceResponse(error=triton.TritonError(message))

@@ -1,0 +1,73 @@
+"""The labels that an engine found together with the embeddings of one request."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.clustering.exact_scores import exact_scores
+from mlcd.types import Embeddings
+
+_wanted: ContextVar["KnownLabels | None"] = ContextVar("wanted_labels", default=None)
+
+
+class KnownLabels:
+    """The nearest centers of embeddings, by the very bytes of these.
+
+    centers: the digest of the centers that are wanted.
+    """
+
+    def __init__(self, centers: str) -> None:
+        self.centers = centers
+        self._found: dict[bytes, tuple[NDArray[np.integer], NDArray[np.float64]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    @contextmanager
+    def wanted(self) -> Iterator[None]:
+        """Asks the engines, within the context, for labels where they have these centers."""
+        token = _wanted.set(self)
+        try:
+            yield
+        finally:
+            _wanted.reset(token)
+
+    def add(
+        self,
+        embedding: NDArray[np.float32],
+        ids: NDArray[np.integer],
+        similarities: NDArray[np.float64],
+    ) -> None:
+        """Adds one unit row [D] with the ids and float64 similarities of its nearest centers."""
+        self._found[embedding.tobytes()] = ids, similarities
+
+    def of(
+        self, embeddings: Embeddings, rows: Embeddings, centers: Embeddings, top: int
+    ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.float64]]:
+        """Returns which rows have `top` labels here, their ids and float64 scores [N, top].
+
+        rows: the embeddings in the space of the centers. Labels whose scores are not, bit for bit,
+        those of our own arithmetic are those of another row or of other centers, and are left out.
+        """
+        known = np.zeros(len(rows), dtype=np.bool_)
+        ids = np.full((len(rows), top), -1, dtype=np.int64)
+        scores = np.full((len(rows), top), -np.inf)
+        for row, embedding in enumerate(embeddings):
+            found = self._found.get(embedding.tobytes())
+            if found is None or len(found[0]) < top:
+                continue
+            near, similarities = found[0][:top].astype(np.int64), found[1][:top]
+            if near.min() < 0 or near.max() >= len(centers):
+                continue
+            ours = exact_scores(rows[row : row + 1], centers, np.zeros(top, np.int64), near)
+            if np.array_equal(ours, similarities):
+                known[row], ids[row], scores[row] = True, near, ours
+        return known, ids, scores
+
+
+def wanted_labels() -> KnownLabels | None:
+    """Returns what the current request wants to know; None where it wants no labels."""
+    return _wanted.get()
