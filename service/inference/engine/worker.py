@@ -20,12 +20,11 @@ from service.inference.engine.opening import open_images, open_texts
 from service.inference.engine.slots import Slots
 from service.inference.served import Opening, ServedEncoder, ServedTextEncoder, ServedTower
 from service.telemetry.logs import configure_logs, kinds
+from service.timings import ENGINE_TRIAL_S
 
 _log = logging.getLogger("mlcd.service")
 _Encode: TypeAlias = Callable[[NDArray[Any]], Embeddings]
 _TRIAL: Final = "a photo"
-# How long the largest batch may take at start; where it would take longer, a part stands for it.
-_TRIED_S: Final = 0.5
 
 
 def serve(order: Message, server: Parent) -> None:
@@ -59,10 +58,11 @@ def _open_texts(opening: Opening) -> tuple[_Encode, ServedTower]:
 def _measured(encode: _Encode, largest: NDArray[Any]) -> dict[str, float]:
     """Times the smallest and the largest batch of a warm encoder, and compiles their kernels.
 
-    Of a batch that takes longer than _TRIED_S a part is run, and the time of the whole follows.
+    Of a batch that takes longer than ENGINE_TRIAL_S a part is run, from which the time of the whole
+    follows.
     """
     shortest_s = _seconds(encode, largest[:1])
-    num = min(len(largest), max(1, int(_TRIED_S / max(shortest_s, 1e-9))))
+    num = min(len(largest), max(1, int(ENGINE_TRIAL_S / max(shortest_s, 1e-9))))
     longest_s = _seconds(encode, largest[:num]) * len(largest) / num
     return {"shortest_s": shortest_s, "longest_s": longest_s}
 
