@@ -239,7 +239,7 @@ async def open_resources(
             await stack.enter_async_context(_running(keys.watch()))
         redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
         rate_limiter = await stack.enter_async_context(
-            open_rate_limiter(redis_url, metrics=metrics)
+            open_rate_limiter(redis_url, metrics=metrics, keyed=keys is not None)
         )
         fetcher = await stack.enter_async_context(Fetcher(settings.fetch, limits, metrics))
         jobs = await stack.enter_async_context(open_job_service(settings))

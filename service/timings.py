@@ -33,6 +33,8 @@ ENGINE_BACKOFF_S: Final = 0.5  # the first pause before an engine that ended soo
 ENGINE_MAX_BACKOFF_S: Final = 15.0  # the longest of these pauses, which double
 ENGINE_STEADY_S: Final = 30.0  # an engine that lived so long is replaced at once
 ENGINE_OPEN_S: Final = 60.0  # opening an engine again counts as hanging after this, at the earliest
+# Of the largest batch at start; of one that would take longer a part stands for the whole.
+ENGINE_TRIAL_S: Final = 0.5
 ENGINE_OVERDUE_S: Final = 0.8  # an inference that runs longer is in doubt, at the earliest
 ENGINE_END_S: Final = 1.0  # an idle engine ends within milliseconds; one that does not is killed
 # A success counts for so long; then an inference is tried. With ENGINE_OVERDUE_S, an engine that

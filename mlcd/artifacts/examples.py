@@ -40,8 +40,9 @@ class Examples:
     def __init__(self, batches: list[pa.RecordBatch]) -> None:
         self.batches = batches
         self._stops = list(accumulate(batch.num_rows for batch in batches))
+        # to_numpy would import pandas where it is installed, for 0.2 s of a server's start
         self._parts = [
-            (keys.offsets.to_numpy(), keys.values, similarities.values)
+            (np.from_dlpack(keys.offsets), keys.values, similarities.values)
             for keys, similarities in map(_columns, batches)
         ]
 

@@ -41,7 +41,8 @@ _LARGE_PIXELS: Final = 16_000_000  # photographs of most cameras are smaller
 # Headers of so few bytes are read on the event loop, in about 0.05 ms: a thread would take as long
 # to wake. The most hostile ones take 6 ms.
 _SMALL_BYTES: Final = 8 * 2**10
-# A lone image of such a kind, so few bytes and so small is decoded there, too.
+# A lone image of such a kind, so few bytes and so small is decoded there, too: of hostile ones the
+# worst took 1.6 ms.
 _SMALL_FORMATS: Final = ("JPEG", "PNG")
 _SMALL_SIDE: Final = 128
 _SMALL_ASPECT: Final = 2  # the shorter side becomes the model's: a strip would be resized to much

@@ -66,7 +66,7 @@ class ServedTower:
     """An encoder that an engine's process has opened, without its weights.
 
     shortest_s: seconds of one item on a warm engine. longest_s: seconds of the first batch of
-    `max_batch` items.
+    `max_batch` items, which a part of it has shown where the whole takes long.
     """
 
     name: str

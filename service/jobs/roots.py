@@ -13,13 +13,10 @@ from typing import Final
 
 from fsspec.utils import glob_translate
 
-from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import MANIFEST, draft_path
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.names import is_candidate
-from mlcd.images.source import FilesSource
-from mlcd.images.sources import open_source
 from mlcd.locations import is_url
 from service.errors import BadRequest, OutsideRoots, Param
 from service.jobs.stores import StoreRoots, no_embeddings
@@ -99,6 +96,10 @@ class Roots:
 
         Raises OutsideRoots where a wildcard leads outside, InvalidInput.
         """
+        # It reads tables, and a server without jobs never does.
+        from mlcd.images.source import FilesSource
+        from mlcd.images.sources import open_source
+
         try:
             source = open_source(real, urls=self._web)
             if self._web is not None and url_column is not None:
@@ -125,6 +126,8 @@ class Roots:
         if is_url(real):
             self._stores.check_embeddings(real)
             return
+        from mlcd.artifacts.embeddings import EmbeddingsArtifact
+
         try:
             opened = EmbeddingsArtifact.open(Path(real))
         except (MlcdError, OSError) as error:
@@ -199,8 +202,11 @@ class Roots:
 
         Raises OutsideRoots where one of them leads outside, and what `open_source` raises.
         """
-        if not is_url(real):
-            self.check_files(open_source(real, urls=self._web).paths)
+        if is_url(real):
+            return
+        from mlcd.images.sources import open_source
+
+        self.check_files(open_source(real, urls=self._web).paths)
 
     def check_files_of(self, real: str) -> Callable[[Sequence[str]], None]:
         """Returns the check of the files of a resolved input: in a store no link leads outside."""

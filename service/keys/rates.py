@@ -2,66 +2,23 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
-
-from limits import RateLimitItemPerMinute
-from limits.aio.storage import MemoryStorage, RedisStorage
-from limits.aio.storage.base import SlidingWindowCounterSupport
-from limits.aio.strategies import SlidingWindowCounterRateLimiter
-from limits.errors import StorageError
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from mlcd.errors import ConfigInvalid, InvalidInput
 from service.errors import RateExceeded
 from service.keys.file import Key
 from service.telemetry.metrics import Metrics
-from service.timings import RATE_REDIS_REST_S, RATE_REDIS_S, RATE_ROUNDING_S, RATE_WINDOW_S
+from service.timings import RATE_REDIS_REST_S, RATE_REDIS_S
 
-_PREFIX: Final = "mlcd:rate"
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the counter's library and the Redis client take long to import
     from redis.asyncio import ConnectionPool
 
+    from service.keys.window_counter import WindowCounter
+
 _log = logging.getLogger("mlcd.service")
-
-
-class _Counter:
-    """The images of the last minute, by a sliding window.
-
-    It counts those of the current minute, and the share of the minute before that is still in the
-    window.
-    """
-
-    def __init__(self, storage: MemoryStorage | RedisStorage) -> None:
-        self._storage: SlidingWindowCounterSupport = storage
-        self._limiter = SlidingWindowCounterRateLimiter(storage)
-
-    async def take(self, key: Key, rate: int, num: int, taken: int) -> int:
-        """Counts `num` images and returns 0, or returns the seconds after which they would pass.
-
-        taken: images of the same request that were counted before and come back with them.
-        """
-        item = RateLimitItemPerMinute(rate)
-        if await self._limiter.hit(item, key.id, cost=num):
-            return 0
-        before, before_s, now, now_s = await self._storage.get_sliding_window(
-            item.key_for(key.id), RATE_WINDOW_S
-        )
-        wait_s = _wait_s(rate - taken - num, before, before_s, now, max(0.0, now_s - RATE_WINDOW_S))
-        return max(1, math.ceil(wait_s + RATE_ROUNDING_S))
-
-
-def _wait_s(room: int, before: int, before_s: float, now: int, now_s: float) -> float:
-    """Returns the seconds after which at most `room` images count.
-
-    before, now: images of the two minutes. before_s, now_s: what is left of each. Images of the
-    minute before count by the share that is left of it, rounded down to a whole image.
-    """
-    if now <= room:
-        return before_s - (room + 1 - now) * RATE_WINDOW_S / before if before else 0.0
-    return now_s + max(0.0, RATE_WINDOW_S - (room + 1) * RATE_WINDOW_S / now)
 
 
 class RateLimiter:
@@ -72,10 +29,14 @@ class RateLimiter:
 
     def __init__(self, shared: "ConnectionPool | None" = None, *, metrics: Metrics) -> None:
         """Prepares the counters. shared: of the Redis in which several servers count together."""
-        self._local = _Counter(MemoryStorage())
-        self._shared = None if shared is None else _Counter(_storage(shared))
+        self._shared = None if shared is None else _new_counter(shared)
         self._rest_until: float | None = None
         self._metrics = metrics
+
+    @cached_property
+    def local(self) -> "WindowCounter":
+        """The counter of this process."""
+        return _new_counter()
 
     async def take(self, key: Key | None, num: int, *, taken: int = 0) -> None:
         """Counts `num` images; a key without a rate, and no key, has no limit.
@@ -102,7 +63,9 @@ class RateLimiter:
     async def _take(self, key: Key, rate: int, num: int, taken: int) -> int:
         now = asyncio.get_running_loop().time()
         if self._shared is None or (self._rest_until is not None and now < self._rest_until):
-            return await self._local.take(key, rate, num, taken)
+            return await self.local.take(key, rate, num, taken)
+        from limits.errors import StorageError
+
         if self._rest_until is not None:
             self._rest_until = now + RATE_REDIS_REST_S  # only one request tries Redis again
         try:
@@ -111,7 +74,7 @@ class RateLimiter:
         except (StorageError, TimeoutError):
             self._log_once(answers=False)
             self._rest_until = now + RATE_REDIS_REST_S
-            return await self._local.take(key, rate, num, taken)
+            return await self.local.take(key, rate, num, taken)
         self._log_once(answers=True)
         self._rest_until = None
         return wait_s
@@ -165,11 +128,17 @@ class ComputedAccount:
 
 @asynccontextmanager
 async def open_rate_limiter(
-    redis_url: str | None, *, metrics: Metrics
+    redis_url: str | None, *, metrics: Metrics, keyed: bool = True
 ) -> AsyncIterator[RateLimiter]:
-    """Opens the rates. Raises ConfigInvalid for a malformed URL, or without the Redis client."""
+    """Opens the rates. keyed: there may be keys, whose first request must not wait for imports.
+
+    Raises ConfigInvalid for a malformed URL, or without the Redis client.
+    """
     if redis_url is None:
-        yield RateLimiter(metrics=metrics)
+        limiter = RateLimiter(metrics=metrics)
+        if keyed:
+            _ = limiter.local
+        yield limiter
         return
     pool = _open_pool(redis_url)
     try:
@@ -196,12 +165,7 @@ def _open_pool(url: str) -> "ConnectionPool":
         ) from None
 
 
-def _storage(pool: "ConnectionPool") -> RedisStorage:
-    # The pool knows the server; the library takes only the kind of server from the URL.
-    return RedisStorage(
-        "async+redis://",
-        wrap_exceptions=True,
-        implementation="redispy",
-        key_prefix=_PREFIX,
-        connection_pool=pool,  # type: ignore[arg-type]  # passed on to redis as it is
-    )
+def _new_counter(shared: "ConnectionPool | None" = None) -> "WindowCounter":
+    from service.keys.window_counter import WindowCounter
+
+    return WindowCounter(shared)
