@@ -44,15 +44,25 @@ def limited_blas() -> Iterator[None]:
     """Gives every product of the process one thread while at least one caller is inside."""
     with _Limit.lock:
         if _Limit.users == 0:
-            _Limit.held = _controller().limit(limits=1, user_api="blas")
+            _Limit.held = _one_thread_of_blas()
         _Limit.users += 1
     try:
         yield
     finally:
         with _Limit.lock:
             _Limit.users -= 1
-            if _Limit.users == 0:
+            if _Limit.users == 0 and _Limit.held is not None:
                 _Limit.held.restore_original_limits()
+
+
+def _one_thread_of_blas() -> Any:
+    """Returns the limit, set; None where the process cannot look at its libraries now, since it has
+    too many open files: its answers are the same, and take longer.
+    """
+    try:
+        return _controller().limit(limits=1, user_api="blas")
+    except OSError:
+        return None
 
 
 def _limit_openmp() -> None:
