@@ -15,7 +15,7 @@ from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
 from mlcd.collections.parquet_items import write_parquet
 from mlcd.errors import TooManyOpenFiles
-from mlcd.export.triton import CONFIG_FILE, _show
+from mlcd.export.triton import CONFIG_FILE, show
 from mlcd.parts.ownership import OWNER, claim
 from mlcd.pipelines.index import duplicates
 from mlcd.progress import Reporter
@@ -54,7 +54,7 @@ def triton_config(folder):
         with draft.write(CONFIG_FILE) as path:
             path.write_text("platform: 'x'")
         draft.publish()
-    _show(folder / "m")
+    show(folder / "m")
     return folder / "m" / CONFIG_FILE, ()
 
 
