@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
+from mlcd.clustering import row_threads
 from mlcd.indexes import scan as module
 from mlcd.indexes.scan import scan
 from mlcd.types import unit_rows
@@ -38,3 +40,30 @@ def test_it_finds_what_float64_finds(subset, top):
 
 def test_no_queries_find_nothing():
     assert scan(np.empty((0, 4), np.float32), np.eye(4, dtype=np.float32), 3).ids.shape == (0, 3)
+
+
+@pytest.mark.parametrize("num_rows", [40, 500])
+def test_each_product_has_one_thread_and_the_others_theirs_again(monkeypatch, num_rows):
+    def numbers():
+        found = [pool for pool in threadpool_info() if "numpy" in pool["filepath"]]
+        return {pool["num_threads"] for pool in found if pool["user_api"] == "blas"}
+
+    seen, compare = [], module._compare
+    monkeypatch.setattr(
+        module, "_compare", lambda *given: seen.append(numbers()) or compare(*given)
+    )
+    rows = unit_rows(np.random.default_rng(0).standard_normal((num_rows, 16)))
+    with threadpool_limits(2, user_api="blas"):
+        scan(rows[:1], rows, 3)
+        assert numbers() == {2}
+    assert len(seen) == -(-num_rows // 64)
+    assert set.union(*seen) == {1}
+
+
+def test_a_search_goes_on_where_the_libraries_cannot_be_looked_at(monkeypatch):
+    def refused():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(row_threads, "_controller", refused)
+    rows = np.eye(4, dtype=np.float32)
+    assert scan(rows[2:3], rows, 1).ids.tolist() == [[2]]
