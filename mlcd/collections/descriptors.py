@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol, Self
 
+from mlcd.artifacts.disk import limited_open_files
 from mlcd.collections.locks import Lock, StoreLocks
 
 _PER_LEDGER: Final = 3  # descriptors of an open ledger
@@ -39,11 +40,15 @@ class Descriptors:
     @classmethod
     def open(cls, folder: Path, *, writable: bool) -> Self:
         """Opens those of the store in `folder`, as many as the process's limit on open files
-        allows.
+        leaves free.
         """
+        most = _MOST_LEDGERS
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = _MOST_LEDGERS if soft == resource.RLIM_INFINITY else soft // (_SHARE * _PER_LEDGER)
-        return cls(StoreLocks(folder, writable=writable), most=min(max(1, most), _MOST_LEDGERS))
+        if soft != resource.RLIM_INFINITY:
+            with limited_open_files():
+                free = soft - len([*Path("/dev/fd").iterdir()])
+            most = min(max(1, free // (_SHARE * _PER_LEDGER)), _MOST_LEDGERS)
+        return cls(StoreLocks(folder, writable=writable), most=most)
 
     def lock(self, path: Path, *, writable: bool) -> Lock:
         """Locks a collection; see `StoreLocks.lock`."""

@@ -1,11 +1,12 @@
 """Collections without number share a few descriptors; whose they are is known all the same."""
 
+import os
 import resource
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import count, islice
 from pathlib import Path
 
@@ -112,6 +113,14 @@ def test_many_collections_are_opened_searched_and_changed_with_few_descriptors(f
         assert num_open("lock") == 0
     with Collections.open(folder) as store:
         assert [len(one) for one in store.all().values()] == [1 if read_only else 2] * MANY
+
+
+def test_files_that_the_process_has_open_already_leave_fewer_for_ledgers(folder):
+    with ExitStack() as others:
+        for _ in range(700):
+            others.enter_context(open(os.devnull))  # noqa: PTH123
+        with limited(30), Collections.open(folder) as store:
+            assert store._descriptors._most == 1
 
 
 def test_many_threads_write_to_many_collections_that_rest_in_between(folder):
