@@ -345,25 +345,33 @@ class Collection:
         ends the work, and the index stays as it was.
         """
         self.check_writable()
+        with self._indexing:
+            self._regrow(advance)
 
+    def _reindex_where_due(self) -> None:
+        with self._indexing:
+            # another thread may have made it while this one waited
+            if self._upkeep.is_due(self.state):
+                self._regrow(lambda _: None)
+
+    def _regrow(self, advance: Callable[[int], None]) -> None:
         def go_on(num: int) -> None:
             self._upkeep.check_wanted()
             advance(num)
 
         folder = self.path / GENERATIONS
-        with self._indexing:
-            before = self.state
-            growth = regrown(
-                folder,
-                before,
-                fingerprint=self.fingerprint,
-                target=self.recall_target,
-                parents=(Parent(**self.source),) if self.source else (),
-                advance=go_on,
-            )
-            self._writes.replace(before, growth)
-            self._upkeep.done()
-            remove_before(folder, before.generation.number + 1)
+        before = self.state
+        growth = regrown(
+            folder,
+            before,
+            fingerprint=self.fingerprint,
+            target=self.recall_target,
+            parents=(Parent(**self.source),) if self.source else (),
+            advance=go_on,
+        )
+        self._writes.replace(before, growth)
+        self._upkeep.done()
+        remove_before(folder, before.generation.number + 1)
 
     def take_source(self, source: Mapping[str, str]) -> None:
         """Changes the recorded source, which the next generation of the index states; durable when
@@ -431,4 +439,4 @@ class Collection:
             return
         with self._writes.lock:
             if not self._writes.closed:
-                self._upkeep.begin(self.reindex, lambda: self.state.num_positions)
+                self._upkeep.begin(self._reindex_where_due, lambda: self.state.num_positions)
