@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from threadpoolctl import ThreadpoolController
+from threadpoolctl import OpenBLASController, ThreadpoolController
 
 from mlcd.cores import available_cores
 
@@ -52,6 +52,7 @@ def limited_blas() -> Iterator[None]:
         with _Limit.lock:
             _Limit.users -= 1
             if _Limit.users == 0 and _Limit.held is not None:
+                _let_this_thread_set_limits()
                 _Limit.held.restore_original_limits()
 
 
@@ -60,9 +61,16 @@ def _one_thread_of_blas() -> Any:
     too many open files: its answers are the same, and take longer.
     """
     try:
-        return _controller().limit(limits=1, user_api="blas")
+        libraries = _controller().select(user_api="blas")
     except OSError:
         return None
+    _let_this_thread_set_limits()
+    return libraries.limit(limits=1)
+
+
+def _let_this_thread_set_limits() -> None:
+    """Else threadpoolctl ignores, in silence, every thread but the first that set a limit."""
+    OpenBLASController.clear_controlling_thread(force=True)
 
 
 def _limit_openmp() -> None:

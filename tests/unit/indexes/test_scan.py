@@ -1,5 +1,7 @@
 """The scan against float64, over block borders and subsets."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -54,9 +56,12 @@ def test_each_product_has_one_thread_and_the_others_theirs_again(monkeypatch, nu
     )
     rows = unit_rows(np.random.default_rng(0).standard_normal((num_rows, 16)))
     with threadpool_limits(2, user_api="blas"):
-        scan(rows[:1], rows, 3)
-        assert numbers() == {2}
-    assert len(seen) == -(-num_rows // 64)
+        # not the first thread alone, as threadpoolctl would have it
+        for thread in (ThreadPoolExecutor(1), ThreadPoolExecutor(1)):
+            with thread:
+                thread.submit(scan, rows[:1], rows, 3).result()
+            assert numbers() == {2}
+    assert len(seen) == 2 * -(-num_rows // 64)
     assert set.union(*seen) == {1}
 
 
