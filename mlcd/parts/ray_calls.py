@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from mlcd.errors import Unavailable
-from mlcd.parts.ray_session import RayOptions, check_version, raise_cause
+from mlcd.parts.ray_session import RayOptions, check_version, hide_gpus, raise_cause
 from mlcd.version import __version__
 
 _TRIES: Final = 10  # of a call, where nodes are lost
@@ -94,7 +94,7 @@ class RayCalls:
         if kind not in self._kinds:  # Ray stores each once on the cluster
             options = {**demand, "max_retries": _TRIES, "num_returns": num_returns}
             self._kinds[kind] = self._ray.remote(**options)(run_here)
-        return self._kinds[kind].remote(__version__, function, *given)
+        return self._kinds[kind].remote(__version__, self._options.gpus, function, *given)
 
     def _look_for_room(self, call: Any) -> None:
         """Waits for the first call, and tells people where none has begun."""
@@ -106,7 +106,10 @@ class RayCalls:
         return bool(self._ray.wait([self._probe], num_returns=1, timeout=0)[0])
 
 
-def run_here(version: str, function: Callable[..., Any], *given: Any) -> Any:
-    """Calls the function on the node. version: that of the driver's mlcd."""
+def run_here(version: str, num_gpus: float, function: Callable[..., Any], *given: Any) -> Any:
+    """Calls the function on the node. version: that of the driver's mlcd. num_gpus: those of one
+    worker.
+    """
     check_version(version)
+    hide_gpus(num_gpus)
     return function(*given)

@@ -15,6 +15,7 @@ from mlcd.version import __version__
 NEAREST: Final = "ray"
 _ADDRESS: Final = "ray://"
 _GIB: Final = 1 << 30
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _LEAST_CENTERS = 256  # of a block: with fewer, a call costs more than its work
 
 
@@ -99,6 +100,28 @@ def check_version(of_driver: str) -> None:
             f"a node of the Ray cluster has mlcd {__version__}, and the driver {of_driver}",
             remedy="install one version on all of them",
         )
+
+
+def hide_gpus(num: float) -> None:
+    """Hides this machine's GPUs from this process where `num`, the GPUs of one worker, is 0. Ray
+    leaves them in sight of such a worker, and an engine would take one.
+    """
+    if num == 0:
+        os.environ[_VISIBLE] = ""  # noqa: TID251 - where CUDA reads it
+
+
+@contextmanager
+def gpus_hidden(num: float) -> Iterator[None]:
+    """Hides them, as `hide_gpus` does, within the block."""
+    environment = os.environ  # noqa: TID251 - where CUDA reads it
+    before = environment.get(_VISIBLE)
+    hide_gpus(num)
+    try:
+        yield
+    finally:
+        environment.pop(_VISIBLE, None)
+        if before is not None:
+            environment[_VISIBLE] = before
 
 
 def require_ray(asked_by: str = "--on ray") -> None:

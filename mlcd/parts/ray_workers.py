@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from mlcd.errors import Unavailable
 from mlcd.images.quiet import silence_decoders
 from mlcd.parts.encoded import OnDone
-from mlcd.parts.ray_session import RayOptions, check_version, raise_cause
+from mlcd.parts.ray_session import RayOptions, check_version, hide_gpus, raise_cause
 from mlcd.version import __version__
 
 _TRIES: Final = 3  # of a shard whose images the file system does not give, before they are errors
@@ -36,8 +36,8 @@ Opener = Callable[[int], AbstractContextManager[MadeByAny]]
 class ShardWorker:
     """The actor: one process of the cluster, which holds what all its shards need."""
 
-    def __init__(self, opener: Opener, num_threads: int) -> None:
-        self._opener, self._num_threads = opener, num_threads
+    def __init__(self, opener: Opener, num_threads: int, num_gpus: float) -> None:
+        self._opener, self._num_threads, self._num_gpus = opener, num_threads, num_gpus
         self._stack = ExitStack()
 
     def open(self, version: str) -> None:
@@ -46,6 +46,7 @@ class ShardWorker:
         """
         check_version(version)
         silence_decoders()
+        hide_gpus(self._num_gpus)
         self._shards = self._stack.enter_context(self._opener(self._num_threads))
         self._shards.check()
 
@@ -86,7 +87,7 @@ class _Crew:
     ) -> None:
         self._ray, self._options = ray, options
         self._hired = ray.remote(**options.demand)(ShardWorker)
-        self._arguments = (opener, options.num_threads)
+        self._arguments = (opener, options.num_threads, options.gpus)
         self._size = options.num_workers(ray.cluster_resources())
         self._waiting = deque(shards)
         self._doing: dict[Any, tuple[Any, int | None]] = {}

@@ -22,7 +22,7 @@ from mlcd.images.sources import open_source
 from mlcd.locations import artifact_path, is_url, location_of
 from mlcd.parts.encoded import PART_ENTRIES
 from mlcd.parts.label_inputs import ImagesInput
-from mlcd.parts.ray_session import RayOptions, centers_at_once, ray_session
+from mlcd.parts.ray_session import RayOptions, centers_at_once, gpus_hidden, ray_session
 from mlcd.parts.ray_workers import make_shards
 from mlcd.pipelines.embed import Embedder
 from mlcd.pipelines.label import LabelOptions, open_labeling
@@ -173,7 +173,10 @@ def _made(
     reporter: Reporter,
     announce: Callable[[str], None],
 ) -> Artifact:
-    with contextmanager(recipe.opened)(available_cores()) as shards:
+    with (
+        gpus_hidden(ray_options.gpus),  # the driver plans for the engine of the workers
+        contextmanager(recipe.opened)(available_cores()) as shards,
+    ):
         if shards.published() is None:
             shards.plan()
             _make_missing(recipe, shards, ray_options, reporter, announce)

@@ -17,6 +17,7 @@ from mlcd.images.quiet import silence_decoders
 from mlcd.parts.ray_session import (
     RayOptions,
     check_version,
+    hide_gpus,
     raise_cause,
     ray_session,
     require_ray,
@@ -57,6 +58,7 @@ class TaskActor:
 
     def _opened(self) -> TaskRunner:
         settings = self._settings
+        hide_gpus(settings.jobs.ray_gpus)
         equipment = self._stack.enter_context(opened_equipment(settings))
         limit_blas(self._num_threads)
         roots = Roots(settings.jobs.roots, settings.fetch.url_options)

@@ -18,6 +18,7 @@ from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
 from mlcd.parts.ray_session import RayOptions
 from mlcd.pipelines.resolve import model_everywhere
 from mlcd.pipelines.shard import Equipment
+from mlcd.version import __version__
 from service.jobs.job import JobSpec, Work
 from service.jobs.roots import Roots
 from service.jobs.service import open_queue
@@ -396,3 +397,12 @@ def test_workers_get_no_secrets(tmp_path, images):
     assert there.model == model_everywhere("hog") == "hog"
     assert issubclass(WorkerLost, Unavailable)
     assert not issubclass(WorkerLost, ConfigInvalid)
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [(0, ""), (0.5, "7")])
+def test_a_worker_sees_gpus_only_where_it_has_some(gpus, seen, tmp_path, images, monkeypatch):
+    """Ray leaves them in sight of every worker."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    settings = read_settings(given(tmp_path, images, engine="ray", ray_gpus=gpus))
+    TaskActor(settings_there(settings, 1), 1).open(__version__)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen

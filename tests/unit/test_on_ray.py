@@ -1,5 +1,6 @@
 """The work on a Ray cluster, without Ray: a stand-in runs each call when its result is asked for."""
 
+import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -129,6 +130,12 @@ class Raised(SimpleNamespace):
 class Worker:
     def __init__(self, actor):
         self.actor = actor
+
+
+@pytest.fixture(autouse=True)
+def one_gpu(monkeypatch):
+    """This process sees a GPU, and what it hides comes back: its workers are this process."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
 
 
 @pytest.fixture
@@ -289,6 +296,16 @@ def test_a_node_with_another_version_is_refused(rows, images, centers, stand_in,
         options = LabelOptions(str(images), str(centers), model="pixels")
         with pytest.raises(ConfigInvalid, match=r"has mlcd 0\.0\.9"):
             on_ray.label_on_ray(options, tmp_path / "b", TWO, SILENT)
+
+
+def test_gpus_are_hidden_where_a_worker_has_none_and_come_back(monkeypatch):
+    for before in ("7", None):
+        if before is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        for num, seen in ((0.5, before), (0.0, "")):
+            with ray_session.gpus_hidden(num):
+                assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
+            assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
 
 
 def test_half_of_a_workers_memory_is_for_centers():
