@@ -5,10 +5,12 @@ import shutil
 import subprocess
 import sys
 from contextlib import closing, nullcontext
+from dataclasses import replace
 
 import pytest
 
 import mlcd.encoders
+from mlcd.artifacts.manifest import FileEntry, open_artifact
 from mlcd.cores import cpu_features
 from mlcd.encoders import open_encoder, open_text_encoder
 from mlcd.encoders import openvino as engine
@@ -98,6 +100,15 @@ def test_int8_is_opened_on_request_alone_and_by_openvino(int8_model, monkeypatch
         assert encoder.precision.startswith("int8-")
     with closing(open_encoder(str(int8_model))) as encoder:
         assert (encoder.engine, encoder.precision) == ("torch", "fp32")
+
+
+@pytest.mark.parametrize("name", ["int8.xml", "int8.bin"])
+def test_two_graphs_of_one_model_are_two_precisions(name, journey):
+    """Calibrated on other images, a model gives other rows under one fingerprint."""
+    entries = {each: FileEntry(1, 64 * "0") for each in ("int8.xml", "int8.bin")}
+    model = replace(open_artifact(journey / "model"), files=entries)
+    other = replace(model, files={**entries, name: FileEntry(1, 64 * "1")})
+    assert engine._revision(model) != engine._revision(other)
 
 
 def test_texts_beside_images_in_int8_are_in_fp32(int8, two_tower_model):
