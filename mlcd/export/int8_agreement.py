@@ -19,7 +19,7 @@ NEAREST_IMAGE: Final = "the nearest other image"
 
 @dataclass(frozen=True)
 class Int8Agreement:
-    """What a graph in int8 keeps, measured on `num` images on which it was not calibrated.
+    """The agreement of a graph in int8, on `num` images on which it was not calibrated.
 
     mean_cosine, min_cosine: of each image's rows in int8 and fp32. same_label: the share of images
     with the same label in both. labels: what the labels are.

@@ -46,6 +46,12 @@ def quantized(model: ov.Model, images: ImageBatch) -> ov.Model:
             preset=nncf.QuantizationPreset.MIXED,
             model_type=nncf.ModelType.TRANSFORMER if is_transformer(model) else None,
             ignored_scope=nncf.IgnoredScope(names=_tail(model), validate=False),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                # It halves the range of weights for CPUs whose sums of two products overflow: those
+                # without VNNI, which `check_precision` refuses. With it the starter's mean cosine
+                # on photographs was 0.9897 in place of 0.9938.
+                overflow_fix=nncf.OverflowFix.DISABLE
+            ),
         )
     return found
 

@@ -133,7 +133,7 @@ def _copy(model: Artifact, draft: Draft) -> None:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a manifest says of a graph in int8: the images it was calibrated on, and its
+    """The facts of a graph in int8 for the manifest: the images that calibrated it, and its
     agreement.
     """
 
