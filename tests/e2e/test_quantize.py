@@ -78,7 +78,7 @@ def centers_of(model):
 
 
 def test_it_is_the_same_model_in_another_precision(int8_model, journey, digits, tmp_path):
-    """As with bf16: one fingerprint, and the precision tells the rows apart."""
+    """One fingerprint, as with bf16, and the precision tells the rows apart."""
     model, before = open_artifact(int8_model, "model"), open_artifact(journey / "model", "model")
     assert model.fingerprint == before.fingerprint
     assert model.children == before.children
