@@ -3,6 +3,7 @@ small model.
 """
 
 import contextlib
+import importlib.util
 import io
 import os
 import random
@@ -142,7 +143,14 @@ def journey(tmp_path_factory, digits, tiny_recipe) -> Path:
 
 
 @pytest.fixture(scope="session")
-def int8_model(int8, journey, digits, tmp_path_factory) -> Path:
+def quantizer():
+    """Skips without the package that makes graphs in int8; to import it takes seconds."""
+    if importlib.util.find_spec("nncf") is None:
+        pytest.skip("nncf is not installed (pip install 'mlcd[quantize]')")
+
+
+@pytest.fixture(scope="session")
+def int8_model(int8, quantizer, journey, digits, tmp_path_factory) -> Path:
     """The journey's model with a graph in int8 beside its own."""
     out = tmp_path_factory.mktemp("int8") / "model"
     done = run_mlcd("quantize", journey / "model", digits, out)

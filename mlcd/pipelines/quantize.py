@@ -79,18 +79,16 @@ def quantize_model(
         return done
     check_precision("int8")
     require_nncf()
-    with (
-        Draft(out, request) as draft,
-        # begins and ends as what a killed writer leaves, which the next attempt removes
-        TemporaryDirectory(dir=draft.path, prefix=".int8-", suffix=".tmp") as temporary,
-    ):
+    with Draft(out, request) as draft:
         made = _Quantization(model, source, None if judge is None else Centers.read(judge))
-        facts = made.write(Path(temporary), num, reporter)
-        facts.agreement.check(spec, min_cosine)
+        # begins and ends as what a killed writer leaves, which the next attempt removes
+        with TemporaryDirectory(dir=draft.path, prefix=".int8-", suffix=".tmp") as temporary:
+            facts = made.write(Path(temporary), num, reporter)
+            facts.agreement.check(spec, min_cosine)
+            for name in _INT8_FILES:
+                with draft.write(name) as path:
+                    (Path(temporary) / name).replace(path)
         _copy(model, draft)
-        for name in _INT8_FILES:
-            with draft.write(name) as path:
-                (Path(temporary) / name).replace(path)
         kept = {key: value for key, value in model.summary.items() if not key.startswith(_FACTS)}
         return draft.publish(summary={**kept, **facts.summary()})
 

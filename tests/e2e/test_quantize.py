@@ -135,10 +135,9 @@ def test_a_kill_leaves_no_model_and_the_next_attempt_ends_with_the_same(
 
 
 def test_a_model_that_loses_is_refused_with_its_figure_and_nothing_is_written(
-    int8, journey, tmp_path
+    int8, quantizer, journey, tmp_path
 ):
     """Calibrated on black images alone, it clips all that the held-out ones show."""
-    pytest.importorskip("nncf")
     images, size = tmp_path / "images", 8
     images.mkdir()
     keys = [f"{number:03d}.png" for number in range(100)]
@@ -155,7 +154,7 @@ def test_a_model_that_loses_is_refused_with_its_figure_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
 
-def test_bad_input_is_told_in_a_line(int8, journey, digits, tmp_path, monkeypatch):
+def test_bad_input_is_told_in_a_line(int8, quantizer, journey, digits, tmp_path, monkeypatch):
     model, out = journey / "model", tmp_path / "out"
     (tmp_path / "empty").mkdir()
     assert "empty" in refused(model, tmp_path / "empty", out)

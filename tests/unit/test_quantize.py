@@ -118,8 +118,7 @@ def convolutions():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_layers_become_integers_and_what_makes_the_rows_does_not(capfd):
-    pytest.importorskip("nncf")
+def test_layers_become_integers_and_what_makes_the_rows_does_not(quantizer, capfd):
     images = np.random.default_rng(1).integers(0, 256, (20, 3, 16, 16), dtype=np.uint8)
     graph = quantized(convolutions(), images)
     nodes = {node.get_friendly_name(): node for node in graph.get_ops()}
