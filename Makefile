@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 		sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
 		$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,train,starter,redis,triton,layout,s3,gcs,azure,postgres,milvus,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,train,starter,redis,triton,layout,s3,gcs,azure,postgres,milvus,quantize,dev]'
 	@# An oracle of the tests, read by file: its dependencies (torchvision, timm) do not go with the CPU build of torch.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps open_clip_torch
 	@touch $@
@@ -192,6 +192,7 @@ bench: $(MODEL_DIR)/model/manifest.json ## every benchmark; each prints ratios a
 		case $$script in \
 			*/jobs.py) given="--model $(MODEL_DIR)/model" ;; \
 			*/photographs.py) given="$(MODEL_DIR)/images --model $(MODEL_DIR)/model" ;; \
+			*/int8.py) given="$(MODEL_DIR)/model $(MODEL_DIR)/images" ;; \
 			*) given= ;; \
 		esac; \
 		echo "== $$script $$given"; $(BIN)/python $$script $$given || failed="$$failed $$script"; \

@@ -26,6 +26,7 @@ _COMMANDS: Final = {
     "label": "label_images",
     "name": "name_clusters",
     "plan": "plan_scale",
+    "quantize": "quantize_model",
     "sync": "sync_artifact",
     "verify": "verify_artifact",
 }

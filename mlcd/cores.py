@@ -7,7 +7,15 @@ from typing import Final
 
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _CPUINFO: Final = Path("/proc/cpuinfo")
-_FEATURES: Final = ("AVX2", "AVX512F", "AVX512_BF16", "AVX512_VNNI", "AMX_BF16", "AMX_INT8")
+_FEATURES: Final = (
+    "AVX2",
+    "AVX_VNNI",
+    "AVX512F",
+    "AVX512_BF16",
+    "AVX512_VNNI",
+    "AMX_BF16",
+    "AMX_INT8",
+)
 
 
 def available_cores() -> int:

@@ -26,6 +26,11 @@ _NVIDIA_SMI: Final = (
     "--format=csv,noheader",
 )
 _TIMEOUT_S: Final = 10
+_INT8: Final = {
+    True: "computed here, on request, for models that `mlcd quantize` has made",
+    False: "not computed here: the CPU has neither VNNI nor AMX",
+    None: "unknown",
+}
 
 
 def examine() -> dict[str, Any]:
@@ -39,6 +44,7 @@ def examine() -> dict[str, Any]:
             "model": _cpu_model(),
             "features": sorted(cpu_features()),
             "openvino_capabilities": _openvino_capabilities(),
+            "int8": _int8(),
         },
         "cores": {
             "machine": os.cpu_count(),
@@ -63,6 +69,7 @@ def report(facts: dict[str, Any]) -> str:
         ("CPU", cpu["model"] or "unknown"),
         ("instructions", ", ".join(cpu["features"]) or "none of those that matter are known"),
         ("OpenVINO", ", ".join(cpu["openvino_capabilities"] or ["cannot be asked"])),
+        ("int8", _INT8[cpu["int8"]]),
         (
             "cores",
             (
@@ -141,6 +148,15 @@ def _openvino_capabilities() -> list[str] | None:
         from mlcd.encoders.openvino import capabilities
 
         return capabilities()
+    except (ImportError, RuntimeError):
+        return None
+
+
+def _int8() -> bool | None:
+    try:
+        from mlcd.encoders.openvino import computes_int8
+
+        return computes_int8()
     except (ImportError, RuntimeError):
         return None
 

@@ -24,7 +24,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from mlcd.collections.store_urls import SHAPES, is_store
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
-from mlcd.encoders.encoder import EngineName
+from mlcd.encoders.encoder import EngineName, Precision
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid
 from mlcd.fetching.hosts import ANY_HOST
@@ -322,7 +322,8 @@ class Settings(BaseSettings):
     engine: EngineName | Literal["triton", "fake"] = "auto"
     """triton: the Triton server at MLCD_TRITON__URL runs the model of that name. fake: an engine of
     fixed latency for load tests; it and a model fake:… need each other."""
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
+    """int8: by the graph that `mlcd quantize` has made of the model; texts are computed in fp32."""
     exif: ExifPolicy | None = None
     """The effect of EXIF orientation tags, in place of the model's preprocessing. It changes the
     fingerprint."""

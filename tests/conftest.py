@@ -3,6 +3,7 @@ small model.
 """
 
 import contextlib
+import importlib.util
 import io
 import os
 import random
@@ -72,6 +73,15 @@ def bf16():
 
 
 @pytest.fixture(scope="session")
+def int8():
+    """Skips on a CPU, or within a run of --plain-cpu, that has no int8 to show."""
+    from mlcd.encoders.openvino import computes_int8
+
+    if not computes_int8():
+        pytest.skip("this CPU has neither VNNI nor AMX, so it computes no int8")
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The project's shared images; tests that need them skip where they are not."""
     if not SHARED.is_dir():
@@ -129,6 +139,22 @@ def journey(tmp_path_factory, digits, tiny_recipe) -> Path:
     out = tmp_path_factory.mktemp("journey") / "demo"
     options = ("--features", "hog", "--recipe", tiny_recipe, "--no-serve")
     call_demo("--images", digits, "--out", out, *options)
+    return out
+
+
+@pytest.fixture(scope="session")
+def quantizer():
+    """Skips without the package that makes graphs in int8; to import it takes seconds."""
+    if importlib.util.find_spec("nncf") is None:
+        pytest.skip("nncf is not installed (pip install 'mlcd[quantize]')")
+
+
+@pytest.fixture(scope="session")
+def int8_model(int8, quantizer, journey, digits, tmp_path_factory) -> Path:
+    """The journey's model with a graph in int8 beside its own."""
+    out = tmp_path_factory.mktemp("int8") / "model"
+    done = run_mlcd("quantize", journey / "model", digits, out)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return out
 
 

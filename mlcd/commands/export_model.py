@@ -143,6 +143,7 @@ def export(
         exif=exif,
     )
     _announce_texts_left_out(checkpoint, options, wanted=not no_text)
+    _announce_int8_left_out(checkpoint)
     if layout == "triton":
         _export_triton(
             checkpoint,
@@ -246,6 +247,18 @@ def _announce_texts_left_out(checkpoint: str, options: "LoadOptions", *, wanted:
             f"{checkpoint} has a text tower and no tokenizer.json, so its texts are left out: save"
             " it there with transformers, AutoTokenizer.from_pretrained(NAME)"
             ".save_pretrained(DIRECTORY), and export again"
+        )
+
+
+def _announce_int8_left_out(checkpoint: str) -> None:
+    from mlcd.artifacts.manifest import MANIFEST, read_manifest
+    from mlcd.encoders.openvino import INT8_GRAPH
+
+    is_artifact = (Path(checkpoint) / MANIFEST).is_file()
+    if is_artifact and INT8_GRAPH in read_manifest(Path(checkpoint)).files:
+        announce(
+            f"the graph in int8 of {checkpoint} is left out: it runs in OpenVINO, from that"
+            " directory"
         )
 
 

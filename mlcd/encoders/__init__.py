@@ -110,7 +110,13 @@ def _open_text(artifact: Artifact, options: EncoderOptions) -> "TextEncoder":
 def _engine_of(
     artifact: Artifact, options: EncoderOptions, weights: str
 ) -> Literal["openvino", "torch"]:
-    """Returns the engine for a tower; without its file of weights only OpenVINO runs its graph."""
+    """Returns the engine for a tower. Without its file of weights only OpenVINO runs its graph, and
+    int8 is OpenVINO's alone.
+    """
+    if options.precision == "int8":
+        if options.engine == "torch":
+            raise ConfigInvalid("torch does not compute int8", remedy="use engine openvino")
+        return "openvino"
     if weights not in artifact.files:
         if options.engine == "torch":
             raise ConfigInvalid(
@@ -167,6 +173,11 @@ def _open(spec: str, options: EncoderOptions) -> Encoder:
         if options.engine == "torch":
             raise ConfigInvalid(
                 f"{spec} is an ONNX graph, which torch does not run", remedy="use engine openvino"
+            )
+        if options.precision == "int8":
+            raise ConfigInvalid(
+                f"{spec} is an ONNX graph, which is run as it is",
+                remedy="use precision fp32 or bf16; `mlcd quantize` takes what `mlcd export` made",
             )
         from mlcd.encoders.openvino import open_external
 

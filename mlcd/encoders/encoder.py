@@ -5,8 +5,8 @@ from typing import Literal, Protocol, TypeAlias
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings, Fingerprint, ImageBatch
 
-# the precision in which an engine computes
-Precision: TypeAlias = Literal["fp32", "bf16"]
+# the precision in which an engine computes; int8: by the graph that `mlcd quantize` has made
+Precision: TypeAlias = Literal["fp32", "bf16", "int8"]
 
 # the engine that runs a model; auto takes the fastest one that this machine has
 EngineName: TypeAlias = Literal["auto", "openvino", "torch"]
@@ -22,6 +22,7 @@ class Encoder(Protocol):
     # the preprocessing that the pixels must have had
     preprocess: PreprocessSpec
     engine: str
+    # the precision, of int8 with the beginning of its graph's digest: other graphs, other rows
     precision: str
 
     def encode(self, images: ImageBatch) -> Embeddings:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from openvino.preprocess import PrePostProcessor
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mlcd.artifacts.manifest import open_artifact, verify_file
-from mlcd.cores import available_cores
+from mlcd.artifacts.manifest import Artifact, open_artifact, verify_file
+from mlcd.cores import available_cores, cpu_features
 from mlcd.encoders.encoder import Precision
 from mlcd.encoders.local_text import LocalTextEncoder, TextPart
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
@@ -28,7 +28,18 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.text_part import GRAPH
 from mlcd.types import Embeddings, Fingerprint, ImageBatch, model_name
 
-_HINTS: Final[dict[Precision, Any]] = {"fp32": ov.Type.f32, "bf16": ov.Type.bf16}
+# The graph in int8 of a model artifact, beside that in fp32: OpenVINO's own format, in two files.
+INT8_GRAPH: Final = "int8.xml"
+INT8_WEIGHTS: Final = "int8.bin"
+_ONNX: Final = "model.onnx"
+_PREPROCESSING: Final = "preprocess.json"
+_DIGITS: Final = 12  # hex digits of a graph's digest in the precision
+# of int8: the layers that its graph leaves in floating point
+_HINTS: Final[dict[Precision, Any]] = {
+    "fp32": ov.Type.f32,
+    "bf16": ov.Type.bf16,
+    "int8": ov.Type.f32,
+}
 
 
 class _Card(BaseModel):
@@ -63,8 +74,7 @@ class _Compiled:
 
     def __init__(self, model: ov.Model, precision: Precision, num_threads: int) -> None:
         """num_threads: 0 takes all cores that the process may use."""
-        if precision == "bf16" and not computes_bf16():
-            raise ConfigInvalid("this CPU has no bf16 instructions", remedy="use precision fp32")
+        check_precision(precision)
         threads = num_threads or available_cores()
         config = {
             "INFERENCE_PRECISION_HINT": _HINTS[precision],
@@ -105,11 +115,14 @@ class OpenVinoEncoder:
         fingerprint: Fingerprint,
         preprocess: PreprocessSpec,
         precision: Precision = "fp32",
+        revision: str = "",
         num_threads: int = 0,
     ) -> None:
-        """num_threads: 0 takes all cores that the process may use."""
+        """revision: tells graphs of one model and precision apart. num_threads: 0 takes all cores
+        that the process may use.
+        """
         self.name, self.fingerprint, self.preprocess = name, fingerprint, preprocess
-        self.precision: str = precision
+        self.precision: str = f"{precision}-{revision}" if revision else precision
         self.dimension = int(model.output(0).partial_shape[1].get_length())
         self._compiled = _Compiled(model, precision, num_threads)
 
@@ -146,6 +159,29 @@ def computes_bf16() -> bool:
     return "BF16" in capabilities()
 
 
+def computes_int8() -> bool:
+    """Tells whether OpenVINO multiplies eight-bit integers by VNNI or AMX here.
+
+    It multiplies them on any CPU, and calls that INT8; without these instructions that is no faster
+    than fp32, and rounds otherwise. Those of AVX-512 are used where OpenVINO may use that at all
+    (OV_CPU_MAX_ISA), which it shows by WINOGRAD.
+    """
+    features = cpu_features()
+    if "AVX512F" not in features:
+        return "AVX_VNNI" in features
+    return bool(features & {"AVX512_VNNI", "AMX_INT8"}) and "WINOGRAD" in capabilities()
+
+
+def check_precision(precision: Precision) -> None:
+    """Raises ConfigInvalid for a precision that OpenVINO does not compute on this machine."""
+    if precision == "bf16" and not computes_bf16():
+        raise ConfigInvalid("this CPU has no bf16 instructions", remedy="use precision fp32")
+    if precision == "int8" and not computes_int8():
+        raise ConfigInvalid(
+            "this CPU has neither VNNI nor AMX, which int8 needs", remedy="use precision fp32"
+        )
+
+
 def read_onnx(path: Path) -> ov.Model:
     """Reads a graph; raises ArtifactInvalid for a file that is not ONNX."""
     try:
@@ -156,32 +192,64 @@ def read_onnx(path: Path) -> ov.Model:
         ) from error
 
 
+def read_int8(path: Path) -> ov.Model:
+    """Reads a graph in OpenVINO's own format; raises ArtifactInvalid for another file."""
+    try:
+        return core().read_model(path)
+    except RuntimeError as error:
+        raise ArtifactInvalid(
+            f"{path} cannot be read as a graph", remedy="make it again with `mlcd quantize`"
+        ) from error
+
+
 def open_model_artifact(path: Path, options: EncoderOptions = DEFAULTS) -> OpenVinoEncoder:
     """Opens a model written by `mlcd export`: `model.onnx` takes uint8 pixels and gives
-    unit rows.
+    unit rows. In int8 it opens the graph that `mlcd quantize` has added.
     """
     artifact = open_artifact(path, "model", verify_files=False)
+    check_precision(options.precision)
+    if in_int8 := options.precision == "int8":
+        _require_graph(artifact)
+    graph = {INT8_GRAPH, INT8_WEIGHTS} if in_int8 else {_ONNX}
     # The weights that torch runs are as large as the graph, and nothing here reads them.
-    for name in artifact.files.keys() & {"model.onnx", "preprocess.json"}:
+    for name in artifact.files.keys() & (graph | {_PREPROCESSING}):
         verify_file(artifact, name)
     if artifact.fingerprint is None:
         raise ArtifactInvalid(f"{path} has no fingerprint", remedy="export the model again")
     return OpenVinoEncoder(
-        read_onnx(artifact.file("model.onnx")),
+        read_int8(artifact.file(INT8_GRAPH)) if in_int8 else read_onnx(artifact.file(_ONNX)),
         name=model_name(artifact.config.get("name")),
         fingerprint=artifact.fingerprint,
-        preprocess=PreprocessSpec.read(artifact.file("preprocess.json")),
+        preprocess=PreprocessSpec.read(artifact.file(_PREPROCESSING)),
         precision=options.precision,
+        revision=_revision(artifact) if in_int8 else "",
         num_threads=options.num_threads,
     )
 
 
+def _require_graph(artifact: Artifact) -> None:
+    if not {INT8_GRAPH, INT8_WEIGHTS} <= artifact.files.keys():
+        raise ConfigInvalid(
+            f"{artifact.path} has no graph in int8",
+            remedy=f"make one with `mlcd quantize {artifact.path} IMAGES OUT`, and give OUT",
+        )
+
+
+def _revision(artifact: Artifact) -> str:
+    """Returns what the precision says of the int8 graph: two that were calibrated on other images
+    give other rows for one fingerprint.
+    """
+    digests = "".join(artifact.files[name].sha256 for name in (INT8_GRAPH, INT8_WEIGHTS))
+    return sha256(digests.encode()).hexdigest()[:_DIGITS]
+
+
 def open_text(part: TextPart, options: EncoderOptions = DEFAULTS) -> LocalTextEncoder:
-    """Opens the graph of a model artifact's text part."""
+    """Opens the graph of a model artifact's text part; beside images in int8 it runs in fp32."""
     graph = read_onnx(part.folder / GRAPH)
-    compiled = _Compiled(graph, options.precision, options.num_threads)
+    precision: Precision = "fp32" if options.precision == "int8" else options.precision
+    compiled = _Compiled(graph, precision, options.num_threads)
     return LocalTextEncoder(
-        part, compiled.run, compiled.close, engine="openvino", precision=options.precision
+        part, compiled.run, compiled.close, engine="openvino", precision=precision
     )
 
 

@@ -253,6 +253,8 @@ def _round_products(model: nn.Module) -> None:
 def _check_precision(precision: Precision, device: torch.device) -> None:
     if precision == "fp32":
         return
+    if precision == "int8":
+        raise ConfigInvalid("torch does not compute int8", remedy="use engine openvino")
     if device.type == "cuda":
         if not torch.cuda.is_bf16_supported(including_emulation=False):
             raise ConfigInvalid("this GPU has no bf16 instructions", remedy="use precision fp32")

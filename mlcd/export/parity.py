@@ -31,7 +31,7 @@ from mlcd.models.servable_text import ServableText
 from mlcd.types import ImageBatch
 
 # the precision in which the exported graph will be computed, on whatever machine
-GraphPrecision: TypeAlias = Precision | Literal["fp16"]
+GraphPrecision: TypeAlias = Literal["fp32", "fp16", "bf16"]
 
 MIN_COSINE: Final[dict[GraphPrecision, float]] = {"fp32": 0.9999, "fp16": 0.999, "bf16": 0.999}
 _HALF: Final[dict[GraphPrecision, torch.dtype]] = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -47,6 +47,7 @@ from mlcd.progress import Reporter
 from mlcd.types import Embeddings, Fingerprint, model_name
 
 _CENTERS: Final = "centers"
+_OF_IMAGES: Final = ("parity_", "int8_")  # facts of the image tower, which stay true
 _MAX_PIVOTS: Final = 4096  # a mixture's graph holds a row of both spaces for each
 _MIN_COSINE: Final = 0.9999
 
@@ -94,7 +95,7 @@ def bridge_model(
         summary = {
             "dimension": settings.dimension,
             "weights_digest": digest,
-            **{key: value for key, value in model.summary.items() if key.startswith("parity_")},
+            **{key: value for key, value in model.summary.items() if key.startswith(_OF_IMAGES)},
             **fitted.facts,
         }
         return draft.publish(fingerprint=fingerprint, summary=summary)

@@ -50,10 +50,13 @@ def external_onnx(folder, **changes):
     return folder / "tiny.onnx"
 
 
-@pytest.fixture(params=["hog", "pixels", "external", "openvino", "torch"])
+@pytest.fixture(params=["hog", "pixels", "external", "openvino", "openvino int8", "torch"])
 def encoder(request, tmp_path):
     if request.param == "external":
         opened = open_encoder(str(external_onnx(tmp_path)))
+    elif request.param == "openvino int8":
+        model = request.getfixturevalue("int8_model")
+        opened = open_encoder(str(model), EncoderOptions(precision="int8"))
     elif request.param in ("openvino", "torch"):
         opened = open_encoder(
             str(request.getfixturevalue("journey") / "model"), EncoderOptions(engine=request.param)

@@ -83,6 +83,29 @@ def test_servers_share_what_is_the_same_and_nothing_else(redis, photo):
     assert found[-1][1] == found[0][1]
 
 
+@pytest.mark.redis
+def test_a_row_in_int8_is_found_by_int8_alone(redis, int8_model, photo):
+    """One model of one fingerprint, in one Redis, in two precisions."""
+    found, stated = [], []
+    for precision in ("fp32", "int8", "int8"):
+        options = {"redis_url": redis.url, "cache__memory_bytes": 0, "precision": precision}
+        with serving(int8_model, **options) as server:
+            vector = embed(server.url, photo).content
+            found.append((looked_up(server, "redis"), vector))
+            stated.append(httpx.get(f"{server.url}/v1/info").json())
+            until(
+                lambda server=server: (
+                    server.metric('mlcd_cache_writes_total{result="written"}') or found[-1][0]
+                ),
+                5,
+            )
+    assert [hits for hits, _ in found] == [0, 0, 1]
+    assert found[0][1] != found[1][1] == found[2][1]
+    assert stated[0]["fingerprint"] == stated[1]["fingerprint"]
+    assert stated[0]["precision"] == "fp32"
+    assert stated[1]["precision"].startswith("int8-")
+
+
 class Load:
     """Clients that send the same images over and over; every answer must be 200 and right."""
 

@@ -16,6 +16,7 @@ from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.commands.export_model import export
 from mlcd.encoders import has_text, open_encoder, open_text_encoder
+from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.export.bridge_fit import Pivots, fit_bridge, ridge
 from mlcd.export.model_artifact import export_model
@@ -177,6 +178,24 @@ def test_its_centers_go_along_with_the_new_fingerprint(models, bridged):
     assert after.names == before.names
     assert after.fingerprint == bridged.fingerprint
     assert {finding.kind for finding in verify(bridged.path)} >= {"model", "images"}
+
+
+def test_a_graph_in_int8_goes_along_with_its_figures(models, int8_model, digits, tmp_path):
+    made = bridge_model(
+        str(int8_model),
+        tmp_path / "bridged",
+        text_from=str(models / "texts"),
+        kind="ridge",
+        images=str(digits),
+        reporter=SILENT,
+    )
+    before = open_artifact(int8_model, "model")
+    assert made.summary["int8_mean_cosine"] == before.summary["int8_mean_cosine"]
+    in_int8 = EncoderOptions(precision="int8")
+    ours, theirs = (open_encoder(str(path), in_int8) for path in (made.path, int8_model))
+    with closing(ours), closing(theirs):
+        assert ours.precision == theirs.precision
+        assert ours.fingerprint == made.fingerprint != theirs.fingerprint
 
 
 def test_it_can_be_exported_again_with_its_facts(bridged, tmp_path):

@@ -11,6 +11,7 @@ import mlcd.cores
 from mlcd import doctor
 from mlcd.cores import available_cores, cpu_features, quota_cores
 from mlcd.doctor import examine, memory_limit_bytes, report
+from mlcd.encoders.openvino import computes_int8
 from mlcd.export.starter.packages import installed
 from tests.conftest import call_mlcd, run_mlcd
 
@@ -23,6 +24,8 @@ def test_the_command_reports_and_exits_0():
     assert facts["cores"]["usable"] == available_cores()
     assert facts["packages"]["openvino"] in plain.stdout
     assert facts["starter"] == installed()
+    assert facts["cpu"]["int8"] == computes_int8()
+    assert ("int8          computed here" in plain.stdout) == computes_int8()
 
 
 def test_nothing_missing_makes_it_fail(tmp_path, monkeypatch):

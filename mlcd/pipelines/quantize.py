@@ -1,0 +1,228 @@
+"""A model artifact to one that computes in int8 as well, judged on the user's images."""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
+from mlcd.cores import available_cores
+from mlcd.encoders.encoder import Precision
+from mlcd.encoders.openvino import (
+    INT8_GRAPH,
+    INT8_WEIGHTS,
+    OpenVinoEncoder,
+    check_precision,
+    read_int8,
+    read_onnx,
+)
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput
+from mlcd.export.int8_agreement import MIN_MEAN_COSINE, Int8Agreement, compare_rows
+from mlcd.export.int8_graph import quantized, quantizer_versions, require_nncf, write_int8
+from mlcd.export.model_artifact import ONNX
+from mlcd.images.entries import Entries
+from mlcd.images.prefetch import prepare_all
+from mlcd.images.source import Source
+from mlcd.images.sources import open_source
+from mlcd.images.transform import PreprocessSpec
+from mlcd.keys import HELD_OUT_FRACTION, split_positions
+from mlcd.parts.encoded import check_source, images_parent
+from mlcd.pipelines.resolve import resolve_model
+from mlcd.progress import Meter, Reporter
+from mlcd.types import Embeddings, ImageBatch
+
+NUM_IMAGES: Final = 256
+MIN_HELD_OUT: Final = 16  # a mean and a share of fewer say nothing
+_CENTERS: Final = "centers"
+_INT8_FILES: Final = (INT8_GRAPH, INT8_WEIGHTS)
+_FACTS: Final = "int8_"  # how the names of ours begin in a summary
+
+
+def quantize_model(
+    spec: str,
+    images: str,
+    out: Path,
+    *,
+    centers: Path | None = None,
+    num: int = NUM_IMAGES,
+    min_cosine: float = MIN_MEAN_COSINE,
+    announce: Callable[[str], None] = lambda _: None,
+    reporter: Reporter,
+) -> Artifact:
+    """Writes the model artifact of `spec` with a graph in int8 beside its own.
+
+    It is the same model, of the same fingerprint: precision is no part of that. num: images of the
+    user's to calibrate on at most, and as many others, held out by hash of their keys, to measure
+    on. centers: those whose labels are compared; None takes the model's own, where it has some.
+    Raises ConfigInvalid, and publishes nothing, where the mean cosine to fp32 is below
+    `min_cosine`.
+    """
+    model = _open_model(spec, resolve_model(spec, announce))
+    source = open_source(images)
+    check_source(source, out)
+    judge = _open_centers(model, centers)
+    parents = [model.as_parent_of(out, "model"), images_parent(source, out)]
+    if centers is not None and judge is not None:
+        parents.append(judge.as_parent_of(out, "centers"))
+    config = {**model.config, "int8_images": num}
+    request = Request("model", config, tuple(parents), model.fingerprint)
+    if (done := find_published(out, request)) is not None:
+        return done
+    check_precision("int8")
+    require_nncf()
+    with Draft(out, request) as draft:
+        made = _Quantization(model, source, None if judge is None else Centers.read(judge))
+        # begins and ends as what a killed writer leaves, which the next attempt removes
+        with TemporaryDirectory(dir=draft.path, prefix=".int8-", suffix=".tmp") as temporary:
+            facts = made.write(Path(temporary), num, reporter)
+            facts.agreement.check(spec, min_cosine)
+            for name in _INT8_FILES:
+                with draft.write(name) as path:
+                    (Path(temporary) / name).replace(path)
+        _copy(model, draft)
+        kept = {key: value for key, value in model.summary.items() if not key.startswith(_FACTS)}
+        return draft.publish(summary={**kept, **facts.summary()})
+
+
+def _open_model(spec: str, path: str) -> Artifact:
+    if not (Path(path) / MANIFEST).is_file():
+        raise ConfigInvalid(
+            f"{spec} is no exported model",
+            remedy="give a directory made by `mlcd export`, or weights that it takes",
+        )
+    model = open_artifact(Path(path), "model")
+    if model.fingerprint is None:
+        raise ArtifactInvalid(f"{spec} has no fingerprint", remedy="export the model again")
+    return model
+
+
+def _open_centers(model: Artifact, given: Path | None) -> Artifact | None:
+    """Returns the centers that give the labels: those that are named, else the model's own."""
+    if given is None:
+        own = _CENTERS in model.children
+        return open_artifact(model.path / _CENTERS, _CENTERS) if own else None
+    centers = open_artifact(given, _CENTERS)
+    if centers.fingerprint != model.fingerprint:
+        raise ConfigInvalid(
+            f"{given} are centers of another model",
+            remedy="give centers of embeddings by this one, or leave out --centers",
+        )
+    return centers
+
+
+def _copy(model: Artifact, draft: Draft) -> None:
+    """Copies the model but for an earlier graph in int8."""
+    for name in model.files.keys() - {*_INT8_FILES}:
+        if not draft.has(name):
+            with draft.write(name) as path:
+                shutil.copyfile(model.file(name), path)
+    for name in model.children:
+        draft.adopt(name, model.path / name)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """The facts of a graph in int8 for the manifest: the images that calibrated it, and its
+    agreement.
+    """
+
+    num: int
+    digest: str
+    agreement: Int8Agreement
+
+    def summary(self) -> dict[str, object]:
+        return {
+            "int8_calibration_images": self.num,
+            "int8_calibration_digest": self.digest,
+            **self.agreement.summary(),
+            **quantizer_versions(),
+        }
+
+
+@dataclass(frozen=True)
+class _Pixels:
+    """The usable images of a choice: prepared pixels, and the SHA-256 of their files."""
+
+    images: ImageBatch
+    sha256: list[bytes]
+
+    def digest(self) -> str:
+        return hashlib.sha256(b"".join(self.sha256)).hexdigest()
+
+
+class _Quantization:
+    """A model, the images that calibrate and judge it, and the centers that give labels."""
+
+    def __init__(self, model: Artifact, source: Source, centers: Centers | None) -> None:
+        self._model, self._source, self._centers = model, source, centers
+        self._spec = PreprocessSpec.read(model.file("preprocess.json"))
+
+    def write(self, folder: Path, num: int, reporter: Reporter) -> _Facts:
+        """Writes the graph into `folder`, and measures it as it will be served."""
+        calibration, held_out = choose(self._source.entries, num)
+        with reporter.stage("images", len(calibration) + len(held_out)) as meter:
+            calibrated, judged = (
+                self._read(self._source.entries.select(chosen), meter)
+                for chosen in (calibration, held_out)
+            )
+        with reporter.stage("quantize", None):
+            graph = quantized(read_onnx(self._model.file(ONNX)), calibrated.images)
+            write_int8(graph, folder)
+        with reporter.stage("compare", 2 * len(judged.images)) as meter:
+            exact = self._encode("fp32", self._model.path / ONNX, judged.images)
+            meter.advance(len(exact))
+            found = self._encode("int8", folder / INT8_GRAPH, judged.images)
+            meter.advance(len(found))
+        agreement = compare_rows(exact, found, self._centers)
+        return _Facts(len(calibrated.images), calibrated.digest(), agreement)
+
+    def _read(self, entries: Entries, meter: Meter) -> _Pixels:
+        """Reads the usable images; raises InvalidInput where they are too few."""
+        pixels, sha256 = list[NDArray[np.uint8]](), list[bytes]()
+        reading = prepare_all(self._source, entries, self._spec, num_threads=available_cores())
+        for done, prepared in enumerate(reading, 1):
+            if prepared.pixels is not None:
+                pixels.append(prepared.pixels)
+                sha256.append(prepared.sha256)
+            meter.advance(1, errors=done - len(pixels))
+        if len(pixels) < MIN_HELD_OUT:
+            raise InvalidInput(
+                f"{len(pixels)} of {len(entries)} images of {self._source.location} can be used,"
+                f" fewer than {MIN_HELD_OUT}",
+                remedy="give more images, like those that the model will embed",
+            )
+        return _Pixels(np.stack(pixels), sha256)
+
+    def _encode(self, precision: Precision, graph: Path, images: ImageBatch) -> Embeddings:
+        read = read_int8 if precision == "int8" else read_onnx
+        encoder = OpenVinoEncoder(
+            read(graph), name="", fingerprint="", preprocess=self._spec, precision=precision
+        )
+        with closing(encoder):
+            return encoder.encode(images)
+
+
+def choose(entries: Entries, num: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the images to calibrate on, and others to measure on: at most `num` of each.
+
+    Those to measure on are held out in every step: a fifth of each class, by hash of the key, and
+    at least MIN_HELD_OUT. Raises InvalidInput where that leaves too few.
+    """
+    if len(entries) < 2 * MIN_HELD_OUT:
+        raise InvalidInput(
+            f"{len(entries)} images are too few to calibrate on some and to measure on others",
+            remedy=f"give at least {2 * MIN_HELD_OUT}",
+        )
+    positions = split_positions(entries.keys(), entries.class_names())
+    order = np.argsort(positions, kind="stable")
+    held_out = max(MIN_HELD_OUT, int((positions <= HELD_OUT_FRACTION).sum()))
+    return order[held_out:][:num], order[:held_out][:num]
