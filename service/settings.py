@@ -402,6 +402,8 @@ class Settings(BaseSettings):
             raise ValueError("engine triton and MLCD_TRITON__URL go together only")
         if self.triton.text is not None and self.engine != "triton":
             raise ValueError("MLCD_TRITON__TEXT needs engine triton")
+        if self.engine == "triton" and self.precision == "int8":
+            raise ValueError("precision int8 is not for engine triton, which runs its own graph")
         return self
 
 

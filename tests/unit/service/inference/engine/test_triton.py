@@ -12,6 +12,10 @@ from service.settings import read_settings
         ({"engine": "triton"}, "MLCD_ENGINE: engine triton and mlcd_triton__url go together only"),
         ({"triton": {"url": "127.0.0.1:8001"}}, "go together only"),
         (
+            {"engine": "triton", "triton": {"url": "127.0.0.1:8001"}, "precision": "int8"},
+            "precision int8 is not for engine triton",
+        ),
+        (
             {"engine": "triton", "triton": {"url": "127.0.0.1:8001", "version": 0}},
             "MLCD_TRITON__VERSION",
         ),
