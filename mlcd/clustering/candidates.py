@@ -35,8 +35,23 @@ class Candidates:
     def best(self, top: int) -> NDArray[np.int64]:
         """Returns the ids of the `top` largest products of each row, -1 where there are fewer."""
         self.settle()
-        columns = np.argpartition(self.scores, -top, axis=1)[:, -top:]
-        return np.take_along_axis(self.ids, columns, axis=1)
+        return np.take_along_axis(self.ids, self.largest(top), axis=1)
+
+    def largest(self, top: int) -> NDArray[np.int64]:
+        """Returns the positions of `top` products of each row, the largest but for ties."""
+        held = self.scores[:, : self.width(top)]
+        # A partition of values is faster than one of positions. Of more that are equal to the last,
+        # the first count.
+        rows, columns = np.nonzero(held >= np.partition(held, -top, axis=1)[:, -top, None])
+        if len(rows) > len(held) * top:
+            columns = columns[ranks(rows, len(held)) < top]
+        return columns.reshape(len(held), top)
+
+    def width(self, least: int) -> int:
+        """Returns the number of the first positions beyond which none of any row is held, and at
+        least `least`.
+        """
+        return max(least, int(self._num_held.max(initial=0)))
 
     def add(self, hits: Hits, offset: int) -> None:
         self._waiting.append(Hits(hits.rows, hits.columns + offset, hits.scores))
@@ -54,7 +69,7 @@ class Candidates:
         self._waiting, self._num_waiting = [], 0
         order = np.argsort(all_rows, kind="stable")
         rows, columns, hit_scores = all_rows[order], columns[order], hit_scores[order]
-        slot = self._num_held[rows] + np.arange(len(rows)) - np.searchsorted(rows, rows)
+        slot = self._num_held[rows] + ranks(rows, len(self.ids))
         num_held = self._num_held + np.bincount(rows, minlength=len(self.ids))
         fits = num_held[rows] <= self.ids.shape[1]
         self.ids[rows[fits], slot[fits]] = columns[fits]
@@ -88,3 +103,11 @@ class Candidates:
         # Whatever is dropped here is at most the smallest that stays.
         least = self.scores[touched].min(axis=1)
         self.threshold[touched] = np.maximum(self.threshold[touched], least)
+
+
+def ranks(rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
+    """Returns for each of these rows, in ascending order, how many of the same come before it."""
+    num_each = np.bincount(rows, minlength=num_rows)
+    firsts = np.cumsum(num_each) - num_each
+    rank: NDArray[np.int64] = np.arange(len(rows)) - firsts[rows]
+    return rank

@@ -29,12 +29,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.candidates import Candidates
+from mlcd.clustering.candidates import Candidates, ranks
 from mlcd.clustering.certificate import (
     DOUBLE_MARGIN,
     Norms,
@@ -43,7 +43,13 @@ from mlcd.clustering.certificate import (
     lowered,
     raised,
 )
-from mlcd.clustering.exact_scores import exact_scores, first_in_order, ordered
+from mlcd.clustering.exact_scores import (
+    exact_scores,
+    first_in_order,
+    ordered,
+    scores_of_each,
+    single_scores,
+)
 from mlcd.clustering.matmul import Matmul, NumpyMatmul
 from mlcd.clustering.row_threads import in_threads
 from mlcd.cores import available_cores
@@ -174,16 +180,15 @@ class CenterScan:
             return
         self._undecided = False
         rows = np.ascontiguousarray(embeddings[:_TIMED_ROWS])
-        seconds: dict[float, _Way] = {}
-        for name in fastest_matmuls(self.centers)[:_TIMED_WAYS]:
-            self._way = self._exact if name == "numpy" else _Way.open(name, self.centers)
-            self._way.matmul.multiply(  # warms up
-                self._way.matmul.load(rows), 0, min(_BLOCK_CENTERS, len(self.centers))
-            )
-            began = time.perf_counter()
-            self._search_all(rows, top, None)
-            seconds[time.perf_counter() - began] = self._way
-        self._way = seconds[min(seconds)]
+        names = fastest_matmuls(self.centers)[:_TIMED_WAYS]
+        ways = [self._exact if name == "numpy" else _Way.open(name, self.centers) for name in names]
+        seconds = [np.inf] * len(ways)
+        for _ in range(_TIMED_RUNS + 1):  # in turn, so that what disturbs one disturbs the others
+            for number, self._way in enumerate(ways):
+                began = time.perf_counter()
+                self._search_all(rows, top, None)
+                seconds[number] = min(seconds[number], time.perf_counter() - began)
+        self._way = ways[seconds.index(min(seconds))]
 
     def _search_all(
         self, embeddings: Embeddings, top: int, previous: NDArray[np.integer] | None
@@ -230,7 +235,8 @@ class CenterScan:
                 continue
             if len(open_rows) == 0:
                 break
-            found = self._certified(z_BD[open_rows], top, kept, way, seeds)
+            part_BD = z_BD if len(open_rows) == len(z_BD) else z_BD[open_rows]
+            found = self._certified(part_BD, top, kept, way, seeds)
             settled = open_rows[found.proven]
             ids[settled], scores[settled], level[settled] = (
                 found.ids[found.proven],
@@ -258,46 +264,43 @@ class CenterScan:
         way: "_Way",
         seeds: NDArray[np.integer] | None,
     ) -> "_Found":
-        slack = Slack.of(z_BD, way.matmul, way.norms)
-        slack_B = slack.with_any()
+        rows = way.matmul.load(z_BD)
+        slack = Slack.of(rows, way.matmul, way.norms)
         candidates = Candidates(len(z_BD), kept)
-        self._scan(z_BD, way.matmul, top, slack_B, candidates, seeds)
+        self._scan(z_BD, rows.data, way.matmul, top, slack, candidates, seeds)
         output = way.matmul.rounding.output
-        ids, scores = self._rescored(z_BD, candidates, top, slack, output)
-        left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack_B
+        ids, scores = self._rescored(z_BD, candidates, top, slack, way)
+        left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack.with_any()
+        last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
         # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
-        proven_B = (left_out_B < scores[:, -1] - DOUBLE_MARGIN) & (ids[:, -1] >= 0)
+        proven_B = (left_out_B < last_B) & (ids[:, -1] >= 0)
         return _Found(ids, scores, proven_B)
 
     def _scan(
         self,
         z_BD: Embeddings,
+        rows: Any,
         matmul: Matmul,
         top: int,
-        slack_B: NDArray[np.float64],
+        slack: Slack,
         candidates: Candidates,
         seeds: NDArray[np.integer] | None,
     ) -> None:
         """Collects the centers whose product is within reach of the answer."""
-        rows = matmul.load(z_BD)
-        output = matmul.rounding.output
+        output, slack_B = matmul.rounding.output, slack.with_any()
         if seeds is not None:
-            candidates.pass_over(self._beyond(z_BD, seeds, slack_B, output))
-        next_raise = _RAISED_EVERY
+            candidates.pass_over(self._beyond(z_BD, seeds, slack, output))
+        next_raise = 1
         for number, start in enumerate(range(0, len(self.centers), _BLOCK_CENTERS)):
             stop = min(start + _BLOCK_CENTERS, len(self.centers))
             product_BC = matmul.multiply(rows, start, stop)
             if start == 0 and seeds is None and stop >= top:
-                leaders, products = matmul.leaders(product_BC, top)
-                if matmul.rounding.inputs and stop < len(self.centers):
-                    last = self._beyond(z_BD, leaders, slack_B, output)
-                else:  # the products bound their scores closely enough
-                    least_B = products.min(axis=1).astype(np.float64)
-                    last = beyond_reach(lowered(least_B, output) - slack_B, slack_B, output)
-                candidates.pass_over(last)
+                least_B = matmul.reached(product_BC, top).astype(np.float64)
+                candidates.pass_over(
+                    beyond_reach(lowered(least_B, output) - slack_B, slack_B, output)
+                )
             elif number == next_raise and matmul.rounding.inputs:
-                best = candidates.best(top)
-                candidates.pass_over(self._beyond(z_BD, best, slack_B, output))
+                candidates.pass_over(self._beyond(z_BD, candidates.best(top), slack, output))
                 next_raise *= _RAISED_EVERY
             candidates.add(matmul.above(product_BC, candidates.threshold), start)
         candidates.settle()
@@ -306,16 +309,14 @@ class CenterScan:
         self,
         z_BD: Embeddings,
         known: NDArray[np.integer],
-        slack_B: NDArray[np.float64],
+        slack: Slack,
         output: float,
     ) -> NDArray[np.float32]:
         """Returns a threshold below which no product belongs to a center as near as the last of
         those known. known: distinct ids [B, top]; -1 says that none is known.
         """
-        rows = np.repeat(np.arange(len(z_BD)), known.shape[1])
-        scores = exact_scores(z_BD, self.centers, rows, known.ravel()).reshape(known.shape)
-        last_B = np.where(known.min(axis=1) < 0, -np.inf, scores.min(axis=1))
-        return beyond_reach(last_B, slack_B, output)
+        last_B = scores_of_each(z_BD, self.centers, known).min(axis=1)
+        return beyond_reach(last_B - slack.offset, slack.with_any(), output)
 
     def _rescored(
         self,
@@ -323,32 +324,37 @@ class CenterScan:
         candidates: Candidates,
         top: int,
         slack: Slack,
-        output: float,
+        way: "_Way",
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Returns the first `top` candidates by float64 score.
 
         Only candidates that may be in the answer despite rounding are scored.
         """
-        best = np.argpartition(candidates.scores, -top, axis=1)[:, -top:]
-        exact = np.full(candidates.ids.shape, -np.inf)
-        first = np.zeros(exact.shape, dtype=bool)
-        np.put_along_axis(first, best, True, axis=1)
-        self._score(z_BD, candidates.ids, first, exact)
-        least_B = np.take_along_axis(exact, best, axis=1).min(axis=1) - DOUBLE_MARGIN
-        upper = raised(candidates.scores.astype(np.float64), output)
-        upper += slack.with_each(candidates.ids)
-        self._score(z_BD, candidates.ids, (upper >= least_B[:, None]) & ~first, exact)
-        return first_in_order(candidates.ids, exact, top)
-
-    def _score(
-        self,
-        z_BD: Embeddings,
-        ids: NDArray[np.int64],
-        chosen: NDArray[np.bool_],
-        exact: NDArray[np.float64],
-    ) -> None:
-        rows, columns = np.nonzero(chosen & (ids >= 0))
-        exact[rows, columns] = exact_scores(z_BD, self.centers, rows, ids[rows, columns])
+        held = slice(candidates.width(top))
+        ids, products = candidates.ids[:, held], candidates.scores[:, held]
+        largest = candidates.largest(top)
+        known = np.take_along_axis(ids, largest, axis=1)
+        scores = scores_of_each(z_BD, self.centers, known)
+        least_B, output = scores.min(axis=1), way.matmul.rounding.output
+        more = products > beyond_reach(least_B - slack.offset, slack.with_any(), output)[:, None]
+        np.put_along_axis(more, largest, False, axis=1)
+        rows, columns = np.nonzero(more)
+        others = ids[rows, columns]
+        if way.matmul.rounding.inputs:  # the bound of each center, and then of float32
+            found = products[rows, columns].astype(np.float64)
+            upper = raised(found, output) + slack.of_pairs(rows, others) + slack.offset[rows]
+            able = upper >= least_B[rows] - DOUBLE_MARGIN
+            rows, others = rows[able], others[able]
+            upper = single_scores(z_BD, self.centers, rows, others) + slack.single[rows]
+            able = upper >= least_B[rows] - DOUBLE_MARGIN
+            rows, others = rows[able], others[able]
+        slot = top + ranks(rows, len(ids))
+        all_ids = np.full((len(ids), slot.max(initial=top - 1) + 1), -1, dtype=np.int64)
+        all_scores = np.full(all_ids.shape, -np.inf)
+        all_ids[:, :top], all_scores[:, :top] = known, scores
+        all_ids[rows, slot] = others
+        all_scores[rows, slot] = exact_scores(z_BD, self.centers, rows, others)
+        return first_in_order(all_ids, all_scores, top)
 
     def _in_float64(
         self, z_BD: Embeddings, top: int
@@ -467,7 +473,7 @@ def _batches(num_rows: int) -> list[slice]:
 
 
 def _seconds(matmul: Matmul, tile: Embeddings) -> float:
-    rows = matmul.load(np.ascontiguousarray(tile[:_TIMED_ROWS]))
+    rows = matmul.load(np.ascontiguousarray(tile[:_TIMED_ROWS])).data
     threshold = np.full(min(len(tile), _TIMED_ROWS), 2.0, dtype=np.float32)
     times = []
     for _ in range(_TIMED_RUNS + 1):  # the first warms up
