@@ -6,7 +6,7 @@ Shapes: B rows of a batch, M kept.
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.matmul import Hits
+from mlcd.clustering.matmul import Hits, ranks
 
 
 class Candidates:
@@ -35,23 +35,25 @@ class Candidates:
     def best(self, top: int) -> NDArray[np.int64]:
         """Returns the ids of the `top` largest products of each row, -1 where there are fewer."""
         self.settle()
-        return np.take_along_axis(self.ids, self.largest(top), axis=1)
+        held = max(top, int(self._num_held.max(initial=0)))
+        columns = np.argpartition(self.scores[:, :held], -top, axis=1)[:, -top:]
+        return np.take_along_axis(self.ids, columns, axis=1)
 
-    def largest(self, top: int) -> NDArray[np.int64]:
-        """Returns the positions of `top` products of each row, the largest but for ties."""
-        held = self.scores[:, : self.width(top)]
-        # A partition of values is faster than one of positions. Of more that are equal to the last,
-        # the first count.
-        rows, columns = np.nonzero(held >= np.partition(held, -top, axis=1)[:, -top, None])
-        if len(rows) > len(held) * top:
-            columns = columns[ranks(rows, len(held)) < top]
-        return columns.reshape(len(held), top)
-
-    def width(self, least: int) -> int:
-        """Returns the number of the first positions beyond which none of any row is held, and at
-        least `least`.
+    def above(
+        self, threshold_B: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+        """Returns the rows, in ascending order, the ids and the products of those above these
+        thresholds.
         """
-        return max(least, int(self._num_held.max(initial=0)))
+        if len(self._waiting) == 1 and not self._num_held.any():
+            hits = self._waiting[0]  # of the only block, in order
+            if np.bincount(hits.rows, minlength=1).max() <= self.ids.shape[1]:
+                able = hits.scores > threshold_B[hits.rows]
+                return hits.rows[able], hits.columns[able], hits.scores[able]
+        self.settle()
+        held = int(self._num_held.max(initial=0))
+        rows, columns = np.nonzero(self.scores[:, :held] > threshold_B[:, None])
+        return rows, self.ids[rows, columns], self.scores[rows, columns]
 
     def add(self, hits: Hits, offset: int) -> None:
         self._waiting.append(Hits(hits.rows, hits.columns + offset, hits.scores))
@@ -103,11 +105,3 @@ class Candidates:
         # Whatever is dropped here is at most the smallest that stays.
         least = self.scores[touched].min(axis=1)
         self.threshold[touched] = np.maximum(self.threshold[touched], least)
-
-
-def ranks(rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
-    """Returns for each of these rows, in ascending order, how many of the same come before it."""
-    num_each = np.bincount(rows, minlength=num_rows)
-    firsts = np.cumsum(num_each) - num_each
-    rank: NDArray[np.int64] = np.arange(len(rows)) - firsts[rows]
-    return rank

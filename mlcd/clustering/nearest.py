@@ -34,13 +34,12 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.candidates import Candidates, ranks
+from mlcd.clustering.candidates import Candidates
 from mlcd.clustering.certificate import (
     DOUBLE_MARGIN,
     Norms,
     Slack,
     beyond_reach,
-    lowered,
     raised,
 )
 from mlcd.clustering.exact_scores import (
@@ -50,7 +49,7 @@ from mlcd.clustering.exact_scores import (
     scores_of_each,
     single_scores,
 )
-from mlcd.clustering.matmul import Matmul, NumpyMatmul
+from mlcd.clustering.matmul import Matmul, NumpyMatmul, Rounding, ranks
 from mlcd.clustering.row_threads import in_threads
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, InvalidInput
@@ -267,9 +266,9 @@ class CenterScan:
         rows = way.matmul.load(z_BD)
         slack = Slack.of(rows, way.matmul, way.norms)
         candidates = Candidates(len(z_BD), kept)
-        self._scan(z_BD, rows.data, way.matmul, top, slack, candidates, seeds)
+        known = self._scan(z_BD, rows.data, way.matmul, slack, candidates, top, seeds)
+        ids, scores = self._rescored(z_BD, candidates, known, slack, way.matmul.rounding)
         output = way.matmul.rounding.output
-        ids, scores = self._rescored(z_BD, candidates, top, slack, way)
         left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack.with_any()
         last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
         # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
@@ -281,79 +280,70 @@ class CenterScan:
         z_BD: Embeddings,
         rows: Any,
         matmul: Matmul,
-        top: int,
         slack: Slack,
         candidates: Candidates,
+        top: int,
         seeds: NDArray[np.integer] | None,
-    ) -> None:
-        """Collects the centers whose product is within reach of the answer."""
-        output, slack_B = matmul.rounding.output, slack.with_any()
+    ) -> "_Known":
+        """Collects the centers whose product is within reach of the answer, and returns some of
+        the nearest.
+        """
+        rounding, num_blocks = matmul.rounding, -(-len(self.centers) // _BLOCK_CENTERS)
+        known = None
         if seeds is not None:
-            candidates.pass_over(self._beyond(z_BD, seeds, slack, output))
-        next_raise = 1
-        for number, start in enumerate(range(0, len(self.centers), _BLOCK_CENTERS)):
+            known = self._known(z_BD, seeds)
+            candidates.pass_over(known.beyond(slack, rounding))
+        next_raise = _RAISED_EVERY
+        for number in range(num_blocks):
+            start = number * _BLOCK_CENTERS
             stop = min(start + _BLOCK_CENTERS, len(self.centers))
             product_BC = matmul.multiply(rows, start, stop)
-            if start == 0 and seeds is None and stop >= top:
-                least_B = matmul.reached(product_BC, top).astype(np.float64)
-                candidates.pass_over(
-                    beyond_reach(lowered(least_B, output) - slack_B, slack_B, output)
-                )
-            elif number == next_raise and matmul.rounding.inputs:
-                candidates.pass_over(self._beyond(z_BD, candidates.best(top), slack, output))
+            if number == 0 and known is None and stop >= top:
+                known = self._known(z_BD, matmul.leaders(product_BC, top)[0])
+                candidates.pass_over(known.beyond(slack, rounding))
+            elif number == next_raise and rounding.inputs:
+                known = self._known(z_BD, candidates.best(top))
+                candidates.pass_over(known.beyond(slack, rounding))
                 next_raise *= _RAISED_EVERY
             candidates.add(matmul.above(product_BC, candidates.threshold), start)
-        candidates.settle()
+        if known is None or seeds is not None or num_blocks > 1:
+            known = self._known(z_BD, candidates.best(top))
+        return known
 
-    def _beyond(
-        self,
-        z_BD: Embeddings,
-        known: NDArray[np.integer],
-        slack: Slack,
-        output: float,
-    ) -> NDArray[np.float32]:
-        """Returns a threshold below which no product belongs to a center as near as the last of
-        those known. known: distinct ids [B, top]; -1 says that none is known.
-        """
-        last_B = scores_of_each(z_BD, self.centers, known).min(axis=1)
-        return beyond_reach(last_B - slack.offset, slack.with_any(), output)
+    def _known(self, z_BD: Embeddings, ids: NDArray[np.integer]) -> "_Known":
+        return _Known(ids, scores_of_each(z_BD, self.centers, ids))
 
     def _rescored(
         self,
         z_BD: Embeddings,
         candidates: Candidates,
-        top: int,
+        known: "_Known",
         slack: Slack,
-        way: "_Way",
+        rounding: Rounding,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Returns the first `top` candidates by float64 score.
+        """Returns the first of the known and the candidates by float64 score, as many as are known.
 
         Only candidates that may be in the answer despite rounding are scored.
         """
-        held = slice(candidates.width(top))
-        ids, products = candidates.ids[:, held], candidates.scores[:, held]
-        largest = candidates.largest(top)
-        known = np.take_along_axis(ids, largest, axis=1)
-        scores = scores_of_each(z_BD, self.centers, known)
-        least_B, output = scores.min(axis=1), way.matmul.rounding.output
-        more = products > beyond_reach(least_B - slack.offset, slack.with_any(), output)[:, None]
-        np.put_along_axis(more, largest, False, axis=1)
-        rows, columns = np.nonzero(more)
-        others = ids[rows, columns]
-        if way.matmul.rounding.inputs:  # the bound of each center, and then of float32
-            found = products[rows, columns].astype(np.float64)
-            upper = raised(found, output) + slack.of_pairs(rows, others) + slack.offset[rows]
-            able = upper >= least_B[rows] - DOUBLE_MARGIN
-            rows, others = rows[able], others[able]
-            upper = single_scores(z_BD, self.centers, rows, others) + slack.single[rows]
-            able = upper >= least_B[rows] - DOUBLE_MARGIN
-            rows, others = rows[able], others[able]
-        slot = top + ranks(rows, len(ids))
-        all_ids = np.full((len(ids), slot.max(initial=top - 1) + 1), -1, dtype=np.int64)
+        rows, ids, products = candidates.above(known.beyond(slack, rounding))
+        least_B = known.least() - DOUBLE_MARGIN
+        able = (known.ids[rows] != ids[:, None]).all(axis=1)
+        if rounding.inputs:  # the bound of each center
+            upper = raised(products.astype(np.float64), rounding.output)
+            able &= upper + slack.of_pairs(rows, ids) + slack.offset[rows] >= least_B[rows]
+        rows, ids = rows[able], ids[able]
+        if rounding.inputs:  # float32 rules most of them out, for less
+            able = (
+                single_scores(z_BD, self.centers, rows, ids) + slack.single[rows] >= least_B[rows]
+            )
+            rows, ids = rows[able], ids[able]
+        top = known.ids.shape[1]
+        slot = top + ranks(rows, len(z_BD))
+        all_ids = np.full((len(z_BD), slot.max(initial=top - 1) + 1), -1, dtype=np.int64)
         all_scores = np.full(all_ids.shape, -np.inf)
-        all_ids[:, :top], all_scores[:, :top] = known, scores
-        all_ids[rows, slot] = others
-        all_scores[rows, slot] = exact_scores(z_BD, self.centers, rows, others)
+        all_ids[:, :top], all_scores[:, :top] = known.ids, known.scores
+        all_ids[rows, slot] = ids
+        all_scores[rows, slot] = exact_scores(z_BD, self.centers, rows, ids)
         return first_in_order(all_ids, all_scores, top)
 
     def _in_float64(
@@ -457,6 +447,25 @@ class _Way:
     def open(cls, name: MatmulName, centers: Embeddings) -> "_Way":
         matmul = open_matmul(name, centers)
         return cls(matmul, Norms.of(centers, matmul))
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Distinct ids of centers [B, top] and their exact scores; -1 and -inf for none."""
+
+    ids: NDArray[np.integer]
+    scores: NDArray[np.float64]
+
+    def least(self) -> NDArray[np.float64]:
+        """Returns a bound of the last score of each row's answer from below, [B]."""
+        least_B: NDArray[np.float64] = self.scores.min(axis=1)
+        return least_B
+
+    def beyond(self, slack: Slack, rounding: Rounding) -> NDArray[np.float32]:
+        """Returns a threshold at or below which no product belongs to a center as near as the last
+        of these.
+        """
+        return beyond_reach(self.least() - slack.offset, slack.with_any(), rounding.output)
 
 
 @dataclass(frozen=True)
