@@ -20,6 +20,11 @@ def hard_cases():
     yield "a narrow cone", unit_rows(z + 5 * one), unit_rows(centers + 5 * one)
     yield "a mean a thousand times as long", z + 1000 * one, centers + 1000 * one
     yield "rows far from the mean of the centers", unit_rows(z - 5 * one), unit_rows(centers + one)
+    # Rounding to whole steps leaves out all but the first component, and the others add up to a score.
+    small = np.append(1.0, np.full(255, 0.499 / 127))
+    others = np.append(0.0, np.ones(255))
+    yield "centers along what rows lose", small[None], np.stack([others, -others])
+    yield "rows along what centers lose", np.stack([others, -others]), np.stack([small, -small])
     yield "duplicates of one center", z, np.repeat(centers[:1], 520, axis=0)
     yield "no mean", z, np.concatenate([centers[:260], -centers[:260]])
     scales = np.array([0.0, 1e-41, 1e-20, 1e-3, 1e3])
