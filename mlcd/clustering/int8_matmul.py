@@ -22,7 +22,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlcd.clustering.matmul import Hits, Loaded, Rounding, entries_above, leading_entries, lengths
+from mlcd.clustering.matmul import (
+    Hits,
+    Loaded,
+    Rounding,
+    entries_above,
+    leading_entries,
+    lengths_of,
+)
 from mlcd.clustering.shift import mean_of, offsets, shifted
 from mlcd.cores import cpu_features
 from mlcd.types import Embeddings
@@ -32,7 +39,7 @@ _WIDE, _NARROW = 127, 63  # largest numbers of the rows with and without VNNI
 _BLOCK_CENTERS: Final = 4096
 _PACKED_FOR: Final = 1024  # rows
 _TILE: Final = 64  # centers
-_LOADED: Final = 64  # rows prepared at once
+_LOADED: Final = 1 << 16  # components prepared at once
 _MOST_COMPONENTS: Final = 1 << 15  # int32 holds the sums of twice as many
 _NEAR: Final = 1e-3
 _TINY: Final = np.float32(1e-30)
@@ -59,18 +66,22 @@ class Int8Matmul:
     def load(self, rows_BD: Embeddings) -> Loaded:
         unsigned = np.empty(rows_BD.shape, dtype=np.uint8)
         scales = np.empty(len(rows_BD), dtype=np.float32)
-        of_rows, errors = np.empty((2, len(rows_BD)))
-        for start in range(0, len(rows_BD), _LOADED):  # few, so that they stay in the cache
-            part = slice(start, start + _LOADED)
+        squares, left_out = np.empty((2, len(rows_BD)), dtype=np.float32)
+        at_once = max(1, _LOADED // rows_BD.shape[1])  # few, so that they stay in the cache
+        for start in range(0, len(rows_BD), at_once):
+            part = slice(start, start + at_once)
             rows = shifted(rows_BD[part], self.shift)
             numbers, scales[part] = _quantized(rows, self._row_levels)
             np.add(numbers, np.float32(self._zero), out=unsigned[part], casting="unsafe")
-            of_rows[part] = scales[part] * lengths(numbers)
+            squares[part] = np.vecdot(numbers, numbers)
             rows -= numbers * scales[part, None]
-            # what float32 rounds of the differences and of the shifted rows
-            errors[part] = lengths(rows) + 2.0**-22 * (of_rows[part] + lengths(rows))
+            left_out[part] = np.vecdot(rows, rows)
+        lengths = scales * lengths_of(squares, rows_BD.shape[1])
+        errors = lengths_of(left_out, rows_BD.shape[1])
+        # what float32 rounds of the differences and of the shifted rows
+        errors += 2.0**-22 * (lengths + errors)
         data = torch.from_numpy(unsigned), torch.from_numpy(scales)[:, None]
-        return Loaded(data, of_rows, errors, offsets(rows_BD, self.shift))
+        return Loaded(data, lengths, errors, offsets(rows_BD, self.shift))
 
     def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
         numbers, scales = _quantized(shifted(centers_CD, self.shift), _CENTER_LEVELS)

@@ -167,12 +167,16 @@ def ranks(rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
 
 
 def lengths(rows_BD: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Returns a bound of the length of each row, [B], from above: its float32 sum, and what that
-    may have lost.
+    """Returns a bound of the length of each row from above, [B]."""
+    return lengths_of(np.vecdot(rows_BD, rows_BD), rows_BD.shape[1])
+
+
+def lengths_of(squares_B: NDArray[np.float32], dimension: int) -> NDArray[np.float64]:
+    """Returns bounds of lengths from above, [B]: the roots of the float32 sums of so many squares,
+    and what these sums may have lost.
     """
-    squares_B = np.vecdot(rows_BD, rows_BD).astype(np.float64)
-    dimension = rows_BD.shape[1]
-    bound_B: NDArray[np.float64] = np.sqrt(squares_B) * (1 + dimension * 2.0**-23)
+    bound_B: NDArray[np.float64] = np.sqrt(squares_B.astype(np.float64))
+    bound_B *= 1 + dimension * 2.0**-23
     bound_B += dimension * _UNDERFLOW
     return bound_B
 
