@@ -64,7 +64,7 @@ _BLOCK_CENTERS: Final = 4096
 _DOUBLE_ENTRIES: Final = 1 << 22  # float64 scores that a thread holds at once: 32 MiB
 # Entries kept for each of the answer, and at least, by whether inputs are rounded: only those
 # within the error of the answer, so that room costs little.
-_KEPT_EACH: Final = {False: 4, True: 24}
+_KEPT_EACH: Final = {False: 4, True: 48}
 _KEPT_LEAST: Final = {False: 32, True: 64}
 _WIDER: Final = 4
 _RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
