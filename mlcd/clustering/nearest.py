@@ -6,20 +6,24 @@ centers by score descending, then id ascending: ties, duplicate centers included
 id.
 
 The scan computes products in float32, bfloat16 or eight-bit integers, block by block. Each row has
-a threshold t, and entries above it are kept, at most m of them. A row is proven where nothing left
-out can belong to its answer. Let a be the product of a center c, s its exact score, x' and c' the
-rounded inputs and b the rounding of the output. Then
+a threshold t, and entries above it are kept, at most M of them. A row is proven where nothing left
+out can belong to its answer. Where inputs are rounded, a shift m, the mean of the centers, is
+subtracted from each center c before: x.(c - m) orders the centers of a row x as x.c does, and what
+rounding loses grows with |c - m|. In eight bits m is subtracted from x as well, and m.(c - m) added
+to the product. Let d = c - m, y = x or x - m, y' and d' their rounded values, a the product, s the
+exact score and b the rounding of the output. Then
 
-    s <= a + b |a| + |x - x'| C + |x'| |c - c'| + g |x'| C',
+    s - x.m <= a + b |a| + |y - y'| |d| + |y'| |d - d'| + g |y'| D',
 
-with C = max |c| and C' = max |c'|, by Cauchy-Schwarz for the inputs and g = D u / (1 - D u) for the
-sum (Higham, Accuracy and Stability, 3.1). Any l centers bound the l-th best score from below by q,
-the least of their own: the last labels, or those of largest product so far. A center whose bound
-lies below q is not of the answer, so t is the largest a that, with max |c - c'|, keeps the bound
-below q; it rises as better centers are known. Where more than m entries exceed it, t becomes the
-m-th of them. If the bound at a = t lies below the l-th best float64 score among the kept, the
-answer is among them. Rows that are not proven go through a wider scan, then a float32 one, then a
-float64 one that settles any number of ties.
+with D' = max |d'|, by Cauchy-Schwarz for the inputs and g = D u / (1 - D u) for the sum (Higham,
+Accuracy and Stability, 3.1); `Slack` adds what x.m and m.d lose in float32. Any l centers bound the
+l-th best score from below by q, the least of their own: the last labels, or those of largest
+product so far. A center whose bound lies below q is not of the answer, so t is the largest a that,
+with max |d| and max |d - d'|, keeps the bound below q; it rises as better centers are known. Where
+more than M entries exceed it, t becomes the M-th of them. If the bound at a = t lies below the l-th
+best float64 score among the kept, the answer is among them. Of these the bounds of each center, and
+then float32 scores, leave few for float64. Rows that are not proven go through a wider scan, then a
+float32 one, then a float64 one that settles any number of ties.
 
 Shapes: B rows of a batch, K centers, D dimension.
 """
