@@ -27,8 +27,8 @@ from mlcd.clustering.matmul import (
     Loaded,
     Rounding,
     entries_above,
-    leading_entries,
     lengths_of,
+    reached_by,
 )
 from mlcd.clustering.shift import mean_of, offsets, shifted
 from mlcd.cores import cpu_features
@@ -94,8 +94,8 @@ class Int8Matmul:
         torch.addcmul(terms, product_BC, scales, out=product_BC)
         return product_BC[:, : stop - start]
 
-    def leaders(self, product_BC: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        return leading_entries(product_BC.numpy(), k)
+    def reached(self, product_BC: Tensor, k: int) -> NDArray[np.float32]:
+        return reached_by(product_BC.numpy(), k)
 
     def above(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> Hits:
         values_BC = product_BC.numpy()

@@ -84,9 +84,9 @@ class Matmul(Protocol):
         """
         ...
 
-    def leaders(self, product_BC: Any, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Returns k different columns for each row, mostly those of its largest products, and these
-        products: [B, k] each; k is at most C.
+    def reached(self, product_BC: Any, k: int) -> NDArray[np.float32]:
+        """Returns a value for each row that at least k of its products reach, and few more, [B]; k
+        is at most C.
         """
         ...
 
@@ -129,33 +129,25 @@ class NumpyMatmul:
             held = self._memory.held = np.empty(size, dtype=np.float32)
         return held[:size]
 
-    def leaders(
-        self, product_BC: NDArray[np.float32], k: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        return leading_entries(product_BC, k)
+    def reached(self, product_BC: NDArray[np.float32], k: int) -> NDArray[np.float32]:
+        return reached_by(product_BC, k)
 
     def above(self, product_BC: NDArray[np.float32], threshold_B: NDArray[np.float32]) -> Hits:
         rows, columns = entries_above(product_BC, threshold_B)
         return Hits(rows, columns, product_BC[rows, columns])
 
 
-def leading_entries(
-    values_BC: NDArray[np.float32], k: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Returns k different columns of each row and their values, [B, k]: the largest of the groups
-    that hold the largest, as few maxima are sorted faster than many values.
+def reached_by(values_BC: NDArray[np.float32], k: int) -> NDArray[np.float32]:
+    """Returns a value for each row that at least k of its entries reach, [B]: the k-th largest of
+    the maxima of groups, as few maxima are sorted faster than many values.
     """
     num_groups = values_BC.shape[1] // _GROUP
-    columns: NDArray[np.int64]
-    if num_groups < _GROUPS_EACH * k:
-        columns = np.argpartition(values_BC, -k, axis=1)[:, -k:]
-    else:
+    if num_groups >= _GROUPS_EACH * k:
         # Group g holds the columns g, g + G, …, so that maxima run along contiguous memory.
         grouped_BEG = values_BC[:, : num_groups * _GROUP].reshape(-1, _GROUP, num_groups)
-        groups = np.argpartition(grouped_BEG.max(axis=1), -k, axis=1)[:, -k:]
-        members = grouped_BEG[np.arange(len(values_BC))[:, None], :, groups].argmax(axis=2)
-        columns = groups + num_groups * members
-    return columns, np.take_along_axis(values_BC, columns, axis=1)
+        values_BC = grouped_BEG.max(axis=1)
+    least_B: NDArray[np.float32] = np.partition(values_BC, -k, axis=1)[:, -k]
+    return least_B
 
 
 def ranks(rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:

@@ -44,6 +44,7 @@ from mlcd.clustering.certificate import (
     Norms,
     Slack,
     beyond_reach,
+    lowered,
     raised,
 )
 from mlcd.clustering.exact_scores import (
@@ -293,27 +294,25 @@ class CenterScan:
         """Collects the centers whose product is within reach of the answer, and returns some of
         the nearest.
         """
-        rounding, num_blocks = matmul.rounding, -(-len(self.centers) // _BLOCK_CENTERS)
-        known = None
+        rounding, slack_B = matmul.rounding, slack.with_any()
         if seeds is not None:
-            known = self._known(z_BD, seeds)
-            candidates.pass_over(known.beyond(slack, rounding))
-        next_raise = _RAISED_EVERY
-        for number in range(num_blocks):
-            start = number * _BLOCK_CENTERS
+            candidates.pass_over(self._known(z_BD, seeds).beyond(slack, rounding))
+        reached_B, next_raise = None, 1
+        for number, start in enumerate(range(0, len(self.centers), _BLOCK_CENTERS)):
             stop = min(start + _BLOCK_CENTERS, len(self.centers))
             product_BC = matmul.multiply(rows, start, stop)
-            if number == 0 and known is None and stop >= top:
-                known = self._known(z_BD, matmul.leaders(product_BC, top)[0])
-                candidates.pass_over(known.beyond(slack, rounding))
+            if number == 0 and seeds is None and stop >= top:
+                reached_B = matmul.reached(product_BC, top)
+                least_B = lowered(reached_B.astype(np.float64), rounding.output) - slack_B
+                candidates.pass_over(beyond_reach(least_B, slack_B, rounding.output))
             elif number == next_raise and rounding.inputs:
                 known = self._known(z_BD, candidates.best(top))
                 candidates.pass_over(known.beyond(slack, rounding))
                 next_raise *= _RAISED_EVERY
             candidates.add(matmul.above(product_BC, candidates.threshold), start)
-        if known is None or seeds is not None or num_blocks > 1:
-            known = self._known(z_BD, candidates.best(top))
-        return known
+        if reached_B is None:
+            return self._known(z_BD, candidates.best(top))
+        return self._known(z_BD, candidates.reaching(reached_B, top))
 
     def _known(self, z_BD: Embeddings, ids: NDArray[np.integer]) -> "_Known":
         return _Known(ids, scores_of_each(z_BD, self.centers, ids))

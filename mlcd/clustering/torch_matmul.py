@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlcd.clustering.matmul import Hits, Loaded, Rounding, entries_above, leading_entries, lengths
+from mlcd.clustering.matmul import Hits, Loaded, Rounding, entries_above, lengths, reached_by
 from mlcd.clustering.shift import mean_of, offsets, shifted
 from mlcd.types import Embeddings
 
@@ -73,11 +73,11 @@ class TorchMatmul:
             held = self._memory.held = torch.empty(size, dtype=self._dtype, device=self._device)
         return held[:size]
 
-    def leaders(self, product_BC: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def reached(self, product_BC: Tensor, k: int) -> NDArray[np.float32]:
         if self._device.type == "cpu":
-            return leading_entries(product_BC.float().numpy(), k)
-        values, columns = product_BC.float().topk(k, dim=1)
-        return columns.cpu().numpy(), values.cpu().numpy()
+            return reached_by(product_BC.float().numpy(), k)
+        least_B: NDArray[np.float32] = product_BC.float().topk(k, dim=1)[0][:, -1].cpu().numpy()
+        return least_B
 
     def above(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> Hits:
         entries_BC, thresholds = self._comparable(product_BC, threshold_B)

@@ -292,3 +292,12 @@ def test_one_scan_serves_several_threads(matmul):
         for _ in range(5):
             found = list(pool.map(lambda z: scan.nearest(z, 8).ids, batches))
             assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("matmul", ARITHMETICS)
+def test_products_that_overflow_are_decided_in_float64(matmul):
+    z, centers = random_rows(20, 64) * np.float32(1e25), random_rows(700, 64, seed=1)
+    centers *= np.float32(1e15)
+    with np.errstate(all="ignore"):
+        found = CenterScan(centers, matmul=matmul).nearest(z, 8)
+    assert (found.ids == brute_force(z, centers, 8)[0]).all()
