@@ -49,14 +49,15 @@ class Int8Matmul:
     """The arithmetic of eight-bit integers; see `mlcd.clustering.matmul.Matmul`."""
 
     name = "torch int8 cpu"
-    # Sums are exact. oneDNN shifts the rows to unsigned numbers, subtracts the shift, converts to
-    # float32 and scales: a few roundings of numbers of at most 2 D |x'| C', far below this.
-    rounding = Rounding(inputs=True, sum_roundoff=2.0**-20, output=2.0**-20)
 
     def __init__(self, centers_KD: Embeddings, block: int = _BLOCK_CENTERS) -> None:
         self._block = block
         self._row_levels = row_levels()
         self._zero = self._row_levels + 1
+        # Sums are exact. oneDNN shifts the rows to unsigned numbers, subtracts the shift, converts
+        # to float32 and scales: a few roundings of numbers of at most 2 D |y'| D', far below this.
+        coarse = self._row_levels < _WIDE
+        self.rounding = Rounding(inputs=True, sum_roundoff=2.0**-20, output=2.0**-20, coarse=coarse)
         self.shift = mean_of(centers_KD)
         self._blocks = [
             _packed(shifted(centers_KD[start : start + self._block], self.shift), self.shift)

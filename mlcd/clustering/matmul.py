@@ -25,12 +25,14 @@ class Rounding:
     """The rounding that separates a computed product from the exact one.
 
     inputs: true where the inputs are rounded. sum_roundoff: the unit roundoff of the sum. output:
-    that of the result.
+    that of the result. coarse: true where inputs have less than eight bits, so that more entries
+    lie within the error.
     """
 
     inputs: bool
     sum_roundoff: float
     output: float
+    coarse: bool = False
 
 
 @dataclass(frozen=True)

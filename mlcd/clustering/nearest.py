@@ -69,7 +69,7 @@ _BLOCK_CENTERS: Final = 4096
 _DOUBLE_ENTRIES: Final = 1 << 22  # float64 scores that a thread holds at once: 32 MiB
 # Entries kept for each of the answer, and at least, by whether inputs are rounded: only those
 # within the error of the answer, so that room costs little.
-_KEPT_EACH: Final = {False: 4, True: 48}
+_KEPT_EACH: Final = {False: 4, True: 24}
 _KEPT_LEAST: Final = {False: 32, True: 64}
 _WIDER: Final = 4
 _RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
@@ -255,8 +255,9 @@ class CenterScan:
         return ids, scores, level
 
     def _ladder(self, top: int) -> Iterator[tuple["_Way", int]]:
-        rounded = self._way.matmul.rounding.inputs
-        kept = max(_KEPT_LEAST[rounded], _KEPT_EACH[rounded] * top)
+        rounding = self._way.matmul.rounding
+        kept = max(_KEPT_LEAST[rounding.inputs], _KEPT_EACH[rounding.inputs] * top)
+        kept *= 2 if rounding.coarse else 1
         yield self._way, kept
         yield self._way, _WIDER * kept
         yield self._exact, _WIDER * kept
