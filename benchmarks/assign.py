@@ -37,7 +37,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import CenterScan, MatmulName
 from mlcd.cores import cpu_features
-from mlcd.types import Embeddings, ScanCounts, unit_rows
+from mlcd.types import Embeddings, Neighbors, unit_rows
 
 _FAMILY = 32
 _SPREAD = 0.02  # deviation of a family's members from its middle, in units of the middle's length
@@ -45,6 +45,7 @@ _NOISE = 0.3  # length of the noise that is added to real vectors
 _COPIES = 16  # of a real center
 _REAL_CENTERS = 4096
 _AUDIT_BLOCK = 8192
+_WARM_UP: Final = 5_000_000_000  # multiplications of each contender, by which auto has chosen
 _SHARED: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
 _MODEL: Final = "encoders/mobilenet_v2_imagenet/mobilenet_v2_1.0_224.onnx"
 _TEXTS: Final = "encoders/clip_text_labels"
@@ -85,20 +86,23 @@ def compared(kind: str, options: argparse.Namespace) -> bool:
         raise SystemExit(f"none of {options.only or 'ours'} can run here")
     contenders = {name: open_contender(name, rows, centers, options.top) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    answers: dict[str, np.ndarray] = {}
+    answers: dict[str, Neighbors] = {}
     clock = time.process_time if options.cpu_seconds else time.perf_counter
-    # The first run warms up.
-    for _ in range(options.runs + 1):
+    # The first runs warm up.
+    for _ in range(options.runs - (-_WARM_UP // (len(rows) * centers.size))):
         for name, work in contenders.items():
             started = clock()
             answers[name] = work()
             seconds[name].append(clock() - started)
+    seconds = {name: times[-options.runs :] for name, times in seconds.items()}
     for name, times in seconds.items():
-        theirs = seconds.get("faiss.knn", times)[1:]
-        report(kind, name, times[1:], theirs, 2 * len(rows) * centers.size, options)
+        theirs = seconds.get("faiss.knn", times)
+        report(kind, name, times, theirs, 2 * len(rows) * centers.size, options)
     if options.device:
         report_shares(seconds, 2 * len(rows) * centers.size, options.device)
-    for name, counts in scan_counts(rows, centers, options.top, names).items():
+    for name, found in answers.items():
+        if (counts := found.scan) is None:
+            continue
         levels = (
             f"{counts.proven} first pass, {counts.wider} wider, {counts.float32} float32, "
             f"{counts.float64} float64"
@@ -205,23 +209,15 @@ def arithmetics(*, bf16: bool) -> list[MatmulName | Literal["auto"]]:
 
 def open_contender(
     name: str, rows: Embeddings, centers: Embeddings, top: int
-) -> Callable[[], np.ndarray]:
+) -> Callable[[], Neighbors]:
     """Returns the work, with the centers prepared once for many calls."""
     if name == "faiss.knn":
         import faiss
 
-        return lambda: faiss.knn(rows, centers, top, metric=faiss.METRIC_INNER_PRODUCT)[1]
+        inner = faiss.METRIC_INNER_PRODUCT
+        return lambda: Neighbors(*faiss.knn(rows, centers, top, metric=inner)[::-1])
     scan = CenterScan(centers, matmul=cast(MatmulName, name))
-    return lambda: scan.nearest(rows, top).ids
-
-
-def scan_counts(
-    rows: Embeddings, centers: Embeddings, top: int, names: list[str]
-) -> dict[str, ScanCounts]:
-    ours = [name for name in names if name != "faiss.knn"]
-    scans = {name: CenterScan(centers, matmul=cast(MatmulName, name)) for name in ours}
-    found = {name: scan.nearest(rows, top).scan for name, scan in scans.items()}
-    return {name: counts for name, counts in found.items() if counts is not None}
+    return lambda: scan.nearest(rows, top)
 
 
 def report(
@@ -251,7 +247,7 @@ def report_shares(seconds: dict[str, list[float]], flop: int, device: str) -> No
     for name, times in seconds.items():
         precision: Precision = "bf16" if name.endswith("bf16") else "fp32"
         limit = measured_peak_tflops(torch.device(device), precision)
-        rate = flop / statistics.median(times[1:]) / 1e12
+        rate = flop / statistics.median(times) / 1e12
         print(
             f"{name:12} {rate:.3g} TFLOP/s, {rate / limit:.1%} of the measured matrix limit of "
             f"{limit:.3g} TFLOP/s in {precision} on {device}"
@@ -285,7 +281,7 @@ def peak_bytes() -> int:
 
 
 def audit(
-    rows: Embeddings, centers: Embeddings, answers: dict[str, np.ndarray], num_audited: int
+    rows: Embeddings, centers: Embeddings, answers: dict[str, Neighbors], num_audited: int
 ) -> bool:
     """Tells if each of ours has the very ids of float64 brute force on every audited row."""
     chosen = np.random.default_rng(1).permutation(len(rows))[:num_audited]
@@ -295,9 +291,10 @@ def audit(
         for at in range(0, len(centers), _AUDIT_BLOCK)
     ]
     exact = np.concatenate(parts, axis=1)
-    top = next(iter(answers.values())).shape[1]
+    top = next(iter(answers.values())).ids.shape[1]
     passed = True
-    for name, ids in answers.items():
+    for name, found in answers.items():
+        ids = found.ids
         expected = np.argsort(-exact, axis=1, kind="stable")[:, :top]
         same = float(
             np.mean(

@@ -166,8 +166,7 @@ class ApproximateScan:
         product = self._matmul.multiply(z_BD[rows], start, stop)
         fresh = np.flatnonzero(np.isneginf(candidates.threshold[rows]))
         if len(fresh) and stop - start > kept:  # otherwise everything would hit
-            _, leading = self._matmul.leaders(product[fresh], kept)
-            candidates.threshold[rows[fresh]] = leading.min(axis=1)
+            candidates.threshold[rows[fresh]] = self._matmul.reached(product[fresh], kept)
         hits = self._matmul.above(product, candidates.threshold[rows])
         candidates.add(Hits(rows[hits.rows], hits.columns, hits.scores), start)
 

@@ -6,7 +6,7 @@ Shapes: B rows of a batch, M kept.
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.matmul import Hits
+from mlcd.clustering.matmul import Hits, ranks
 
 
 class Candidates:
@@ -35,8 +35,45 @@ class Candidates:
     def best(self, top: int) -> NDArray[np.int64]:
         """Returns the ids of the `top` largest products of each row, -1 where there are fewer."""
         self.settle()
-        columns = np.argpartition(self.scores, -top, axis=1)[:, -top:]
+        held = max(top, int(self._num_held.max(initial=0)))
+        columns = np.argpartition(self.scores[:, :held], -top, axis=1)[:, -top:]
         return np.take_along_axis(self.ids, columns, axis=1)
+
+    def reaching(self, least_B: NDArray[np.float32], top: int) -> NDArray[np.int64]:
+        """Returns `top` ids of each row whose products reach these values, as at least as many do
+        of the only block.
+        """
+        if hits := self._of_one_block():
+            able = np.flatnonzero(hits.scores >= least_B[hits.rows])
+            able = able[ranks(hits.rows[able], len(self.ids)) < top]
+            if len(able) == top * len(self.ids):  # not so where products overflow
+                return hits.columns[able].reshape(-1, top)
+        return self.best(top)
+
+    def _of_one_block(self) -> Hits | None:
+        """Returns the hits of the only block where they are in order, none was settled and all find
+        room.
+        """
+        if len(self._waiting) != 1 or self._num_held.any():
+            return None
+        hits = self._waiting[0]
+        in_order = bool((np.diff(hits.rows) >= 0).all())  # those of a GPU are not
+        fits = np.bincount(hits.rows).max(initial=0) <= self.ids.shape[1]
+        return hits if in_order and fits else None
+
+    def above(
+        self, threshold_B: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+        """Returns the rows, in ascending order, the ids and the products of those above these
+        thresholds.
+        """
+        if hits := self._of_one_block():
+            able = hits.scores > threshold_B[hits.rows]
+            return hits.rows[able], hits.columns[able], hits.scores[able]
+        self.settle()
+        held = int(self._num_held.max(initial=0))
+        rows, columns = np.nonzero(self.scores[:, :held] > threshold_B[:, None])
+        return rows, self.ids[rows, columns], self.scores[rows, columns]
 
     def add(self, hits: Hits, offset: int) -> None:
         self._waiting.append(Hits(hits.rows, hits.columns + offset, hits.scores))
@@ -54,7 +91,7 @@ class Candidates:
         self._waiting, self._num_waiting = [], 0
         order = np.argsort(all_rows, kind="stable")
         rows, columns, hit_scores = all_rows[order], columns[order], hit_scores[order]
-        slot = self._num_held[rows] + np.arange(len(rows)) - np.searchsorted(rows, rows)
+        slot = self._num_held[rows] + ranks(rows, len(self.ids))
         num_held = self._num_held + np.bincount(rows, minlength=len(self.ids))
         fits = num_held[rows] <= self.ids.shape[1]
         self.ids[rows[fits], slot[fits]] = columns[fits]

@@ -10,31 +10,38 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.matmul import Matmul
+from mlcd.clustering.matmul import Loaded, Matmul
 from mlcd.types import Embeddings
 
 # above the error of any float64 inner product of unit rows of a dimension below 4,096
 DOUBLE_MARGIN: Final = 1e-12
 _BLOCK_CENTERS: Final = 512  # centers whose norms are computed at once
+_SINGLE, _DOUBLE = 2.0**-24, 2.0**-53  # unit roundoffs
 
 
 @dataclass(frozen=True)
 class Norms:
-    """The lengths of centers c and of their rounded values c', in float64.
+    """The lengths of centers d = c - m, less the shift, and of their rounded values d', in float64.
 
-    largest: C = max |c|. largest_rounded: C' = max |c'|. errors: |c - c'| of each, [K].
+    lengths: |d| of each, [K]. largest: the largest of them. largest_rounded: max |d'|. errors:
+    |d - d'| of each, [K]. shift: |m|. dimension: D.
     """
 
+    lengths: NDArray[np.float64]
     largest: float
     largest_rounded: float
     errors: NDArray[np.float64]
+    shift: float
+    dimension: int
 
     @classmethod
     def of(cls, centers: Embeddings, matmul: Matmul) -> "Norms":
         of_center = np.zeros((3, len(centers)))
+        shift_D = np.zeros(centers.shape[1]) if matmul.shift is None else matmul.shift
+        shift_D = shift_D.astype(np.float64)
         for start in range(0, len(centers), _BLOCK_CENTERS):
             block = centers[start : start + _BLOCK_CENTERS]
-            exact = block.astype(np.float64)
+            exact = block - shift_D
             part = of_center[:, start : start + len(block)]
             part[0] = _lengths(exact)
             if matmul.rounding.inputs:
@@ -43,43 +50,56 @@ class Norms:
             else:
                 part[1] = part[0]
         largest, largest_rounded = of_center[:2].max(axis=1, initial=0.0).tolist()
-        return cls(largest, largest_rounded, of_center[2])
+        shift = float(np.linalg.norm(shift_D))
+        return cls(of_center[0], largest, largest_rounded, of_center[2], shift, centers.shape[1])
 
 
 @dataclass(frozen=True)
 class Slack:
     """The bound on the error of a row's products before their output is rounded.
 
-    of_row: |x - x'| C + g |x'| C', [B]. length: |x'|, [B], by which the error of a center counts.
+    of_row: all of it but |y - y'| |d| + |y'| |d - d'|, [B]. length, error: |y'| and |y - y'|, [B].
+    offset: what scores exceed products by, x.m, [B]. single: the bound on the error of any score in
+    float32, [B].
     """
 
     of_row: NDArray[np.float64]
     length: NDArray[np.float64]
-    errors: NDArray[np.float64]  # [K]
+    error: NDArray[np.float64]
+    offset: NDArray[np.float64]
+    single: NDArray[np.float64]
+    norms: Norms
 
     @classmethod
-    def of(cls, z_BD: Embeddings, matmul: Matmul, norms: Norms) -> "Slack":
-        exact = z_BD.astype(np.float64)
-        growth = z_BD.shape[1] * matmul.rounding.sum_roundoff
-        growth /= 1 - growth
-        rounded = matmul.rounded(z_BD).astype(np.float64) if matmul.rounding.inputs else exact
-        length_B = _lengths(rounded)
-        of_row_B = growth * norms.largest_rounded * length_B
-        if matmul.rounding.inputs:
-            of_row_B += _lengths(exact - rounded) * norms.largest
-        return cls(of_row_B, length_B, norms.errors)
+    def of(cls, rows: Loaded, matmul: Matmul, norms: Norms) -> "Slack":
+        # bounds of |x| and |c|
+        row_B, center = rows.lengths + rows.errors + norms.shift, norms.largest + norms.shift
+        single = _growth(norms.dimension, _SINGLE)
+        growth = _growth(norms.dimension, matmul.rounding.sum_roundoff)
+        of_row_B = growth * norms.largest_rounded * rows.lengths
+        # the offset x.m and the terms m.d in float32, and scores in float64
+        of_row_B += single * norms.shift * row_B + 4 * _SINGLE * norms.shift * norms.largest
+        of_row_B += _growth(norms.dimension, 2 * _DOUBLE) * row_B * center
+        return cls(
+            of_row_B, rows.lengths, rows.errors, rows.offsets, single * row_B * center, norms
+        )
 
     def with_any(self) -> NDArray[np.float64]:
         """Returns the bound for each row and all centers, [B]."""
-        bound_B: NDArray[np.float64] = self.of_row + self.length * self.errors.max(initial=0.0)
+        norms = self.norms
+        bound_B: NDArray[np.float64] = self.of_row + self.error * norms.largest
+        bound_B += self.length * norms.errors.max(initial=0.0)
         return bound_B
 
-    def with_each(self, ids_BM: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns the bound for each row and each of its centers, [B, M]."""
-        bound_BM: NDArray[np.float64] = (
-            self.of_row[:, None] + self.length[:, None] * self.errors[ids_BM]
-        )
-        return bound_BM
+    def of_pairs(self, rows: NDArray[np.int64], ids: NDArray[np.integer]) -> NDArray[np.float64]:
+        """Returns the bound for each pair of a row and a center."""
+        bound: NDArray[np.float64] = self.error[rows] * self.norms.lengths[ids]
+        bound += self.length[rows] * self.norms.errors[ids] + self.of_row[rows]
+        return bound
+
+
+def _growth(num_terms: int, roundoff: float) -> float:
+    return num_terms * roundoff / (1 - num_terms * roundoff)
 
 
 def _lengths(rows: NDArray[np.float64]) -> NDArray[np.float64]:

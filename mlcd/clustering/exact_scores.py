@@ -44,19 +44,56 @@ def exact_scores(
     The order of summation is always the same, whatever the other pairs are.
     """
     scores = np.empty(len(rows))
-    exact_BD = z_BD.astype(np.float64)
-
     # memory that is used again: fresh pages for every part would cost more than the sums
     shape = (min(_PAIRS, len(rows)), z_BD.shape[1])
     as_read, of_centers, of_rows = (np.empty(shape, t) for t in (np.float32, float, float))
     for start in range(0, len(rows), _PAIRS):
         part = slice(start, min(start + _PAIRS, len(rows)))
         num = part.stop - part.start
-        np.take(centers, columns[part], axis=0, out=as_read[:num], mode="clip")
-        np.copyto(of_centers[:num], as_read[:num])
-        np.take(exact_BD, rows[part], axis=0, out=of_rows[:num], mode="clip")
+        for source, index, exact in ((centers, columns, of_centers), (z_BD, rows, of_rows)):
+            np.take(source, index[part], axis=0, out=as_read[:num], mode="clip")
+            np.copyto(exact[:num], as_read[:num])
         np.einsum("nd,nd->n", of_rows[:num], of_centers[:num], out=scores[part])
     return scores
+
+
+def single_scores(
+    z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.integer]
+) -> NDArray[np.float32]:
+    """Returns the float32 score of each (row, center) pair, for a few times less than the exact
+    one.
+    """
+    scores = np.empty(len(rows), dtype=np.float32)
+    of_centers, of_rows = np.empty((2, min(_PAIRS, len(rows)), z_BD.shape[1]), np.float32)
+    for start in range(0, len(rows), _PAIRS):
+        part = slice(start, min(start + _PAIRS, len(rows)))
+        num = part.stop - part.start
+        np.take(centers, columns[part], axis=0, out=of_centers[:num], mode="clip")
+        np.take(z_BD, rows[part], axis=0, out=of_rows[:num], mode="clip")
+        np.vecdot(of_rows[:num], of_centers[:num], out=scores[part])
+    return scores
+
+
+def scores_of_each(
+    z_BD: Embeddings, centers: Embeddings, ids_BM: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    """Returns what `exact_scores` does for each row and each of its centers, [B, M]; -inf for an id
+    of -1.
+    """
+    scores_BM = np.empty(ids_BM.shape)
+    num_rows = max(1, _PAIRS // max(1, ids_BM.shape[1]))
+    shape = (num_rows, ids_BM.shape[1], z_BD.shape[1])
+    as_read, of_centers = np.empty(shape, np.float32), np.empty(shape)
+    of_rows = np.empty((num_rows, z_BD.shape[1]))
+    for start in range(0, len(z_BD), num_rows):
+        part = slice(start, min(start + num_rows, len(z_BD)))
+        num = part.stop - part.start
+        np.take(centers, ids_BM[part], axis=0, out=as_read[:num], mode="clip")
+        np.copyto(of_centers[:num], as_read[:num])
+        np.copyto(of_rows[:num], z_BD[part])
+        np.einsum("bmd,bd->bm", of_centers[:num], of_rows[:num], out=scores_BM[part])
+    scores_BM[ids_BM < 0] = -np.inf
+    return scores_BM
 
 
 def first_in_order(

@@ -4,6 +4,13 @@ A row x becomes x' = s q: whole numbers q of at most 127 in size and one scale s
 products of whole numbers are exact. Where the CPU lacks VNNI, oneDNN adds pairs of products in
 sixteen bits, which may saturate; there the numbers of the rows stay within 63, so that no pair can.
 
+One large component makes a row's scale coarse, and embeddings that lie in a narrow cone have it in
+common. So the mean m of the centers is subtracted from rows and centers alike:
+
+    x.c - x.m = (x - m).(c - m) + m.(c - m),
+
+where the last term is a number for each center, which is added to the products.
+
 This module is imported only where torch is installed; the labels are the same without it.
 """
 
@@ -15,7 +22,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlcd.clustering.matmul import Hits, Rounding, entries_above, leading_entries
+from mlcd.clustering.matmul import (
+    Hits,
+    Loaded,
+    Rounding,
+    entries_above,
+    lengths_of,
+    reached_by,
+)
+from mlcd.clustering.shift import mean_of, offsets, shifted
 from mlcd.cores import cpu_features
 from mlcd.types import Embeddings
 
@@ -23,6 +38,8 @@ _CENTER_LEVELS: Final = 127
 _WIDE, _NARROW = 127, 63  # largest numbers of the rows with and without VNNI
 _BLOCK_CENTERS: Final = 4096
 _PACKED_FOR: Final = 1024  # rows
+_TILE: Final = 64  # centers
+_LOADED: Final = 1 << 16  # components prepared at once
 _MOST_COMPONENTS: Final = 1 << 15  # int32 holds the sums of twice as many
 _NEAR: Final = 1e-3
 _TINY: Final = np.float32(1e-30)
@@ -32,40 +49,54 @@ class Int8Matmul:
     """The arithmetic of eight-bit integers; see `mlcd.clustering.matmul.Matmul`."""
 
     name = "torch int8 cpu"
-    # Sums are exact. oneDNN shifts the rows to unsigned numbers, subtracts the shift, converts to
-    # float32 and scales: a few roundings of numbers of at most 2 D |x'| C', far below this.
-    rounding = Rounding(inputs=True, sum_roundoff=2.0**-20, output=2.0**-20)
 
     def __init__(self, centers_KD: Embeddings, block: int = _BLOCK_CENTERS) -> None:
         self._block = block
         self._row_levels = row_levels()
         self._zero = self._row_levels + 1
+        # Sums are exact. oneDNN shifts the rows to unsigned numbers, subtracts the shift, converts
+        # to float32 and scales: a few roundings of numbers of at most 2 D |y'| D', far below this.
+        coarse = self._row_levels < _WIDE
+        self.rounding = Rounding(inputs=True, sum_roundoff=2.0**-20, output=2.0**-20, coarse=coarse)
+        self.shift = mean_of(centers_KD)
         self._blocks = [
-            _packed(centers_KD[start : start + self._block])
+            _packed(shifted(centers_KD[start : start + self._block], self.shift), self.shift)
             for start in range(0, len(centers_KD), self._block)
         ]
 
-    def load(self, rows_BD: Embeddings) -> tuple[Tensor, Tensor]:
-        numbers, scales = _quantized(rows_BD, self._row_levels)
-        unsigned = (numbers + np.int16(self._zero)).astype(np.uint8)
-        return torch.from_numpy(unsigned), torch.from_numpy(scales)
-
-    def rounded(self, rows_BD: Embeddings) -> NDArray[np.floating]:
-        numbers, scales = _quantized(rows_BD, self._row_levels)
-        return numbers.astype(np.float64) * scales[:, None]
+    def load(self, rows_BD: Embeddings) -> Loaded:
+        unsigned = np.empty(rows_BD.shape, dtype=np.uint8)
+        scales = np.empty(len(rows_BD), dtype=np.float32)
+        squares, left_out = np.empty((2, len(rows_BD)), dtype=np.float32)
+        at_once = max(1, _LOADED // rows_BD.shape[1])  # few, so that they stay in the cache
+        for start in range(0, len(rows_BD), at_once):
+            part = slice(start, start + at_once)
+            rows = shifted(rows_BD[part], self.shift)
+            numbers, scales[part] = _quantized(rows, self._row_levels)
+            np.add(numbers, np.float32(self._zero), out=unsigned[part], casting="unsafe")
+            squares[part] = np.vecdot(numbers, numbers)
+            rows -= numbers * scales[part, None]
+            left_out[part] = np.vecdot(rows, rows)
+        lengths = scales * lengths_of(squares, rows_BD.shape[1])
+        errors = lengths_of(left_out, rows_BD.shape[1])
+        # what float32 rounds of the differences and of the shifted rows
+        errors += 2.0**-22 * (lengths + errors)
+        data = torch.from_numpy(unsigned), torch.from_numpy(scales)[:, None]
+        return Loaded(data, lengths, errors, offsets(rows_BD, self.shift))
 
     def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
-        numbers, scales = _quantized(centers_CD, _CENTER_LEVELS)
+        numbers, scales = _quantized(shifted(centers_CD, self.shift), _CENTER_LEVELS)
         return numbers.astype(np.float64) * scales[:, None]
 
     def multiply(self, rows: tuple[Tensor, Tensor], start: int, stop: int) -> Tensor:
         numbers, scales = rows
-        packed = self._blocks[start // self._block]
-        product_BC = _product(numbers, self._zero, *packed).mul_(scales[:, None])
+        packed, terms = self._blocks[start // self._block]
+        product_BC = _product(numbers, self._zero, *packed)
+        torch.addcmul(terms, product_BC, scales, out=product_BC)
         return product_BC[:, : stop - start]
 
-    def leaders(self, product_BC: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        return leading_entries(product_BC.numpy(), k)
+    def reached(self, product_BC: Tensor, k: int) -> NDArray[np.float32]:
+        return reached_by(product_BC.numpy(), k)
 
     def above(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> Hits:
         values_BC = product_BC.numpy()
@@ -73,18 +104,29 @@ class Int8Matmul:
         return Hits(rows, columns, values_BC[rows, columns])
 
 
-def _quantized(rows_BD: Embeddings, levels: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-    scales = np.maximum(np.abs(rows_BD).max(axis=1) / np.float32(levels), _TINY)
-    numbers = np.rint(rows_BD / scales[:, None]).clip(-levels, levels)
-    return numbers.astype(np.int16), scales
+def _quantized(rows_BD: Embeddings, levels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Returns whole numbers of at most `levels` in size, and the scale of each row."""
+    largest = np.maximum(rows_BD.max(axis=1), -rows_BD.min(axis=1))
+    scales = np.maximum(largest / np.float32(levels), _TINY)
+    numbers = rows_BD / scales[:, None]
+    return np.rint(numbers, out=numbers), scales
 
 
-def _packed(centers_CD: Embeddings) -> tuple[Tensor, Tensor, Tensor]:
+def _packed(
+    centers_CD: Embeddings, shift: NDArray[np.float32]
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """Returns shifted centers in the form that oneDNN multiplies, and the term of each: as many as
+    fill its tiles, as it is slower by a half where the last is not full.
+    """
+    full = -(-len(centers_CD) // _TILE) * _TILE
+    centers_CD = np.pad(centers_CD, ((0, full - len(centers_CD)), (0, 0)))
     numbers, scales = _quantized(centers_CD, _CENTER_LEVELS)
     weights = torch.ops.onednn.qlinear_prepack(
         torch.from_numpy(numbers.astype(np.int8)), [_PACKED_FOR, centers_CD.shape[1]]
     )
-    return weights, torch.from_numpy(scales), torch.zeros(len(scales), dtype=torch.int64)
+    terms = (centers_CD.astype(np.float64) @ shift.astype(np.float64)).astype(np.float32)
+    zeros = torch.zeros(len(scales), dtype=torch.int64)
+    return (weights, torch.from_numpy(scales), zeros), torch.from_numpy(terms)
 
 
 def _product(numbers: Tensor, zero: int, weights: Any, scales: Tensor, zeros: Tensor) -> Tensor:
@@ -112,7 +154,8 @@ def row_levels() -> int:
 def _exact(levels: int) -> bool:
     """Tells whether sums of the largest products are exact, for rows of either sign."""
     shape = (_PACKED_FOR, 256)
-    packed = _packed(np.ones((_BLOCK_CENTERS, shape[1]), dtype=np.float32))
+    ones = np.ones((_BLOCK_CENTERS, shape[1]), dtype=np.float32)
+    packed, _ = _packed(ones, np.zeros(shape[1], dtype=np.float32))
     for sign in (1, -1):
         numbers = torch.full(shape, levels + 1 + sign * levels, dtype=torch.uint8)
         found = _product(numbers, levels + 1, *packed)

@@ -1,15 +1,15 @@
 """Spherical k-means: maximizes J = (1/n) sum_i max_k <x_i, c_k> over unit centers.
 
 This is Lloyd's iteration with exact assignment. Rows are read block by block. Memory holds one
-block, the centers, their sums, and 4 bytes a row for the last assignment, which makes the next one
-cheaper. Sums are sums of whole numbers: the centers depend on the rows, the seed and the number of
-clusters, and not on batch size, threads or processes.
+block, or all rows where they are few, the centers, their sums, and 4 bytes a row for the last
+assignment, which makes the next one cheaper. Sums are sums of whole numbers: the centers depend on
+the rows, the seed and the number of clusters, and not on batch size, threads or processes.
 """
 
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -39,6 +39,7 @@ _BASIS_COST: Final = 16  # products of as many vectors for each pair of componen
 _MANY_CENTERS: Final = 4096  # fewer do not repay a timing of the arithmetics
 _TIMED_PASSES: Final = 2  # one without known centers, one with them
 _TIMED_ROWS: Final = 2048
+_KEPT_BYTES: Final = 128 * 2**20  # of rows in memory at most
 _ALONE: Final = World()
 
 _NearestTo = Callable[[Embeddings, NDArray[np.int32] | None], NDArray[np.int32]]
@@ -168,22 +169,32 @@ class _OwnMembers:
         self._start, self._stop = world.own_rows(rows.num_rows)
         self._sums = ClusterSums.zeros(num_clusters, rows.dimension)
         self._nearest = _Nearest(self._stop - self._start)
+        self._kept: list[tuple[int, Embeddings]] = []
         self.assignment = np.full(self._stop - self._start, -1, dtype=np.int32)
 
     def assign(self, centers: Embeddings) -> int:
         nearest_to = self._nearest.of(centers)
         moved = np.zeros(1, dtype=np.int64)
-        for start, block in self._rows.blocks(self._start, self._stop):
+        for start, block in self._blocks():
             own = self.assignment[start - self._start :][: len(block)]
             known = own[0] >= 0
             nearest = nearest_to(block, own if known else None)
             changed = np.flatnonzero(nearest != own)
+            rows = block[changed] if known else block
             if known:
-                self._sums.subtract(block[changed], own[changed])
-            self._sums.add(block[changed], nearest[changed])
+                self._sums.subtract(rows, own[changed])
+            self._sums.add(rows, nearest[changed])
             moved += len(changed)
             own[:] = nearest
         return int(self._world.sum_integers(moved)[0])
+
+    def _blocks(self) -> Iterable[tuple[int, Embeddings]]:
+        """Returns the rows of this process in blocks. Few are kept, so that one pass reads them."""
+        blocks = self._rows.blocks(self._start, self._stop)
+        if 4 * (self._stop - self._start) * self._rows.dimension > _KEPT_BYTES:
+            return blocks
+        self._kept = self._kept or list(blocks)
+        return self._kept
 
     def totals(self) -> ClusterSums:
         return ClusterSums(

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from mlcd.types import Embeddings
 
-_GROUP: Final = 64  # entries in a group, of which only the largest may lead
+_GROUP: Final = 16  # entries in a group, of which only the largest counts
+_GROUPS_EACH: Final = 2  # groups at least for each entry that is looked for
+_UNDERFLOW: Final = 2.0**-63  # above a component whose square float32 may round to nothing
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,14 @@ class Rounding:
     """The rounding that separates a computed product from the exact one.
 
     inputs: true where the inputs are rounded. sum_roundoff: the unit roundoff of the sum. output:
-    that of the result.
+    that of the result. coarse: true where inputs have less than eight bits, so that more entries
+    lie within the error.
     """
 
     inputs: bool
     sum_roundoff: float
     output: float
+    coarse: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,24 +44,40 @@ class Hits:
     scores: NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """Rows x in the form in which they are multiplied.
+
+    data: what `multiply` takes. lengths: at least |y'|, and errors: at least |y - y'|, where y is a
+    row, less the shift if the arithmetic shifts rows too, and y' is its rounded value. offsets: x.m
+    for the shift m of the centers. All float64 [B].
+    """
+
+    data: Any
+    lengths: NDArray[np.float64]
+    errors: NDArray[np.float64]
+    offsets: NDArray[np.float64]
+
+
 class Matmul(Protocol):
     """An arithmetic that multiplies prepared rows by blocks of the centers that it was made for."""
 
     name: str
     rounding: Rounding
 
-    def load(self, rows_BD: Embeddings) -> Any:
-        """Returns the rows in the form that `multiply` takes."""
-        ...
-
-    def rounded(self, rows_BD: Embeddings) -> NDArray[np.floating]:
-        """Returns the values that loading makes of the rows; their difference from `rows_BD` enters
-        the error bound.
+    @property
+    def shift(self) -> NDArray[np.float32] | None:
+        """Returns m [D], which is subtracted from every center; None for no shift. The products are
+        of x and c - m, which order the centers of a row as its scores do.
         """
         ...
 
+    def load(self, rows_BD: Embeddings) -> Loaded:
+        """Returns the rows in the form that `multiply` takes."""
+        ...
+
     def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
-        """Returns the values that the arithmetic makes of some of its centers."""
+        """Returns the values that the arithmetic makes of some of its centers, less the shift."""
         ...
 
     def multiply(self, rows: Any, start: int, stop: int) -> Any:
@@ -66,9 +86,9 @@ class Matmul(Protocol):
         """
         ...
 
-    def leaders(self, product_BC: Any, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Returns k different columns for each row, mostly those of its largest products, and these
-        products: [B, k] each; k is at most C.
+    def reached(self, product_BC: Any, k: int) -> NDArray[np.float32]:
+        """Returns a value for each row that at least k of its products reach, and few more, [B]; k
+        is at most C.
         """
         ...
 
@@ -82,19 +102,17 @@ class NumpyMatmul:
 
     name = "numpy fp32"
     rounding = Rounding(inputs=False, sum_roundoff=2.0**-24, output=0.0)
+    shift = None
 
     def __init__(self, centers_KD: Embeddings) -> None:
         self._centers_KD = centers_KD
         self._memory = threading.local()  # one scan may serve several threads
 
-    def load(self, rows_BD: Embeddings) -> Embeddings:
-        return rows_BD
-
-    def rounded(self, rows_BD: Embeddings) -> NDArray[np.floating]:
-        return rows_BD
+    def load(self, rows_BD: Embeddings) -> Loaded:
+        return Loaded(rows_BD, lengths(rows_BD), np.zeros(len(rows_BD)), np.zeros(len(rows_BD)))
 
     def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
-        return self.rounded(centers_CD)
+        return centers_CD
 
     def multiply(self, rows: Embeddings, start: int, stop: int) -> NDArray[np.float32]:
         shape = (len(rows), stop - start)
@@ -113,33 +131,48 @@ class NumpyMatmul:
             held = self._memory.held = np.empty(size, dtype=np.float32)
         return held[:size]
 
-    def leaders(
-        self, product_BC: NDArray[np.float32], k: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        return leading_entries(product_BC, k)
+    def reached(self, product_BC: NDArray[np.float32], k: int) -> NDArray[np.float32]:
+        return reached_by(product_BC, k)
 
     def above(self, product_BC: NDArray[np.float32], threshold_B: NDArray[np.float32]) -> Hits:
         rows, columns = entries_above(product_BC, threshold_B)
         return Hits(rows, columns, product_BC[rows, columns])
 
 
-def leading_entries(
-    values_BC: NDArray[np.float32], k: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Returns k different columns of each row and their values, [B, k]: the largest of the groups
-    that hold the largest, as few maxima are sorted faster than many values.
+def reached_by(values_BC: NDArray[np.float32], k: int) -> NDArray[np.float32]:
+    """Returns a value for each row that at least k of its entries reach, [B]: the k-th largest of
+    the maxima of groups, as few maxima are sorted faster than many values.
     """
     num_groups = values_BC.shape[1] // _GROUP
-    columns: NDArray[np.int64]
-    if num_groups < k:
-        columns = np.argpartition(values_BC, -k, axis=1)[:, -k:]
-    else:
+    if num_groups >= _GROUPS_EACH * k:
         # Group g holds the columns g, g + G, …, so that maxima run along contiguous memory.
         grouped_BEG = values_BC[:, : num_groups * _GROUP].reshape(-1, _GROUP, num_groups)
-        groups = np.argpartition(grouped_BEG.max(axis=1), -k, axis=1)[:, -k:]
-        members = grouped_BEG[np.arange(len(values_BC))[:, None], :, groups].argmax(axis=2)
-        columns = groups + num_groups * members
-    return columns, np.take_along_axis(values_BC, columns, axis=1)
+        values_BC = grouped_BEG.max(axis=1)
+    least_B: NDArray[np.float32] = np.partition(values_BC, -k, axis=1)[:, -k]
+    return least_B
+
+
+def ranks(rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
+    """Returns for each of these rows, in ascending order, how many of the same come before it."""
+    num_each = np.bincount(rows, minlength=num_rows)
+    firsts = np.cumsum(num_each) - num_each
+    rank: NDArray[np.int64] = np.arange(len(rows)) - firsts[rows]
+    return rank
+
+
+def lengths(rows_BD: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Returns a bound of the length of each row from above, [B]."""
+    return lengths_of(np.vecdot(rows_BD, rows_BD), rows_BD.shape[1])
+
+
+def lengths_of(squares_B: NDArray[np.float32], dimension: int) -> NDArray[np.float64]:
+    """Returns bounds of lengths from above, [B]: the roots of the float32 sums of so many squares,
+    and what these sums may have lost.
+    """
+    bound_B: NDArray[np.float64] = np.sqrt(squares_B.astype(np.float64))
+    bound_B *= 1 + dimension * 2.0**-23
+    bound_B += dimension * _UNDERFLOW
+    return bound_B
 
 
 def entries_above(

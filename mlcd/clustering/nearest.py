@@ -6,30 +6,34 @@ centers by score descending, then id ascending: ties, duplicate centers included
 id.
 
 The scan computes products in float32, bfloat16 or eight-bit integers, block by block. Each row has
-a threshold t, and entries above it are kept, at most m of them. A row is proven where nothing left
-out can belong to its answer. Let a be the product of a center c, s its exact score, x' and c' the
-rounded inputs and b the rounding of the output. Then
+a threshold t, and entries above it are kept, at most M of them. A row is proven where nothing left
+out can belong to its answer. Where inputs are rounded, a shift m, the mean of the centers, is
+subtracted from each center c before: x.(c - m) orders the centers of a row x as x.c does, and what
+rounding loses grows with |c - m|. In eight bits m is subtracted from x as well, and m.(c - m) added
+to the product. Let d = c - m, y = x or x - m, y' and d' their rounded values, a the product, s the
+exact score and b the rounding of the output. Then
 
-    s <= a + b |a| + |x - x'| C + |x'| |c - c'| + g |x'| C',
+    s - x.m <= a + b |a| + |y - y'| |d| + |y'| |d - d'| + g |y'| D',
 
-with C = max |c| and C' = max |c'|, by Cauchy-Schwarz for the inputs and g = D u / (1 - D u) for the
-sum (Higham, Accuracy and Stability, 3.1). Any l centers bound the l-th best score from below by q,
-the least of their own: the last labels, or those of largest product so far. A center whose bound
-lies below q is not of the answer, so t is the largest a that, with max |c - c'|, keeps the bound
-below q; it rises as better centers are known. Where more than m entries exceed it, t becomes the
-m-th of them. If the bound at a = t lies below the l-th best float64 score among the kept, the
-answer is among them. Rows that are not proven go through a wider scan, then a float32 one, then a
-float64 one that settles any number of ties.
+with D' = max |d'|, by Cauchy-Schwarz for the inputs and g = D u / (1 - D u) for the sum (Higham,
+Accuracy and Stability, 3.1); `Slack` adds what x.m and m.d lose in float32. Any l centers bound the
+l-th best score from below by q, the least of their own: the last labels, or those of largest
+product so far. A center whose bound lies below q is not of the answer, so t is the largest a that,
+with max |d| and max |d - d'|, keeps the bound below q; it rises as better centers are known. Where
+more than M entries exceed it, t becomes the M-th of them. If the bound at a = t lies below the l-th
+best float64 score among the kept, the answer is among them. Of these the bounds of each center, and
+then float32 scores, leave few for float64. Rows that are not proven go through a wider scan, then a
+float32 one, then a float64 one that settles any number of ties.
 
 Shapes: B rows of a batch, K centers, D dimension.
 """
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +47,14 @@ from mlcd.clustering.certificate import (
     lowered,
     raised,
 )
-from mlcd.clustering.exact_scores import exact_scores, first_in_order, ordered
-from mlcd.clustering.matmul import Matmul, NumpyMatmul
+from mlcd.clustering.exact_scores import (
+    exact_scores,
+    first_in_order,
+    ordered,
+    scores_of_each,
+    single_scores,
+)
+from mlcd.clustering.matmul import Matmul, NumpyMatmul, Rounding, ranks
 from mlcd.clustering.row_threads import in_threads
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, InvalidInput
@@ -174,16 +184,16 @@ class CenterScan:
             return
         self._undecided = False
         rows = np.ascontiguousarray(embeddings[:_TIMED_ROWS])
-        seconds: dict[float, _Way] = {}
-        for name in fastest_matmuls(self.centers)[:_TIMED_WAYS]:
-            self._way = self._exact if name == "numpy" else _Way.open(name, self.centers)
-            self._way.matmul.multiply(  # warms up
-                self._way.matmul.load(rows), 0, min(_BLOCK_CENTERS, len(self.centers))
-            )
-            began = time.perf_counter()
-            self._search_all(rows, top, None)
-            seconds[time.perf_counter() - began] = self._way
-        self._way = seconds[min(seconds)]
+        names = fastest_matmuls(self.centers)[:_TIMED_WAYS]
+        ways = [self._exact if name == "numpy" else _Way.open(name, self.centers) for name in names]
+        clock = _clock(names)
+        seconds = [np.inf] * len(ways)
+        for _ in range(_TIMED_RUNS + 1):  # in turn, so that what disturbs one disturbs the others
+            for number, self._way in enumerate(ways):
+                began = clock()
+                self._search_all(rows, top, None)
+                seconds[number] = min(seconds[number], clock() - began)
+        self._way = ways[seconds.index(min(seconds))]
 
     def _search_all(
         self, embeddings: Embeddings, top: int, previous: NDArray[np.integer] | None
@@ -230,7 +240,8 @@ class CenterScan:
                 continue
             if len(open_rows) == 0:
                 break
-            found = self._certified(z_BD[open_rows], top, kept, way, seeds)
+            part_BD = z_BD if len(open_rows) == len(z_BD) else z_BD[open_rows]
+            found = self._certified(part_BD, top, kept, way, seeds)
             settled = open_rows[found.proven]
             ids[settled], scores[settled], level[settled] = (
                 found.ids[found.proven],
@@ -244,8 +255,9 @@ class CenterScan:
         return ids, scores, level
 
     def _ladder(self, top: int) -> Iterator[tuple["_Way", int]]:
-        rounded = self._way.matmul.rounding.inputs
-        kept = max(_KEPT_LEAST[rounded], _KEPT_EACH[rounded] * top)
+        rounding = self._way.matmul.rounding
+        kept = max(_KEPT_LEAST[rounding.inputs], _KEPT_EACH[rounding.inputs] * top)
+        kept *= 2 if rounding.coarse else 1
         yield self._way, kept
         yield self._way, _WIDER * kept
         yield self._exact, _WIDER * kept
@@ -258,97 +270,86 @@ class CenterScan:
         way: "_Way",
         seeds: NDArray[np.integer] | None,
     ) -> "_Found":
-        slack = Slack.of(z_BD, way.matmul, way.norms)
-        slack_B = slack.with_any()
+        rows = way.matmul.load(z_BD)
+        slack = Slack.of(rows, way.matmul, way.norms)
         candidates = Candidates(len(z_BD), kept)
-        self._scan(z_BD, way.matmul, top, slack_B, candidates, seeds)
+        known = self._scan(z_BD, rows.data, way.matmul, slack, candidates, top, seeds)
+        ids, scores = self._rescored(z_BD, candidates, known, slack, way.matmul.rounding)
         output = way.matmul.rounding.output
-        ids, scores = self._rescored(z_BD, candidates, top, slack, output)
-        left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack_B
+        left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack.with_any()
+        last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
         # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
-        proven_B = (left_out_B < scores[:, -1] - DOUBLE_MARGIN) & (ids[:, -1] >= 0)
+        proven_B = (left_out_B < last_B) & (ids[:, -1] >= 0)
         return _Found(ids, scores, proven_B)
 
     def _scan(
         self,
         z_BD: Embeddings,
+        rows: Any,
         matmul: Matmul,
-        top: int,
-        slack_B: NDArray[np.float64],
+        slack: Slack,
         candidates: Candidates,
+        top: int,
         seeds: NDArray[np.integer] | None,
-    ) -> None:
-        """Collects the centers whose product is within reach of the answer."""
-        rows = matmul.load(z_BD)
-        output = matmul.rounding.output
+    ) -> "_Known":
+        """Collects the centers whose product is within reach of the answer, and returns some of
+        the nearest.
+        """
+        rounding, slack_B = matmul.rounding, slack.with_any()
         if seeds is not None:
-            candidates.pass_over(self._beyond(z_BD, seeds, slack_B, output))
-        next_raise = _RAISED_EVERY
+            candidates.pass_over(self._known(z_BD, seeds).beyond(slack, rounding))
+        reached_B, next_raise = None, 1
         for number, start in enumerate(range(0, len(self.centers), _BLOCK_CENTERS)):
             stop = min(start + _BLOCK_CENTERS, len(self.centers))
             product_BC = matmul.multiply(rows, start, stop)
-            if start == 0 and seeds is None and stop >= top:
-                leaders, products = matmul.leaders(product_BC, top)
-                if matmul.rounding.inputs and stop < len(self.centers):
-                    last = self._beyond(z_BD, leaders, slack_B, output)
-                else:  # the products bound their scores closely enough
-                    least_B = products.min(axis=1).astype(np.float64)
-                    last = beyond_reach(lowered(least_B, output) - slack_B, slack_B, output)
-                candidates.pass_over(last)
-            elif number == next_raise and matmul.rounding.inputs:
-                best = candidates.best(top)
-                candidates.pass_over(self._beyond(z_BD, best, slack_B, output))
+            if number == 0 and seeds is None and stop >= top:
+                reached_B = matmul.reached(product_BC, top)
+                least_B = lowered(reached_B.astype(np.float64), rounding.output) - slack_B
+                candidates.pass_over(beyond_reach(least_B, slack_B, rounding.output))
+            elif number == next_raise and rounding.inputs:
+                known = self._known(z_BD, candidates.best(top))
+                candidates.pass_over(known.beyond(slack, rounding))
                 next_raise *= _RAISED_EVERY
             candidates.add(matmul.above(product_BC, candidates.threshold), start)
-        candidates.settle()
+        if reached_B is None:
+            return self._known(z_BD, candidates.best(top))
+        return self._known(z_BD, candidates.reaching(reached_B, top))
 
-    def _beyond(
-        self,
-        z_BD: Embeddings,
-        known: NDArray[np.integer],
-        slack_B: NDArray[np.float64],
-        output: float,
-    ) -> NDArray[np.float32]:
-        """Returns a threshold below which no product belongs to a center as near as the last of
-        those known. known: distinct ids [B, top]; -1 says that none is known.
-        """
-        rows = np.repeat(np.arange(len(z_BD)), known.shape[1])
-        scores = exact_scores(z_BD, self.centers, rows, known.ravel()).reshape(known.shape)
-        last_B = np.where(known.min(axis=1) < 0, -np.inf, scores.min(axis=1))
-        return beyond_reach(last_B, slack_B, output)
+    def _known(self, z_BD: Embeddings, ids: NDArray[np.integer]) -> "_Known":
+        return _Known(ids, scores_of_each(z_BD, self.centers, ids))
 
     def _rescored(
         self,
         z_BD: Embeddings,
         candidates: Candidates,
-        top: int,
+        known: "_Known",
         slack: Slack,
-        output: float,
+        rounding: Rounding,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Returns the first `top` candidates by float64 score.
+        """Returns the first of the known and the candidates by float64 score, as many as are known.
 
         Only candidates that may be in the answer despite rounding are scored.
         """
-        best = np.argpartition(candidates.scores, -top, axis=1)[:, -top:]
-        exact = np.full(candidates.ids.shape, -np.inf)
-        first = np.zeros(exact.shape, dtype=bool)
-        np.put_along_axis(first, best, True, axis=1)
-        self._score(z_BD, candidates.ids, first, exact)
-        least_B = np.take_along_axis(exact, best, axis=1).min(axis=1) - DOUBLE_MARGIN
-        upper = raised(candidates.scores.astype(np.float64), output)
-        upper += slack.with_each(candidates.ids)
-        self._score(z_BD, candidates.ids, (upper >= least_B[:, None]) & ~first, exact)
-        return first_in_order(candidates.ids, exact, top)
-
-    def _score(
-        self,
-        z_BD: Embeddings,
-        ids: NDArray[np.int64],
-        chosen: NDArray[np.bool_],
-        exact: NDArray[np.float64],
-    ) -> None:
-        rows, columns = np.nonzero(chosen & (ids >= 0))
-        exact[rows, columns] = exact_scores(z_BD, self.centers, rows, ids[rows, columns])
+        rows, ids, products = candidates.above(known.beyond(slack, rounding))
+        least_B = known.least() - DOUBLE_MARGIN
+        able = (known.ids[rows] != ids[:, None]).all(axis=1)
+        if rounding.inputs:  # the bound of each center
+            upper = raised(products.astype(np.float64), rounding.output)
+            able &= upper + slack.of_pairs(rows, ids) + slack.offset[rows] >= least_B[rows]
+        rows, ids = rows[able], ids[able]
+        if rounding.inputs:  # float32 rules most of them out, for less
+            able = (
+                single_scores(z_BD, self.centers, rows, ids) + slack.single[rows] >= least_B[rows]
+            )
+            rows, ids = rows[able], ids[able]
+        top = known.ids.shape[1]
+        slot = top + ranks(rows, len(z_BD))
+        all_ids = np.full((len(z_BD), slot.max(initial=top - 1) + 1), -1, dtype=np.int64)
+        all_scores = np.full(all_ids.shape, -np.inf)
+        all_ids[:, :top], all_scores[:, :top] = known.ids, known.scores
+        all_ids[rows, slot] = ids
+        all_scores[rows, slot] = exact_scores(z_BD, self.centers, rows, ids)
+        return first_in_order(all_ids, all_scores, top)
 
     def _in_float64(
         self, z_BD: Embeddings, top: int
@@ -402,8 +403,8 @@ def fastest_matmuls(centers: Embeddings) -> list[MatmulName]:
         names += ["torch-fp32", "torch-bf16"]
         names += ["torch-int8"] if computes_int8() else []
         names += ["cuda-bf16"] if cuda_available() else []
-    tile = centers[:_BLOCK_CENTERS]
-    return sorted(names, key=lambda name: _seconds(open_matmul(name, tile), tile))
+    tile, clock = centers[:_BLOCK_CENTERS], _clock(names)
+    return sorted(names, key=lambda name: _seconds(open_matmul(name, tile), tile, clock))
 
 
 def open_matmul(name: MatmulName, centers: Embeddings) -> Matmul:
@@ -454,6 +455,25 @@ class _Way:
 
 
 @dataclass(frozen=True)
+class _Known:
+    """Distinct ids of centers [B, top] and their exact scores; -1 and -inf for none."""
+
+    ids: NDArray[np.integer]
+    scores: NDArray[np.float64]
+
+    def least(self) -> NDArray[np.float64]:
+        """Returns a bound of the last score of each row's answer from below, [B]."""
+        least_B: NDArray[np.float64] = self.scores.min(axis=1)
+        return least_B
+
+    def beyond(self, slack: Slack, rounding: Rounding) -> NDArray[np.float32]:
+        """Returns a threshold at or below which no product belongs to a center as near as the last
+        of these.
+        """
+        return beyond_reach(self.least() - slack.offset, slack.with_any(), rounding.output)
+
+
+@dataclass(frozen=True)
 class _Found:
     ids: NDArray[np.int64]
     scores: NDArray[np.float64]
@@ -466,12 +486,19 @@ def _batches(num_rows: int) -> list[slice]:
     return [slice(start, min(start + rows, num_rows)) for start in range(0, num_rows, rows)]
 
 
-def _seconds(matmul: Matmul, tile: Embeddings) -> float:
-    rows = matmul.load(np.ascontiguousarray(tile[:_TIMED_ROWS]))
+def _clock(names: Sequence[MatmulName]) -> Callable[[], float]:
+    """Returns the clock by which these are compared: the time of the CPU, as others may share it,
+    but where a GPU takes part.
+    """
+    return time.perf_counter if "cuda-bf16" in names else time.process_time
+
+
+def _seconds(matmul: Matmul, tile: Embeddings, clock: Callable[[], float]) -> float:
+    rows = matmul.load(np.ascontiguousarray(tile[:_TIMED_ROWS])).data
     threshold = np.full(min(len(tile), _TIMED_ROWS), 2.0, dtype=np.float32)
     times = []
     for _ in range(_TIMED_RUNS + 1):  # the first warms up
-        started = time.perf_counter()
+        started = clock()
         matmul.above(matmul.multiply(rows, 0, len(tile)), threshold)
-        times.append(time.perf_counter() - started)
+        times.append(clock() - started)
     return min(times)

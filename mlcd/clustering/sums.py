@@ -18,7 +18,7 @@ from mlcd.world import World
 
 SCALE: Final = 2.0**33
 MAX_ROWS: Final = 2**29
-_TOGETHER: Final = 1024  # rows converted at once: small enough for the cache
+_TOGETHER: Final = 1 << 17  # components converted at once: small enough for the cache
 _CENTERS_AT_ONCE: Final = 8192
 _ROWS_OF_A_MEAN: Final = 2**28
 
@@ -53,8 +53,9 @@ class ClusterSums:
                 remedy="ask for more clusters, or cluster a sample",
             )
         order = np.argsort(clusters, kind="stable")
-        for start in range(0, len(rows), _TOGETHER):
-            part = order[start : start + _TOGETHER]
+        together = max(1, _TOGETHER // rows.shape[1])
+        for start in range(0, len(rows), together):
+            part = order[start : start + together]
             ids = clusters[part]
             starts = np.flatnonzero(np.concatenate([[True], ids[1:] != ids[:-1]]))
             fixed = rows[part].astype(np.float64)

@@ -12,10 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlcd.clustering.matmul import Hits, Rounding, entries_above, leading_entries
+from mlcd.clustering.matmul import Hits, Loaded, Rounding, entries_above, lengths, reached_by
+from mlcd.clustering.shift import mean_of, offsets, shifted
 from mlcd.types import Embeddings
 
 _GROUP: Final = 64
+_BLOCK_CENTERS: Final = 4096  # rounded at once
 # bfloat16 keeps 8 bits: storing a product moves it by less than 2^-8 of itself.
 _BF16_OUTPUT: Final = 2.0**-8
 
@@ -27,7 +29,11 @@ class TorchMatmul:
         _keep_float32_exact()
         self._bf16 = bf16
         self._device, self._dtype = torch.device(device), torch.bfloat16 if bf16 else torch.float32
-        self._centers_KD = torch.from_numpy(centers_KD).to(self._device, self._dtype)
+        self.shift = mean_of(centers_KD) if bf16 else None
+        self._centers_KD = torch.empty(centers_KD.shape, dtype=self._dtype, device=self._device)
+        for start in range(0, len(centers_KD), _BLOCK_CENTERS):
+            block = slice(start, start + _BLOCK_CENTERS)
+            self._centers_KD[block] = torch.from_numpy(self._shifted(centers_KD[block]))
         self._memory = threading.local()  # one scan may serve several threads
         self.name = f"torch {'bf16' if bf16 else 'fp32'} {device}"
         # 2^-23, not 2^-24: tensor cores and AVX512_BF16 may truncate their float32 sums.
@@ -35,15 +41,22 @@ class TorchMatmul:
             inputs=bf16, sum_roundoff=2.0**-23, output=_BF16_OUTPUT if bf16 else 0.0
         )
 
-    def load(self, rows_BD: Embeddings) -> Tensor:
-        return torch.from_numpy(rows_BD).to(self._device, self._dtype)
-
-    def rounded(self, rows_BD: Embeddings) -> NDArray[np.floating]:
-        rounded: NDArray[np.floating] = torch.from_numpy(rows_BD).to(self._dtype).double().numpy()
-        return rounded
+    def load(self, rows_BD: Embeddings) -> Loaded:
+        rows = torch.from_numpy(rows_BD).to(self._dtype)
+        offset_B, error_B = np.zeros((2, len(rows_BD)))
+        if self.shift is not None:
+            error_B = lengths((torch.from_numpy(rows_BD) - rows.float()).numpy())
+            offset_B = offsets(rows_BD, self.shift)
+        length_B = lengths(rows.float().numpy())
+        return Loaded(rows.to(self._device), length_B, error_B, offset_B)
 
     def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
-        return self.rounded(centers_CD)
+        centers = torch.from_numpy(self._shifted(centers_CD)).to(self._dtype)
+        rounded: NDArray[np.floating] = centers.double().numpy()
+        return rounded
+
+    def _shifted(self, centers_CD: Embeddings) -> Embeddings:
+        return centers_CD if self.shift is None else shifted(centers_CD, self.shift)
 
     def multiply(self, rows: Tensor, start: int, stop: int) -> Tensor:
         shape = (len(rows), stop - start)
@@ -60,11 +73,11 @@ class TorchMatmul:
             held = self._memory.held = torch.empty(size, dtype=self._dtype, device=self._device)
         return held[:size]
 
-    def leaders(self, product_BC: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def reached(self, product_BC: Tensor, k: int) -> NDArray[np.float32]:
         if self._device.type == "cpu":
-            return leading_entries(product_BC.float().numpy(), k)
-        values, columns = product_BC.float().topk(k, dim=1)
-        return columns.cpu().numpy(), values.cpu().numpy()
+            return reached_by(product_BC.float().numpy(), k)
+        least_B: NDArray[np.float32] = product_BC.float().topk(k, dim=1)[0][:, -1].cpu().numpy()
+        return least_B
 
     def above(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> Hits:
         entries_BC, thresholds = self._comparable(product_BC, threshold_B)

@@ -9,15 +9,64 @@ from mlcd.types import unit_rows
 pytestmark = pytest.mark.plain_cpu
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch-fp32", "torch-bf16", "torch-int8"])
-def test_the_bound_holds_for_every_product(name):
-    """The certificate's inequality itself, on adversarially rounded inputs."""
+def hard_cases():
+    """name, rows, centers: what rounding and the shift may lose."""
     generator = np.random.default_rng(0)
     z = unit_rows(generator.standard_normal((40, 256)) * generator.uniform(0.01, 1, (40, 256)))
-    centers = unit_rows(generator.standard_normal((512, 256)) ** 3)
-    exact = z.astype(np.float64) @ centers.astype(np.float64).T
+    centers = unit_rows(generator.standard_normal((520, 256)) ** 3)
+    one = np.zeros(256)
+    one[7] = 1.0
+    yield "components of all sizes", z, centers
+    yield "a narrow cone", unit_rows(z + 5 * one), unit_rows(centers + 5 * one)
+    yield "a mean a thousand times as long", z + 1000 * one, centers + 1000 * one
+    yield "rows far from the mean of the centers", unit_rows(z - 5 * one), unit_rows(centers + one)
+    # Rounding to whole steps leaves out all but the first component, and the others add up to a score.
+    small = np.append(1.0, np.full(255, 0.499 / 127))
+    others = np.append(0.0, np.ones(255))
+    yield "centers along what rows lose", small[None], np.stack([others, -others])
+    yield "rows along what centers lose", np.stack([others, -others]), np.stack([small, -small])
+    yield "duplicates of one center", z, np.repeat(centers[:1], 520, axis=0)
+    yield "no mean", z, np.concatenate([centers[:260], -centers[:260]])
+    scales = np.array([0.0, 1e-41, 1e-20, 1e-3, 1e3])
+    yield "rows of any length, and zero", z * np.repeat(scales, 8)[:, None], centers
+    yield "centers of any length, and zero", z, centers * np.repeat(scales, 104)[:, None]
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch-fp32", "torch-bf16", "torch-int8"])
+@pytest.mark.parametrize("case", list(hard_cases()), ids=lambda case: case[0])
+def test_the_bound_holds_for_every_product(name, case):
+    """The certificate's inequality itself, on adversarially rounded inputs."""
+    z, centers = (rows.astype(np.float32) for rows in case[1:])
+    exact = z.astype(np.longdouble) @ centers.astype(np.longdouble).T
     way = CenterScan(centers, matmul=name)._way
-    product = np.asarray(torch.as_tensor(way.matmul.multiply(way.matmul.load(z), 0, 512)).double())
-    slack = Slack.of(z, way.matmul, way.norms).with_each(np.tile(np.arange(512), (40, 1)))
-    assert (exact <= raised(product, way.matmul.rounding.output) + slack).all()
-    assert (exact >= lowered(product, way.matmul.rounding.output) - slack).all()
+    rows = way.matmul.load(z)
+    product = np.asarray(
+        torch.as_tensor(way.matmul.multiply(rows.data, 0, len(centers))).double()
+    ).astype(np.longdouble)
+    slack = Slack.of(rows, way.matmul, way.norms)
+    of_row, of_center = np.divmod(np.arange(exact.size), len(centers))
+    bound = slack.of_pairs(of_row, of_center).reshape(exact.shape)
+    assert (bound <= slack.with_any()[:, None] * (1 + 1e-15)).all()
+    # What a score exceeds the offset by is what the product is of.
+    shifted = exact - slack.offset[:, None]
+    output = way.matmul.rounding.output
+    assert (shifted <= raised(product, output) + bound).all()
+    assert (shifted >= lowered(product, output) - bound).all()
+    single = z @ centers.T
+    assert (np.abs(single - exact) <= slack.single[:, None]).all()
+
+
+@pytest.mark.parametrize("name", ["torch-bf16", "torch-int8"])
+def test_a_common_mean_does_not_widen_the_bound(name):
+    generator = np.random.default_rng(0)
+    z, centers = generator.standard_normal((2, 300, 64)) / 8
+    one = np.zeros(64)
+    one[0] = 3.0
+    widths = []
+    for mean in (0 * one, one):
+        way = CenterScan((centers + mean).astype(np.float32), matmul=name)._way
+        rows = way.matmul.load((z + mean).astype(np.float32))
+        slack = Slack.of(rows, way.matmul, way.norms).with_any()
+        product = way.matmul.multiply(rows.data, 0, 300)
+        widths.append((slack + way.matmul.rounding.output * float(abs(product).max())).mean())
+    assert widths[1] < {"torch-bf16": 4, "torch-int8": 1.1}[name] * widths[0]

@@ -10,10 +10,11 @@ from threadpoolctl import threadpool_limits
 from mlcd.artifacts.centers import Centers, majority_names
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request
+from mlcd.clustering import kmeans as kmeans_module
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import CenterScan, nearest_centers
 from mlcd.clustering.quality import purity
-from mlcd.clustering.rows import FileRows
+from mlcd.clustering.rows import ArrayRows, FileRows, UnitRows
 from mlcd.errors import ArtifactInvalid, InvalidInput
 from mlcd.types import unit_rows
 
@@ -264,3 +265,20 @@ def test_more_numbers_than_2_to_the_31(tmp_path):
     assert np.array_equal(
         result.assignment.reshape(repeats, -1), np.broadcast_to(alone.assignment, (repeats, 8192))
     )
+
+
+@pytest.mark.parametrize(("kept_bytes", "passes"), [(4 * 500 * 12, 1), (4 * 500 * 12 - 1, 4)])
+def test_rows_are_read_once_where_they_are_few(monkeypatch, kept_bytes, passes):
+    class Counted(ArrayRows):
+        num_passes = 0
+
+        def blocks(self, start, stop):
+            self.num_passes += 1
+            return super().blocks(start, stop)
+
+    monkeypatch.setattr(kmeans_module, "_KEPT_BYTES", kept_bytes)
+    values = unit_rows(np.random.default_rng(0).standard_normal((500, 12)))
+    rows = Counted([values])
+    found = kmeans(UnitRows(rows), 7, iterations=3, tolerance=-1.0)
+    assert rows.num_passes == passes
+    assert (found.centers == kmeans([values], 7, iterations=3, tolerance=-1.0).centers).all()

@@ -92,12 +92,11 @@ def test_the_answer_does_not_depend_on_the_block(monkeypatch):
 
 
 def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
-    """One middle and 400 near it: more than `kept` lie within the slack of any answer."""
+    """Two opposite middles and 400 near each: more than `kept` lie within the slack of any answer."""
     monkeypatch.setattr(nearest, "_BATCH_ROWS", 16)
     monkeypatch.setattr(row_threads, "available_cores", lambda: 1)
-    centers = unit_rows(
-        random_rows(1, 64) + 1e-3 * np.random.default_rng(1).standard_normal((400, 64))
-    )
+    middles = np.repeat(random_rows(1, 64), 800, axis=0) * np.repeat([1, -1], 400)[:, None]
+    centers = unit_rows(middles + 1e-3 * np.random.default_rng(1).standard_normal((800, 64)))
     z = unit_rows(centers[:50] + 0.05 * random_rows(50, 64, seed=2))
     scan = CenterScan(centers, matmul="torch-bf16")
     passes = []
@@ -164,6 +163,11 @@ def test_no_rows_give_no_labels():
     assert nearest_centers(np.zeros((0, 8), np.float32), random_rows(5, 8), 3).ids.shape == (0, 3)
 
 
+def families_of(dimension):
+    members = np.repeat(random_rows(12, dimension, seed=8), 32, axis=0)
+    return members + np.float32(3e-3) * random_rows(384, dimension, seed=9)
+
+
 def hard_cases():
     """name, rows, centers: what rounding confuses."""
     generator = np.random.default_rng(0)
@@ -199,6 +203,13 @@ def hard_cases():
     tall = random_rows(500, 32, seed=6)
     tall[::7, 3] = 4.0  # one component rules the scale of a row
     yield "one large component", unit_rows(tall[:40]), unit_rows(tall)
+    cone = np.float32(3) * random_rows(1, 48, seed=7)
+    yield "a narrow cone", unit_rows(random_rows(30, 48) + cone), unit_rows(families_of(48) + cone)
+    yield (
+        "a huge common mean",
+        random_rows(30, 48) + np.float32(100) * cone,
+        np.repeat(random_rows(100, 48, seed=8) + np.float32(100) * cone, 3, axis=0),
+    )
     yield (
         "lengths that differ",
         random_rows(20, 8) * np.float32(30),
@@ -229,9 +240,9 @@ def test_on_embeddings_without_ties_the_first_pass_proves_every_row(matmul):
 
 
 def test_what_cannot_be_proven_goes_down_the_ladder():
-    z, centers = random_rows(20, 16), np.repeat(random_rows(9, 16, seed=3), 1000, axis=0)
+    z, centers = random_rows(20, 16), np.repeat(random_rows(9, 16, seed=3), 2000, axis=0)
     assert CenterScan(centers, matmul="torch-bf16").nearest(z, 8).scan.float64 == 20
-    assert CenterScan(centers[::10], matmul="numpy").nearest(z, 8).scan.wider == 20
+    assert CenterScan(centers[::20], matmul="numpy").nearest(z, 8).scan.wider == 20
 
 
 @pytest.mark.parametrize("matmul", ARITHMETICS)
@@ -281,3 +292,12 @@ def test_one_scan_serves_several_threads(matmul):
         for _ in range(5):
             found = list(pool.map(lambda z: scan.nearest(z, 8).ids, batches))
             assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("matmul", ARITHMETICS)
+def test_products_that_overflow_are_decided_in_float64(matmul):
+    z, centers = random_rows(20, 64) * np.float32(1e25), random_rows(700, 64, seed=1)
+    centers *= np.float32(1e15)
+    with np.errstate(all="ignore"):
+        found = CenterScan(centers, matmul=matmul).nearest(z, 8)
+    assert (found.ids == brute_force(z, centers, 8)[0]).all()
