@@ -6,7 +6,7 @@ Shapes: B rows of a batch, M kept.
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.matmul import Hits, ranks
+from mlcd.clustering.matmul import Hits, largest_columns, ranks
 
 
 class Candidates:
@@ -36,18 +36,17 @@ class Candidates:
         """Returns the ids of the `top` largest products of each row, -1 where there are fewer."""
         self.settle()
         held = max(top, int(self._num_held.max(initial=0)))
-        columns = np.argpartition(self.scores[:, :held], -top, axis=1)[:, -top:]
-        return np.take_along_axis(self.ids, columns, axis=1)
+        return np.take_along_axis(self.ids, largest_columns(self.scores[:, :held], top), axis=1)
 
-    def reaching(self, least_B: NDArray[np.float32], top: int) -> NDArray[np.int64]:
-        """Returns `top` ids of each row whose products reach these values, as at least as many do
-        of the only block.
+    def reaching(self, least_B: NDArray[np.float32] | None, top: int) -> NDArray[np.int64]:
+        """Returns what `best` does. least_B: values that at least `top` products of the first block
+        reach; where it is the only one so far, such products are among the largest.
         """
-        if hits := self._of_one_block():
-            able = np.flatnonzero(hits.scores >= least_B[hits.rows])
-            able = able[ranks(hits.rows[able], len(self.ids)) < top]
-            if len(able) == top * len(self.ids):  # not so where products overflow
-                return hits.columns[able].reshape(-1, top)
+        if least_B is not None and (hits := self._of_one_block()):
+            able = hits.scores >= least_B[hits.rows]
+            found = first_of_each(hits.rows[able], hits.columns[able], len(self.ids), top)
+            if found is not None:
+                return found
         return self.best(top)
 
     def _of_one_block(self) -> Hits | None:
@@ -89,6 +88,8 @@ class Candidates:
             for name in ("rows", "columns", "scores")
         )
         self._waiting, self._num_waiting = [], 0
+        above = hit_scores > self.threshold[all_rows]  # it may have risen since
+        all_rows, columns, hit_scores = all_rows[above], columns[above], hit_scores[above]
         order = np.argsort(all_rows, kind="stable")
         rows, columns, hit_scores = all_rows[order], columns[order], hit_scores[order]
         slot = self._num_held[rows] + ranks(rows, len(self.ids))
@@ -118,10 +119,19 @@ class Candidates:
         # What a threshold has passed over meanwhile makes room.
         passed = scores <= self.threshold[touched, None]
         ids[passed], scores[passed] = -1, -np.inf
-        dropped = ids.shape[1] - kept
-        chosen = np.argpartition(scores, dropped, axis=1)[:, dropped:]
+        chosen = largest_columns(scores, kept)
         self.ids[touched] = np.take_along_axis(ids, chosen, axis=1)
         self.scores[touched] = np.take_along_axis(scores, chosen, axis=1)
         # Whatever is dropped here is at most the smallest that stays.
         least = self.scores[touched].min(axis=1)
         self.threshold[touched] = np.maximum(self.threshold[touched], least)
+
+
+def first_of_each(
+    rows: NDArray[np.int64], columns: NDArray[np.int64], num_rows: int, top: int
+) -> NDArray[np.int64] | None:
+    """Returns the first `top` columns of each row, [num_rows, top]; None where one has fewer, as
+    where products overflow. rows: in ascending order.
+    """
+    chosen = columns[ranks(rows, num_rows) < top]
+    return chosen.reshape(num_rows, top) if len(chosen) == num_rows * top else None

@@ -38,7 +38,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.candidates import Candidates
+from mlcd.clustering.candidates import Candidates, first_of_each
 from mlcd.clustering.certificate import (
     DOUBLE_MARGIN,
     Norms,
@@ -298,22 +298,39 @@ class CenterScan:
         rounding, slack_B = matmul.rounding, slack.with_any()
         if seeds is not None:
             candidates.pass_over(self._known(z_BD, seeds).beyond(slack, rounding))
-        reached_B, next_raise = None, 1
-        for number, start in enumerate(range(0, len(self.centers), _BLOCK_CENTERS)):
-            stop = min(start + _BLOCK_CENTERS, len(self.centers))
+        reached_B, next_raise, num_centers = None, _RAISED_EVERY, len(self.centers)
+        for number, start in enumerate(range(0, num_centers, _BLOCK_CENTERS)):
+            stop = min(start + _BLOCK_CENTERS, num_centers)
             product_BC = matmul.multiply(rows, start, stop)
             if number == 0 and seeds is None and stop >= top:
                 reached_B = matmul.reached(product_BC, top)
                 least_B = lowered(reached_B.astype(np.float64), rounding.output) - slack_B
                 candidates.pass_over(beyond_reach(least_B, slack_B, rounding.output))
+            if number == 0 and reached_B is not None and rounding.inputs and stop < num_centers:
+                leaders = self._leaders(z_BD, matmul, product_BC, reached_B, top)
+                candidates.pass_over(leaders.beyond(slack, rounding))
             elif number == next_raise and rounding.inputs:
                 known = self._known(z_BD, candidates.best(top))
                 candidates.pass_over(known.beyond(slack, rounding))
                 next_raise *= _RAISED_EVERY
             candidates.add(matmul.above(product_BC, candidates.threshold), start)
-        if reached_B is None:
-            return self._known(z_BD, candidates.best(top))
         return self._known(z_BD, candidates.reaching(reached_B, top))
+
+    def _leaders(
+        self,
+        z_BD: Embeddings,
+        matmul: Matmul,
+        product_BC: Any,
+        reached_B: NDArray[np.float32],
+        top: int,
+    ) -> "_Known":
+        """Returns centers whose products reach these values, as at least `top` do. Their scores
+        bound the answer more closely than their products.
+        """
+        hits = matmul.above(product_BC, np.nextafter(reached_B, np.float32(-np.inf)))
+        order = np.argsort(hits.rows, kind="stable")
+        ids = first_of_each(hits.rows[order], hits.columns[order], len(z_BD), top)
+        return self._known(z_BD, np.full((len(z_BD), top), -1) if ids is None else ids)
 
     def _known(self, z_BD: Embeddings, ids: NDArray[np.integer]) -> "_Known":
         return _Known(ids, scores_of_each(z_BD, self.centers, ids))

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from mlcd.clustering.matmul import largest_columns
 from mlcd.clustering.nearest import open_matmul
 from mlcd.types import unit_rows
 
@@ -53,3 +54,10 @@ def test_as_many_products_reach_a_value_as_are_asked_for_and_few_more(matmul, k,
     num_reaching = (as_float32(product) >= matmul.reached(product, k)[:, None]).sum(axis=1)
     assert (num_reaching >= k).all()
     assert num_reaching.mean() <= 2 * k + 1
+
+
+@pytest.mark.parametrize("k", [1, 5, 12])
+def test_the_largest_columns_are_those_of_a_stable_sort(k):
+    values = np.random.default_rng(0).choice([-np.inf, 0.0, 1.0, 2.0], (50, 12)).astype(np.float32)
+    expected = np.sort(np.argsort(-values, axis=1, kind="stable")[:, :k], axis=1)
+    assert (largest_columns(values, k) == expected).all()
