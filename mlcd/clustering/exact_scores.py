@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.clustering.matmul import inner_products
 from mlcd.types import Embeddings
 
 _PAIRS: Final = 128  # scored at once, so that they stay in the cache
@@ -70,7 +71,7 @@ def single_scores(
         num = part.stop - part.start
         np.take(centers, columns[part], axis=0, out=of_centers[:num], mode="clip")
         np.take(z_BD, rows[part], axis=0, out=of_rows[:num], mode="clip")
-        np.vecdot(of_rows[:num], of_centers[:num], out=scores[part])
+        scores[part] = inner_products(of_rows[:num], of_centers[:num])
     return scores
 
 

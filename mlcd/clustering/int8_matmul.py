@@ -27,6 +27,7 @@ from mlcd.clustering.matmul import (
     Loaded,
     Rounding,
     entries_above,
+    inner_products,
     lengths_of,
     reached_by,
 )
@@ -74,9 +75,9 @@ class Int8Matmul:
             rows = shifted(rows_BD[part], self.shift)
             numbers, scales[part] = _quantized(rows, self._row_levels)
             np.add(numbers, np.float32(self._zero), out=unsigned[part], casting="unsafe")
-            squares[part] = np.vecdot(numbers, numbers)
+            squares[part] = inner_products(numbers, numbers)
             rows -= numbers * scales[part, None]
-            left_out[part] = np.vecdot(rows, rows)
+            left_out[part] = inner_products(rows, rows)
         lengths = scales * lengths_of(squares, rows_BD.shape[1])
         errors = lengths_of(left_out, rows_BD.shape[1])
         # what float32 rounds of the differences and of the shifted rows

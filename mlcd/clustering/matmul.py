@@ -176,7 +176,7 @@ def ranks(rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
 
 def lengths(rows_BD: NDArray[np.float32]) -> NDArray[np.float64]:
     """Returns a bound of the length of each row from above, [B]."""
-    return lengths_of(np.vecdot(rows_BD, rows_BD), rows_BD.shape[1])
+    return lengths_of(inner_products(rows_BD, rows_BD), rows_BD.shape[1])
 
 
 def lengths_of(squares_B: NDArray[np.float32], dimension: int) -> NDArray[np.float64]:
@@ -196,3 +196,15 @@ def entries_above(
     flat: NDArray[np.int64] = np.flatnonzero(values_BC > threshold_B[:, None])
     rows: NDArray[np.int64] = flat // values_BC.shape[1]
     return rows, flat - rows * values_BC.shape[1]
+
+
+def inner_products(
+    first_BD: NDArray[np.float32], second_BD: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Returns the float32 inner product of each pair of rows, [B]."""
+    if hasattr(np, "vecdot"):
+        products_B: NDArray[np.float32] = np.vecdot(first_BD, second_BD)
+        return products_B
+    # NumPy 1, which the Python of Triton has
+    summed_B: NDArray[np.float32] = np.einsum("bd,bd->b", first_BD, second_BD)
+    return summed_B
