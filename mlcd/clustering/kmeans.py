@@ -22,7 +22,7 @@ from mlcd.clustering.nearest import ROUNDED_MATMULS, CenterScan, MatmulName, fas
 from mlcd.clustering.nearest_center import Basis, NearestCenter
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers
-from mlcd.clustering.rows import BLOCK_ROWS, ArrayRows, Rows, UnitRows
+from mlcd.clustering.rows import BLOCK_ROWS, ArrayRows, Rows, UnitRows, kept_bytes
 from mlcd.clustering.seeding import SAMPLE_PER_CENTER, distinct_rows, two_level
 from mlcd.clustering.sums import ClusterSums
 from mlcd.errors import ConfigInvalid, InvalidInput, Unavailable
@@ -39,7 +39,6 @@ _BASIS_COST: Final = 16  # products of as many vectors for each pair of componen
 _MANY_CENTERS: Final = 4096  # fewer do not repay a timing of the arithmetics
 _TIMED_PASSES: Final = 2  # one without known centers, one with them
 _TIMED_ROWS: Final = 2048
-_KEPT_BYTES: Final = 128 * 2**20  # of rows in memory at most
 _ALONE: Final = World()
 
 _NearestTo = Callable[[Embeddings, NDArray[np.int32] | None], NDArray[np.int32]]
@@ -191,7 +190,7 @@ class _OwnMembers:
     def _blocks(self) -> Iterable[tuple[int, Embeddings]]:
         """Returns the rows of this process in blocks. Few are kept, so that one pass reads them."""
         blocks = self._rows.blocks(self._start, self._stop)
-        if 4 * (self._stop - self._start) * self._rows.dimension > _KEPT_BYTES:
+        if not kept_bytes(self._stop - self._start, self._rows.dimension):
             return blocks
         self._kept = self._kept or list(blocks)
         return self._kept

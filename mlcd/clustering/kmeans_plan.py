@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from mlcd.clustering.nearest import CenterScan
-from mlcd.clustering.rows import BLOCK_ROWS
+from mlcd.clustering.rows import BLOCK_ROWS, kept_bytes
 from mlcd.types import unit_rows
 
 _TILE_ROWS: Final = 1024
@@ -80,7 +80,8 @@ def plan(
     centers, sums = 2 * 4 * matrix, 8 * matrix * (1 if processes == 1 else 3)
     # A block as read, its rows sorted by cluster, their float64 form, and the scores of a batch.
     block = BLOCK_ROWS * dimension * 4 * 3 + _TILE_ROWS * min(num_clusters, _TILE_CENTERS) * 4
-    rows = -(-num_rows // processes) * row_bytes
+    own_rows = -(-num_rows // processes)
+    rows = own_rows * row_bytes + kept_bytes(own_rows, dimension)
     passes = iterations + 1
     return Plan(
         num_rows=num_rows,

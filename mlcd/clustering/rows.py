@@ -20,6 +20,7 @@ _SPAN: Final = 8  # rows of a file read for each wanted one, before single reads
 _READ_TOGETHER: Final = 1024
 _UNIT_TOLERANCE: Final = 1e-3  # float16 rows stay as they are
 _HASHED_AT_ONCE: Final = 1 << 20
+_KEPT_BYTES: Final = 128 * 2**20  # of rows that a process keeps, at most
 
 
 class Rows(Protocol):
@@ -42,6 +43,14 @@ class Rows(Protocol):
     def describe(self, row: int) -> str:
         """Returns the name of a row for an error message."""
         ...
+
+
+def kept_bytes(num_rows: int, dimension: int) -> int:
+    """Returns the bytes of the rows that a process keeps from the first pass to the last: those of
+    all its rows where they are few, else 0.
+    """
+    num_bytes = 4 * num_rows * dimension
+    return num_bytes if num_bytes <= _KEPT_BYTES else 0
 
 
 class ArrayRows:

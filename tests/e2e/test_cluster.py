@@ -319,10 +319,10 @@ def test_a_row_that_cannot_be_used_is_named_by_its_key(tmp_path, rows, value, wh
 PEAK = r"""
 import re, sys
 from pathlib import Path
-from mlcd.clustering import kmeans as module
-from mlcd.clustering.rows import FileRows
-module._KEPT_BYTES = 0  # as where there are more
-module.kmeans(FileRows(sorted(Path(sys.argv[1]).glob("*.npy"))), 64, iterations=1)
+from mlcd.clustering import rows
+from mlcd.clustering.kmeans import kmeans
+rows._KEPT_BYTES = 0  # as where there are more
+kmeans(rows.FileRows(sorted(Path(sys.argv[1]).glob("*.npy"))), 64, iterations=1)
 print(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1])
 """
 

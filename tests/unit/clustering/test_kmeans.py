@@ -10,7 +10,6 @@ from threadpoolctl import threadpool_limits
 from mlcd.artifacts.centers import Centers, majority_names
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request
-from mlcd.clustering import kmeans as kmeans_module
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import CenterScan, nearest_centers
 from mlcd.clustering.quality import purity
@@ -276,7 +275,7 @@ def test_rows_are_read_once_where_they_are_few(monkeypatch, kept_bytes, passes):
             self.num_passes += 1
             return super().blocks(start, stop)
 
-    monkeypatch.setattr(kmeans_module, "_KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr("mlcd.clustering.rows._KEPT_BYTES", kept_bytes)
     values = unit_rows(np.random.default_rng(0).standard_normal((500, 12)))
     rows = Counted([values])
     found = kmeans(UnitRows(rows), 7, iterations=3, tolerance=-1.0)
