@@ -34,8 +34,9 @@ import numpy as np
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.clustering.arithmetics import MatmulName
 from mlcd.clustering.kmeans import kmeans
-from mlcd.clustering.nearest import CenterScan, MatmulName
+from mlcd.clustering.nearest import CenterScan
 from mlcd.cores import cpu_features
 from mlcd.types import Embeddings, Neighbors, unit_rows
 

@@ -17,8 +17,9 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.clustering.arithmetics import ROUNDED_MATMULS, MatmulName, fastest_matmuls
 from mlcd.clustering.exact_scores import exact_scores
-from mlcd.clustering.nearest import ROUNDED_MATMULS, CenterScan, MatmulName, fastest_matmuls
+from mlcd.clustering.nearest import CenterScan
 from mlcd.clustering.nearest_center import Basis, NearestCenter
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers

@@ -28,16 +28,22 @@ float32 one, then a float64 one that settles any number of ties.
 Shapes: B rows of a batch, K centers, D dimension.
 """
 
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.clustering.arithmetics import (
+    BLOCK_CENTERS,
+    TIMED_ROWS,
+    TIMED_RUNS,
+    MatmulName,
+    clock_for,
+    fastest_matmuls,
+    open_matmul,
+)
 from mlcd.clustering.candidates import Candidates, first_of_each
 from mlcd.clustering.certificate import (
     DOUBLE_MARGIN,
@@ -54,18 +60,15 @@ from mlcd.clustering.exact_scores import (
     scores_of_each,
     single_scores,
 )
-from mlcd.clustering.matmul import Matmul, NumpyMatmul, Rounding, ranks
+from mlcd.clustering.matmul import Matmul, Rounding, ranks
 from mlcd.clustering.row_threads import in_threads
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
-MatmulName = Literal["numpy", "torch-fp32", "torch-bf16", "torch-int8", "cuda-bf16"]
-# the arithmetics that round their inputs
-ROUNDED_MATMULS: Final = ("torch-bf16", "torch-int8", "cuda-bf16")
 _BATCH_ROWS: Final = 1024
 _LEAST_ROWS: Final = 128  # of a thread's batch
-_BLOCK_CENTERS: Final = 4096
+_BLOCK_CENTERS: Final = BLOCK_CENTERS
 _DOUBLE_ENTRIES: Final = 1 << 22  # float64 scores that a thread holds at once: 32 MiB
 # Entries kept for each of the answer, and at least, by whether inputs are rounded: only those
 # within the error of the answer, so that room costs little.
@@ -75,8 +78,6 @@ _WIDER: Final = 4
 _RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
 _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
 _WORTH_A_TIMING: Final = 2_500_000_000  # multiplications: 25 ms of two cores
-_TIMED_RUNS: Final = 2
-_TIMED_ROWS: Final = 256
 _TIMED_WAYS: Final = 2  # of fastest products, timed with all that the answer takes
 _NUM_LEVELS: Final = 4  # those of ScanCounts: proven, wider, float32, float64
 
@@ -180,15 +181,15 @@ class CenterScan:
         passes included, once the rows seen have been work enough.
         """
         self._work += len(embeddings) * self.centers.size
-        if self._work < _WORTH_A_TIMING or len(embeddings) < _TIMED_ROWS:
+        if self._work < _WORTH_A_TIMING or len(embeddings) < TIMED_ROWS:
             return
         self._undecided = False
-        rows = np.ascontiguousarray(embeddings[:_TIMED_ROWS])
+        rows = np.ascontiguousarray(embeddings[:TIMED_ROWS])
         names = fastest_matmuls(self.centers)[:_TIMED_WAYS]
         ways = [self._exact if name == "numpy" else _Way.open(name, self.centers) for name in names]
-        clock = _clock(names)
+        clock = clock_for(names)
         seconds = [np.inf] * len(ways)
-        for _ in range(_TIMED_RUNS + 1):  # in turn, so that what disturbs one disturbs the others
+        for _ in range(TIMED_RUNS + 1):  # in turn, so that what disturbs one disturbs the others
             for number, self._way in enumerate(ways):
                 began = clock()
                 self._search_all(rows, top, None)
@@ -406,45 +407,6 @@ def check_query(embeddings: Embeddings, top: int, dimension: int) -> None:
         )
 
 
-def fastest_matmuls(centers: Embeddings) -> list[MatmulName]:
-    """Returns the arithmetics that are at hand, those that multiply one tile of these centers
-    fastest here first.
-    """
-    names: list[MatmulName] = ["numpy"]
-    # for few centers torch is not imported: that would take longer than it gains
-    few = len(centers) < _BLOCK_CENTERS and "torch" not in sys.modules
-    if find_spec("torch") is not None and not few:
-        from mlcd.clustering.int8_matmul import computes_int8
-        from mlcd.clustering.torch_matmul import cuda_available
-
-        names += ["torch-fp32", "torch-bf16"]
-        names += ["torch-int8"] if computes_int8() else []
-        names += ["cuda-bf16"] if cuda_available() else []
-    tile, clock = centers[:_BLOCK_CENTERS], _clock(names)
-    return sorted(names, key=lambda name: _seconds(open_matmul(name, tile), tile, clock))
-
-
-def open_matmul(name: MatmulName, centers: Embeddings) -> Matmul:
-    """Opens the named arithmetic over these centers.
-
-    Raises ConfigInvalid where torch is not installed or there is no GPU.
-    """
-    if name == "numpy":
-        return NumpyMatmul(centers)
-    try:
-        from mlcd.clustering.int8_matmul import Int8Matmul
-        from mlcd.clustering.torch_matmul import TorchMatmul
-    except ImportError as error:
-        raise ConfigInvalid(
-            f"{name} needs torch", remedy="pip install 'mlcd[train]', or use numpy"
-        ) from error
-    if name == "torch-int8":
-        return Int8Matmul(centers, _BLOCK_CENTERS)
-    return TorchMatmul(
-        centers, bf16=name in ROUNDED_MATMULS, device="cuda" if name == "cuda-bf16" else "cpu"
-    )
-
-
 def check_rows(rows: NDArray[np.floating], what: str) -> None:
     """Raises InvalidInput unless `rows` is a float32 matrix of finite values."""
     if rows.ndim != 2 or rows.dtype != np.float32:
@@ -467,7 +429,7 @@ class _Way:
 
     @classmethod
     def open(cls, name: MatmulName, centers: Embeddings) -> "_Way":
-        matmul = open_matmul(name, centers)
+        matmul = open_matmul(name, centers, _BLOCK_CENTERS)
         return cls(matmul, Norms.of(centers, matmul))
 
 
@@ -501,21 +463,3 @@ def _batches(num_rows: int) -> list[slice]:
     """Returns the batches that the threads share, evenly where there are few rows."""
     rows = min(_BATCH_ROWS, max(_LEAST_ROWS, -(-num_rows // available_cores())))
     return [slice(start, min(start + rows, num_rows)) for start in range(0, num_rows, rows)]
-
-
-def _clock(names: Sequence[MatmulName]) -> Callable[[], float]:
-    """Returns the clock by which these are compared: the time of the CPU, as others may share it,
-    but where a GPU takes part.
-    """
-    return time.perf_counter if "cuda-bf16" in names else time.process_time
-
-
-def _seconds(matmul: Matmul, tile: Embeddings, clock: Callable[[], float]) -> float:
-    rows = matmul.load(np.ascontiguousarray(tile[:_TIMED_ROWS])).data
-    threshold = np.full(min(len(tile), _TIMED_ROWS), 2.0, dtype=np.float32)
-    times = []
-    for _ in range(_TIMED_RUNS + 1):  # the first warms up
-        started = clock()
-        matmul.above(matmul.multiply(rows, 0, len(tile)), threshold)
-        times.append(clock() - started)
-    return min(times)

@@ -11,6 +11,7 @@ from mlcd.artifacts.centers import Centers, majority_names
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request
 from mlcd.clustering.kmeans import kmeans
+from mlcd.clustering.kmeans_plan import plan
 from mlcd.clustering.nearest import CenterScan, nearest_centers
 from mlcd.clustering.quality import purity
 from mlcd.clustering.rows import ArrayRows, FileRows, UnitRows
@@ -281,3 +282,14 @@ def test_rows_are_read_once_where_they_are_few(monkeypatch, kept_bytes, passes):
     found = kmeans(UnitRows(rows), 7, iterations=3, tolerance=-1.0)
     assert rows.num_passes == passes
     assert (found.centers == kmeans([values], 7, iterations=3, tolerance=-1.0).centers).all()
+
+
+@pytest.mark.parametrize(("num_rows", "kept"), [(500, 4 * 500 * 12), (501, 0)])
+def test_a_plan_counts_the_rows_that_are_kept(monkeypatch, num_rows, kept):
+    def planned():
+        return plan(num_rows, 7, 12, iterations=3, flops_per_s=1.0).memory_bytes
+
+    monkeypatch.setattr("mlcd.clustering.rows._KEPT_BYTES", 4 * 500 * 12)
+    memory = planned()
+    monkeypatch.setattr("mlcd.clustering.rows._KEPT_BYTES", 0)
+    assert memory - planned() == kept

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from mlcd.clustering.arithmetics import open_matmul
 from mlcd.clustering.matmul import largest_columns
-from mlcd.clustering.nearest import open_matmul
 from mlcd.types import unit_rows
 
 pytestmark = pytest.mark.plain_cpu

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlcd.clustering import nearest, row_threads
+from mlcd.clustering import arithmetics, nearest, row_threads
+from mlcd.clustering.exact_scores import exact_scores, scores_of_each
 from mlcd.clustering.nearest import CenterScan, nearest_centers
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import unit_rows
@@ -274,7 +275,7 @@ def test_more_centers_than_a_gpu_library_takes():
 
 def test_torch_is_not_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setattr(nearest, "find_spec", lambda name: None)
+    monkeypatch.setattr(arithmetics, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "mlcd.clustering.torch_matmul", raising=False)
     z, centers = random_rows(5, 8), random_rows(9000, 8, seed=1)
     assert CenterScan(centers).nearest(z, 3).scan.products == "numpy fp32"
@@ -301,3 +302,15 @@ def test_products_that_overflow_are_decided_in_float64(matmul):
     with np.errstate(all="ignore"):
         found = CenterScan(centers, matmul=matmul).nearest(z, 8)
     assert (found.ids == brute_force(z, centers, 8)[0]).all()
+
+
+@pytest.mark.parametrize("dimension", [1, 3, 16, 31, 64, 129, 768, 1280])
+def test_a_score_has_the_same_bits_alone_and_among_others(dimension):
+    """Else two equal centers could change places."""
+    z, centers = random_rows(20, dimension), random_rows(50, dimension, seed=1)
+    ids = np.random.default_rng(2).integers(0, 50, (20, 9))
+    among = scores_of_each(z, centers, ids)
+    alone = exact_scores(z, centers, np.repeat(np.arange(20), 9), ids.ravel())
+    assert among.tobytes() == alone.tobytes()
+    ids[3, 4] = -1
+    assert scores_of_each(z, centers, ids)[3, 4] == -np.inf
