@@ -13,6 +13,7 @@ from mlcd.collections.locks import Lock, StoreLocks
 
 _PER_LEDGER: Final = 3  # descriptors of an open ledger
 _SHARE: Final = 20  # times as many descriptors are left for connections and all else
+_OPEN: Final = Path("/dev/fd")
 _MOST_LEDGERS: Final = 64  # opening one again takes a millisecond or two
 
 
@@ -45,8 +46,7 @@ class Descriptors:
         most = _MOST_LEDGERS
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != resource.RLIM_INFINITY:
-            with limited_open_files():
-                free = soft - len([*Path("/dev/fd").iterdir()])
+            free = soft - _num_open()
             most = min(max(1, free // (_SHARE * _PER_LEDGER)), _MOST_LEDGERS)
         return cls(StoreLocks(folder, writable=writable), most=most)
 
@@ -76,3 +76,12 @@ class Descriptors:
 
     def close(self) -> None:
         self._locks.close()
+
+
+def _num_open() -> int:
+    """Returns how many descriptors the process has open; 0 where the system does not tell."""
+    with limited_open_files():
+        try:
+            return len([*_OPEN.iterdir()])
+        except FileNotFoundError:  # /proc is not mounted
+            return 0

@@ -184,22 +184,19 @@ def check_precision(precision: Precision) -> None:
 
 def read_onnx(path: Path) -> ov.Model:
     """Reads a graph; raises ArtifactInvalid for a file that is not ONNX."""
-    try:
-        return core().read_model(path)
-    except RuntimeError as error:
-        raise ArtifactInvalid(
-            f"{path} cannot be read as ONNX", remedy="restore or convert it again"
-        ) from error
+    return _read_graph(path, "ONNX", remedy="restore or convert it again")
 
 
 def read_int8(path: Path) -> ov.Model:
     """Reads a graph in OpenVINO's own format; raises ArtifactInvalid for another file."""
+    return _read_graph(path, "a graph", remedy="make it again with `mlcd quantize`")
+
+
+def _read_graph(path: Path, kind: str, *, remedy: str) -> ov.Model:
     try:
         return core().read_model(path)
     except RuntimeError as error:
-        raise ArtifactInvalid(
-            f"{path} cannot be read as a graph", remedy="make it again with `mlcd quantize`"
-        ) from error
+        raise ArtifactInvalid(f"{path} cannot be read as {kind}", remedy=remedy) from error
 
 
 def open_model_artifact(path: Path, options: EncoderOptions = DEFAULTS) -> OpenVinoEncoder:

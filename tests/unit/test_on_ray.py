@@ -1,6 +1,5 @@
 """The work on a Ray cluster, without Ray: a stand-in runs each call when its result is asked for."""
 
-import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +19,7 @@ from mlcd.errors import ConfigInvalid, Conflict, MlcdError, Unavailable
 from mlcd.images.sources import open_source
 from mlcd.parts import image_scores, ray_calls, ray_session
 from mlcd.parts.decisions import CurateOptions
-from mlcd.parts.ray_session import RayOptions, check_address
+from mlcd.parts.ray_session import RayOptions
 from mlcd.parts.ray_workers import make_shards
 from mlcd.pipelines import cluster_on_ray, curate_on_ray, on_ray
 from mlcd.pipelines.cluster import ClusterOptions, cluster
@@ -298,27 +297,6 @@ def test_a_node_with_another_version_is_refused(rows, images, centers, stand_in,
             on_ray.label_on_ray(options, tmp_path / "b", TWO, SILENT)
 
 
-def test_gpus_are_hidden_where_a_worker_has_none_and_come_back(monkeypatch):
-    for before in ("7", None):
-        if before is None:
-            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-        for num, seen in ((0.5, before), (0.0, "")):
-            with ray_session.gpus_hidden(num):
-                assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
-            assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
-
-
-def test_half_of_a_workers_memory_is_for_centers():
-    assert RayOptions().memory_bytes({"CPU": 4.0, "memory": 8e9}) == 2e9
-    assert RayOptions(cpus=8).memory_bytes({"CPU": 4.0, "memory": 8e9}) == 8e9
-    assert RayOptions(memory_gib=2).memory_bytes({"CPU": 4.0, "memory": 1.0}) == 2 << 30
-    assert RayOptions(memory_gib=2).num_workers({"CPU": 64.0, "memory": 7 << 30}) == 3
-    assert RayOptions(memory_gib=2).demand["memory"] == 2 << 30
-    assert ray_session.centers_at_once(1_000_000, 8 * 512, 2e9) == 244_140
-    assert ray_session.centers_at_once(1000, 8 * 512, 2e9) == 1000
-    assert ray_session.centers_at_once(1000, 8 * 512, 1) == ray_session._LEAST_CENTERS
-
-
 def test_blocks_are_neither_tiny_nor_huge():
     sizes = [cluster_on_ray._block_rows(num, 10) for num in (1, 200_000, 1 << 30)]
     assert sizes == [8192, 10_000, 1 << 20]
@@ -431,19 +409,6 @@ def test_a_shard_that_ends_every_worker_is_named_and_the_others_are_made():
     with pytest.raises(Unavailable, match=r"the last one at shard 1.*the same command goes on"):
         run(stub, ray, num=5)
     assert sorted(shard for shard, _ in stub.asked) == [0, 2, 3, 4]
-
-
-def test_as_many_workers_as_fit():
-    assert RayOptions().num_workers({"CPU": 4.0}) == 4
-    assert RayOptions(cpus=3, gpus=0.5).num_workers({"CPU": 64.0, "GPU": 4.0}) == 8
-    assert RayOptions(gpus=1).num_workers({"CPU": 64.0}) == 1  # one that is added may have it
-    assert RayOptions(workers=7).num_workers({}) == 7
-
-
-@pytest.mark.parametrize("address", ["rain", "ray://", "ray://host", "ray://:1", "ray:10001"])
-def test_an_address_that_is_none_is_refused(address):
-    with pytest.raises(ConfigInvalid, match="ray://HOST:PORT"):
-        check_address(address)
 
 
 def test_the_missing_extra_is_named(images, monkeypatch, tmp_path):

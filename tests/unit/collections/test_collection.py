@@ -401,20 +401,6 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
         assert collection.add([Item("more", np.ones(256))]) == ["created"]
 
 
-def test_the_upkeep_does_not_make_again_what_was_made_while_it_waited(tmp_path, monkeypatch):
-    monkeypatch.setattr("mlcd.collections.upkeep._UNINDEXED_ROWS", 50)
-    path = tmp_path / "c"
-    Collection.create(path, fingerprint="a" * 64, dimension=16).close()
-    with Collection.open(path, background=False) as collection:
-        collection.add([Item(f"i{n}", np.eye(16)[n % 16] + n) for n in range(100)])
-        collection._background = True
-        # each call finds the index due; the thread that it begins waits for this one
-        collection.reindex(lambda _: collection._index_where_due())
-        assert collection._upkeep._thread is not None
-        collection._upkeep.join()
-        assert (collection.describe().generation, collection.describe().indexed) == (1, 100)
-
-
 INDEXING = """
 import resource
 import sys

@@ -123,6 +123,12 @@ def test_files_that_the_process_has_open_already_leave_fewer_for_ledgers(folder)
             assert store._descriptors._most == 1
 
 
+def test_a_store_opens_where_open_files_cannot_be_counted(folder, monkeypatch):
+    monkeypatch.setattr("mlcd.collections.descriptors._OPEN", folder / "no proc")
+    with Collections.open(folder) as store:
+        assert len(store.names()) == MANY
+
+
 def test_many_threads_write_to_many_collections_that_rest_in_between(folder):
     with Collections.open(folder) as store:
         store._descriptors._most = 1
