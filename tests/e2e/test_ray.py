@@ -166,6 +166,22 @@ class Deadly(on_ray.LabelRecipe):
 on_ray.LabelRecipe = Deadly
 """
 
+# Each part takes so long that several nodes go meanwhile, on a fast machine too.
+SLOW = """
+import time
+from mlcd.pipelines import on_ray
+class Slow(on_ray.LabelRecipe):
+    def opened(self, num_threads):
+        for shards in super().opened(num_threads):
+            make = shards.make
+            def make_slowly(*given, **named):
+                time.sleep(0.5)
+                return make(*given, **named)
+            shards.make = make_slowly
+            yield shards
+on_ray.LabelRecipe = Slow
+"""
+
 
 def parts_at(out):
     return len(list(draft_path(out).glob("part-*")))
@@ -209,9 +225,9 @@ def kill_nodes(cluster, driver):
 def test_a_node_killed_every_5_seconds(cluster, options, alone, tmp_path):
     """The head has no CPU for workers: each node that goes takes a worker with it."""
     out = tmp_path / "labels"
-    driver = start_driver(options, out)
+    driver = start_driver(options, out, SLOW)
     wait_for_parts(out, 1, driver)
-    assert kill_nodes(cluster, driver) >= 2
+    assert kill_nodes(cluster, driver) >= 3
     check_same(out, alone)
 
 
