@@ -1,4 +1,4 @@
-"""What workers on a Ray cluster take of it."""
+"""Workers on a Ray cluster: how many, with what, and what they see."""
 
 import os
 
