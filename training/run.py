@@ -286,7 +286,7 @@ def _initial_head(
     if centers is None:
         head.initialize(config.seed)
     else:
-        head.initialize_from(centers)
+        head.initialize_from(centers.vectors)
     return head
 
 

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from mlcd.artifacts.centers import Centers
 from mlcd.errors import ConfigInvalid
 from mlcd.losses.discrimination import mlc_from_log_sums, mlcd_from_log_sums, softplus
 from mlcd.losses.margins import MarginGrad, MarginKind, with_margin
 from mlcd.losses.negatives import NegativePolicy, draw_negatives, own_slots
 from mlcd.losses.positives import distinct_labels, num_distinct
 from mlcd.randomness import Stream, hash_counters
+from mlcd.types import Embeddings
 from mlcd.world import World
 from training.optim.row_gradients import distinct_rows, sparse_rows
 from training.parallel.products import Products, add_product, product
@@ -121,13 +121,13 @@ class PartialFC(nn.Module):
             ]
 
     @torch.no_grad()
-    def initialize_from(self, centers: Centers) -> None:
-        """Starts from a Centers artifact of the same dimension and number of classes.
+    def initialize_from(self, centers: Embeddings) -> None:
+        """Starts from unit centers of the same dimension and number of classes, [K, D].
 
         Rows get the mean norm of random ones. Only directions matter, and the turn of a row by one
         update is the learning rate over its norm.
         """
-        num, dimension = centers.vectors.shape
+        num, dimension = centers.shape
         if (num, dimension) != (self.shard.num_classes, self.weight.shape[1]):
             raise ConfigInvalid(
                 f"{num} centers of dimension {dimension} cannot start a head of "
@@ -135,7 +135,7 @@ class PartialFC(nn.Module):
                 f" dimension {self.weight.shape[1]}",
                 remedy="start from random centers, or set model.embedding_dim to theirs",
             )
-        unit = torch.from_numpy(centers.vectors[self.shard.start : self.shard.stop])
+        unit = torch.from_numpy(centers[self.shard.start : self.shard.stop])
         self.weight.copy_(unit * (_INIT_DEVIATION * math.sqrt(dimension)))
 
     def unit_centers(self) -> Tensor:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from studies.losses.frozen.features import TEACHERS
 from training.parallel.partial_fc import HeadConfig, LossKind
@@ -14,12 +14,16 @@ _SCALES: Final = (4.0, 8.0, 16.0, 32.0, 64.0)
 _BIASES: Final = (-8.0, -4.0, -2.0, 2.0, 4.0, 8.0)
 _SEVERAL: Final[tuple[LossKind, ...]] = ("mlc", "mlcd")
 
+Start = Literal["random", "wide", "centers"]
+
 
 @dataclass(frozen=True)
 class Arm:
     """The settings that decide a run besides teacher and seed.
 
     learned: the scale and, in Eq. 5, the bias are learned; the bias starts at -log(r k / l).
+    start: "centers" starts the classifier from those of k-means, so that the embedding is as wide
+    as the features; "wide" starts one as wide from random rows of the same norm.
     """
 
     kind: LossKind = "mlcd"
@@ -31,12 +35,13 @@ class Arm:
     ratio: float = 1.0
     steps: int = 300
     learned: bool = False
+    start: Start = "random"
 
     @property
     def name(self) -> str:
         """Returns the kind and what differs from the defaults."""
         changed = [
-            f"{entry.name}={getattr(self, entry.name):g}"
+            f"{entry.name}={_text(getattr(self, entry.name))}"
             for entry in fields(self)[1:]
             if getattr(self, entry.name) != entry.default
         ]
@@ -81,6 +86,12 @@ class FrozenRun:
         return {"teacher": self.teacher, **arm}
 
 
+def _text(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+WIDE: Final = Arm(start="wide")
+FROM_CENTERS: Final = Arm(start="centers")
 NAMED: Final = {
     "MLCD": Arm(),
     "MLC": Arm("mlc"),
@@ -105,7 +116,7 @@ def all_runs() -> Iterator[FrozenRun]:
 
 
 def sweeps() -> Iterator[Arm]:
-    """Yields the arms around the default one: scale, bias, margin, labels, clusters, ratio."""
+    """Yields the arms around the default one: scale, bias, margin, k, r, l, first centers."""
     for kind in ("cd", "per_column", "mlc", "mlcd", "bce"):
         default = _default(kind)
         yield from (replace(default, scale=scale) for scale in _SCALES)
@@ -120,6 +131,7 @@ def sweeps() -> Iterator[Arm]:
         yield from (replace(_default(kind), **each) for each in changed)
     for kind in _SEVERAL:
         yield from (Arm(kind, labels=labels) for labels in (1, 2, 4, 16, 32))
+    yield from (WIDE, FROM_CENTERS)
 
 
 def _default(kind: LossKind) -> Arm:

@@ -11,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from studies.losses.frozen.arms import FrozenRun
+from studies.losses.frozen.arms import FrozenRun, Start
 from studies.losses.frozen.features import Teacher
 from studies.losses.instrument.asked import Asked, neighbors_right, probe
 from studies.losses.instrument.heads import (
+    FirstRows,
     HeadArm,
+    clustered,
     embedded,
     nearest_labels,
     resting_cosines,
@@ -27,26 +29,37 @@ from studies.losses.instrument.rows import Outcome
 
 def perform(run: FrozenRun, teacher: Teacher, state: Path) -> Outcome:
     """Trains and asks; the same run gives the same numbers on one kind of CPU with one thread."""
-    return perform_arm(run.arm, run.seed, teacher, state)
+    return perform_arm(run.arm, run.seed, teacher, state, run.arm.start)
 
 
-def perform_arm(arm: HeadArm, seed: int, teacher: Teacher, state: Path) -> Outcome:
+def perform_arm(
+    arm: HeadArm, seed: int, teacher: Teacher, state: Path, start: Start = "random"
+) -> Outcome:
     """Trains an arm on a teacher's features, and asks all sets of the teacher."""
     began = time.perf_counter()
     path = state / "clusterings" / f"{teacher.name}-k{arm.clusters}-seed{seed}.npy"
     stored = torch.from_numpy(nearest_labels(teacher.training, arm.clusters, seed, path))
-    clustered = time.perf_counter()
+    labeled = time.perf_counter()
     rows_ND, labels_NL = scaled(teacher.training), stored[:, : arm.labels].contiguous()
-    trained = train_head(rows_ND, labels_NL, arm, seed)
+    trained = train_head(rows_ND, labels_NL, arm, seed, _first_rows(start, arm, seed, teacher))
     ended = time.perf_counter()
     numbers = resting_cosines(trained, rows_ND, labels_NL)
     asked, right = ask(trained.network, teacher.asked)
     seconds = {
-        "cluster_s": clustered - began,
-        "train_s": ended - clustered,
+        "cluster_s": labeled - began,
+        "train_s": ended - labeled,
         "evaluation_s": time.perf_counter() - ended,
     }
     return Outcome({**numbers, **asked, **seconds}, right)
+
+
+def _first_rows(start: Start, arm: HeadArm, seed: int, teacher: Teacher) -> FirstRows:
+    if start == "random":
+        return FirstRows()
+    centers = None
+    if start == "centers":  # the same that gave the labels: they depend on rows and seed alone
+        centers = clustered(teacher.training, arm.clusters, seed)
+    return FirstRows(teacher.training.shape[1], centers)
 
 
 def ask(network: nn.Module, sets: tuple[Asked, ...]) -> tuple[dict[str, float], NDArray[np.bool_]]:

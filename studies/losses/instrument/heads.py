@@ -50,6 +50,17 @@ class HeadArm(Protocol):
 
 
 @dataclass(frozen=True)
+class FirstRows:
+    """How a classifier starts: random rows of a dimension, or k-means centers [K, dimension]."""
+
+    dimension: int = DIMENSION
+    centers: Embeddings | None = None
+
+
+_RANDOM: Final = FirstRows()
+
+
+@dataclass(frozen=True)
 class TrainedHead:
     """The network and the classifier after the last step."""
 
@@ -64,9 +75,8 @@ def nearest_labels(rows: Embeddings, clusters: int, seed: int, path: Path) -> ND
     """
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = kmeans([rows], clusters, iterations=_ITERATIONS, seed=seed)
         top = min(_MOST_LABELS, clusters)
-        ids = nearest_centers(rows, found.centers, top=top).ids
+        ids = nearest_centers(rows, clustered(rows, clusters, seed), top=top).ids
         written = path.with_name(f"{path.stem}-{time.time_ns()}.partial.npy")
         np.save(written, ids, allow_pickle=False)
         written.rename(path)
@@ -74,16 +84,26 @@ def nearest_labels(rows: Embeddings, clusters: int, seed: int, path: Path) -> ND
     return labels
 
 
+def clustered(rows: Embeddings, clusters: int, seed: int) -> Embeddings:
+    """Returns the centers of a clustering, unit rows [K, D]."""
+    return kmeans([rows], clusters, iterations=_ITERATIONS, seed=seed).centers
+
+
 def scaled(rows: Embeddings) -> Tensor:
     """Returns unit rows as the network takes them: their entries have a variance of about 1."""
     return torch.from_numpy(rows).mul(math.sqrt(rows.shape[1]))
 
 
-def train_head(rows_ND: Tensor, labels_NL: Tensor, arm: HeadArm, seed: int) -> TrainedHead:
+def train_head(
+    rows_ND: Tensor, labels_NL: Tensor, arm: HeadArm, seed: int, first: FirstRows = _RANDOM
+) -> TrainedHead:
     """Trains on scaled rows; the same arguments give the same bits with one thread."""
-    network = new_network(rows_ND.shape[1], seed)
-    head = PartialFC(arm.clusters, DIMENSION, arm.head(seed))
-    head.initialize(seed)
+    network = new_network(rows_ND.shape[1], seed, first.dimension)
+    head = PartialFC(arm.clusters, first.dimension, arm.head(seed))
+    if first.centers is None:
+        head.initialize(seed)
+    else:
+        head.initialize_from(first.centers)
     groups = [
         {"params": list(network.parameters()), "weight_decay": _OPTIM.weight_decay,
          "peak_lr": _OPTIM.lr},
@@ -127,12 +147,12 @@ def _update(
         optimizer.step()
 
 
-def new_network(num_features: int, seed: int) -> nn.Sequential:
+def new_network(num_features: int, seed: int, dimension: int = DIMENSION) -> nn.Sequential:
     """Returns the network of a seed before its first step."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Linear(num_features, _WIDTH), nn.GELU(), nn.Linear(_WIDTH, DIMENSION)
+            nn.Linear(num_features, _WIDTH), nn.GELU(), nn.Linear(_WIDTH, dimension)
         )
 
 

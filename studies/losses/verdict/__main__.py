@@ -60,6 +60,7 @@ def blocks_of(every: AllRows) -> Mapping[str, Callable[[], str]]:
         "images": lambda: tables.image_intervals(every),
         "resting": lambda: tables.resting(every),
         "surface": lambda: tables.surfaces(every),
+        "starts": lambda: tables.starts(every),
         "sweeps": lambda: tables.sweep_tables(every),
         "mosaics": lambda: tables.mosaics(every),
         "covariates": lambda: tables.covariates(every),

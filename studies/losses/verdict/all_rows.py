@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from studies.losses.frozen.arms import NAMED
+from studies.losses.frozen.arms import FROM_CENTERS, NAMED, WIDE
 from studies.losses.frozen.features import TEACHERS
 from studies.losses.frozen.tier import FROZEN
 from studies.losses.instrument.rows import read_rows, table_of
@@ -34,6 +34,7 @@ FROZEN_CONTRASTS: Final = tuple(
         ("learned s and b", "MLCD"),
     )
 )  # fmt: skip
+START_CONTRAST: Final = Contrast("centers - random", FROM_CENTERS.name, WIDE.name)
 _ALL_TOWER_ARMS: Final = {**TOWER_ARMS, **INSTANCE_ARMS}
 TOWER_CONTRASTS: Final = tuple(
     Contrast(f"{arm} - {other}", _ALL_TOWER_ARMS[arm].name, _ALL_TOWER_ARMS[other].name)

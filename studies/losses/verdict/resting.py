@@ -73,7 +73,7 @@ def at_rest(rows: Sequence[Row], measure: str = UNSEEN) -> AtRest | None:
 
 def resting_arms() -> dict[str, Arm]:
     """Returns the arms that differ in loss, scale, bias and number of labels alone."""
-    kept = ("margin", "clusters", "ratio")
+    kept = ("margin", "clusters", "ratio", "start")
     arms = (*NAMED.values(), *sweeps())
     return {
         arm.name: arm

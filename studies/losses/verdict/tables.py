@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from studies.losses.frozen.arms import NAMED_SEEDS, Arm
+from studies.losses.frozen.arms import NAMED_SEEDS, SWEEP_SEEDS, Arm
 from studies.losses.frozen.features import TEACHERS
 from studies.losses.frozen.tier import FROZEN
 from studies.losses.instrument.pooled import Pooled
@@ -19,6 +19,7 @@ from studies.losses.towers.arms import (
 )
 from studies.losses.towers.tier import GPU, TOWERS
 from studies.losses.verdict.all_rows import (
+    START_CONTRAST,
     TITLES,
     AllRows,
 )
@@ -189,6 +190,23 @@ def _sweep_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
             f"{mean_of(own, 'negative_cosine'):.3f}",
             str(len(own)),
         ]
+
+
+def starts(every: AllRows) -> str:
+    """Returns a classifier that starts from k-means centers less one from random rows."""
+    header = ["clusters of", "unseen classes", "p (equal)", "says", "held out", "probe", "seeds"]
+    lines = [header]
+    for teacher in TEACHERS:
+        rows = where(every.frozen, teacher=teacher)
+        unseen, held_out, probe = (
+            findings(by_arm(rows, each), [START_CONTRAST])[0]
+            for each in (UNSEEN, OF_HELD_OUT, PROBE)
+        )
+        difference, _, equal, says = _finding_cells(unseen)
+        others = [points(each.difference) for each in (held_out, probe)]
+        done = seeds_text(unseen.seeds, len(SWEEP_SEEDS))
+        lines.append([TITLES[teacher], difference, equal, says, *others, done])
+    return table(lines)
 
 
 _MOSAIC_MEASURES: Final = {

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from mlcd.types import unit_rows
 from studies.losses.frozen.arms import NAMED, NAMED_SEEDS, Arm, FrozenRun, all_runs
@@ -18,6 +19,13 @@ from studies.losses.instrument.asked import (
     probe,
     tag_votes,
     tags_right,
+)
+from studies.losses.instrument.heads import (
+    FirstRows,
+    clustered,
+    nearest_labels,
+    scaled,
+    train_head,
 )
 from studies.losses.instrument.rows import gather, read_rows, table_of, write_row
 from training.evaluation.knn import weighted_votes
@@ -97,6 +105,29 @@ def test_a_run_is_repeated_to_the_last_bit(kind, teacher, tmp_path):
     assert (one.right == other.right).all()
     assert len(one.right) == 120
     assert one.numbers["positive_cosine"] > one.numbers["negative_cosine"]
+
+
+def test_a_classifier_from_centers_starts_where_labels_point(teacher, tmp_path):
+    """After one short step the nearest row of a classifier from centers is still the label."""
+    ends = {}
+    for start in ("wide", "centers"):
+        arm = Arm(start=start, labels=4, clusters=12, steps=40)
+        run = FrozenRun("toy", arm, 3)
+        assert run.name == f"toy/mlcd-labels=4-clusters=12-steps=40-start={start}/seed3"
+        ends[start] = perform(run, teacher, tmp_path)
+    wide, from_centers = (ends[start].numbers["positive_cosine"] for start in ends)
+    assert wide != from_centers
+    stored = nearest_labels(teacher.training, 12, 3, tmp_path / "clustering.npy")
+    centers = clustered(teacher.training, 12, 3)
+    head = train_head(
+        scaled(teacher.training),
+        torch.from_numpy(stored[:, :4]).contiguous(),
+        Arm(labels=4, clusters=12, steps=1, start="centers"),
+        3,
+        FirstRows(teacher.training.shape[1], centers),
+    ).head
+    nearest = (teacher.training @ head.unit_centers().numpy().T).argmax(axis=1)
+    assert (nearest == stored[:, 0]).all()
 
 
 def test_rows_are_gathered_beside_those_of_other_states(teacher, tmp_path):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from mlcd.artifacts.centers import Centers
 from mlcd.errors import ConfigInvalid
 from mlcd.losses.negatives import draw_negatives
 from mlcd.randomness import Stream, hash_counters
@@ -175,13 +174,12 @@ def test_meters_tell_what_happened():
 
 def test_it_starts_from_centers_of_its_own_dimension_only():
     vectors = unit_rows(np.random.default_rng(0).standard_normal((20, 8)))
-    centers = Centers(vectors, np.ones(20, np.int64), "f" * 64)
     head = PartialFC(20, 8, CONFIG)
-    head.initialize_from(centers)
+    head.initialize_from(vectors)
     assert torch.allclose(head.unit_centers(), torch.from_numpy(vectors), atol=1e-6)
     for num_classes, dimension in ((21, 8), (20, 9)):
         with pytest.raises(ConfigInvalid, match="cannot start a head"):
-            PartialFC(num_classes, dimension, CONFIG).initialize_from(centers)
+            PartialFC(num_classes, dimension, CONFIG).initialize_from(vectors)
 
 
 @pytest.mark.parametrize("update", ["sparse", "dense"])
@@ -199,7 +197,7 @@ def test_rows_from_centers_turn_as_far_a_step_as_random_ones(update):
         if start == "random":
             head.initialize(0)
         else:
-            head.initialize_from(Centers(vectors, np.ones(num_classes, np.int64), "f" * 64))
+            head.initialize_from(vectors)
         before = head.unit_centers()
         optimizer = center_optimizer(head, OptimConfig(lr=1e-4))
         z = torch.randn((8, dimension), generator=torch.Generator().manual_seed(0))
