@@ -11,6 +11,7 @@ TOWER_TEACHERS: Final = ("mobilenet", "hog", "own")
 NO_TEACHER: Final = "none"  # of instance discrimination
 BEST_BIAS: Final = 4.0  # the bias of E1 that is carried over; it decides names of runs
 BIASED: Final = f"MLCD(b = {BEST_BIAS:+g})"
+SCALED: Final = "MLCD(s = 8)"  # the scale that towers of the first study gained by
 # Contrastive methods live on changes of color, blur and small crops (SimCLR, DINO).
 _CONTRASTIVE_VIEWS: Final = (
     "augment.views=2",
@@ -71,6 +72,9 @@ TOWER_ARMS: Final = {
     # All classes are negatives, so that the order of the label columns does not matter.
     "per_column": TowerArm("per_column"),
 }
+# Whether towers gain by another scale is asked of two teachers alone.
+SCALED_ARMS: Final = {SCALED: TowerArm(scale=8.0)}
+SCALED_TEACHERS: Final = ("mobilenet", "hog")
 INSTANCE_ARMS: Final = {
     "softmax of instances": TowerArm("instance_softmax", scale=10.0),
     "sigmoid of instances": TowerArm("instance_sigmoid", scale=10.0),
@@ -149,6 +153,11 @@ def all_tower_runs(seeds: tuple[int, ...]) -> Iterator[TowerRun]:
         yield from (TowerRun("mobilenet", TOWER_ARMS[name], seed) for name in _HEADLINE)
     rest = [TOWER_ARMS[name] for name in TOWER_ARMS if name not in _HEADLINE]
     for seed in seeds:
+        yield from (
+            TowerRun(teacher, arm, seed)
+            for teacher in SCALED_TEACHERS
+            for arm in SCALED_ARMS.values()
+        )
         yield from (TowerRun("hog", TOWER_ARMS[name], seed) for name in _HEADLINE)
         yield from (TowerRun("own", TOWER_ARMS[name], seed) for name in _HEADLINE)
         yield from (TowerRun("mobilenet", arm, seed) for arm in rest)

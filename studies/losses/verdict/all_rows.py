@@ -15,6 +15,8 @@ from studies.losses.towers.arms import (
     BIASED,
     INSTANCE_ARMS,
     NO_TEACHER,
+    SCALED,
+    SCALED_ARMS,
     TOWER_ARMS,
     TOWER_TEACHERS,
 )
@@ -35,12 +37,12 @@ FROZEN_CONTRASTS: Final = tuple(
     )
 )  # fmt: skip
 START_CONTRAST: Final = Contrast("centers - random", FROM_CENTERS.name, WIDE.name)
-_ALL_TOWER_ARMS: Final = {**TOWER_ARMS, **INSTANCE_ARMS}
+_ALL_TOWER_ARMS: Final = {**TOWER_ARMS, **SCALED_ARMS, **INSTANCE_ARMS}
 TOWER_CONTRASTS: Final = tuple(
     Contrast(f"{arm} - {other}", _ALL_TOWER_ARMS[arm].name, _ALL_TOWER_ARMS[other].name)
     for arm, other in (
         ("MLCD", "MLC"), ("MLCD", "CD"), (BIASED, "MLCD"), ("per_column", "MLCD"),
-        ("MLCD", "softmax of instances"), ("MLCD", "sigmoid of instances"),
+        (SCALED, "MLCD"), ("MLCD", "softmax of instances"), ("MLCD", "sigmoid of instances"),
     )
 )  # fmt: skip
 TITLES: Final = {"mobilenet": "MobileNetV2", "hog": "HOG", "resnet20": "ResNet-20", "own": "own"}

@@ -15,6 +15,7 @@ from studies.losses.towers.arms import (
     NO_TEACHER,
     ON_CPU,
     ON_GPU,
+    SCALED_ARMS,
     TOWER_ARMS,
     TOWER_TEACHERS,
     TowerRun,
@@ -45,11 +46,15 @@ TOY = TowerSize(
 
 def test_every_run_has_one_name_and_every_arm_all_seeds():
     runs = list(all_tower_runs(ON_CPU.seeds))
-    assert len({run.name for run in runs}) == len(runs) == 17 * 12
+    assert len({run.name for run in runs}) == len(runs) == 19 * 12
     for teacher in TOWER_TEACHERS:
         for arm in TOWER_ARMS.values():
             found = {run.seed for run in runs if (run.teacher, run.arm) == (teacher, arm)}
             assert found == set(range(1, 13))
+    scaled = [run for run in runs if run.arm in SCALED_ARMS.values()]
+    assert {(run.teacher, run.seed) for run in scaled} == {
+        (teacher, seed) for teacher in ("mobilenet", "hog") for seed in range(1, 13)
+    }
     assert {run.arm for run in runs if run.teacher == NO_TEACHER} == set(INSTANCE_ARMS.values())
 
 
@@ -65,10 +70,10 @@ def test_partial_results_are_balanced_and_the_headline_comes_first():
         TowerRun("own", TOWER_ARMS["MLCD"], seed)) for seed in ON_CPU.seeds)  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*TOWER_ARMS, *INSTANCE_ARMS])
+@pytest.mark.parametrize("name", [*TOWER_ARMS, *SCALED_ARMS, *INSTANCE_ARMS])
 @pytest.mark.parametrize("size", [ON_CPU, ON_GPU])
 def test_every_arm_is_a_valid_recipe(name, size):
-    arm = {**TOWER_ARMS, **INSTANCE_ARMS}[name]
+    arm = {**TOWER_ARMS, **SCALED_ARMS, **INSTANCE_ARMS}[name]
     paths = ["out=o", "data.images=i", "data.labels=l", f"schedule.steps={size.steps}"]
     config = load_config("small", [*size.overrides, *arm.overrides, *paths])
     assert config.loss.kind == arm.kind
