@@ -17,6 +17,7 @@ from studies.losses.towers.arms import (
     NO_TEACHER,
     SCALED,
     SCALED_ARMS,
+    SCALED_TEACHERS,
     TOWER_ARMS,
     TOWER_TEACHERS,
 )
@@ -45,6 +46,7 @@ TOWER_CONTRASTS: Final = tuple(
         (SCALED, "MLCD"), ("MLCD", "softmax of instances"), ("MLCD", "sigmoid of instances"),
     )
 )  # fmt: skip
+_SCALED: Final = {arm.name for arm in SCALED_ARMS.values()}
 TITLES: Final = {"mobilenet": "MobileNetV2", "hog": "HOG", "resnet20": "ResNet-20", "own": "own"}
 
 
@@ -73,4 +75,7 @@ class AllRows:
             for teacher in TOWER_TEACHERS:
                 both = [row for row in rows if row["teacher"] in (teacher, NO_TEACHER)]
                 own = both if where(both, teacher=teacher) else []
-                yield f"{title}, {TITLES[teacher]}", own, TOWER_CONTRASTS
+                asked = TOWER_CONTRASTS
+                if teacher not in SCALED_TEACHERS:
+                    asked = tuple(each for each in asked if each.arm not in _SCALED)
+                yield f"{title}, {TITLES[teacher]}", own, asked

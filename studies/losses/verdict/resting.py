@@ -6,8 +6,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import f as f_distribution
-from scipy.stats import t
+from statsmodels.regression.linear_model import OLS
 
 from studies.losses.frozen.arms import NAMED, Arm, sweeps
 from studies.losses.instrument.pooled import Difference, Pooled
@@ -105,32 +104,21 @@ def _compared(
     forms: NDArray[np.float64],
     present: Sequence[str],
 ) -> Surface:
-    both = np.hstack([smooth, forms])
-    left, left_of_both = _left_over(smooth, accuracy), _left_over(both, accuracy)
-    whole = float(((accuracy - accuracy.mean()) ** 2).sum())
-    freedom = len(accuracy) - both.shape[1]
-    variance = left_of_both / freedom
-    ratio = (left - left_of_both) / forms.shape[1] / variance
-    solved = np.linalg.lstsq(both, accuracy, rcond=None)[0][smooth.shape[1] :]
-    errors = np.sqrt(variance * np.diag(np.linalg.pinv(both.T @ both)))[smooth.shape[1] :]
-    widths = float(t.ppf(0.975, freedom)) * errors
+    of_place = OLS(accuracy, smooth).fit()
+    of_both = OLS(accuracy, np.hstack([smooth, forms])).fit()
+    _, p, _ = of_both.compare_f_test(of_place)
+    added = slice(smooth.shape[1], None)
+    low, high = of_both.conf_int()[added].T
+    offsets = zip(present, of_both.params[added], (high - low) / 2, strict=True)
     return Surface(
         len(accuracy),
-        1 - left / whole,
-        (left - left_of_both) / whole,
-        float(f_distribution.sf(ratio, forms.shape[1], freedom)),
-        {
-            form: (float(mean), float(width))
-            for form, mean, width in zip(present, solved, widths, strict=True)
-        },
+        float(of_place.rsquared),
+        float(of_both.rsquared - of_place.rsquared),
+        float(p),
+        {form: (float(mean), float(width)) for form, mean, width in offsets},
     )
 
 
 def _quadratic(place: NDArray[np.float64]) -> NDArray[np.float64]:
     pairs = [place[:, i] * place[:, j] for i in range(3) for j in range(i, 3)]
     return np.column_stack([np.ones(len(place)), place, *pairs])
-
-
-def _left_over(columns: NDArray[np.float64], values: NDArray[np.float64]) -> float:
-    solved = np.linalg.lstsq(columns, values, rcond=None)[0]
-    return float(((values - columns @ solved) ** 2).sum())

@@ -217,10 +217,22 @@ def test_covariates_have_the_coefficients_that_were_planted():
 
 
 def test_least_squares_leaves_out_what_never_varies():
-    x = np.arange(10.0)
-    found = least_squares(np.stack([x, np.ones(10)], axis=1), 3 * x + 1, ("x", "one"))
-    assert found["x"].mean == pytest.approx(3 * x.std())
+    x, noise = np.arange(10.0), np.random.default_rng(0).standard_normal(10)
+    places = np.stack([x, np.ones(10)], axis=1)
+    found = least_squares(places, 3 * x + 0.1 * noise, np.arange(10), ("x", "one"))
+    assert found["x"].mean == pytest.approx(3 * x.std(), rel=0.05)
     assert list(found) == ["x"]
+
+
+def test_what_differences_of_a_seed_share_widens_the_interval():
+    rng = np.random.default_rng(0)
+    seeds = np.repeat(np.arange(12), 9)
+    shared = rng.standard_normal(12)[seeds]
+    x = np.repeat(rng.standard_normal(12), 9)  # the same for all differences of a seed
+    apart = least_squares(x[:, None], shared, np.arange(108), ("x",))
+    clustered = least_squares(x[:, None], shared, seeds, ("x",))
+    assert clustered["x"].mean == pytest.approx(apart["x"].mean)
+    assert clustered["x"].half_width > 2 * apart["x"].half_width
 
 
 def full_bits(rng, row):
