@@ -3,7 +3,7 @@
     python -m studies.losses.verdict [--results DIR] [--write] [--docs DIR]
 
 Without --write the blocks of both pages are printed. With it they are written between the marks of
-docs/explanation/validation.md and validation-details.md, and the picture is drawn. Nothing is run
+docs/explanation/validation.md and validation-details.md, and the pictures are drawn. Nothing is run
 and nothing is typed by hand; what is not finished says so. The headline is the mean of four sets of
 unseen classes, all images asked. Differences are in percentage points with 95 % intervals of the
 pooled model accuracy ~ arm + (1 | seed); p-values are Holm's over the differences of one table and
@@ -21,6 +21,7 @@ from studies.losses.table import RESULTS
 from studies.losses.verdict import headlines, tables
 from studies.losses.verdict.all_rows import TITLES, AllRows
 from studies.losses.verdict.evidence import where
+from studies.losses.verdict.pairs_picture import draw_pairs
 from studies.losses.verdict.resting_picture import draw_resting
 
 _DOCS: Final = Path(__file__).resolve().parents[3] / "docs"
@@ -33,7 +34,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--write", action="store_true", help="fill the pages, draw the picture")
+    parser.add_argument("--write", action="store_true", help="fill the pages, draw the pictures")
     parser.add_argument("--docs", type=Path, default=_DOCS)
     options = parser.parse_args()
     every = AllRows.read(options.results)
@@ -47,6 +48,8 @@ def main() -> None:
         page.write_text(filled(page.read_text(), blocks, _MARK))
     by_teacher = {TITLES[teacher]: where(every.frozen, teacher=teacher) for teacher in TEACHERS}
     draw_resting(by_teacher, options.docs / "assets" / "validation-resting.svg")
+    of_pairs = where(every.scales, experiment="pairs")
+    draw_pairs(of_pairs, options.docs / "assets" / "validation-pairs.svg")
 
 
 def blocks_of(every: AllRows) -> Mapping[str, Callable[[], str]]:

@@ -2,49 +2,32 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from studies.losses.verdict.drawing import explain, panels_of
 from studies.losses.verdict.evidence import UNSEEN, Row, mean_of, where
 from studies.losses.verdict.resting import FORMS, resting_arms
-
-mpl.use("agg")
 
 _COLORS: Final = dict(
     zip(FORMS, ("#1f5f99", "#b3541e", "#3d7a3d", "#7a3d7a", "#8a7a1e"), strict=True)
 )
 _MARKS: Final = {4.0: "v", 8.0: "s", 16.0: "o", 32.0: "D", 64.0: "^"}  # by scale
 _TITLES: Final = {"mlcd": "MLCD (Eq. 5)", "mlc": "MLC (Eq. 4)", "cd": "CD (Eq. 3)"}
-# The same rows give the same bytes.
-_FIXED: Final[dict[Any, Any]] = {
-    "svg.hashsalt": "mlcd",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-}
 
 
 def draw_resting(by_teacher: Mapping[str, Sequence[Row]], path: Path) -> None:
     """Draws a panel for each teacher that has rows; an empty one where none has."""
     shown: dict[str, Sequence[Row]]
     shown = {teacher: rows for teacher, rows in by_teacher.items() if rows} or {"nothing yet": []}
-    with mpl.rc_context(_FIXED):
-        figure, panels = plt.subplots(
-            1, len(shown), figsize=(max(5.5, 3.6 * len(shown)), 3.8), squeeze=False
-        )
-        for panel, (teacher, rows) in zip(panels[0], shown.items(), strict=True):
+    with panels_of(path, len(shown)) as panels:
+        for panel, (teacher, rows) in zip(panels, shown.items(), strict=True):
             _draw_teacher(panel, rows)
             panel.set_title(f"clusters of {teacher}", fontsize=9)
-        panels[0][0].set_ylabel("unseen classes, 5-NN, %", fontsize=8)
-        if panels[0][0].get_legend_handles_labels()[0]:
-            panels[0][0].legend(fontsize=6)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.tight_layout()
-        figure.savefig(path, metadata={"Date": None, "Creator": None})
-        plt.close(figure)
+        panels[0].set_ylabel("unseen classes, 5-NN, %", fontsize=8)
+        explain(panels[0])
 
 
 def _draw_teacher(panel: Axes, rows: Sequence[Row]) -> None:
@@ -76,4 +59,3 @@ def _draw_teacher(panel: Axes, rows: Sequence[Row]) -> None:
             textcoords="offset points",
         )
     panel.set_xlabel("mean cosine of positives at the end", fontsize=8)
-    panel.tick_params(labelsize=7)

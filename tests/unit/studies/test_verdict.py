@@ -270,9 +270,10 @@ def test_pages_are_filled_from_the_rows_and_say_what_is_not_finished(tmp_path, m
         "sys.argv", ["verdict", "--results", str(tmp_path), "--write", "--docs", str(docs)]
     )
     main()
-    picture = docs / "assets" / "validation-resting.svg"
+    pictures = [docs / "assets" / f"validation-{name}.svg" for name in ("resting", "pairs")]
     details = (docs / "explanation" / "validation-details.md").read_text()
-    page, drawn = (docs / "explanation" / "validation.md").read_text(), picture.read_bytes()
+    page = (docs / "explanation" / "validation.md").read_text()
+    drawn = [each.read_bytes() for each in pictures]
     assert "- clusters of MobileNetV2: not finished" in page
     assert "| frozen: named hypotheses | 24 of 576 | 3 of 24 seeds |" in page
     assert "**frozen, HOG**, 3 of 24 seeds" in details
@@ -282,7 +283,7 @@ def test_pages_are_filled_from_the_rows_and_say_what_is_not_finished(tmp_path, m
     assert "Not run yet, or too few runs." in details
     main()
     assert (docs / "explanation" / "validation.md").read_text() == page
-    assert picture.read_bytes() == drawn
+    assert [each.read_bytes() for each in pictures] == drawn
 
 
 def test_only_marked_blocks_are_filled():
