@@ -10,9 +10,16 @@ from training.parallel.partial_fc import HeadConfig, LossKind
 
 NAMED_SEEDS: Final = tuple(range(1, 25))
 SWEEP_SEEDS: Final = tuple(range(1, 9))
+# Seeds besides, by teacher: what its arms' own noise takes for intervals of ± 0.15 points.
+_NOISY: Final = {("hog", "CD"): range(25, 65), ("hog", "per_column"): range(25, 41)}
+_RATIOS: Final = (0.03, 0.1, 0.3)
+_RATES: Final = (1 / 3, 3.0)
+_SCALAR_RATES: Final = (1.0, 10.0, 100.0)
 _SCALES: Final = (4.0, 8.0, 16.0, 32.0, 64.0)
 _BIASES: Final = (-8.0, -4.0, -2.0, 2.0, 4.0, 8.0)
 _SEVERAL: Final[tuple[LossKind, ...]] = ("mlc", "mlcd")
+
+FEATURES: Final = "features"
 
 Start = Literal["random", "wide", "centers"]
 
@@ -24,6 +31,7 @@ class Arm:
     learned: the scale and, in Eq. 5, the bias are learned; the bias starts at -log(r k / l).
     start: "centers" starts the classifier from those of k-means, so that the embedding is as wide
     as the features; "wide" starts one as wide from random rows of the same norm.
+    rate: of learning, times that of the recipes. scalar_rate: that of scale and bias, times `rate`.
     """
 
     kind: LossKind = "mlcd"
@@ -36,6 +44,8 @@ class Arm:
     steps: int = 300
     learned: bool = False
     start: Start = "random"
+    rate: float = 1.0
+    scalar_rate: float = 1.0
 
     @property
     def name(self) -> str:
@@ -66,6 +76,21 @@ class Arm:
             negative_ratio=self.ratio,
             seed=seed,
         )
+
+
+@dataclass(frozen=True)
+class FeaturesRun:
+    """A teacher's features as they are, to see what a network makes of them."""
+
+    teacher: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.teacher}/{FEATURES}"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {"teacher": self.teacher, "arm": FEATURES, "seed": 0}
 
 
 @dataclass(frozen=True)
@@ -100,15 +125,22 @@ NAMED: Final = {
     "MLCD(b = +4)": Arm(bias=4.0),
     "MLCD(b = -4)": Arm(bias=-4.0),
     "MLCD(b = -8)": Arm(bias=-8.0),
-    "learned s and b": Arm(learned=True),
+    # At the rate of the weights, 300 steps move s by a seventh and b by a tenth.
+    "learned s and b": Arm(learned=True, scalar_rate=30.0),
 }
 
 
-def all_runs() -> Iterator[FrozenRun]:
+def all_runs() -> Iterator[FrozenRun | FeaturesRun]:
     """Yields every run of the tier, the named hypotheses of the first teacher first."""
     for teacher in TEACHERS:
+        yield FeaturesRun(teacher)
         for seed in NAMED_SEEDS:
             yield from (FrozenRun(teacher, arm, seed) for arm in NAMED.values())
+    for (teacher, name), seeds in _NOISY.items():
+        for seed in seeds:
+            yield FrozenRun(teacher, NAMED[name], seed)
+            if name == "CD":  # what both are compared with
+                yield FrozenRun(teacher, NAMED["MLCD"], seed)
     swept = dict.fromkeys(arm for arm in sweeps() if arm not in NAMED.values())
     for teacher in TEACHERS:
         for seed in SWEEP_SEEDS:
@@ -116,22 +148,28 @@ def all_runs() -> Iterator[FrozenRun]:
 
 
 def sweeps() -> Iterator[Arm]:
-    """Yields the arms around the default one: scale, bias, margin, k, r, l, first centers."""
+    """Yields the arms around the default one: scale, bias, margin, k, r, l, starts and rates."""
     for kind in ("cd", "per_column", "mlc", "mlcd", "bce"):
         default = _default(kind)
         yield from (replace(default, scale=scale) for scale in _SCALES)
+    rare = -math.log(Arm().clusters / Arm().labels)  # where the trainer starts this loss
+    yield from (Arm("bce", scale=scale, bias=rare) for scale in _SCALES)
     for scale in (8.0, 16.0, 32.0):
         yield from (Arm(scale=scale, bias=bias) for bias in _BIASES)
     for kind in ("cd", *_SEVERAL):
         yield from (replace(_default(kind), margin=margin) for margin in (0.0, 0.1, 0.5))
         changed: tuple[dict[str, Any], ...] = (
             *({"clusters": clusters} for clusters in (100, 300, 3000, 8000)),
-            *({"ratio": ratio} for ratio in (0.03, 0.1, 0.3)),
+            *({"ratio": ratio} for ratio in _RATIOS),
         )
         yield from (replace(_default(kind), **each) for each in changed)
     for kind in _SEVERAL:
         yield from (Arm(kind, labels=labels) for labels in (1, 2, 4, 16, 32))
+    yield from (Arm("per_column", ratio=ratio) for ratio in _RATIOS)
     yield from (WIDE, FROM_CENTERS)
+    for arm in (NAMED["MLCD"], NAMED["MLC"], NAMED["CD"], NAMED["per_column"], Arm(scale=8.0)):
+        yield from (replace(arm, rate=rate) for rate in _RATES)
+    yield from (Arm(learned=True, scalar_rate=rate) for rate in _SCALAR_RATES)
 
 
 def _default(kind: LossKind) -> Arm:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from studies.losses.frozen.arms import FrozenRun, Start
+from studies.losses.frozen.arms import FeaturesRun, FrozenRun, Start
 from studies.losses.frozen.features import Teacher
 from studies.losses.instrument.asked import Asked, neighbors_right, probe
 from studies.losses.instrument.heads import (
@@ -27,8 +27,10 @@ from studies.losses.instrument.heads import (
 from studies.losses.instrument.rows import Outcome
 
 
-def perform(run: FrozenRun, teacher: Teacher, state: Path) -> Outcome:
+def perform(run: FrozenRun | FeaturesRun, teacher: Teacher, state: Path) -> Outcome:
     """Trains and asks; the same run gives the same numbers on one kind of CPU with one thread."""
+    if isinstance(run, FeaturesRun):
+        return _asked_of(teacher)
     return perform_arm(run.arm, run.seed, teacher, state, run.arm.start)
 
 
@@ -62,11 +64,22 @@ def _first_rows(start: Start, arm: HeadArm, seed: int, teacher: Teacher) -> Firs
     return FirstRows(teacher.training.shape[1], centers)
 
 
-def ask(network: nn.Module, sets: tuple[Asked, ...]) -> tuple[dict[str, float], NDArray[np.bool_]]:
-    """Returns the accuracies of every set, and the bits of all of their images."""
+def _asked_of(teacher: Teacher) -> Outcome:
+    began = time.perf_counter()
+    asked, right = ask(None, teacher.asked)
+    return Outcome({**asked, "evaluation_s": time.perf_counter() - began}, right)
+
+
+def ask(
+    network: nn.Module | None, sets: tuple[Asked, ...]
+) -> tuple[dict[str, float], NDArray[np.bool_]]:
+    """Returns the accuracies of every set, and the bits of all of their images.
+
+    network: None asks the features themselves.
+    """
     numbers, right = {}, []
     for asked in sets:
-        rows = embedded(network, asked.rows)
+        rows = asked.rows if network is None else embedded(network, asked.rows)
         right.append(neighbors_right(rows, asked))
         numbers[f"knn_{asked.name}"] = float(right[-1].mean())
         numbers[f"probe_{asked.name}"] = probe(rows, asked.classes)

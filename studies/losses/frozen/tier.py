@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from studies.losses.frozen.arms import FrozenRun, all_runs
+from studies.losses.frozen.arms import FeaturesRun, FrozenRun, all_runs
 from studies.losses.frozen.features import PRETRAINING, Features, opened_teacher
 from studies.losses.frozen.run import perform
 from studies.losses.instrument.asked import ASKED
@@ -39,11 +39,11 @@ class FrozenTier:
     def required(self) -> Sequence[str]:
         return (PRETRAINING, *ASKED, "encoders")
 
-    def all_runs(self) -> Iterator[FrozenRun]:
+    def all_runs(self) -> Iterator[FrozenRun | FeaturesRun]:
         return all_runs()
 
     def prepare(self) -> None:
         self.features.prepare()
 
-    def perform(self, run: FrozenRun) -> Outcome:
+    def perform(self, run: FrozenRun | FeaturesRun) -> Outcome:
         return perform(run, opened_teacher(self.features, run.teacher), self.state)

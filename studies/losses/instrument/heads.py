@@ -46,6 +46,16 @@ class HeadArm(Protocol):
     @property
     def steps(self) -> int: ...
 
+    @property
+    def rate(self) -> float:
+        """Returns the learning rate, times that of the recipes."""
+        ...
+
+    @property
+    def scalar_rate(self) -> float:
+        """Returns the rate of a learned scale and bias, times that of the centers."""
+        ...
+
     def head(self, seed: int) -> HeadConfig: ...
 
 
@@ -104,14 +114,18 @@ def train_head(
         head.initialize(seed)
     else:
         head.initialize_from(first.centers)
+    optim = OptimConfig(lr=_OPTIM.lr * arm.rate, warmup_steps=_OPTIM.warmup_steps)
     groups = [
-        {"params": list(network.parameters()), "weight_decay": _OPTIM.weight_decay,
-         "peak_lr": _OPTIM.lr},
-        *scalar_groups(head, _OPTIM),
+        {"params": list(network.parameters()), "weight_decay": optim.weight_decay,
+         "peak_lr": optim.lr},
+        *(
+            {**group, "peak_lr": group["peak_lr"] * arm.scalar_rate}
+            for group in scalar_groups(head, optim)
+        ),
     ]  # fmt: skip
     optimizers = [
-        torch.optim.AdamW(groups, **adamw_settings(_OPTIM)),
-        center_optimizer(head, _OPTIM),
+        torch.optim.AdamW(groups, **adamw_settings(optim)),
+        center_optimizer(head, optim),
     ]
     order, steps = np.random.default_rng(seed), arm.steps
     batches = np.concatenate(

@@ -59,7 +59,7 @@ def write_row(tier: str, run: SlicedRun, outcome: Outcome, origin: Origin, state
         **outcome.numbers,
         "right": np.packbits(outcome.right).tobytes().hex(),
         **origin.to_dict(),
-        "command": f"python -m studies.losses --tier {tier} --only {run.name}",
+        "command": f"python -m studies.losses --tier {tier} --data DATA --only {run.name}",
     }
     path = path_of(run, state)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,6 +13,7 @@ SCALES_TEACHER: Final = "mobilenet"
 BATCHES: Final = (32, 64, 128, 256, 512, 1024, 2048)
 _CLUSTERS: Final = (100, 1000, 8000)
 _STARTS: Final = (8.0, 16.0, 32.0)  # of the scale
+SCALAR_RATE: Final = 30.0
 _CLIP_SCALE: Final = 1 / 0.07
 _SIGLIP_SCALE: Final = 10.0
 
@@ -24,7 +25,8 @@ FirstBias = Literal["zero", "rk", "rkl"]
 class LearnedArm:
     """Eq. 5 with a scale and a bias that are fixed or learned.
 
-    start: the first bias is 0, -log(r k) or -log(r k / l).
+    start: the first bias is 0, -log(r k) or -log(r k / l). scalar_rate: the rate of scale and bias,
+    times that of the centers: at their own rate, 300 steps would move s by a seventh alone.
     """
 
     learned: Learned = "none"
@@ -35,6 +37,8 @@ class LearnedArm:
     ratio: float = 1.0
     margin: float = 0.3
     steps: int = 300
+    rate: float = 1.0
+    scalar_rate: float = SCALAR_RATE
 
     @property
     def name(self) -> str:
@@ -66,12 +70,14 @@ class LearnedArm:
 class PairArm:
     """CLIP's or SigLIP's loss with learned scalars, at a batch size.
 
-    samples: the pairs that a run sees, whatever its batch size.
+    samples: the pairs that a run sees, whatever its batch size. scalar_rate: the rate of scale and
+    bias, times that of the weights, so that the 60 steps of the largest batch can move them.
     """
 
     loss: Literal["clip", "siglip"]
     batch: int
     samples: int = 122_880
+    scalar_rate: float = SCALAR_RATE
 
     @property
     def name(self) -> str:
@@ -113,6 +119,7 @@ class ScalesRun:
 
 NAMED_LEARNED: Final = {
     "fixed": LearnedArm(),
+    "fixed at -log(r k / l)": LearnedArm("none", "rkl"),
     "learned from -log(r k)": LearnedArm("both", "rk"),
     "learned from -log(r k / l)": LearnedArm("both", "rkl"),
     "learned from 0": LearnedArm("both", "zero"),
@@ -129,6 +136,7 @@ def learned_arms() -> Iterator[LearnedArm]:
     """Yields what is fixed and learned over the number of clusters and the first scale."""
     of_bias: tuple[tuple[Learned, FirstBias], ...] = (
         ("none", "zero"), ("both", "rk"), ("both", "rkl"), ("both", "zero"), ("bias", "rk"),
+        ("none", "rkl"),
     )  # fmt: skip
     for clusters in _CLUSTERS:
         for scale in _STARTS:

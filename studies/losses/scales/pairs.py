@@ -134,8 +134,8 @@ def _trained(
     scalars = list(head.scalars.values())
     optimizer = torch.optim.AdamW(
         [
-            {"params": weights, "weight_decay": _OPTIM.weight_decay},
-            {"params": scalars, "weight_decay": 0.0},
+            {"params": weights, "weight_decay": _OPTIM.weight_decay, "times": 1.0},
+            {"params": scalars, "weight_decay": 0.0, "times": arm.scalar_rate},
         ],
         **adamw_settings(_OPTIM),
     )
@@ -147,7 +147,7 @@ def _trained(
             step, peak=peak, warmup_steps=int(_WARMUP * arm.steps), num_steps=arm.steps
         )
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["times"]
         optimizer.zero_grad()
         views = [network(part[chosen]) for network, part in zip(networks, rows, strict=True)]
         output = head(views, 2)

@@ -58,7 +58,8 @@ def learned_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
     """Yields the lines of a table over k and the first s: what learning adds to fixed scalars."""
     starts = ("both from -log(r k)", "both from -log(r k / l)", "both from 0")
     end = "s and b at the end, from -log(r k)"
-    yield ["k", "first s", "fixed, %", *starts, "b alone from -log(r k)", end]
+    apart = ("b alone from -log(r k)", "fixed b = -log(r k / l)")
+    yield ["k", "first s", "fixed, %", *starts, *apart, end]
     values = by_arm(rows, UNSEEN)
     groups: dict[tuple[int, float], list[LearnedArm]] = {}
     for arm in learned_arms():
