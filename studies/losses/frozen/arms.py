@@ -11,12 +11,17 @@ from training.parallel.partial_fc import HeadConfig, LossKind
 NAMED_SEEDS: Final = tuple(range(1, 25))
 SWEEP_SEEDS: Final = tuple(range(1, 9))
 # Seeds besides, by teacher: what its arms' own noise takes for intervals of ± 0.15 points.
-_NOISY: Final = {("hog", "CD"): range(25, 65), ("hog", "per_column"): range(25, 41)}
+_NOISY: Final = {
+    ("mobilenet", "CD"): range(25, 33),
+    ("hog", "CD"): range(25, 65),
+    ("hog", "per_column"): range(25, 41),
+    ("resnet20", "CD"): range(25, 49),
+}
 _RATIOS: Final = (0.03, 0.1, 0.3)
 _RATES: Final = (1 / 3, 3.0)
 _SCALAR_RATES: Final = (1.0, 10.0, 100.0)
 _SCALES: Final = (4.0, 8.0, 16.0, 32.0, 64.0)
-_BIASES: Final = (-8.0, -4.0, -2.0, 2.0, 4.0, 8.0)
+BIASES: Final = (-8.0, -4.0, -2.0, 2.0, 4.0, 8.0)
 _SEVERAL: Final[tuple[LossKind, ...]] = ("mlc", "mlcd")
 
 FEATURES: Final = "features"
@@ -155,7 +160,7 @@ def sweeps() -> Iterator[Arm]:
     rare = -math.log(Arm().clusters / Arm().labels)  # where the trainer starts this loss
     yield from (Arm("bce", scale=scale, bias=rare) for scale in _SCALES)
     for scale in (8.0, 16.0, 32.0):
-        yield from (Arm(scale=scale, bias=bias) for bias in _BIASES)
+        yield from (Arm(scale=scale, bias=bias) for bias in BIASES)
     for kind in ("cd", *_SEVERAL):
         yield from (replace(_default(kind), margin=margin) for margin in (0.0, 0.1, 0.5))
         changed: tuple[dict[str, Any], ...] = (

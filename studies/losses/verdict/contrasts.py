@@ -1,16 +1,16 @@
-"""Named differences between arms: the pooled model, Holm's correction and the test of equality."""
+"""Named differences between arms: paired tests, Holm's correction and the test of equality."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from studies.losses.instrument.pooled import Difference, Pooled, holm
+from studies.losses.instrument.paired import Difference, holm, paired_difference
 from studies.losses.verdict.evidence import ByArm
 
 MARGIN: Final = 0.005  # a difference below it is none that matters
 CLEAR: Final = 0.05
-_MIN_SEEDS: Final = 3  # fewer have no interval worth stating
+MIN_SEEDS: Final = 3  # fewer have no interval worth stating
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Contrast:
 class Finding:
     """The reading of a contrast in the rows.
 
-    difference: None where there are too few runs. p: after Holm's correction. seeds: those that
-    both arms have.
+    difference: None where there are too few runs. p: after Holm's correction, where there is one.
+    seeds: those that both arms have.
     """
 
-    contrast: Contrast
+    title: str
     difference: Difference | None
     p: float
     seeds: int
@@ -49,29 +49,33 @@ class Finding:
 
 
 def findings(values: ByArm, contrasts: Sequence[Contrast]) -> list[Finding]:
-    """Returns each contrast by one residual of all arms of the family that have been run.
+    """Returns each contrast over the seeds that both of its arms have, three or more.
 
-    A contrast needs three seeds that both of its arms have.
+    Their p-values are not corrected: `corrected` does that for all that are tested together.
     """
-    named = dict.fromkeys(name for each in contrasts for name in (each.arm, each.other))
-    seeds = [
-        len(values.get(each.arm, {}).keys() & values.get(each.other, {})) for each in contrasts
-    ]
-    run = [num >= _MIN_SEEDS for num in seeds]
-    if not any(run):
-        return [
-            Finding(each, None, math.nan, num) for each, num in zip(contrasts, seeds, strict=True)
+    return [_finding(values, each) for each in contrasts]
+
+
+def _finding(values: ByArm, contrast: Contrast) -> Finding:
+    ours, theirs = (values.get(name, {}) for name in (contrast.arm, contrast.other))
+    seeds = len(ours.keys() & theirs.keys())
+    if seeds < MIN_SEEDS:
+        return Finding(contrast.title, None, math.nan, seeds)
+    difference = paired_difference(ours, theirs, margin=MARGIN)
+    return Finding(contrast.title, difference, difference.p, seeds)
+
+
+def corrected(tables: Mapping[str, Sequence[Finding]]) -> dict[str, list[Finding]]:
+    """Returns the findings of several tables with p-values by Holm over all of them."""
+    raised = iter(
+        holm([each.p for found in tables.values() for each in found if each.difference is not None])
+    )
+    return {
+        title: [
+            each if each.difference is None else replace(each, p=next(raised)) for each in found
         ]
-    pooled = Pooled.of({name: values[name] for name in named if name in values})
-    found = [
-        pooled.difference(each.arm, each.other, margin=MARGIN) if enough else None
-        for each, enough in zip(contrasts, run, strict=True)
-    ]
-    raised = iter(holm([each.p for each in found if each is not None]))
-    return [
-        Finding(contrast, each, math.nan if each is None else next(raised), num)
-        for contrast, each, num in zip(contrasts, found, seeds, strict=True)
-    ]
+        for title, found in tables.items()
+    }
 
 
 def points(difference: Difference | None) -> str:
@@ -79,6 +83,14 @@ def points(difference: Difference | None) -> str:
     if difference is None:
         return "not run"
     return interval_text(difference.mean, difference.half_width)
+
+
+def told_apart(finding: Finding) -> str:
+    """Formats a finding in percentage points; bold where Holm's p-value is below 5 %."""
+    if finding.difference is None:
+        return "not run"
+    text = interval_text(finding.difference.mean, finding.difference.half_width).strip("*")
+    return f"**{text}**" if finding.p < CLEAR else text
 
 
 def interval_text(mean: float, half_width: float) -> str:

@@ -24,18 +24,18 @@ from studies.losses.verdict.all_rows import (
 from studies.losses.verdict.contrasts import (
     CLEAR,
     Finding,
-    findings,
     points,
     seeds_text,
+    told_apart,
 )
 from studies.losses.verdict.evidence import (
     OF_HELD_OUT,
     UNSEEN,
     Row,
     by_arm,
-    where,
 )
-from studies.losses.verdict.resting import AtRest, at_rest
+from studies.losses.verdict.resting import AtRest
+from studies.losses.verdict.tested import AT_ONE_COSINE, tested
 
 _SIGNS: Final = {
     "higher": "↑", "lower": "↓",
@@ -47,45 +47,40 @@ NOT_ENOUGH: Final = "Not run yet, or too few runs."
 
 def headline(every: AllRows) -> str:
     """Returns the answer to the question in a sentence for each teacher of the frozen tier."""
+    found = tested(every, UNSEEN)
     lines = []
     for teacher in TEACHERS:
-        found = at_rest(where(every.frozen, teacher=teacher))
-        if found is None:
+        of_title = {each.title: each for each in found.get(f"frozen, {TITLES[teacher]}", [])}
+        as_it_comes, there = (of_title.get(name) for name in ("MLCD - MLC", AT_ONE_COSINE))
+        if as_it_comes is None or there is None or there.difference is None:
             lines.append(f"- clusters of {TITLES[teacher]}: not finished, or never at one cosine")
             continue
-        difference, seeds = found.difference, seeds_text(found.seeds, len(NAMED_SEEDS))
-        equal = "equal within 0.5" if difference.p_equal < CLEAR else "equality is not shown"
+        equal = "equal within 0.5" if there.difference.p_equal < CLEAR else "equality is not shown"
         lines.append(
-            f"- clusters of {TITLES[teacher]}: {points(difference)} points, {equal} ({seeds})"
+            f"- clusters of {TITLES[teacher]}: {told_apart(as_it_comes)} as they come, "
+            f"{told_apart(there)} at one cosine, {equal} "
+            f"({seeds_text(there.seeds, len(NAMED_SEEDS))})"
         )
     return "\n".join(lines)
 
 
 def answer(every: AllRows) -> str:
     """Returns the headline: every named difference on unseen classes, wherever it was run."""
-    shown = [source for source in every.sources if source[1]]
+    shown = tested(every, UNSEEN)
     if not shown:
         return NOT_ENOUGH
-    titles = dict.fromkeys(
-        each.title for contrasts in (FROZEN_CONTRASTS, TOWER_CONTRASTS) for each in contrasts
-    )
-    columns = [
-        {each.contrast.title: _cell(each) for each in findings(by_arm(rows, UNSEEN), contrasts)}
-        for _, rows, contrasts in shown
-    ]
+    contrasts = (*FROZEN_CONTRASTS, *TOWER_CONTRASTS)
+    titles = dict.fromkeys([*(each.title for each in contrasts), AT_ONE_COSINE])
+    columns = [{each.title: _cell(each) for each in found} for found in shown.values()]
     lines = [[title, *(column.get(title, "") for column in columns)] for title in titles]
-    at = [at_rest(rows) for title, rows, _ in shown if title.startswith("frozen")]
-    there = [rest_cell(each) for each in at]
-    lines.append(
-        ["MLCD - MLC where both rest at MLC's cosine", *there, *[""] * (len(shown) - len(at))]
-    )
-    return table([["points, unseen classes", *(title for title, *_ in shown)], *lines])
+    run = [line for line in lines if any(line[1:])]
+    return table([["points, unseen classes", *shown], *run])
 
 
 def _cell(finding: Finding) -> str:
     if finding.difference is None:
         return ""
-    return f"{points(finding.difference)} {_SIGNS[finding.verdict]}"
+    return f"{told_apart(finding)} {_SIGNS[finding.verdict]}"
 
 
 def rest_cell(found: AtRest | None) -> str:
@@ -118,12 +113,11 @@ def _nearer(every: AllRows) -> Iterator[str]:
 
 def _several(every: AllRows) -> Iterator[str]:
     """Yields what several labels have over one."""
-    for title, rows, contrasts in every.sources:
-        place = [each.title for each in contrasts].index("MLCD - CD")
-        found = [findings(by_arm(rows, each), contrasts)[place] for each in (UNSEEN, OF_HELD_OUT)]
-        if found[0].difference is not None:
-            unseen, held_out = (points(each.difference) for each in found)
-            yield f"{unseen} and {held_out} ({title})"
+    unseen, held_out = (tested(every, each) for each in (UNSEEN, OF_HELD_OUT))
+    for title, found in unseen.items():
+        for ours, theirs in zip(found, held_out[title], strict=True):
+            if ours.title == "MLCD - CD" and ours.difference is not None:
+                yield f"{told_apart(ours)} and {told_apart(theirs)} ({title})"
 
 
 def progress(every: AllRows) -> str:

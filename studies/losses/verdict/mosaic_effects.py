@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import ttest_1samp
 from statsmodels.regression.linear_model import OLS
+from statsmodels.stats.outliers_influence import variance_inflation_factor
 from statsmodels.tools import add_constant
 
 from studies.losses.mosaics.arms import MOSAIC_ARMS
@@ -18,7 +19,7 @@ from studies.losses.mosaics.tiles import OBJECTS
 from studies.losses.verdict.contrasts import Contrast, Finding, findings
 from studies.losses.verdict.evidence import Row, by_arm, value_of, where
 
-COVARIATES: Final = ("purity", "conflict", "log2 objects")
+COVARIATES: Final = ("purity", "conflict", "log2 objects", "log2 k")
 _NAMES: Final = {name: arm.name for name, arm in MOSAIC_ARMS.items()}
 MOSAIC_CONTRASTS: Final = tuple(
     Contrast(f"{arm} - {other}", _NAMES[arm], _NAMES[other])
@@ -30,10 +31,14 @@ MOSAIC_CONTRASTS: Final = tuple(
 
 @dataclass(frozen=True)
 class Effect:
-    """A coefficient with the half width of its 95 % interval."""
+    """A coefficient with the half width of its 95 % interval.
+
+    inflation: of its variance, because of the other covariates; 1 where they do not vary with it.
+    """
 
     mean: float
     half_width: float
+    inflation: float = 1.0
 
 
 def by_objects(rows: Sequence[Row], measure: str) -> dict[int, list[Finding]]:
@@ -78,7 +83,8 @@ def covariate_effects(rows: Sequence[Row], measure: str) -> dict[str, Effect] | 
         for key, gain in sorted(_gains(rows, measure, clusters=clusters).items()):
             row = several[key]
             gains.append(gain)
-            places.append([row["purity"], row["conflict"], float(np.log2(row["objects"]))])
+            sizes = (float(np.log2(size)) for size in (row["objects"], clusters))
+            places.append([row["purity"], row["conflict"], *sizes])
             seeds.append(row["seed"])
     if len(gains) < 12 or len(set(seeds)) < 3:
         return None
@@ -104,8 +110,10 @@ def least_squares(
     )
     low, high = fitted.conf_int()[1:].T
     kept = [name for name, each in zip(names, varied, strict=True) if each]
-    found = zip(kept, fitted.params[1:], (high - low) / 2, strict=True)
-    return {name: Effect(float(mean), float(width)) for name, mean, width in found}
+    columns = fitted.model.exog
+    inflated = (variance_inflation_factor(columns, 1 + place) for place in range(len(kept)))
+    found = zip(kept, fitted.params[1:], (high - low) / 2, inflated, strict=True)
+    return {name: Effect(*map(float, effect)) for name, *effect in found}
 
 
 def _gains(rows: Sequence[Row], measure: str, clusters: int) -> Mapping[tuple[int, int], float]:

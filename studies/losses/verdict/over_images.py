@@ -10,8 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from studies.losses.instrument.asked import ASKED
-from studies.losses.verdict.evidence import SET_SIZES, Row, right_bits
+from studies.losses.verdict.evidence import SET_SIZES, Row, right_bits, unseen_sets
 
 _DRAWS: Final = 1000
 _AT_ONCE: Final = 100  # draws, so that little memory is taken
@@ -41,7 +40,8 @@ def over_images(
     ours, theirs = ({row["seed"]: row for row in each} for each in (rows, others))
     seeds = sorted(ours.keys() & theirs.keys())
     right, wrong = (right_bits([each[seed] for seed in seeds], sizes) for each in (ours, theirs))
-    apart = {name: right[name].astype(np.float32) - wrong[name] for name in ASKED}
+    names = unseen_sets(rows[0])
+    apart = {name: right[name].astype(np.float32) - wrong[name] for name in names}
     drawn = _drawn(list(apart.values()), len(seeds))
     low, high = np.quantile(drawn, [0.025, 0.975])
     return OverImages(

@@ -1,6 +1,6 @@
 """Is there anything that the form of a loss explains beyond the point where it comes to rest?"""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,13 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from statsmodels.regression.linear_model import OLS
 
-from studies.losses.frozen.arms import NAMED, Arm, sweeps
-from studies.losses.instrument.pooled import Difference, Pooled
-from studies.losses.verdict.contrasts import MARGIN
+from studies.losses.frozen.arms import BIASES, NAMED, Arm, sweeps
+from studies.losses.instrument.paired import Difference, paired_difference
+from studies.losses.verdict.contrasts import MARGIN, MIN_SEEDS
 from studies.losses.verdict.evidence import UNSEEN, Row, by_arm, mean_of, where
 
 FORMS: Final = ("mlcd", "mlc", "cd", "per_column", "bce")
-_MIN_SEEDS: Final = 3
 _SHAPE: Final = 10  # the columns of a quadratic of three variables
 
 
@@ -45,14 +44,14 @@ class Surface:
     offsets: dict[str, tuple[float, float]]
 
 
-def at_rest(rows: Sequence[Row], measure: str = UNSEEN) -> AtRest | None:
+def at_rest(rows: Sequence[Row], measure: str = UNSEEN, scale: float = 16.0) -> AtRest | None:
     """Reads the accuracy of Eq. 5 off between the biases whose cosines are around that of Eq. 4.
 
-    A seed outside of their range is left out; None below three seeds.
+    A seed outside of their range is left out, which is stated; None below three seeds.
     """
-    biased = [arm.name for arm in NAMED.values() if arm.kind == "mlcd" and not arm.learned]
+    biased = _biased(scale)
     accuracy, cosine = by_arm(rows, measure), by_arm(rows, "positive_cosine")
-    mlc = NAMED["MLC"].name
+    mlc = Arm("mlc", scale=scale).name
     read: dict[int, float] = {}
     for seed, there in sorted(cosine.get(mlc, {}).items()):
         curve = sorted(
@@ -63,16 +62,26 @@ def at_rest(rows: Sequence[Row], measure: str = UNSEEN) -> AtRest | None:
         if len(curve) == len(biased) and curve[0][0] <= there <= curve[-1][0]:
             cosines, accuracies = zip(*curve, strict=True)
             read[seed] = float(np.interp(there, cosines, accuracies))
-    if len(read) < _MIN_SEEDS:
+    if len(read) < MIN_SEEDS:
         return None
-    paired = Pooled.of({"read": read, mlc: accuracy[mlc]})
     resting = float(np.mean([cosine[mlc][seed] for seed in read]))
-    return AtRest(paired.difference("read", mlc, margin=MARGIN), resting, len(read))
+    return AtRest(paired_difference(read, accuracy[mlc], margin=MARGIN), resting, len(read))
+
+
+def _biased(scale: float) -> list[str]:
+    """Returns the arms of Eq. 5 at a scale that differ in their bias alone: at the default one
+    those of all seeds.
+    """
+    if scale == Arm().scale:
+        biases = [arm.bias for arm in NAMED.values() if arm.kind == "mlcd" and not arm.learned]
+    else:
+        biases = [0.0, *BIASES]
+    return [Arm(scale=scale, bias=bias).name for bias in biases]
 
 
 def resting_arms() -> dict[str, Arm]:
     """Returns the arms that differ in loss, scale, bias and number of labels alone."""
-    kept = ("margin", "clusters", "ratio", "start")
+    kept = ("margin", "clusters", "ratio", "start", "rate")
     arms = (*NAMED.values(), *sweeps())
     return {
         arm.name: arm
@@ -81,9 +90,20 @@ def resting_arms() -> dict[str, Arm]:
     }
 
 
-def surface(rows: Sequence[Row]) -> Surface | None:
+def comparable_arms() -> dict[str, Arm]:
+    """Returns those of MLC and MLCD with as many labels: the cosines of one and of eight nearest
+    centers are not on one axis.
+    """
+    return {
+        name: arm
+        for name, arm in resting_arms().items()
+        if arm.kind in ("mlc", "mlcd") and arm.labels == Arm().labels
+    }
+
+
+def surface(rows: Sequence[Row], arms: Mapping[str, Arm]) -> Surface | None:
     """Fits the surface of one teacher's arms; None where they are too few."""
-    of_arm = {name: where(rows, arm=name) for name in resting_arms()}
+    of_arm = {name: where(rows, arm=name) for name in arms}
     run = {name: own for name, own in of_arm.items() if own}
     if len(run) <= _SHAPE + len(FORMS):
         return None

@@ -12,7 +12,14 @@ from studies.losses.scales.arms import (
     PairArm,
     learned_arms,
 )
-from studies.losses.verdict.contrasts import Contrast, Finding, findings, points
+from studies.losses.verdict.contrasts import (
+    Contrast,
+    Finding,
+    corrected,
+    findings,
+    points,
+    told_apart,
+)
 from studies.losses.verdict.evidence import UNSEEN, Row, by_arm, mean_of, where
 
 LEARNED_CONTRASTS: Final = tuple(
@@ -29,7 +36,8 @@ _CURVE: Final = "gradient_norms"
 
 def pair_findings(rows: Sequence[Row]) -> list[Finding]:
     """Returns SigLIP's loss less CLIP's at every batch size, by retrieval."""
-    return findings(by_arm(rows, "retrieval"), PAIR_CONTRASTS)
+    found = findings(by_arm(rows, "retrieval"), PAIR_CONTRASTS)
+    return corrected({"pairs": found})["pairs"]
 
 
 def pair_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
@@ -41,7 +49,7 @@ def pair_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
         accuracies = [f"{100 * mean_of(each, 'retrieval'):.1f}" if each else "" for each in own]
         norms = [_begin_and_end(each) for each in own]
         yield [
-            f"{batch:,}", *accuracies, points(finding.difference), finding.verdict, *norms,
+            f"{batch:,}", *accuracies, told_apart(finding), finding.verdict, *norms,
         ]  # fmt: skip
 
 

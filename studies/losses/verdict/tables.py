@@ -5,10 +5,10 @@ from typing import Final
 
 import numpy as np
 
-from studies.losses.frozen.arms import NAMED_SEEDS, SWEEP_SEEDS, Arm
+from studies.losses.frozen.arms import FEATURES, NAMED_SEEDS, SWEEP_SEEDS, Arm
 from studies.losses.frozen.features import TEACHERS
 from studies.losses.frozen.tier import FROZEN
-from studies.losses.instrument.pooled import Pooled
+from studies.losses.instrument.asked import ASKED
 from studies.losses.marked import table
 from studies.losses.mosaics.arms import MOSAIC_SEEDS, MOSAIC_TEACHERS
 from studies.losses.mosaics.tier import MOSAICS
@@ -25,12 +25,14 @@ from studies.losses.verdict.all_rows import (
 )
 from studies.losses.verdict.contrasts import (
     CLEAR,
-    MARGIN,
+    Contrast,
     Finding,
+    corrected,
     findings,
     interval_text,
     points,
     seeds_text,
+    told_apart,
 )
 from studies.losses.verdict.evidence import (
     OF_HELD_OUT,
@@ -40,36 +42,55 @@ from studies.losses.verdict.evidence import (
     Row,
     by_arm,
     mean_of,
+    unseen_sets,
     where,
 )
 from studies.losses.verdict.headlines import NOT_ENOUGH, rest_cell
-from studies.losses.verdict.mosaic_effects import by_objects, covariate_effects, trend
+from studies.losses.verdict.mosaic_effects import (
+    COVARIATES,
+    Effect,
+    by_objects,
+    covariate_effects,
+    trend,
+)
 from studies.losses.verdict.over_images import over_images
-from studies.losses.verdict.resting import at_rest, surface
+from studies.losses.verdict.resting import at_rest, comparable_arms, resting_arms, surface
 from studies.losses.verdict.scale_effects import (
     LEARNED_CONTRASTS,
     learned_lines,
     pair_lines,
 )
+from studies.losses.verdict.tested import tested
 
 
 def hypotheses(every: AllRows) -> str:
     """Returns a table of each source: unseen classes, held-out photographs and the probe."""
+    by_measure = [tested(every, each) for each in (UNSEEN, OF_HELD_OUT, PROBE)]
     parts = []
-    for title, rows, contrasts in every.sources:
-        if not rows:
-            continue
+    for title in by_measure[0]:
         lines = [["", "unseen classes", "p (Holm)", "p (equal)", "says", "held out", "probe"]]
-        of_measure = (
-            findings(by_arm(rows, each), contrasts) for each in (UNSEEN, OF_HELD_OUT, PROBE)
-        )
         least: list[int] = []
-        for unseen, held_out, probe in zip(*of_measure, strict=True):
+        for unseen, *others in zip(*(each[title] for each in by_measure), strict=True):
             least.append(unseen.seeds)
-            lines.append([unseen.contrast.title, *_finding_cells(unseen),
-                          points(held_out.difference), points(probe.difference)])  # fmt: skip
+            lines.append([unseen.title, *_finding_cells(unseen), *map(told_apart, others)])
         parts.append(f"**{title}**, {_seeds_between(least, _planned(title))}\n\n{table(lines)}")
     return "\n\n".join(parts) or NOT_ENOUGH
+
+
+def sets(every: AllRows) -> str:
+    """Returns the named differences on each set of unseen classes."""
+    lines = [["5-NN, points", *ASKED]]
+    for title, rows, contrasts in every.sources:
+        seen = set(ASKED).difference(*(unseen_sets(row) for row in rows[:1])) if rows else set()
+        of_set = [findings(by_arm(rows, f"knn_{name}"), contrasts) for name in ASKED]
+        for found in zip(*of_set, strict=True):
+            if found[0].difference is not None:
+                cells = (
+                    f"{points(each.difference)}{' (seen)' if name in seen else ''}"
+                    for name, each in zip(ASKED, found, strict=True)
+                )
+                lines.append([f"{title}: {found[0].title}", *cells])
+    return table(lines) if len(lines) > 1 else NOT_ENOUGH
 
 
 def _seeds_between(found: Sequence[int], planned: int) -> str:
@@ -87,7 +108,7 @@ def _finding_cells(finding: Finding) -> list[str]:
     if finding.difference is None:
         return ["not run", "", "", ""]
     return [
-        points(finding.difference),
+        told_apart(finding),
         f"{finding.p:.2g}",
         f"{finding.difference.p_equal:.2g}",
         finding.verdict,
@@ -98,16 +119,16 @@ def image_intervals(every: AllRows) -> str:
     """Returns the intervals over images and seeds, beside those over seeds alone."""
     lines = []
     for title, rows, contrasts in every.sources:
-        for finding in findings(by_arm(rows, UNSEEN), contrasts):
+        for contrast, finding in zip(
+            contrasts, findings(by_arm(rows, UNSEEN), contrasts), strict=True
+        ):
             if finding.difference is None:
                 continue
-            own, other = (
-                where(rows, arm=each) for each in (finding.contrast.arm, finding.contrast.other)
-            )
+            own, other = (where(rows, arm=each) for each in (contrast.arm, contrast.other))
             drawn = over_images(own, other, SET_SIZES)
             interval = f"{100 * drawn.low:+.2f} to {100 * drawn.high:+.2f}"
             apart = f"{100 * drawn.disagreement:.1f}"
-            name = f"{title}: {finding.contrast.title}"
+            name = f"{title}: {finding.title}"
             lines.append([name, points(finding.difference), interval, apart])
     if not lines:
         return NOT_ENOUGH
@@ -116,25 +137,25 @@ def image_intervals(every: AllRows) -> str:
 
 
 def resting(every: AllRows) -> str:
-    """Returns Eq. 5 less Eq. 4 at Eq. 4's resting cosine, of each teacher."""
+    """Returns Eq. 5 less Eq. 4 at Eq. 4's resting cosine, of each teacher and scale."""
     lines = []
     for teacher in TEACHERS:
         rows = where(every.frozen, teacher=teacher)
-        found = [at_rest(rows, measure) for measure in (UNSEEN, OF_HELD_OUT)]
-        if (first := found[0]) is not None:
-            equal = "yes" if first.difference.p_equal < CLEAR else "not shown"
-            lines.append([TITLES[teacher], f"{first.cosine:.3f}", *map(rest_cell, found), equal,
-                          seeds_text(first.seeds, len(NAMED_SEEDS))])  # fmt: skip
+        for scale in (8.0, 16.0, 32.0):
+            found = [at_rest(rows, measure, scale) for measure in (UNSEEN, OF_HELD_OUT)]
+            planned = len({row["seed"] for row in where(rows, arm=Arm("mlc", scale=scale).name)})
+            if (first := found[0]) is not None:
+                equal = "yes" if first.difference.p_equal < CLEAR else "not shown"
+                lines.append([f"{TITLES[teacher]}, s = {scale:g}", f"{first.cosine:.3f}",
+                              *map(rest_cell, found), equal,
+                              seeds_text(first.seeds, planned)])  # fmt: skip
+            elif planned:
+                apart = "outside of the biases' range"
+                lines.append([f"{TITLES[teacher]}, s = {scale:g}", "", apart, "", "", ""])
     if not lines:
         return NOT_ENOUGH
-    header = [
-        "clusters of",
-        "Eq. 4's cos+",
-        "unseen classes",
-        "held out",
-        "equal within 0.5",
-        "seeds",
-    ]
+    header = ["clusters of", "Eq. 4's cos+", "unseen classes", "held out", "equal within 0.5",
+              "seeds"]  # fmt: skip
     return table([header, *lines])
 
 
@@ -142,14 +163,17 @@ def surfaces(every: AllRows) -> str:
     """Returns what the place explains, and what the form of the loss adds."""
     lines = []
     for teacher in TEACHERS:
-        found = surface(where(every.frozen, teacher=teacher))
-        if found is not None:
-            offsets = (
-                interval_text(*found.offsets[form]) if form in found.offsets else ""
-                for form in ("mlc", "cd", "per_column", "bce")
-            )
-            lines.append([TITLES[teacher], str(found.num_arms), f"{100 * found.explained:.1f}",
-                          f"{100 * found.by_form:.1f}", f"{found.p:.2g}", *offsets])  # fmt: skip
+        rows = where(every.frozen, teacher=teacher)
+        for title, arms in (("MLC, MLCD, l = 8", comparable_arms()), ("all", resting_arms())):
+            found = surface(rows, arms)
+            if found is not None:
+                offsets = (
+                    interval_text(*found.offsets[form]) if form in found.offsets else ""
+                    for form in ("mlc", "cd", "per_column", "bce")
+                )
+                lines.append([f"{TITLES[teacher]}, {title}", str(found.num_arms),
+                              f"{100 * found.explained:.1f}", f"{100 * found.by_form:.1f}",
+                              f"{found.p:.2g}", *offsets])  # fmt: skip
     if not lines:
         return NOT_ENOUGH
     explained = ("explained by (cos+, cos-, s), %", "by the form besides, %", "p")
@@ -163,29 +187,36 @@ def sweep_tables(every: AllRows) -> str:
     for teacher in TEACHERS:
         rows = where(every.frozen, teacher=teacher)
         if rows:
-            lines = table(list(_sweep_lines(rows)))
             title = f"<summary>Clusters of {TITLES[teacher]}</summary>"
-            parts.append(f'<details markdown="1">\n{title}\n\n{lines}\n\n</details>')
+            lines = table(list(_sweep_lines(rows)))
+            inside = "\n\n".join([*_of_features(rows), lines])
+            parts.append(f'<details markdown="1">\n{title}\n\n{inside}\n\n</details>')
     return "\n\n".join(parts) or NOT_ENOUGH
 
 
+def _of_features(rows: Sequence[Row]) -> Iterator[str]:
+    if asked := where(rows, arm=FEATURES):
+        unseen, held_out = (100 * mean_of(asked, each) for each in (UNSEEN, OF_HELD_OUT))
+        yield f"The features themselves: unseen {unseen:.2f}, held out {held_out:.2f}."
+
+
 def _sweep_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
-    yield ["arm", "unseen", "less mlcd", "held out", "cos+", "cos-", "seeds"]
-    values = by_arm(rows, UNSEEN)
-    default = Arm().name
-    seeds = values.get(default, {}).keys()
-    shared = {name: own for name, own in values.items() if len(own.keys() & seeds) >= 3}
-    pooled = Pooled.of(shared) if len(shared) > 1 else None
-    for name in sorted(values):
+    yield ["arm", "unseen", "less mlcd", "held out", "less mlcd", "cos+", "cos-", "seeds"]
+    unseen, held_out = (by_arm(rows, each) for each in (UNSEEN, OF_HELD_OUT))
+    for name in sorted(unseen.keys() - {FEATURES}):
         own = where(rows, arm=name)
-        less = ""
-        if pooled is not None and name in shared and name != default:
-            less = points(pooled.difference(name, default, margin=MARGIN))
+        against = [Contrast(name, name, Arm().name)]
+        less = (
+            "" if name == Arm().name or (found := findings(each, against)[0]).difference is None
+            else points(found.difference)
+            for each in (unseen, held_out)
+        )  # fmt: skip
         yield [
             name,
             f"{100 * mean_of(own, UNSEEN):.2f}",
-            less,
+            next(less),
             f"{100 * mean_of(own, OF_HELD_OUT):.2f}",
+            next(less),
             f"{mean_of(own, 'positive_cosine'):.3f}",
             f"{mean_of(own, 'negative_cosine'):.3f}",
             str(len(own)),
@@ -210,8 +241,8 @@ def starts(every: AllRows) -> str:
 
 
 _MOSAIC_MEASURES: Final = {
-    "tiles": "mosaics of unseen classes",
     UNSEEN: "single photographs of unseen classes",
+    "tiles": "mosaics of unseen classes, of as many objects",
     "map_coco_multi_captions": "mAP of COCO's objects",
     "map_fashion_products": "mAP of fashion's attributes",
 }
@@ -237,10 +268,10 @@ def mosaics(every: AllRows) -> str:
 def _mosaic_lines(rows: Sequence[Row], measure: str, title: str) -> Iterator[list[str]]:
     found = by_objects(rows, measure)
     slope = trend(rows, measure)
-    for place, contrast in enumerate(each.contrast for each in next(iter(found.values()))):
-        cells = [points(each[place].difference) for each in found.values()]
+    for place, of_objects in enumerate(zip(*found.values(), strict=True)):
+        cells = [points(each.difference) for each in of_objects]
         grows = interval_text(slope.mean, slope.half_width) if slope and place == 0 else ""
-        yield [f"{title}: {contrast.title}", *cells, grows]
+        yield [f"{title}: {of_objects[0].title}", *cells, grows]
 
 
 def covariates(every: AllRows) -> str:
@@ -250,14 +281,17 @@ def covariates(every: AllRows) -> str:
         rows = where(every.mosaics, teacher=teacher)
         for measure, title in _MOSAIC_MEASURES.items():
             if rows and (found := covariate_effects(rows, measure)) is not None:
-                cells = (
-                    interval_text(found[name].mean, found[name].half_width) if name in found else ""
-                    for name in ("purity", "conflict", "log2 objects")
-                )
+                cells = (_effect_cell(found.get(name)) for name in COVARIATES)
                 lines.append([f"{TITLES[teacher]}: {title}", *cells])
     if not lines:
         return NOT_ENOUGH
-    return table([["MLCD - CD, points for a deviation", "purity", "conflict", "objects"], *lines])
+    return table([["MLCD - CD, points for a deviation", *COVARIATES], *lines])
+
+
+def _effect_cell(effect: Effect | None) -> str:
+    if effect is None:
+        return ""
+    return f"{interval_text(effect.mean, effect.half_width)} ({effect.inflation:.1f})"
 
 
 def learned(every: AllRows) -> str:
@@ -266,11 +300,14 @@ def learned(every: AllRows) -> str:
     if not rows:
         return NOT_ENOUGH
     lines = [["k = 1,000, s = 16", "unseen classes", "p (Holm)", "p (equal)", "says", "held out"]]
-    of_measure = (findings(by_arm(rows, each), LEARNED_CONTRASTS) for each in (UNSEEN, OF_HELD_OUT))
+    of_measure = (
+        corrected({each: findings(by_arm(rows, each), LEARNED_CONTRASTS)})[each]
+        for each in (UNSEEN, OF_HELD_OUT)
+    )
     seeds = 0
     for unseen, held_out in zip(*of_measure, strict=True):
         seeds = max(seeds, unseen.seeds)
-        lines.append([unseen.contrast.title, *_finding_cells(unseen), points(held_out.difference)])
+        lines.append([unseen.title, *_finding_cells(unseen), told_apart(held_out)])
     named = f"{seeds_text(seeds, len(NAMED_SEEDS))}\n\n{table(lines)}"
     return f"{named}\n\n{table(list(learned_lines(rows)))}"
 

@@ -18,8 +18,8 @@ from studies.losses.mosaics.arms import MOSAIC_ARMS
 from studies.losses.scales.arms import pair_arms
 from studies.losses.towers.arms import INSTANCE_ARMS, TOWER_ARMS
 from studies.losses.verdict.__main__ import main
-from studies.losses.verdict.contrasts import Contrast, findings
-from studies.losses.verdict.evidence import SET_SIZES, UNSEEN, by_arm, right_bits
+from studies.losses.verdict.contrasts import Contrast, corrected, findings
+from studies.losses.verdict.evidence import SET_SIZES, UNSEEN, by_arm, right_bits, value_of
 from studies.losses.verdict.mosaic_effects import (
     by_objects,
     covariate_effects,
@@ -27,7 +27,7 @@ from studies.losses.verdict.mosaic_effects import (
     trend,
 )
 from studies.losses.verdict.over_images import over_images
-from studies.losses.verdict.resting import at_rest, resting_arms, surface
+from studies.losses.verdict.resting import at_rest, comparable_arms, resting_arms, surface
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 FEW = {HELD_OUT: 16, **dict.fromkeys(ASKED, 400)}
@@ -97,7 +97,38 @@ def test_seeds_that_only_some_arms_have_are_used_and_stated():
     found = findings(by_arm(rows, UNSEEN), CONTRASTS)
     assert [each.seeds for each in found] == [6, 6, 3]
     assert found[2].difference.mean == pytest.approx(0.02, abs=0.001)
-    assert found[2].difference.half_width > found[1].difference.half_width
+
+
+def test_a_noisy_arm_widens_no_interval_but_its_own():
+    def noisy(deviation):
+        rng = np.random.default_rng(5)
+        rows = named_rows(lambda name: 0.5)
+        return [
+            row_of(NAMED["CD"], row["seed"], 0.5 + deviation * rng.standard_normal())
+            if row["arm"] == NAMED["CD"].name
+            else row
+            for row in rows
+        ]
+
+    quiet, loud = (findings(by_arm(noisy(each), UNSEEN), CONTRASTS) for each in (0.0005, 0.02))
+    assert quiet[:2] == loud[:2]
+    assert loud[2].difference.half_width > 10 * quiet[2].difference.half_width
+
+
+def test_holm_counts_the_hypotheses_of_all_tables():
+    planted = {"MLCD(b = +4)": 0.52}
+    found = findings(by_arm(named_rows(lambda name: planted.get(name, 0.5)), UNSEEN), CONTRASTS)
+    among = corrected({"one": found, "other": found, "empty": findings({}, CONTRASTS)})
+    assert corrected({"one": found})["one"][0].p == pytest.approx(3 * found[0].p)
+    assert among["one"][0].p == pytest.approx(6 * found[0].p)
+    assert among["one"][0].difference == found[0].difference
+    assert [each.verdict for each in among["empty"]] == ["not run"] * 3
+
+
+def test_a_set_that_a_teacher_was_trained_on_is_none_of_unseen_classes():
+    row = row_of(NAMED["MLCD"], 1, 0.5) | {"knn_cifar10_jpg": 0.9}
+    assert value_of(row | {"teacher": "hog"}, UNSEEN) == pytest.approx(0.6)
+    assert value_of(row | {"teacher": "resnet20"}, UNSEEN) == pytest.approx(0.5)
 
 
 def packed(rng, shares):
@@ -176,13 +207,16 @@ def test_the_surface_tells_the_place_from_the_form():
             rows.append(row_of(arm, 1, value, cosine=cosine) | {"negative_cosine": other})
         return rows
 
-    nothing, form = surface(rows_with({})), surface(rows_with({"mlc": -0.02}))
+    arms = resting_arms()
+    nothing, form = (surface(rows_with(extra), arms) for extra in ({}, {"mlc": -0.02}))
     assert nothing.explained > 0.99
     assert all(abs(mean) < 3 * width for mean, width in nothing.offsets.values())
     assert form.p < 1e-6
     mean, width = form.offsets["mlc"]
     assert mean == pytest.approx(-0.02, abs=max(width, 0.001))
-    assert surface(rows_with({})[:8]) is None
+    assert surface(rows_with({})[:8], arms) is None
+    assert {arm.kind for arm in comparable_arms().values()} == {"mlc", "mlcd"}
+    assert surface(rows_with({"mlc": -0.02}), comparable_arms()).p < 1e-6
 
 
 def mosaic_rows(gain):

@@ -1,0 +1,54 @@
+"""Differences between two arms by the seeds that both have.
+
+It is the model accuracy ~ arm + (1 | seed) with a residual of each pair's own. One residual of all
+arms together would say too much of noisy arms and too little of quiet ones: over the seeds of a
+teacher, `cd` less MLCD varies two to three times as much as MLC less MLCD.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy.stats import ttest_1samp
+from statsmodels.stats.multitest import multipletests
+
+_ROUNDED: Final = 1e-12  # differences that vary by less are one number
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference, the half width of its 95 % interval, and its p-values.
+
+    p: of no difference, two-sided. p_equal: of a difference beyond the margin, the larger of two
+    one-sided tests.
+    """
+
+    mean: float
+    half_width: float
+    p: float
+    p_equal: float
+
+
+def paired_difference(
+    ours: Mapping[int, float], theirs: Mapping[int, float], *, margin: float
+) -> Difference:
+    """Returns the first arm less the other, values by seed, over the seeds that both have: t-tests
+    of at least two differences.
+    """
+    apart = np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
+    mean = float(apart.mean())
+    if np.ptp(apart) < _ROUNDED:  # no test knows how far it may vary
+        return Difference(mean, 0.0, float(abs(mean) < _ROUNDED), float(abs(mean) >= margin))
+    found = ttest_1samp(apart, 0.0)
+    low, high = found.confidence_interval()
+    above = ttest_1samp(apart, -margin, alternative="greater").pvalue
+    below = ttest_1samp(apart, margin, alternative="less").pvalue
+    return Difference(mean, float(high - low) / 2, float(found.pvalue), float(max(above, below)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Returns p-values that count how many hypotheses are tested (Holm, 1979)."""
+    if not p_values:
+        return []
+    return [float(each) for each in multipletests(p_values, method="holm")[1]]
