@@ -178,7 +178,7 @@ def resting_cosines(trained: TrainedHead, rows_ND: Tensor, labels_NL: Tensor) ->
     cosines = z @ head.unit_centers().T
     own = torch.zeros_like(cosines, dtype=torch.bool)
     own.scatter_(1, labels_NL[:_MEASURED], value=True)
-    learned = {name: float(each) for name, each in head.scalars.items()}
+    learned = {f"end_{name}": float(each) for name, each in head.scalars.items()}
     found = {"positive_cosine": float(cosines[own].mean())}
     return found | {"negative_cosine": float(cosines[~own].mean()), **learned}
 

@@ -52,7 +52,12 @@ def path_of(run: SlicedRun, state: Path) -> Path:
 
 
 def write_row(tier: str, run: SlicedRun, outcome: Outcome, origin: Origin, state: Path) -> None:
-    """Keeps the row of a run, whole or not at all."""
+    """Keeps the row of a run, whole or not at all.
+
+    Raises ValueError where a number would take the place of a field that says what was run.
+    """
+    if twice := run.fields.keys() & outcome.numbers.keys():
+        raise ValueError(f"{sorted(twice)} of {run.name} would be overwritten")
     row = {
         "run": run.name,
         **run.fields,

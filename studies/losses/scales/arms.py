@@ -19,6 +19,7 @@ _SIGLIP_SCALE: Final = 10.0
 
 Learned = Literal["none", "bias", "both"]
 FirstBias = Literal["zero", "rk", "rkl"]
+PairKind = Literal["clip", "siglip"]
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,14 @@ class PairArm:
     bias, times that of the weights, so that the 60 steps of the largest batch can move them.
     """
 
-    loss: Literal["clip", "siglip"]
+    kind: PairKind
     batch: int
     samples: int = 122_880
     scalar_rate: float = SCALAR_RATE
 
     @property
     def name(self) -> str:
-        return f"{self.loss}-batch={self.batch}"
+        return f"{self.kind}-batch={self.batch}"
 
     @property
     def steps(self) -> int:
@@ -90,7 +91,7 @@ class PairArm:
     @property
     def head(self) -> InstanceConfig:
         """Returns the settings of the loss; SigLIP's bias starts at -log of the negatives."""
-        if self.loss == "clip":
+        if self.kind == "clip":
             return InstanceConfig("instance_softmax", _CLIP_SCALE, learn_scale=True)
         bias = -math.log(self.batch - 1)
         return InstanceConfig("instance_sigmoid", _SIGLIP_SCALE, True, bias, True)

@@ -158,7 +158,7 @@ def _trained(
         head.limit()
         norms.append(float(norm))
         meters = {"loss": output.loss.detach(), **output.meters}
-    numbers = {name: float(each) for name, each in meters.items()}
+    numbers = {f"end_{name}": float(each) for name, each in meters.items()}
     return (networks[0].eval(), networks[1].eval()), numbers | norms_over_time(norms)
 
 

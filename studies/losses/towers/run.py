@@ -169,7 +169,7 @@ def resting(metrics: Path) -> dict[str, float]:
     last = [point for point in points if point.get("loss") is not None][-_LAST_POINTS:]
     names = ("positive_cosine", "negative_cosine")
     found = {name: statistics.mean(point[name] for point in last) for name in names}
-    return found | {name: last[-1][name] for name in _SCALARS if name in last[-1]}
+    return found | {f"end_{name}": last[-1][name] for name in _SCALARS if name in last[-1]}
 
 
 def prepare_towers(towers: Towers) -> None:

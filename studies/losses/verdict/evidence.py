@@ -49,10 +49,11 @@ def value_of(row: Row, measure: str) -> float:
 
 
 def by_arm(rows: Iterable[Row], measure: str) -> ByArm:
-    """Returns the values of each arm by seed."""
+    """Returns the values of each arm by seed, where it has the measure."""
     found: ByArm = defaultdict(dict)
     for row in rows:
-        found[row["arm"]][row["seed"]] = value_of(row, measure)
+        if measure in _PREFIX or row.get(measure) is not None:
+            found[row["arm"]][row["seed"]] = value_of(row, measure)
     return dict(found)
 
 

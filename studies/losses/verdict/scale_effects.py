@@ -45,7 +45,7 @@ def pair_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
     yield ["pairs in a step", "CLIP, %", "SigLIP, %", "SigLIP - CLIP", "says",
            "norm of CLIP's gradient, begin · end", "of SigLIP's"]  # fmt: skip
     for batch, finding in zip(BATCHES, pair_findings(rows), strict=True):
-        own = [where(rows, loss=loss, batch=batch) for loss in ("clip", "siglip")]
+        own = [where(rows, arm=PairArm(kind, batch).name) for kind in ("clip", "siglip")]
         accuracies = [f"{100 * mean_of(each, 'retrieval'):.1f}" if each else "" for each in own]
         norms = [_begin_and_end(each) for each in own]
         yield [
@@ -89,5 +89,5 @@ def learned_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
 def _end(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
-    scale = float(np.exp(mean_of(rows, "log_scale")))
-    return f"{scale:.1f}, {mean_of(rows, 'bias'):+.2f}"
+    scale = float(np.exp(mean_of(rows, "end_log_scale")))
+    return f"{scale:.1f}, {mean_of(rows, 'end_bias'):+.2f}"

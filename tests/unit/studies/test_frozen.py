@@ -64,8 +64,8 @@ def test_rates_of_learning_are_times_those_of_the_recipes(teacher, tmp_path):
 
     slow, fast, both = learned(), learned(scalar_rate=30.0), learned(rate=3.0)
     start = np.log(16)
-    assert abs(fast["log_scale"] - start) > 10 * abs(slow["log_scale"] - start)
-    assert abs(both["log_scale"] - start) > 2 * abs(slow["log_scale"] - start)
+    assert abs(fast["end_log_scale"] - start) > 10 * abs(slow["end_log_scale"] - start)
+    assert abs(both["end_log_scale"] - start) > 2 * abs(slow["end_log_scale"] - start)
     assert both["positive_cosine"] != slow["positive_cosine"]
 
 

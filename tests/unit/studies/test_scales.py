@@ -9,12 +9,15 @@ from mlcd.types import unit_rows
 from studies.losses.frozen.arms import NAMED_SEEDS, SWEEP_SEEDS
 from studies.losses.frozen.features import Teacher
 from studies.losses.frozen.run import perform_arm
+from studies.losses.hardware import origin
 from studies.losses.instrument.asked import Asked
+from studies.losses.instrument.rows import Outcome, write_row
 from studies.losses.scales.arms import (
     BATCHES,
     NAMED_LEARNED,
     LearnedArm,
     PairArm,
+    ScalesRun,
     all_scales_runs,
     learned_arms,
     pair_arms,
@@ -88,7 +91,7 @@ def test_both_parts_lose_the_mean_of_what_is_trained_on():
 
 
 @pytest.mark.parametrize("loss", ["clip", "siglip"])
-def test_a_run_on_pairs_is_repeated_to_the_last_bit_and_learns(loss, pairs):
+def test_a_run_on_pairs_is_repeated_to_the_last_bit_and_learns(loss, pairs, tmp_path):
     arm = PairArm(loss, 32, samples=32 * 60)
     one, other = (perform_pairs(arm, 3, pairs) for _ in range(2))
     for name, value in one.numbers.items():
@@ -98,7 +101,11 @@ def test_a_run_on_pairs_is_repeated_to_the_last_bit_and_learns(loss, pairs):
     untrained = perform_pairs(PairArm(loss, 32, samples=32), 3, pairs)
     assert one.numbers["retrieval"] > untrained.numbers["retrieval"] + 0.2
     assert one.numbers["retrieval"] == pytest.approx(one.right.mean())
-    assert perform_pairs(arm, 4, pairs).numbers["loss"] != one.numbers["loss"]
+    assert perform_pairs(arm, 4, pairs).numbers["end_loss"] != one.numbers["end_loss"]
+    write_row("scales", ScalesRun(arm, 3), one, origin(), tmp_path)
+    clash = Outcome(one.numbers | {"batch": 1.0}, one.right)
+    with pytest.raises(ValueError, match="'batch'"):
+        write_row("scales", ScalesRun(arm, 3), clash, origin(), tmp_path)
 
 
 def test_learned_scalars_are_in_the_row_and_fixed_ones_are_not(tmp_path):
@@ -109,6 +116,6 @@ def test_learned_scalars_are_in_the_row_and_fixed_ones_are_not(tmp_path):
         perform_arm(LearnedArm(kind, "rk", clusters=12, labels=3, steps=20), 1, teacher, tmp_path)
         for kind in ("none", "both")
     )
-    assert "log_scale" not in fixed.numbers
-    assert learned.numbers["log_scale"] != pytest.approx(math.log(16), abs=1e-6)
-    assert learned.numbers["bias"] != pytest.approx(-math.log(12), abs=1e-6)
+    assert "end_log_scale" not in fixed.numbers
+    assert learned.numbers["end_log_scale"] != pytest.approx(math.log(16), abs=1e-6)
+    assert learned.numbers["end_bias"] != pytest.approx(-math.log(12), abs=1e-6)

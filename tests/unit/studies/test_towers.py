@@ -94,7 +94,7 @@ def test_the_resting_point_is_that_of_the_last_points(tmp_path):
     lines.append({"step": 11, "knn": 0.3})
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
     found = resting(tmp_path / "metrics.jsonl")
-    assert found == pytest.approx({"positive_cosine": 0.8, "negative_cosine": 0.0, "scale": 10})
+    assert found == pytest.approx({"positive_cosine": 0.8, "negative_cosine": 0.0, "end_scale": 10})
 
 
 @pytest.fixture

@@ -292,7 +292,7 @@ def test_pages_are_filled_from_the_rows_and_say_what_is_not_finished(tmp_path, m
     written(tmp_path, "towers", towers)
     pairs = [
         {"arm": arm.name, "seed": seed, "experiment": "pairs", "retrieval": 0.2, **ORIGIN,
-         "loss": arm.loss, "batch": arm.batch, "gradient_norms": [3.0] * 9 + [1.0]}
+         "loss": 1.5, "kind": arm.kind, "batch": arm.batch, "gradient_norms": [3.0] * 9 + [1.0]}
         for arm in pair_arms()
         for seed in (1, 2, 3)
     ]  # fmt: skip
