@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from studies.losses.frozen.arms import NAMED, NAMED_SEEDS, all_runs
+from studies.losses.frozen.arms import NAMED, NAMED_SEEDS, FrozenRun, all_runs
 from studies.losses.frozen.features import TEACHERS
 from studies.losses.marked import table
 from studies.losses.mosaics.arms import MOSAIC_SEEDS, all_mosaic_runs
@@ -142,7 +142,8 @@ def _named(rows: Sequence[Row]) -> list[Row]:
 
 
 def _num_named() -> int:
-    return len(TEACHERS) * len(NAMED) * len(NAMED_SEEDS)
+    arms = set(NAMED.values())
+    return sum(isinstance(run, FrozenRun) and run.arm in arms for run in all_runs())
 
 
 def _seeds_of(rows: Sequence[Row], planned: int | None) -> str:
