@@ -10,7 +10,7 @@ from training.parallel.partial_fc import HeadConfig, LossKind
 
 NAMED_SEEDS: Final = tuple(range(1, 25))
 SWEEP_SEEDS: Final = tuple(range(1, 9))
-# Seeds besides, by teacher: what its arms' own noise takes for intervals of ± 0.15 points.
+# More seeds, where the noise of an arm needs them for an interval of ± 0.15 points.
 _NOISY: Final = {
     ("mobilenet", "CD"): range(25, 33),
     ("hog", "CD"): range(25, 65),
