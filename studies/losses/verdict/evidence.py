@@ -28,7 +28,7 @@ SET_SIZES: Final = {
 }
 
 # The ResNet-20 was trained on CIFAR-10, and 4,000 of cifar10_jpg are photographs that it has seen.
-# MobileNetV2 has seen ImageNet, of which tiny_imagenet_30 is a part: the page says so, and counts it.
+# MobileNetV2 has seen ImageNet, of which tiny_imagenet_30 is a part. The page says so: it counts.
 _SEEN: Final = {"resnet20": ("cifar10_jpg",)}
 
 Row = Mapping[str, Any]
