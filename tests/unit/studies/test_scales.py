@@ -108,6 +108,14 @@ def test_a_run_on_pairs_is_repeated_to_the_last_bit_and_learns(loss, pairs, tmp_
         write_row("scales", ScalesRun(arm, 3), clash, origin(), tmp_path)
 
 
+def test_scalars_of_pairs_move_at_their_own_rate(pairs):
+    def moved(scalar_rate):
+        arm = PairArm("clip", 32, samples=32 * 20, scalar_rate=scalar_rate)
+        return abs(math.log(perform_pairs(arm, 3, pairs).numbers["end_scale"] * 0.07))
+
+    assert moved(30.0) > 10 * moved(1.0)
+
+
 def test_learned_scalars_are_in_the_row_and_fixed_ones_are_not(tmp_path):
     rng = np.random.default_rng(0)
     rows = unit_rows(rng.standard_normal((160, 24)).astype(np.float32))
