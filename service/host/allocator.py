@@ -29,15 +29,29 @@ def pause_collector() -> None:
     gc.disable()
 
 
-def keep_what_is_open() -> None:
-    """Hides all present objects from the garbage collector; call it when all resources are open.
+def keep_what_is_imported() -> None:
+    """Hides all present objects from the garbage collector; call it after the imports.
 
-    A full collection walks every object, of all imported libraries, too. It takes 80 to 120 ms on
-    one core of a Zen 4, during which no request is answered, every few seconds under load
-    (`benchmarks/overload.py`). Call it again when many of the objects were closed: only then is
-    what they hold in cycles freed.
+    What they leave in cycles stays: some 600 objects. To look for it takes 80 to 90 ms of the
+    start, a tenth of it (`benchmarks/start.py`).
     """
-    gc.unfreeze()
+    gc.freeze()
+
+
+def keep_what_is_open() -> None:
+    """Frees what opening the resources left, hides the rest, and lets the collector run.
+
+    A full collection walks every object that is not hidden, those of all imported libraries, too.
+    It takes 80 to 120 ms on one core of a Zen 4, during which no request is answered, every few
+    seconds under load (`benchmarks/overload.py`).
+    """
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def free_what_was_closed() -> None:
+    """Frees what hidden objects held in cycles; call it when many of them were closed."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

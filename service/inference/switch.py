@@ -17,7 +17,7 @@ from mlcd.errors import (
     MlcdError,
     Unavailable,
 )
-from service.host.allocator import keep_what_is_open
+from service.host.allocator import free_what_was_closed
 from service.inference.engine.triton import TritonEngine, open_triton_engine
 from service.inference.model import ServedModel, SharedResources, open_model
 from service.inference.model_data import open_model_data
@@ -160,7 +160,7 @@ class ModelSwitch:
         retiring = self._retire(former, to_close, model, unload=unload)
         self._retiring = asyncio.create_task(retiring, name="model-retirement", context=Context())
         # The centers of the model before may be gigabytes.
-        self._retiring.add_done_callback(lambda _: keep_what_is_open())
+        self._retiring.add_done_callback(lambda _: free_what_was_closed())
 
     async def _retire(
         self, former: ServedModel, opened: AsyncExitStack, model: ServedModel, *, unload: bool

@@ -26,7 +26,7 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from mlcd.child import STOPS, Message, Parent, serve_parent
 from mlcd.errors import ConfigInvalid
-from service.host.allocator import keep_what_is_open
+from service.host.allocator import keep_what_is_imported, keep_what_is_open
 from service.host.open_files import BACKLOG, affordable
 from service.host.signals import FINISH, StopSignals, canceled_by_a_signal
 from service.http.app import create_app
@@ -59,6 +59,7 @@ def serve_on(
     multiprocess_dir: see `Metrics`. identity: the `identity_of` that the resources must have; else
     it raises ConfigInvalid.
     """
+    keep_what_is_imported()
     # uvloop where it is installed: it exists for Linux and macOS
     with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
         runner.run(_serve(listener, settings, begun, serving, multiprocess_dir, identity, stops))
