@@ -1,6 +1,6 @@
 """The served model and its limits."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SkipValidation, WithJsonSchema
 
@@ -45,12 +45,15 @@ class CenterSet(WireAnswer):
     """The centers in use.
 
     modes: exact, and approximate where the server's settings allow it; then with its audit.
+    labels_by: engine where it finds exact labels of images together with their embeddings, as a
+    Triton does that has the ensemble of these centers; else server.
     """
 
     digest: str
     num_centers: int
     modes: list[SkipValidation[LabelMode]]
     audit: Audit | None
+    labels_by: Literal["server", "engine"]
 
 
 class DescribedTexts(WireAnswer):

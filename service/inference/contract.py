@@ -51,6 +51,11 @@ class Engine(Protocol):
         """The approximate seconds until an engine that is down is up again."""
         ...
 
+    @property
+    def labels_of(self) -> str | None:
+        """The digest of the centers by which it labels what it embeds; None where it does not."""
+        ...
+
     def observe(self, metrics: TowerMetrics) -> None:
         """Connects the engine's health to `metrics`, which are labeled with the opened model."""
         ...

@@ -16,11 +16,12 @@ _wanted: ContextVar["KnownLabels | None"] = ContextVar("wanted_labels", default=
 class KnownLabels:
     """The nearest centers of embeddings, by the very bytes of these.
 
-    centers: the digest of the centers that are wanted.
+    centers: the digest of the centers that are wanted. num_used: the rows that needed no scan.
     """
 
     def __init__(self, centers: str) -> None:
         self.centers = centers
+        self.num_used = 0
         self._found: dict[bytes, tuple[NDArray[np.integer], NDArray[np.float64]]] = {}
 
     def __bool__(self) -> bool:
@@ -65,6 +66,7 @@ class KnownLabels:
             ours = exact_scores(rows[row : row + 1], centers, np.zeros(top, np.int64), near)
             if np.array_equal(ours, similarities):
                 known[row], ids[row], scores[row] = True, near, ours
+        self.num_used += int(known.sum())
         return known, ids, scores
 
 

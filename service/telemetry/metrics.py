@@ -138,6 +138,11 @@ class Metrics:
             "Images that were labeled, by whether they lie beyond most members of their cluster.",
             "novel",
         )
+        self._labels_found = made.counter(
+            "mlcd_labels_found_total",
+            "Exact labels of images or embeddings, by who found them.",
+            "by",
+        )
         self._searches = made.seconds(
             "mlcd_index_search_duration_seconds", "Time to search a collection."
         )
@@ -262,6 +267,13 @@ class Metrics:
         """Counts labeled images. novel: those beyond the quantile of their center."""
         self._labeled.labels("no").inc(images - novel)
         self._labeled.labels("yes").inc(novel)
+
+    def labels_found(self, *, engine: int, server: int) -> None:
+        """Counts rows whose exact labels the engine found with the embedding, and those that were
+        scanned here.
+        """
+        self._labels_found.labels("engine").inc(engine)
+        self._labels_found.labels("server").inc(server)
 
     @contextmanager
     def searching(self) -> Iterator[None]:

@@ -65,6 +65,7 @@ def test_every_answer_says_where_it_comes_from(client, picture, centers):
         "num_centers": len(centers.vectors),
         "modes": ["exact"],
         "audit": None,
+        "labels_by": "server",
     }
     assert "JPEG" in info["image_formats"]
     sent = files(picture[1])

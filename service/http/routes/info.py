@@ -14,6 +14,7 @@ from service.http.answers import headers, provenance
 from service.http.auth import needs
 from service.inference.lookup import Lookup
 from service.inference.served_texts import ServedTexts
+from service.resources import Resources
 
 router = APIRouter(tags=["info"])
 
@@ -32,7 +33,7 @@ async def info(resources: Opened, response: Response) -> Info:
         preprocess=asdict(encoder.preprocess),
         image_formats=[*FORMATS],
         texts=None if resources.texts is None else _described_texts(resources.texts),
-        centers=None if resources.lookup is None else _center_set(resources.lookup),
+        centers=None if resources.lookup is None else _center_set(resources, resources.lookup),
         collections=sorted(resources.collections),
         limits=resources.settings.limits.model_dump(),
     )
@@ -48,10 +49,12 @@ def _described_texts(texts: ServedTexts) -> DescribedTexts:
     )
 
 
-def _center_set(lookup: Lookup) -> CenterSet:
+def _center_set(resources: Resources, lookup: Lookup) -> CenterSet:
+    by_engine = resources.model.engine.labels_of == lookup.centers.digest
     return CenterSet(
         digest=lookup.centers.digest,
         num_centers=len(lookup.centers.vectors),
         modes=[*lookup.modes],
         audit=None if lookup.approximation is None else Audit(**lookup.approximation.audit),
+        labels_by="engine" if by_engine else "server",
     )

@@ -95,6 +95,9 @@ async def label(
         found, novel = await within_deadline(
             loop.run_in_executor(resources.compute, search), request.state.deadline
         )
+    if mode == "exact":
+        scanned = len(found.ids) - known.num_used
+        resources.metrics.labels_found(engine=known.num_used, server=scanned)
     if novel is not None:
         resources.metrics.labeled(images=len(found.ids), novel=novel)
     stamp = {

@@ -58,6 +58,7 @@ class SupervisedEngine:
     """
 
     served: ServedTower
+    labels_of = None
 
     def __init__(
         self, opening: Opening, *, batch_timeout_s: float, started: StartedEngine | None = None

@@ -55,6 +55,10 @@ class TritonEngine:
         return self.encoder.up
 
     @property
+    def labels_of(self) -> str | None:
+        return None if self.labels is None else self.labels.centers
+
+    @property
     def overdue_s(self) -> float:
         return self.encoder.patience_s
 

@@ -60,6 +60,13 @@ def scanned(url, images, centers, top=8, threshold=None):
     return found.ids.astype("<i4").tobytes() + found.scores.astype("<f4").tobytes()
 
 
+def by_engine(url):
+    """The rows that the service says to have labeled by Triton."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    counts = [line for line in lines if line.startswith('mlcd_labels_found_total{by="engine"}')]
+    return float(counts[0].split()[1]) if counts else 0
+
+
 def counted(triton):
     """The images that Triton has labeled: counted only after the answer has gone."""
     latest, before = triton.metric("nv_inference_count", f"{NAME}-labels"), None
@@ -84,9 +91,11 @@ def test_labels_come_from_triton_with_the_bytes_of_our_own_scan(labeled, images,
     triton, url = labeled
     # others than those whose embeddings are in the cache since the query before
     chosen = images[:10] if not query else images[10:20] if "threshold" in query else images[20:30]
-    before = counted(triton)
+    assert httpx.get(f"{url}/v1/info").json()["centers"]["labels_by"] == "engine"
+    before, ours = counted(triton), by_engine(url)
     found = labels(url, chosen, **query)
     assert counted(triton) == before + len(chosen)
+    assert by_engine(url) == ours + len(chosen)
     assert found == scanned(url, chosen, centers, **query)
 
 

@@ -21,6 +21,8 @@ class LocalEngine:
     seen in each.
     """
 
+    labels_of = None
+
     def __init__(self, latency_s=0.02):
         self.latency_s, self.failing, self.batches = latency_s, False, []
         self._turn = asyncio.Lock()
