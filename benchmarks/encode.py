@@ -1,7 +1,6 @@
 """Images per second of every engine and precision of this machine, against peers in the same run.
 
     python benchmarks/encode.py [--tower b32|l14] [--batches 1 8 32] [--runs 5] [--images DIR]
-    python benchmarks/encode.py --device cuda [--tower b32|l14] [--batches 32 256]
 
 All run one ViT with the same random weights, interleaved. Each is in a process of its own, so that
 thread pools do not compete:
@@ -15,8 +14,7 @@ thread pools do not compete:
 Then it prints, on real images, the cosine to torch fp32, and whether batch size and neighbors
 change an embedding or its nearest of 1,000 random centers.
 
---device: in place of all this, the engine torch on that device in fp32 and bf16, on noise, in this
-process, with the share of the best rate of square matrix products that was measured before.
+`benchmarks/encode_device.py` measures the engine torch alone, on a GPU.
 """
 
 import argparse
@@ -408,54 +406,6 @@ def _dimension(workers: list[Worker]) -> int:
     return int(workers[0].rows(1, np.arange(1)).shape[1])
 
 
-def measure_device(options: argparse.Namespace) -> None:
-    """Prints the rates of the engine torch on one device, and the shares of its matrix limit."""
-    import torch
-
-    from mlcd.encoders.encoder import Precision
-    from mlcd.encoders.torch import TorchEncoder, computes_bf16
-    from training.telemetry.throughput import measured_peak_tflops
-
-    device, config = torch.device(options.device), tower_config(options.tower)
-    precisions: list[Precision] = ["fp32"]
-    precisions += ["bf16"] if options.device == "cuda" or computes_bf16() else []
-    limit = {each: measured_peak_tflops(device, each) for each in precisions}
-    rates = ", ".join(f"{each} {rate:.3g}" for each, rate in limit.items())
-    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    print(f"{name}: measured matrix limit in TFLOP/s: {rates}")
-    flops = flops_per_image(config)
-    print(f"{options.tower}: {flops / GIGA:.2f} GFLOP per image; medians (least to most)")
-    shape = (max(options.batches), 3, config.image_size, config.image_size)
-    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    seconds: dict[tuple[int, Precision], list[float]] = {}
-    encoders: dict[Precision, Encode] = {}
-    for each in precisions:
-        model = random_model(config)  # one each, because the engine rounds its weights in place
-        encoders[each] = TorchEncoder(
-            model,
-            name="random",
-            fingerprint="",
-            preprocess=model.preprocess,
-            precision=each,
-            device=options.device,
-        ).encode
-    # The first run warms up, and records the graphs of a GPU.
-    for run in range(-1, options.runs):
-        for num in options.batches:
-            for each, encode in encoders.items():
-                began = time.perf_counter()
-                encode(images[:num])
-                taken = time.perf_counter() - began
-                seconds.setdefault((num, each), []).extend([taken] if run >= 0 else [])
-    for (num, each), times in seconds.items():
-        low, middle, high = (num / s for s in (max(times), statistics.median(times), min(times)))
-        tflops = middle * flops / 1e12
-        print(
-            f"  batch {num:4} torch-{each} {middle:,.1f} images/s ({low:,.1f} to {high:,.1f}), "
-            f"{tflops:.3g} TFLOP/s, {tflops / limit[each]:.1%} of the measured matrix limit"
-        )
-
-
 def prepared_images(folder: Path, num: int, size: int) -> NDArray[np.uint8]:
     """Returns real images if there are some, every class in turn; else noise."""
     if not folder.is_dir():
@@ -477,7 +427,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tower", choices=sorted(TOWERS), default="b32")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="the engine torch there alone")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--images", type=Path, default=CALTECH)
@@ -487,9 +436,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.form:
         work(options.form, options.tower, options.folder)
-        return
-    if options.device:
-        measure_device(options)
         return
     # Hours may pass before the end.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -45,8 +45,7 @@ def _train(tower: str, batch: int, classes: int) -> tuple[str, ...]:
 
 
 def _encode(tower: str) -> tuple[str, ...]:
-    sizes = ("--batches", "1", "32", "256", "--runs", "20")
-    return ("benchmarks/encode.py", "--device", "cuda", "--tower", tower, *sizes)
+    return ("benchmarks/encode_device.py", "--device", "cuda", "--tower", tower, "--runs", "20")
 
 
 SLICES: Final[Sequence[Slice]] = (

@@ -1,0 +1,143 @@
+"""Images per second of the engine torch on one device, alone and with labels for each image.
+
+    python benchmarks/encode_device.py --device cuda [--tower b32|l14] [--batches 1 32 256]
+                                       [--centers 1000000] [--runs 5]
+
+On noise, in this process, interleaved: the engine in fp32 and bf16, with its share of the best rate
+of square matrix products that was measured before; and the engine in bf16 with the 8 nearest of
+random centers, as a Triton with them on the GPU finds labels (cuda-bf16), and as the server does on
+the CPU (auto). All labels of a round must be those of the scan in float32, or the exit status is 1.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import torch
+from encode import GIGA, TOWERS, Encode, flops_per_image, random_model, tower_config
+
+from mlcd.clustering.arithmetics import MatmulName
+from mlcd.clustering.nearest import CenterScan
+from mlcd.encoders.encoder import Precision
+from mlcd.encoders.torch import TorchEncoder, computes_bf16
+from mlcd.types import Embeddings, Neighbors, unit_rows
+from training.telemetry.throughput import measured_peak_tflops
+
+_TOP = 8
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is timed. run: takes the number of images. limit: in TFLOP/s, where it is compared."""
+
+    title: str
+    run: Callable[[int], object]
+    limit: float | None = None
+
+
+def main() -> None:
+    options = read_options()
+    device, config = torch.device(options.device), tower_config(options.tower)
+    precisions: list[Precision] = ["fp32"]
+    precisions += ["bf16"] if options.device == "cuda" or computes_bf16() else []
+    limit = {each: measured_peak_tflops(device, each) for each in precisions}
+    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    rates = ", ".join(f"{each} {rate:.3g}" for each, rate in limit.items())
+    print(f"{name}: measured matrix limit in TFLOP/s: {rates}")
+    flops = flops_per_image(config)
+    print(f"{options.tower}: {flops / GIGA:.2f} GFLOP per image; medians (least to most)")
+    shape = (max(options.batches), 3, config.image_size, config.image_size)
+    images = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    encoders = {each: open_encoder(options.tower, each, options.device) for each in precisions}
+    scans = open_scans(options.centers, config.output_dim, options.device)
+    works = [
+        Work(f"torch-{each}", lambda num, encode=encode: encode(images[:num]), limit[each])
+        for each, encode in encoders.items()
+    ]
+    fastest, encode = list(encoders.items())[-1]
+    works += [
+        Work(
+            f"torch-{fastest}, labels by {matmul}",
+            lambda num, scan=scan: scan.nearest(encode(images[:num]), _TOP),
+        )
+        for matmul, scan in scans.items()
+    ]
+    for num, work, times in timed(works, options):
+        low, middle, high = (num / s for s in (max(times), statistics.median(times), min(times)))
+        line = f"  batch {num:4} {work.title} {middle:,.1f} images/s ({low:,.1f} to {high:,.1f})"
+        if work.limit is not None:
+            tflops = middle * flops / 1e12
+            line += f", {tflops:.3g} TFLOP/s, {tflops / work.limit:.1%} of the matrix limit"
+        print(line)
+    sys.exit(0 if agree(scans, encode(images)) else 1)
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tower", choices=sorted(TOWERS), default="b32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--centers", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=int, default=5)
+    return parser.parse_args()
+
+
+def open_encoder(tower: str, precision: Precision, device: str) -> Encode:
+    model = random_model(tower_config(tower))  # one each: the engine rounds its weights in place
+    return TorchEncoder(
+        model,
+        name="random",
+        fingerprint="",
+        preprocess=model.preprocess,
+        precision=precision,
+        device=device,
+    ).encode
+
+
+def open_scans(num_centers: int, dimension: int, device: str) -> dict[str, CenterScan]:
+    """Returns the ways to the labels, by the name of their arithmetic."""
+    generator = np.random.default_rng(1)
+    centers = unit_rows(generator.standard_normal((num_centers, dimension), dtype=np.float32))
+    names: list[MatmulName] = ["cuda-bf16"] if device == "cuda" else ["torch-bf16"]
+    opened = {name: CenterScan(centers, matmul=name) for name in names}
+    return {**opened, "auto": CenterScan(centers)}
+
+
+def timed(
+    works: Sequence[Work], options: argparse.Namespace
+) -> Iterator[tuple[int, Work, list[float]]]:
+    """Yields each batch and work with its seconds, which were measured in turns."""
+    seconds: dict[tuple[int, Work], list[float]] = {}
+    # The first run warms up, and records the graphs of a GPU.
+    for run in range(-1, options.runs):
+        for num, work in product(options.batches, works):
+            began = time.perf_counter()
+            work.run(num)
+            taken = time.perf_counter() - began
+            seconds.setdefault((num, work), []).extend([taken] if run >= 0 else [])
+    for (num, work), times in seconds.items():
+        yield num, work, times
+
+
+def agree(scans: dict[str, CenterScan], rows: Embeddings) -> bool:
+    """Tells, and prints, if all ways find the labels of the scan in float32."""
+    exact = CenterScan(next(iter(scans.values())).centers, matmul="numpy").nearest(rows, _TOP)
+    same = {name: _equal(scan.nearest(rows, _TOP), exact) for name, scan in scans.items()}
+    print(f"labels of {len(rows)} images are those of float32: {same}")
+    return all(same.values())
+
+
+def _equal(found: Neighbors, exact: Neighbors) -> bool:
+    same: bool = np.array_equal(found.ids, exact.ids)
+    return same and np.array_equal(found.scores, exact.scores)
+
+
+if __name__ == "__main__":
+    main()
