@@ -18,7 +18,7 @@ from typing import Final
 from studies.losses.frozen.features import TEACHERS
 from studies.losses.marked import filled
 from studies.losses.table import RESULTS
-from studies.losses.verdict import headlines, tables
+from studies.losses.verdict import headlines, mosaic_tables, tables, tower_tables
 from studies.losses.verdict.all_rows import TITLES, AllRows
 from studies.losses.verdict.evidence import where
 from studies.losses.verdict.pairs_picture import draw_pairs
@@ -66,8 +66,9 @@ def blocks_of(every: AllRows) -> Mapping[str, Callable[[], str]]:
         "surface": lambda: tables.surfaces(every),
         "starts": lambda: tables.starts(every),
         "sweeps": lambda: tables.sweep_tables(every),
-        "mosaics": lambda: tables.mosaics(every),
-        "covariates": lambda: tables.covariates(every),
+        "towers": lambda: tower_tables.tower_arms(every),
+        "mosaics": lambda: mosaic_tables.mosaics(every),
+        "covariates": lambda: mosaic_tables.covariates(every),
         "learned": lambda: tables.learned(every),
         "pairs": lambda: tables.pairs(every),
         "facts": lambda: tables.facts(every),
