@@ -13,6 +13,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+# The runner of the first study, which is finished: it changes no more with the rest.
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
     "mlc": "lr0.001-s16-r1-steps12",
