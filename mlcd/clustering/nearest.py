@@ -61,8 +61,7 @@ from mlcd.clustering.exact_scores import (
     single_scores,
 )
 from mlcd.clustering.matmul import Matmul, Rounding, ranks
-from mlcd.clustering.row_threads import in_threads
-from mlcd.cores import available_cores
+from mlcd.clustering.row_threads import batches, in_threads
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
@@ -215,7 +214,8 @@ class CenterScan:
             # than it settles.
             first = int((level[batch] > 0).mean() > _OPEN_SHARE)
 
-        in_threads(search, _batches(len(embeddings) if top else 0))
+        num_rows = len(embeddings) if top else 0
+        in_threads(search, batches(num_rows, most=_BATCH_ROWS, least=_LEAST_ROWS))
         return ids, scores, level
 
     def _checked(self, seeds: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -457,9 +457,3 @@ class _Found:
     ids: NDArray[np.int64]
     scores: NDArray[np.float64]
     proven: NDArray[np.bool_]
-
-
-def _batches(num_rows: int) -> list[slice]:
-    """Returns the batches that the threads share, evenly where there are few rows."""
-    rows = min(_BATCH_ROWS, max(_LEAST_ROWS, -(-num_rows // available_cores())))
-    return [slice(start, min(start + rows, num_rows)) for start in range(0, num_rows, rows)]

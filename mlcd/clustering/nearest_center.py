@@ -29,10 +29,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.clustering.row_threads import batches, in_threads
 from mlcd.types import Embeddings
 
-# rows of one product: BLAS threads wait for each other at every product, so few large ones
-_BATCH_ROWS: Final = 4096
+_BATCH_ROWS: Final = 4096  # of one product; few large ones are faster
+_LEAST_ROWS: Final = 512  # of a thread's product
+_WORTH_THREADS: Final = 1 << 28  # multiplications: 5 ms of a core, and threads take half of one
 _BLOCK_CENTERS: Final = 1024
 _TIMED_ROWS: Final = 1024
 _ROUNDOFF: Final = 2.0**-24
@@ -119,11 +121,18 @@ class NearestCenter:
                 None if previous is None else previous[:_TIMED_ROWS],
             )
         nearest = np.empty(len(embeddings), dtype=np.int32)
-        for start in range(0, len(embeddings), _BATCH_ROWS):
-            batch = slice(start, start + _BATCH_ROWS)
+
+        def search(batch: slice) -> None:
             nearest[batch] = self._batch(
                 embeddings[batch], None if previous is None else previous[batch], self._head
             )
+
+        parts = batches(len(embeddings), most=_BATCH_ROWS, least=_LEAST_ROWS)
+        if len(embeddings) * self._centers_KD.size >= _WORTH_THREADS:
+            in_threads(search, parts)
+        else:
+            for part in parts:
+                search(part)
         return nearest
 
     def _choose(self, basis: Basis, z_BD: Embeddings, previous: NDArray[np.int32] | None) -> None:

@@ -1,4 +1,5 @@
-"""Threads that share the rows of a scan, each with the libraries of linear algebra to itself.
+"""Threads that share the rows of a scan, or the columns of sums, each with the libraries of linear
+algebra to itself.
 
 A library's own threads share each product, and wait while Python selects from it. Threads over rows
 multiply and select at the same time.
@@ -29,6 +30,15 @@ def in_threads(work: Callable[[_Item], object], items: Sequence[_Item]) -> None:
     with limited_blas(), ThreadPoolExecutor(num_threads, initializer=_limit_openmp) as threads:
         for _ in threads.map(work, items):
             pass
+
+
+def batches(num: int, *, most: int, least: int = 1) -> list[slice]:
+    """Returns the batches of so many rows that threads share, evenly where there are few.
+
+    most: rows of a batch. least: those that a thread is worth.
+    """
+    rows = min(most, max(least, -(-num // available_cores())))
+    return [slice(start, min(start + rows, num)) for start in range(0, num, rows)]
 
 
 class _Limit:

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.clustering.row_threads import batches, in_threads
 from mlcd.clustering.rows import Rows
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings
@@ -19,6 +20,7 @@ from mlcd.world import World
 SCALE: Final = 2.0**33
 MAX_ROWS: Final = 2**29
 _TOGETHER: Final = 1 << 17  # components converted at once: small enough for the cache
+_WORTH_THREADS: Final = 1 << 20  # components: 3 ms of a core, and threads take half of one
 _CENTERS_AT_ONCE: Final = 8192
 _ROWS_OF_A_MEAN: Final = 2**28
 
@@ -53,6 +55,24 @@ class ClusterSums:
                 remedy="ask for more clusters, or cluster a sample",
             )
         order = np.argsort(clusters, kind="stable")
+
+        def change(columns: slice) -> None:
+            self._change_columns(rows[:, columns], clusters, order, sign, self.sums[:, columns])
+
+        if rows.size >= _WORTH_THREADS:
+            in_threads(change, batches(rows.shape[1], most=rows.shape[1]))
+        else:
+            change(slice(None))
+
+    @staticmethod
+    def _change_columns(
+        rows: Embeddings,
+        clusters: NDArray[np.integer],
+        order: NDArray[np.int64],
+        sign: int,
+        sums: NDArray[np.int64],
+    ) -> None:
+        """Adds the rows in this order, which is that of their clusters, to the sums in place."""
         together = max(1, _TOGETHER // rows.shape[1])
         for start in range(0, len(rows), together):
             part = order[start : start + together]
@@ -62,7 +82,7 @@ class ClusterSums:
             fixed *= sign * SCALE
             np.rint(fixed, out=fixed)
             # These are whole numbers below 2^53, so their sums are exact in float64.
-            self.sums[ids[starts]] += np.add.reduceat(fixed, starts, axis=0).astype(np.int64)
+            sums[ids[starts]] += np.add.reduceat(fixed, starts, axis=0).astype(np.int64)
 
     def objective(self, centers: Embeddings) -> float:
         """Returns J, the mean inner product of the rows with their centers [K, D], in float64, from

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mlcd.clustering import sums
+from mlcd.clustering import row_threads, sums
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.repair import next_centers
 from mlcd.clustering.sums import ClusterSums
@@ -29,6 +29,16 @@ def test_sums_are_the_definition_and_no_order_changes_a_bit():
         parts.add(ROWS[part], CLUSTERS[part])
     assert parts.sums.tobytes() == totals.sums.tobytes()
     assert (parts.sizes == np.bincount(CLUSTERS)).all()
+
+
+def test_threads_over_columns_change_no_bit(monkeypatch):
+    alone = totals_of(ROWS, CLUSTERS)
+    monkeypatch.setattr(sums, "_WORTH_THREADS", 1)
+    monkeypatch.setattr(row_threads, "available_cores", lambda: 5)  # 12 columns: uneven shares
+    shared = totals_of(ROWS, CLUSTERS)
+    assert shared.sums.tobytes() == alone.sums.tobytes()
+    shared.subtract(ROWS, CLUSTERS)
+    assert not shared.sums.any()
 
 
 def test_rows_that_move_leave_no_trace():
