@@ -47,7 +47,12 @@ TOWER_CONTRASTS: Final = tuple(
     )
 )  # fmt: skip
 _SCALED: Final = {arm.name for arm in SCALED_ARMS.values()}
-TITLES: Final = {"mobilenet": "MobileNetV2", "hog": "HOG", "resnet20": "ResNet-20", "own": "own"}
+TITLES: Final = {
+    "mobilenet": "MobileNetV2",
+    "hog": "HOG",
+    "resnet20": "ResNet-20",
+    "own": "its own first round",
+}
 
 
 @dataclass(frozen=True)

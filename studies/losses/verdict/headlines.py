@@ -1,6 +1,6 @@
 """The blocks of the first page: the answer in a sentence and in a table, claims, and progress."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,6 +13,7 @@ from studies.losses.scales.arms import all_scales_runs
 from studies.losses.towers.arms import (
     ON_CPU,
     ON_GPU,
+    TOWER_TEACHERS,
     all_tower_runs,
 )
 from studies.losses.verdict.all_rows import (
@@ -42,26 +43,47 @@ _SIGNS: Final = {
     "higher, by less than 0.5": "↑ <", "lower, by less than 0.5": "↓ <",
     "equal within 0.5": "=", "not told apart": "?", "not run": "",
 }  # fmt: skip
+_OF_FORM: Final = "MLCD - MLC"
 NOT_ENOUGH: Final = "Not run yet, or too few runs."
 
 
 def headline(every: AllRows) -> str:
-    """Returns the answer to the question in a sentence for each teacher of the frozen tier."""
+    """Returns the answer to the question in a sentence for each teacher, frozen and in towers."""
     found = tested(every, UNSEEN)
-    lines = []
+    lines = [*_frozen_headlines(found), *_tower_headlines(found)]
+    return "\n".join(lines)
+
+
+def _frozen_headlines(found: Mapping[str, Sequence[Finding]]) -> Iterator[str]:
     for teacher in TEACHERS:
         of_title = {each.title: each for each in found.get(f"frozen, {TITLES[teacher]}", [])}
-        as_it_comes, there = (of_title.get(name) for name in ("MLCD - MLC", AT_ONE_COSINE))
+        as_it_comes, there = (of_title.get(name) for name in (_OF_FORM, AT_ONE_COSINE))
+        name = f"frozen features, clusters of {TITLES[teacher]}"
         if as_it_comes is None or there is None or there.difference is None:
-            lines.append(f"- clusters of {TITLES[teacher]}: not finished, or never at one cosine")
+            yield f"- {name}: not finished, or never at one cosine"
             continue
-        equal = "equal within 0.5" if there.difference.p_equal < CLEAR else "equality is not shown"
-        lines.append(
-            f"- clusters of {TITLES[teacher]}: {told_apart(as_it_comes)} as they come, "
-            f"{told_apart(there)} at one cosine, {equal} "
-            f"({seeds_text(there.seeds, len(NAMED_SEEDS))})"
+        yield (
+            f"- {name}: {told_apart(as_it_comes)} as they come, {told_apart(there)} at one cosine, "
+            f"{_equality(there)} ({seeds_text(there.seeds, len(NAMED_SEEDS))})"
         )
-    return "\n".join(lines)
+
+
+def _tower_headlines(found: Mapping[str, Sequence[Finding]]) -> Iterator[str]:
+    for teacher in TOWER_TEACHERS:
+        of_title = {each.title: each for each in found.get(f"towers, {TITLES[teacher]}", [])}
+        as_it_comes = of_title.get(_OF_FORM)
+        if as_it_comes is not None and as_it_comes.difference is not None:
+            seeds = seeds_text(as_it_comes.seeds, len(ON_CPU.seeds))
+            yield (
+                f"- towers from pixels, clusters of {TITLES[teacher]}: {told_apart(as_it_comes)} "
+                f"as they come, {_equality(as_it_comes)} ({seeds})"
+            )
+
+
+def _equality(finding: Finding) -> str:
+    assert finding.difference is not None
+    shown = finding.difference.p_equal < CLEAR
+    return "equal within 0.5" if shown else "equality is not shown"
 
 
 def answer(every: AllRows) -> str:

@@ -285,9 +285,9 @@ def test_pages_are_filled_from_the_rows_and_say_what_is_not_finished(tmp_path, m
     written(tmp_path, "frozen", rows)
     arms = {**TOWER_ARMS, **INSTANCE_ARMS}
     towers = [
-        row_of(arm, seed, 0.4, teacher="none" if "instance" in arm.kind else "own")
+        full_bits(rng, row_of(arm, seed, 0.4, teacher="none" if "instance" in arm.kind else "own"))
         for arm in arms.values()
-        for seed in (1, 2)
+        for seed in (1, 2, 3)
     ]
     written(tmp_path, "towers", towers)
     pairs = [
@@ -308,10 +308,12 @@ def test_pages_are_filled_from_the_rows_and_say_what_is_not_finished(tmp_path, m
     details = (docs / "explanation" / "validation-details.md").read_text()
     page = (docs / "explanation" / "validation.md").read_text()
     drawn = [each.read_bytes() for each in pictures]
-    assert "- clusters of MobileNetV2: not finished" in page
+    assert "- frozen features, clusters of MobileNetV2: not finished" in page
+    assert "- towers from pixels, clusters of its own first round: " in page
+    assert "- towers from pixels, clusters of HOG: " not in page
     assert "| frozen: named hypotheses | 24 of 736 | 3 of 24 seeds |" in page
     assert "**frozen, HOG**, 3 of 24 seeds" in details
-    assert "**towers, own**, 2 of 12 seeds" in details
+    assert "**towers, its own first round**, 3 of 12 seeds" in details
     assert "| 32 | 20.0 | 20.0 |" in details
     assert "3.00 · 1.00" in details
     assert "Not run yet, or too few runs." in details
