@@ -42,7 +42,7 @@ class TowersTier:
         return (PRETRAINING, *ASKED, "encoders")
 
     def all_runs(self) -> Iterator[TowerRun]:
-        return all_tower_runs(self.towers.size.seeds)
+        return all_tower_runs(self.towers.size)
 
     def prepare(self) -> None:
         prepare_towers(self.towers)

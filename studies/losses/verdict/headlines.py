@@ -149,10 +149,10 @@ def progress(every: AllRows) -> str:
         for title, rows, planned, seeds in (
             ("frozen: named hypotheses", _named(every.frozen), _num_named(), len(NAMED_SEEDS)),
             ("frozen: with the sweeps", every.frozen, len(list(all_runs())), None),
-            ("towers", every.towers, len(list(all_tower_runs(ON_CPU.seeds))), len(ON_CPU.seeds)),
+            ("towers", every.towers, len(list(all_tower_runs(ON_CPU))), len(ON_CPU.seeds)),
             ("mosaics", every.mosaics, len(list(all_mosaic_runs())), len(MOSAIC_SEEDS)),
             ("scales", every.scales, len(list(all_scales_runs())), None),
-            ("gpu", every.gpu, len(list(all_tower_runs(ON_GPU.seeds))), len(ON_GPU.seeds)),
+            ("gpu", every.gpu, len(list(all_tower_runs(ON_GPU))), len(ON_GPU.seeds)),
         )
     ]
     return table([["tier", "runs", "seeds of what is least finished"], *lines])
