@@ -29,12 +29,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.row_threads import batches, in_threads
+from mlcd.clustering.row_threads import allowed_threads, batches, in_threads, limited_blas
 from mlcd.types import Embeddings
 
 _BATCH_ROWS: Final = 4096  # of one product; few large ones are faster
 _LEAST_ROWS: Final = 512  # of a thread's product
-_WORTH_THREADS: Final = 1 << 28  # multiplications: 5 ms of a core, and threads take half of one
+_WORTH_THREADS: Final = 1 << 28  # multiplications: 5 ms of a core; two threads begin in half of one
 _BLOCK_CENTERS: Final = 1024
 _TIMED_ROWS: Final = 1024
 _ROUNDOFF: Final = 2.0**-24
@@ -127,21 +127,23 @@ class NearestCenter:
                 embeddings[batch], None if previous is None else previous[batch], self._head
             )
 
-        parts = batches(len(embeddings), most=_BATCH_ROWS, least=_LEAST_ROWS)
         if len(embeddings) * self._centers_KD.size >= _WORTH_THREADS:
-            in_threads(search, parts)
-        else:
-            for part in parts:
-                search(part)
+            parts = batches(len(embeddings), most=_BATCH_ROWS, least=_LEAST_ROWS)
+            if len(parts) >= allowed_threads():  # fewer leave cores to BLAS
+                in_threads(search, parts)
+                return nearest
+        for start in range(0, len(embeddings), _BATCH_ROWS):
+            search(slice(start, start + _BATCH_ROWS))
         return nearest
 
     def _choose(self, basis: Basis, z_BD: Embeddings, previous: NDArray[np.int32] | None) -> None:
         ways = {0: None, **{one_in: _Head.of(basis, self._centers_KD, one_in) for one_in in _HEADS}}
         seconds = {}
         for one_in, head in ways.items():
-            began = time.perf_counter()
-            self._batch(z_BD, previous, head)
-            seconds[one_in] = time.perf_counter() - began
+            with limited_blas():  # as where threads share the rows
+                began = time.perf_counter()
+                self._batch(z_BD, previous, head)
+                seconds[one_in] = time.perf_counter() - began
         self.one_in = min(seconds, key=lambda one_in: seconds[one_in])
         self._head = ways[self.one_in]
 

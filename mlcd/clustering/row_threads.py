@@ -2,14 +2,15 @@
 algebra to itself.
 
 A library's own threads share each product, and wait while Python selects from it. Threads over rows
-multiply and select at the same time.
+multiply and select at the same time. They are as many as BLAS may have, so whoever limits it
+(OMP_NUM_THREADS, which torchrun sets, or a server's budget) limits them.
 """
 
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from threadpoolctl import OpenBLASController, ThreadpoolController
@@ -21,8 +22,8 @@ _controllers: dict[bool, ThreadpoolController] = {}
 
 
 def in_threads(work: Callable[[_Item], object], items: Sequence[_Item]) -> None:
-    """Does the work on each item, by as many threads as there are cores."""
-    num_threads = min(available_cores(), len(items))
+    """Does the work on each item, by as many threads as `allowed_threads` says."""
+    num_threads = min(allowed_threads(), len(items))
     if num_threads < 2:
         for item in items:
             work(item)
@@ -32,13 +33,31 @@ def in_threads(work: Callable[[_Item], object], items: Sequence[_Item]) -> None:
             pass
 
 
-def batches(num: int, *, most: int, least: int = 1) -> list[slice]:
-    """Returns the batches of so many rows that threads share, evenly where there are few.
+def batches(num: int, *, most: int, least: int) -> list[slice]:
+    """Returns the batches of so many rows, or columns, that threads share: evenly where there are
+    few.
 
-    most: rows of a batch. least: those that a thread is worth.
+    most: those of a batch. least: those that are worth a thread.
     """
-    rows = min(most, max(least, -(-num // available_cores())))
-    return [slice(start, min(start + rows, num)) for start in range(0, num, rows)]
+    each = min(most, max(least, -(-num // allowed_threads())))
+    return [slice(start, min(start + each, num)) for start in range(0, num, each)]
+
+
+def allowed_threads() -> int:
+    """Returns the threads that BLAS may have in this process, but no more than there are cores."""
+    with _Limit.lock:
+        if _Limit.users == 0:
+            _Limit.before = _threads_of_blas()
+        return min(available_cores(), _Limit.before)
+
+
+def _threads_of_blas() -> int:
+    """Returns as many as there are cores where the process cannot look at its libraries now."""
+    try:
+        libraries = _controller().select(user_api="blas").info()
+    except OSError:
+        return available_cores()
+    return max((each["num_threads"] for each in libraries), default=available_cores())
 
 
 class _Limit:
@@ -47,6 +66,7 @@ class _Limit:
     lock = threading.Lock()
     users = 0
     held: Any = None
+    before = 1  # the threads of BLAS before its first user
 
 
 @contextmanager
@@ -54,6 +74,7 @@ def limited_blas() -> Iterator[None]:
     """Gives every product of the process one thread while at least one caller is inside."""
     with _Limit.lock:
         if _Limit.users == 0:
+            _Limit.before = _threads_of_blas()
             _Limit.held = _one_thread_of_blas()
         _Limit.users += 1
     try:
@@ -87,7 +108,8 @@ def _limit_openmp() -> None:
     """Limits OpenMP to one thread for the calling thread alone."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.get_num_threads()  # sets this thread's limit at its first call, and not again
-    _controller().limit(limits=1, user_api="openmp")
+    with suppress(OSError):  # too many open files: it only takes longer
+        _controller().limit(limits=1, user_api="openmp")
 
 
 def _controller() -> ThreadpoolController:

@@ -20,7 +20,8 @@ from mlcd.world import World
 SCALE: Final = 2.0**33
 MAX_ROWS: Final = 2**29
 _TOGETHER: Final = 1 << 17  # components converted at once: small enough for the cache
-_WORTH_THREADS: Final = 1 << 20  # components: 3 ms of a core, and threads take half of one
+_WORTH_THREADS: Final = 1 << 20  # components: 3 ms of a core; two threads begin in half of one
+_LEAST_COLUMNS: Final = 32  # of a thread: narrower ones share lines of the cache
 _CENTERS_AT_ONCE: Final = 8192
 _ROWS_OF_A_MEAN: Final = 2**28
 
@@ -60,7 +61,7 @@ class ClusterSums:
             self._change_columns(rows[:, columns], clusters, order, sign, self.sums[:, columns])
 
         if rows.size >= _WORTH_THREADS:
-            in_threads(change, batches(rows.shape[1], most=rows.shape[1]))
+            in_threads(change, batches(rows.shape[1], most=rows.shape[1], least=_LEAST_COLUMNS))
         else:
             change(slice(None))
 

@@ -45,15 +45,16 @@ class CenterSet(WireAnswer):
     """The centers in use.
 
     modes: exact, and approximate where the server's settings allow it; then with its audit.
-    labels_by: engine where it finds exact labels of images together with their embeddings, as a
-    Triton does that has the ensemble of these centers; else server.
+    labels_by: engine where it has these centers to find exact labels of images together with their
+    embeddings, as a Triton with their ensemble; else server, which also finds what the engine
+    cannot at the moment.
     """
 
     digest: str
     num_centers: int
     modes: list[SkipValidation[LabelMode]]
     audit: Audit | None
-    labels_by: Literal["server", "engine"]
+    labels_by: Literal["server", "engine"] = "server"
 
 
 class DescribedTexts(WireAnswer):

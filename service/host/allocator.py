@@ -32,8 +32,8 @@ def pause_collector() -> None:
 def keep_what_is_imported() -> None:
     """Hides all present objects from the garbage collector; call it after the imports.
 
-    What they leave in cycles stays: some 600 objects. To look for it takes 80 to 90 ms of the
-    start, a tenth of it (`benchmarks/start.py`).
+    What they leave in cycles stays: under a thousand objects. To look for it takes 80 to 90 ms, a
+    tenth of the start (`benchmarks/start.py`).
     """
     gc.freeze()
 
@@ -41,8 +41,8 @@ def keep_what_is_imported() -> None:
 def keep_what_is_open() -> None:
     """Frees what opening the resources left, hides the rest, and lets the collector run.
 
-    A full collection walks every object that is not hidden, those of all imported libraries, too.
-    It takes 80 to 120 ms on one core of a Zen 4, during which no request is answered, every few
+    A full collection walks every object that is not hidden. With those of all imported libraries
+    it takes 80 to 120 ms on one core of a Zen 4, during which no request is answered, every few
     seconds under load (`benchmarks/overload.py`).
     """
     gc.collect()

@@ -12,7 +12,7 @@ import click
 
 from mlcd.child import STOPS
 from mlcd.errors import ConfigInvalid, Conflict
-from service.host.allocator import pause_collector
+from service.host.allocator import keep_what_is_open, pause_collector
 from service.host.open_files import BACKLOG
 from service.inference.engine.launched import LaunchedEngine, launch_engine
 
@@ -96,6 +96,7 @@ def _serve(
 
         launched.dismiss()  # each process has an engine of its own
         source = SettingsSources(options, config)
+        keep_what_is_open()  # each process pauses and resumes a collector of its own
         return asyncio.run(Supervisor(settings, source, listener, announce=say).run())
     from service.serve.preparation import begin
 

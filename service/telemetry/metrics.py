@@ -140,7 +140,7 @@ class Metrics:
         )
         self._labels_found = made.counter(
             "mlcd_labels_found_total",
-            "Exact labels of images or embeddings, by who found them.",
+            "Rows with exact labels, by who found these.",
             "by",
         )
         self._searches = made.seconds(

@@ -361,11 +361,16 @@ def test_a_process_that_dies_or_hangs_while_a_checkpoint_is_written_is_named(
     assert "step_000020" not in whole
 
 
-def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(arguments, tmp_path):
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(arguments, tmp_path, size):
     """A limit on the size of files stands for the disk: the first checkpoint fits, one with moments
     does not.
     """
-    command = torchrun(2, *arguments("run"))
+    command = (
+        torchrun(size, *arguments("run"))
+        if size > 1
+        else [sys.executable, "-m", "mlcd", *arguments("run")]
+    )
     limited = ["bash", "-c", 'ulimit -f 150; exec "$@"', "bash", *map(str, command)]
     result = subprocess.run(limited, capture_output=True, text=True, timeout=240, check=False)
     told = [line for line in result.stderr.splitlines() if line.startswith("mlcd:")]

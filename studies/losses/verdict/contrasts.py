@@ -36,10 +36,15 @@ class Finding:
     seeds: int
 
     @property
+    def missing(self) -> str:
+        """Returns why there is no difference."""
+        return f"too few seeds ({self.seeds})" if self.seeds else "not run"
+
+    @property
     def verdict(self) -> str:
         """Returns the finding in words. Equality takes two one-sided tests at MARGIN."""
         if self.difference is None:
-            return "not run"
+            return self.missing
         words = []
         if self.p < CLEAR:
             words.append("higher" if self.difference.mean > 0 else "lower")
@@ -88,7 +93,7 @@ def points(difference: Difference | None) -> str:
 def told_apart(finding: Finding) -> str:
     """Formats a finding in percentage points; bold where Holm's p-value is below 5 %."""
     if finding.difference is None:
-        return "not run"
+        return finding.missing
     text = interval_text(finding.difference.mean, finding.difference.half_width).strip("*")
     return f"**{text}**" if finding.p < CLEAR else text
 

@@ -97,7 +97,7 @@ def _planned(title: str) -> int:
 
 def _finding_cells(finding: Finding) -> list[str]:
     if finding.difference is None:
-        return ["not run", "", "", ""]
+        return [finding.missing, "", "", ""]
     return [
         told_apart(finding),
         f"{finding.p:.2g}",

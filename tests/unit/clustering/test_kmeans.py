@@ -111,8 +111,8 @@ def test_the_order_of_rows_does_not_change_a_bit_of_the_centers():
 
 
 def test_the_number_of_threads_does_not_change_a_bit():
-    # Several BLAS blocks and several blocks of rows.
-    rows = unit_rows(np.random.default_rng(0).standard_normal((9000, 96)))
+    # Several BLAS blocks and several blocks of rows, and work enough for threads over each.
+    rows = unit_rows(np.random.default_rng(0).standard_normal((9000, 256)))
     digests = set()
     for threads in (1, 2, 3):
         with threadpool_limits(threads):

@@ -95,7 +95,7 @@ def test_the_answer_does_not_depend_on_the_block(monkeypatch):
 def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
     """Two opposite middles and 400 near each: more than `kept` lie within the slack of any answer."""
     monkeypatch.setattr(nearest, "_BATCH_ROWS", 16)
-    monkeypatch.setattr(row_threads, "available_cores", lambda: 1)
+    monkeypatch.setattr(row_threads, "allowed_threads", lambda: 1)
     middles = np.repeat(random_rows(1, 64), 800, axis=0) * np.repeat([1, -1], 400)[:, None]
     centers = unit_rows(middles + 1e-3 * np.random.default_rng(1).standard_normal((800, 64)))
     z = unit_rows(centers[:50] + 0.05 * random_rows(50, 64, seed=2))

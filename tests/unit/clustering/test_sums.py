@@ -34,7 +34,8 @@ def test_sums_are_the_definition_and_no_order_changes_a_bit():
 def test_threads_over_columns_change_no_bit(monkeypatch):
     alone = totals_of(ROWS, CLUSTERS)
     monkeypatch.setattr(sums, "_WORTH_THREADS", 1)
-    monkeypatch.setattr(row_threads, "available_cores", lambda: 5)  # 12 columns: uneven shares
+    monkeypatch.setattr(sums, "_LEAST_COLUMNS", 1)
+    monkeypatch.setattr(row_threads, "allowed_threads", lambda: 5)  # 12 columns: uneven shares
     shared = totals_of(ROWS, CLUSTERS)
     assert shared.sums.tobytes() == alone.sums.tobytes()
     shared.subtract(ROWS, CLUSTERS)
