@@ -34,7 +34,10 @@ _TOP = 8
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work that is timed. run: takes the number of images. limit: in TFLOP/s, where it is compared."""
+    """A piece of work that is timed.
+
+    run: takes the number of images. limit: in TFLOP/s, where the work is compared with it.
+    """
 
     title: str
     run: Callable[[int], object]
