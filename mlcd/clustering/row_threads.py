@@ -23,7 +23,8 @@ _controllers: dict[bool, ThreadpoolController] = {}
 
 def in_threads(work: Callable[[_Item], object], items: Sequence[_Item]) -> None:
     """Does the work on each item, by as many threads as `allowed_threads` says."""
-    num_threads = min(allowed_threads(), len(items))
+    # A request of one image is one item: it does not wait until the machine is asked.
+    num_threads = min(allowed_threads(), len(items)) if len(items) > 1 else 1
     if num_threads < 2:
         for item in items:
             work(item)
@@ -39,7 +40,8 @@ def batches(num: int, *, most: int, least: int) -> list[slice]:
 
     most: those of a batch. least: those that are worth a thread.
     """
-    each = min(most, max(least, -(-num // allowed_threads())))
+    each = max(least, -(-num // allowed_threads())) if num > least else least
+    each = min(most, each)
     return [slice(start, min(start + each, num)) for start in range(0, num, each)]
 
 

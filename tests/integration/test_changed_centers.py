@@ -57,6 +57,9 @@ def test_labels_and_centers_name_the_cluster_and_what_is_novel(served, digits):
     assert server.metric('mlcd_labeled_images_total{novel="yes"}') == num_novel
     total = num_novel + server.metric('mlcd_labeled_images_total{novel="no"}')
     assert total == len(ordinary) + 1
+    # the sent embedding has labels, too
+    assert server.metric('mlcd_labels_found_total{by="server"}') == len(ordinary) + 2
+    assert server.metric('mlcd_labels_found_total{by="engine"}') == 0
 
 
 def first_vector(path):

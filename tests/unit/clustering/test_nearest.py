@@ -112,9 +112,11 @@ def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
     assert found.scan.proven == 0
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("matmul", ARITHMETICS)
-def test_a_scan_over_several_blocks_and_batches_equals_one_in_float64(matmul, monkeypatch):
+def test_a_scan_over_several_blocks_and_batches_equals_one_in_float64(matmul, threads, monkeypatch):
     monkeypatch.setattr(nearest, "_BLOCK_CENTERS", 128)
+    monkeypatch.setattr(row_threads, "allowed_threads", lambda: threads)
     families = np.repeat(random_rows(60, 48, seed=2), 32, axis=0)
     families += np.float32(3e-3) * random_rows(1920, 48, seed=3)
     z = unit_rows(families[::4] + 0.1 * random_rows(480, 48, seed=4))

@@ -1,6 +1,9 @@
+import threading
+
 import numpy as np
 import pytest
 
+from mlcd.clustering import nearest_center, row_threads
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.clustering.nearest_center import Basis, NearestCenter
 from mlcd.types import unit_rows
@@ -43,6 +46,24 @@ def test_every_way_gives_the_nearest_center_and_of_equals_the_first(rows, center
     assert (scan.nearest(rows, expected.astype(np.int32)) == expected).all()
     anything = np.random.default_rng(0).integers(0, len(centers), len(rows)).astype(np.int32)
     assert (scan.nearest(rows, anything) == expected).all()
+
+
+def test_threads_share_the_rows_where_there_is_work_enough(monkeypatch):
+    rows, centers = decaying(2000, 96, 0), decaying(700, 96, 1)
+    expected = nearest_centers(rows, centers, 1).ids[:, 0]
+    for module in (nearest_center, row_threads):
+        monkeypatch.setattr(module, "allowed_threads", lambda: 3)
+    monkeypatch.setattr(nearest_center, "_WORTH_THREADS", 1)
+    workers = set()
+    dense = NearestCenter._dense
+
+    def seen(self, z_BD):
+        workers.add(threading.current_thread().name)
+        return dense(self, z_BD)
+
+    monkeypatch.setattr(NearestCenter, "_dense", seen)
+    assert (NearestCenter(centers).nearest(rows) == expected).all()
+    assert threading.current_thread().name not in workers
 
 
 def test_the_way_is_chosen_on_the_first_rows():
