@@ -28,7 +28,10 @@ def names_of(items):
 @pytest.mark.parametrize("most", [1, 2, 64])
 def test_whoever_limits_blas_limits_them(most):
     with threadpool_limits(most, user_api="blas"):
+        with limited_blas():  # the first to ask in this process
+            found = allowed_threads()
         allowed = allowed_threads()
+        assert found == allowed
         assert allowed <= min(most, CORES)
         assert len(names_of(allowed)) == allowed
         with limited_blas():  # their own limit is not one of them

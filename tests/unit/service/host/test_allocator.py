@@ -23,13 +23,13 @@ def cycle():
     return node
 
 pause_collector()
-of_imports = cycle()
+cycle()
 keep_what_is_imported()
 cycle()
 closed_later = cycle()
 keep_what_is_open()
 print(Node.ended, len(gc.get_objects()) < 100, gc.isenabled())
-del of_imports, closed_later
+del closed_later
 gc.collect()
 print(Node.ended)
 free_what_was_closed()
