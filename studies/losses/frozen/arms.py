@@ -129,6 +129,7 @@ NAMED: Final = {
     "per_column": Arm("per_column"),
     "MLCD(b = +4)": Arm(bias=4.0),
     "MLCD(b = -4)": Arm(bias=-4.0),
+    "MLCD(b = -6)": Arm(bias=-6.0),
     "MLCD(b = -8)": Arm(bias=-8.0),
     # At the rate of the weights, 300 steps move s by a seventh and b by a tenth.
     "learned s and b": Arm(learned=True, scalar_rate=30.0),
@@ -175,6 +176,8 @@ def sweeps() -> Iterator[Arm]:
     for arm in (NAMED["MLCD"], NAMED["MLC"], NAMED["CD"], NAMED["per_column"], Arm(scale=8.0)):
         yield from (replace(arm, rate=rate) for rate in _RATES)
     yield from (Arm(learned=True, scalar_rate=rate) for rate in _SCALAR_RATES)
+    # Do the losses rest at the end of 300 steps, or would more of them change the answer?
+    yield from (replace(NAMED[name], steps=900) for name in ("MLCD", "MLC", "CD"))
 
 
 def _default(kind: LossKind) -> Arm:

@@ -5,6 +5,7 @@ arms together would say too much of noisy arms and too little of quiet ones: ove
 teacher, `cd` less MLCD varies two to three times as much as MLC less MLCD.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -38,8 +39,10 @@ def paired_difference(
     """
     apart = np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
     mean = float(apart.mean())
-    if np.ptp(apart) < _ROUNDED:  # no test knows how far it may vary
-        return Difference(mean, 0.0, float(abs(mean) < _ROUNDED), float(abs(mean) >= margin))
+    if np.ptp(apart) < _ROUNDED and abs(mean) >= _ROUNDED:  # no test knows how far it may vary
+        return Difference(mean, math.inf, 1.0, 1.0)
+    if np.ptp(apart) < _ROUNDED:  # the same numbers
+        return Difference(mean, 0.0, 1.0, 0.0)
     found = ttest_1samp(apart, 0.0)
     low, high = found.confidence_interval()
     above = ttest_1samp(apart, -margin, alternative="greater").pvalue

@@ -1,7 +1,7 @@
 """The rows of the quick tiers: one for each finished run, kept in the state and gathered."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -34,11 +34,13 @@ class SlicedRun(Protocol):
 class Outcome:
     """The numbers of a run by name, and a bit for each asked image: the answer was right.
 
-    A number may also be a list of them, of several moments of the training.
+    A number may also be a list of them, of several moments of the training. scratch: a directory
+    that nothing needs any more once the row is kept.
     """
 
     numbers: dict[str, Any]
     right: NDArray[np.bool_]
+    scratch: Path | None = None
 
 
 def table_of(tier: str, results: Path) -> Path:
@@ -73,9 +75,11 @@ def write_row(tier: str, run: SlicedRun, outcome: Outcome, origin: Origin, state
     written.rename(path)
 
 
-def gather(tier: str, state: Path, results: Path) -> Iterator[str]:
+def gather(tier: str, runs: Iterable[SlicedRun], state: Path, results: Path) -> Iterator[str]:
     """Writes the table of all rows, those that it has and those of the state, and yields a line for
     each run that both have.
+
+    What was run is written anew from `runs`: a row of a time when a run had fewer fields gets them.
     """
     table = table_of(tier, results)
     rows = {row["run"]: row for row in read_rows(table)}
@@ -87,6 +91,9 @@ def gather(tier: str, state: Path, results: Path) -> Iterator[str]:
         if before is not None and any(row[name] != before.get(name) for name in row):
             yield _compared(row, before)
         rows[row["run"]] = row
+    for run in runs:
+        if run.name in rows:
+            rows[run.name] |= run.fields
     names = dict.fromkeys(name for row in rows.values() for name in row)
     results.mkdir(parents=True, exist_ok=True)
     columns = {name: [row.get(name) for row in rows.values()] for name in names}

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from argparse import Namespace
@@ -76,7 +77,7 @@ def run_slices(tier: SlicedTier, options: Namespace) -> None:
     if runs:
         tier.prepare()
         _perform_all(runs, tier, options)
-    for line in gather(tier.name, tier.state, options.results):
+    for line in gather(tier.name, tier.all_runs(), tier.state, options.results):
         print(line)
 
 
@@ -129,6 +130,8 @@ def _perform_one(run: SlicedRun, tier: SlicedTier, deadline: float | None) -> st
     except Preempted:
         return f"interrupted {run.name}"
     write_row(tier.name, run, outcome, origin(), tier.state)
+    if outcome.scratch is not None:
+        shutil.rmtree(outcome.scratch)
     return f"finished {run.name}"
 
 

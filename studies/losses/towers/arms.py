@@ -9,12 +9,12 @@ from training.parallel.partial_fc import LossKind
 
 TOWER_TEACHERS: Final = ("mobilenet", "hog", "own")
 NO_TEACHER: Final = "none"  # of instance discrimination
-BEST_BIAS: Final = 4.0  # the bias of E1 that is carried over; it decides names of runs
-BIASED: Final = f"MLCD(b = {BEST_BIAS:+g})"
+CARRIED_BIAS: Final = 4.0  # carried over from the prototype of E1; it decides names of runs
+BIASED: Final = f"MLCD(b = {CARRIED_BIAS:+g})"
 SCALED: Final = "MLCD(s = 8)"  # the scale that towers of the first study gained by
+SAME_VIEWS: Final = "MLCD(views of instances)"
 # Contrastive methods live on changes of color, blur and small crops (SimCLR, DINO).
-_CONTRASTIVE_VIEWS: Final = (
-    "augment.views=2",
+_CONTRASTIVE_CHANGES: Final = (
     "augment.min_area=0.2",
     "augment.max_aspect=1.3333",
     "augment.brightness=0.4",
@@ -29,13 +29,18 @@ _CONTRASTIVE_VIEWS: Final = (
 
 @dataclass(frozen=True)
 class TowerArm:
-    """The settings of the loss of a run. scale: s; of instances, where the learned one begins."""
+    """The settings of the loss of a run.
+
+    scale: s; of instances, where the learned one begins. changed: images are changed as those of
+    instance discrimination are, which always changes them.
+    """
 
     kind: LossKind | InstanceKind = "mlcd"
     scale: float = 16.0
     bias: float = 0.0
     labels: int = 8
     ratio: float = 1.0
+    changed: bool = False
 
     @property
     def name(self) -> str:
@@ -54,8 +59,11 @@ class TowerArm:
             learned = ["learn_scale: true"]
             learned += ["learn_bias: true"] if self.kind == "instance_sigmoid" else []
             yield f"loss={{kind: {self.kind}, scale: {self.scale}, {', '.join(learned)}}}"
-            yield from _CONTRASTIVE_VIEWS
+            yield "augment.views=2"
+            yield from _CONTRASTIVE_CHANGES
             return
+        if self.changed:
+            yield from _CONTRASTIVE_CHANGES
         yield f"loss.kind={self.kind}"
         yield f"loss.labels_per_image={self.labels}"
         yield f"loss.scale={self.scale}"
@@ -68,13 +76,15 @@ TOWER_ARMS: Final = {
     "MLCD": TowerArm(),
     "MLC": TowerArm("mlc"),
     "CD": TowerArm("cd", labels=1),
-    BIASED: TowerArm(bias=BEST_BIAS),
+    BIASED: TowerArm(bias=CARRIED_BIAS),
     # All classes are negatives, so that the order of the label columns does not matter.
     "per_column": TowerArm("per_column"),
 }
 # Whether towers gain by another scale is asked of two teachers alone.
 SCALED_ARMS: Final = {SCALED: TowerArm(scale=8.0)}
 SCALED_TEACHERS: Final = ("mobilenet", "hog")
+# Whether instance discrimination gains by its loss or by how its images are changed.
+CHANGED_ARMS: Final = {SAME_VIEWS: TowerArm(changed=True)}
 INSTANCE_ARMS: Final = {
     "softmax of instances": TowerArm("instance_softmax", scale=10.0),
     "sigmoid of instances": TowerArm("instance_sigmoid", scale=10.0),
@@ -109,7 +119,8 @@ class TowerRun:
 class TowerSize:
     """All that decides a run besides teacher, arm and seed.
 
-    overrides: changes of the recipe `small`. clusters: k. more_seeds: of MLCD and CD alone.
+    overrides: changes of the recipe `small`. clusters: k. more_seeds: of MLCD and CD with clusters
+    of MobileNetV2 alone.
     """
 
     overrides: tuple[str, ...] = ()
@@ -169,5 +180,6 @@ def all_tower_runs(size: TowerSize) -> Iterator[TowerRun]:
     for seed in seeds:
         yield from (TowerRun(teacher, arm, seed) for teacher in ("hog", "own") for arm in rest)
     for seed in size.more_seeds:
-        for teacher in TOWER_TEACHERS:  # the first round before the teacher `own`
-            yield from (TowerRun(teacher, TOWER_ARMS[name], seed) for name in _NOISY)
+        yield from (TowerRun("mobilenet", TOWER_ARMS[name], seed) for name in _NOISY)
+    for seed in seeds:
+        yield from (TowerRun("mobilenet", arm, seed) for arm in CHANGED_ARMS.values())

@@ -4,7 +4,6 @@ Shapes: N images.
 """
 
 import json
-import shutil
 import statistics
 import time
 from collections.abc import Iterator
@@ -158,9 +157,11 @@ def perform_tower(run: TowerRun, towers: Towers) -> Outcome:
         "train_s": ended - labeled,  # by this process alone, where it was interrupted
         "evaluation_s": time.perf_counter() - ended,
     }
-    if run != first_round(run.seed):
-        shutil.rmtree(towers.folder(run))
-    return Outcome({"train_steps": towers.size.steps, **numbers, **seconds}, np.concatenate(right))
+    return Outcome(
+        {"train_steps": towers.size.steps, **numbers, **seconds},
+        np.concatenate(right),
+        None if run == first_round(run.seed) else towers.folder(run),
+    )
 
 
 def resting(metrics: Path) -> dict[str, float]:

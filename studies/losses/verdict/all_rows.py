@@ -13,8 +13,10 @@ from studies.losses.mosaics.tier import MOSAICS
 from studies.losses.scales.tier import SCALES
 from studies.losses.towers.arms import (
     BIASED,
+    CHANGED_ARMS,
     INSTANCE_ARMS,
     NO_TEACHER,
+    SAME_VIEWS,
     SCALED,
     SCALED_ARMS,
     SCALED_TEACHERS,
@@ -38,15 +40,19 @@ FROZEN_CONTRASTS: Final = tuple(
     )
 )  # fmt: skip
 START_CONTRAST: Final = Contrast("centers - random", FROM_CENTERS.name, WIDE.name)
-_ALL_TOWER_ARMS: Final = {**TOWER_ARMS, **SCALED_ARMS, **INSTANCE_ARMS}
+_ALL_TOWER_ARMS: Final = {**TOWER_ARMS, **SCALED_ARMS, **CHANGED_ARMS, **INSTANCE_ARMS}
 TOWER_CONTRASTS: Final = tuple(
     Contrast(f"{arm} - {other}", _ALL_TOWER_ARMS[arm].name, _ALL_TOWER_ARMS[other].name)
     for arm, other in (
         ("MLCD", "MLC"), ("MLCD", "CD"), (BIASED, "MLCD"), ("per_column", "MLCD"),
-        (SCALED, "MLCD"), ("MLCD", "softmax of instances"), ("MLCD", "sigmoid of instances"),
+        (SCALED, "MLCD"), (SAME_VIEWS, "MLCD"), ("MLCD", "softmax of instances"),
+        ("MLCD", "sigmoid of instances"), (SAME_VIEWS, "softmax of instances"),
     )
 )  # fmt: skip
-_SCALED: Final = {arm.name for arm in SCALED_ARMS.values()}
+# Arms that are not run with every teacher, and the teachers with which they are.
+_OF_SOME: Final = {arm.name: SCALED_TEACHERS for arm in SCALED_ARMS.values()} | {
+    arm.name: ("mobilenet",) for arm in CHANGED_ARMS.values()
+}
 TITLES: Final = {
     "mobilenet": "MobileNetV2",
     "hog": "HOG",
@@ -80,7 +86,9 @@ class AllRows:
             for teacher in TOWER_TEACHERS:
                 both = [row for row in rows if row["teacher"] in (teacher, NO_TEACHER)]
                 own = both if where(both, teacher=teacher) else []
-                asked = TOWER_CONTRASTS
-                if teacher not in SCALED_TEACHERS:
-                    asked = tuple(each for each in asked if each.arm not in _SCALED)
-                yield f"{title}, {TITLES[teacher]}", own, asked
+                asked = (
+                    each
+                    for each in TOWER_CONTRASTS
+                    if teacher in _OF_SOME.get(each.arm, TOWER_TEACHERS)
+                )
+                yield f"{title}, {TITLES[teacher]}", own, tuple(asked)

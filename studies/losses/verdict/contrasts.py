@@ -71,15 +71,14 @@ def _finding(values: ByArm, contrast: Contrast) -> Finding:
 
 
 def corrected(tables: Mapping[str, Sequence[Finding]]) -> dict[str, list[Finding]]:
-    """Returns the findings of several tables with p-values by Holm over all of them."""
-    raised = iter(
-        holm([each.p for found in tables.values() for each in found if each.difference is not None])
-    )
+    """Returns the findings of several tables with p-values by Holm over all of them.
+
+    What is planned and not run counts as well, so that no p-value rises when it comes.
+    """
+    asked = [each for found in tables.values() for each in found]
+    raised = iter(holm([1.0 if each.difference is None else each.p for each in asked]))
     return {
-        title: [
-            each if each.difference is None else replace(each, p=next(raised)) for each in found
-        ]
-        for title, found in tables.items()
+        title: [replace(each, p=next(raised)) for each in found] for title, found in tables.items()
     }
 
 

@@ -1,14 +1,15 @@
 """The blocks of the first page: the answer in a sentence and in a table, claims, and progress."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-from studies.losses.frozen.arms import NAMED, NAMED_SEEDS, FrozenRun, all_runs
+from studies.losses.frozen.arms import NAMED, NAMED_SEEDS, FeaturesRun, FrozenRun, all_runs
 from studies.losses.frozen.features import TEACHERS
+from studies.losses.instrument.rows import SlicedRun
 from studies.losses.marked import table
-from studies.losses.mosaics.arms import MOSAIC_SEEDS, all_mosaic_runs
+from studies.losses.mosaics.arms import all_mosaic_runs
 from studies.losses.scales.arms import all_scales_runs
 from studies.losses.towers.arms import (
     ON_CPU,
@@ -143,36 +144,32 @@ def _several(every: AllRows) -> Iterator[str]:
 
 
 def progress(every: AllRows) -> str:
-    """Returns how many runs of each tier are finished."""
+    """Returns how many of the planned runs of each tier are finished."""
+    named = [run for run in all_runs() if _is_named(run)]
+    swept = [run for run in all_runs() if not _is_named(run)]
     lines = [
-        [title, f"{len(rows):,} of {planned:,}", _seeds_of(rows, seeds)]
-        for title, rows, planned, seeds in (
-            ("frozen: named hypotheses", _named(every.frozen), _num_named(), len(NAMED_SEEDS)),
-            ("frozen: with the sweeps", every.frozen, len(list(all_runs())), None),
-            ("towers", every.towers, len(list(all_tower_runs(ON_CPU))), len(ON_CPU.seeds)),
-            ("mosaics", every.mosaics, len(list(all_mosaic_runs())), len(MOSAIC_SEEDS)),
-            ("scales", every.scales, len(list(all_scales_runs())), None),
-            ("gpu", every.gpu, len(list(all_tower_runs(ON_GPU))), len(ON_GPU.seeds)),
+        _progress_line(title, planned, rows)
+        for title, planned, rows in (
+            ("frozen: named hypotheses", named, every.frozen),
+            ("frozen: sweeps", swept, every.frozen),
+            ("towers", all_tower_runs(ON_CPU), every.towers),
+            ("mosaics", all_mosaic_runs(), every.mosaics),
+            ("scales", all_scales_runs(), every.scales),
+            ("gpu", all_tower_runs(ON_GPU), every.gpu),
         )
     ]
-    return table([["tier", "runs", "seeds of what is least finished"], *lines])
+    return table([["tier", "runs", "arms that have all of their seeds"], *lines])
 
 
-def _named(rows: Sequence[Row]) -> list[Row]:
-    names = {arm.name for arm in NAMED.values()}
-    return [row for row in rows if row["arm"] in names]
+def _is_named(run: FrozenRun | FeaturesRun) -> bool:
+    return isinstance(run, FrozenRun) and run.arm in NAMED.values()
 
 
-def _num_named() -> int:
-    arms = set(NAMED.values())
-    return sum(isinstance(run, FrozenRun) and run.arm in arms for run in all_runs())
-
-
-def _seeds_of(rows: Sequence[Row], planned: int | None) -> str:
-    if planned is None or not rows:
-        return "" if rows else "not run"
-    groups: dict[tuple[str, str, int], set[int]] = {}
-    for row in rows:
-        key = (row["teacher"], row["arm"], row.get("objects", 0))
-        groups.setdefault(key, set()).add(row["seed"])
-    return seeds_text(min(map(len, groups.values())), planned)
+def _progress_line(title: str, planned: Iterable[SlicedRun], rows: Sequence[Row]) -> list[str]:
+    names = {row["run"] for row in rows}
+    of_arm: dict[str, list[bool]] = {}
+    for run in planned:
+        of_arm.setdefault(run.name.rpartition("/seed")[0], []).append(run.name in names)
+    finished, total = (sum(map(each, of_arm.values())) for each in (sum, len))
+    whole = sum(map(all, of_arm.values()))
+    return [title, f"{finished:,} of {total:,}", f"{whole} of {len(of_arm)}"]

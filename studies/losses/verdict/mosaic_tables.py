@@ -5,7 +5,8 @@ from typing import Final
 
 from studies.losses.frozen.arms import Arm
 from studies.losses.marked import table
-from studies.losses.mosaics.arms import MOSAIC_SEEDS, MOSAIC_TEACHERS
+from studies.losses.mosaics.arms import MOSAIC_ARMS, MOSAIC_SEEDS, MOSAIC_TEACHERS
+from studies.losses.mosaics.tiles import OBJECTS
 from studies.losses.verdict.all_rows import TITLES, AllRows
 from studies.losses.verdict.contrasts import interval_text, points, seeds_text
 from studies.losses.verdict.evidence import UNSEEN, Row, where
@@ -26,6 +27,9 @@ _MOSAIC_MEASURES: Final = {
 }
 
 
+_INFLATED: Final = 10.0  # the usual bound, above which an effect is not told from the others'
+
+
 def mosaics(every: AllRows) -> str:
     """Returns the contrasts by the number of objects trained on, and the trend of MLCD - CD."""
     parts = []
@@ -37,10 +41,20 @@ def mosaics(every: AllRows) -> str:
         lines = [["", "1 object", "2 objects", "4 objects", "for each doubling"]]
         for measure, title in _MOSAIC_MEASURES.items():
             lines += _mosaic_lines(of_k, measure, title)
-        seeds = len({row["seed"] for row in of_k})
+        seeds = min(len(own) for own in _seeds_of_cells(of_k).values())
         heading = f"**{TITLES[teacher]}**, {seeds_text(seeds, len(MOSAIC_SEEDS))}"
         parts.append(f"{heading}\n\n{table(lines)}")
     return "\n\n".join(parts) or NOT_ENOUGH
+
+
+def _seeds_of_cells(rows: Sequence[Row]) -> dict[tuple[str, int], set[int]]:
+    """Returns the seeds of each arm and number of objects, none where it is not run."""
+    found: dict[tuple[str, int], set[int]] = {
+        (arm.name, objects): set() for arm in MOSAIC_ARMS.values() for objects in OBJECTS
+    }
+    for row in rows:
+        found[row["arm"], row["objects"]].add(row["seed"])
+    return found
 
 
 def _mosaic_lines(rows: Sequence[Row], measure: str, title: str) -> Iterator[list[str]]:
@@ -69,4 +83,6 @@ def covariates(every: AllRows) -> str:
 def _effect_cell(effect: Effect | None) -> str:
     if effect is None:
         return ""
-    return f"{interval_text(effect.mean, effect.half_width)} ({effect.inflation:.1f})"
+    text = interval_text(effect.mean, effect.half_width)
+    told = text.strip("*") if effect.inflation > _INFLATED else text
+    return f"{told} ({effect.inflation:.1f})"

@@ -2,19 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.interpolate import PchipInterpolator
 from statsmodels.regression.linear_model import OLS
 
-from studies.losses.frozen.arms import BIASES, NAMED, Arm, sweeps
+from studies.losses.frozen.arms import BIASES, NAMED, SWEEP_SEEDS, Arm, sweeps
 from studies.losses.instrument.paired import Difference, paired_difference
 from studies.losses.verdict.contrasts import MARGIN, MIN_SEEDS
 from studies.losses.verdict.evidence import UNSEEN, Row, by_arm, mean_of, where
 
 FORMS: Final = ("mlcd", "mlc", "cd", "per_column", "bce")
 _SHAPE: Final = 10  # the columns of a quadratic of three variables
+_MAX_RESTING_SCALE: Final = 32.0
 
 
 @dataclass(frozen=True)
@@ -33,21 +36,25 @@ class AtRest:
 class Surface:
     """Accuracy over (cos+, cos-, log s), a quadratic of the arms' means.
 
-    explained: its share of the variance. by_form: what the form of the loss explains besides, with
-    p. offsets: each form less Eq. 5 at the same place, with the half width of its interval.
+    explained: its share of the variance. left_out: the same where each arm is predicted from all
+    others. by_cosines: without s. by_form: what the form of the loss explains besides, with p.
+    offsets: each form less Eq. 5 at the same place, with the half width of its interval.
     """
 
     num_arms: int
     explained: float
+    left_out: float
+    by_cosines: float
     by_form: float
     p: float
     offsets: dict[str, tuple[float, float]]
 
 
 def at_rest(rows: Sequence[Row], measure: str = UNSEEN, scale: float = 16.0) -> AtRest | None:
-    """Reads the accuracy of Eq. 5 off between the biases whose cosines are around that of Eq. 4.
+    """Reads the accuracy of Eq. 5 off between its biases, at the cosine of Eq. 4.
 
-    A seed outside of their range is left out, which is stated; None below three seeds.
+    It is read off a monotone cubic (PCHIP) through the biases: straight lines would be below what
+    is curved. A seed outside of their range is left out, which is stated; None below three seeds.
     """
     biased = _biased(scale)
     accuracy, cosine = by_arm(rows, measure), by_arm(rows, "positive_cosine")
@@ -59,9 +66,10 @@ def at_rest(rows: Sequence[Row], measure: str = UNSEEN, scale: float = 16.0) -> 
             for arm in biased
             if seed in cosine.get(arm, {})
         )
-        if len(curve) == len(biased) and curve[0][0] <= there <= curve[-1][0]:
+        places = {cosine for cosine, _ in curve}  # a curve has one accuracy at each
+        if len(places) == len(biased) and min(places) <= there <= max(places):
             cosines, accuracies = zip(*curve, strict=True)
-            read[seed] = float(np.interp(there, cosines, accuracies))
+            read[seed] = float(PchipInterpolator(cosines, accuracies)(there))
     if len(read) < MIN_SEEDS:
         return None
     resting = float(np.mean([cosine[mlc][seed] for seed in read]))
@@ -80,13 +88,18 @@ def _biased(scale: float) -> list[str]:
 
 
 def resting_arms() -> dict[str, Arm]:
-    """Returns the arms that differ in loss, scale, bias and number of labels alone."""
-    kept = ("margin", "clusters", "ratio", "start", "rate")
+    """Returns the arms that differ in loss, scale, bias and number of labels alone.
+
+    Those of s = 64 are left out: they do not rest, their cosines still rise when the steps end.
+    """
+    kept = ("margin", "clusters", "ratio", "steps", "start", "rate")
     arms = (*NAMED.values(), *sweeps())
     return {
         arm.name: arm
         for arm in arms
-        if not arm.learned and all(getattr(arm, name) == getattr(Arm(), name) for name in kept)
+        if not arm.learned
+        and arm.scale <= _MAX_RESTING_SCALE
+        and all(getattr(arm, name) == getattr(Arm(), name) for name in kept)
     }
 
 
@@ -102,29 +115,35 @@ def comparable_arms() -> dict[str, Arm]:
 
 
 def surface(rows: Sequence[Row], arms: Mapping[str, Arm]) -> Surface | None:
-    """Fits the surface of one teacher's arms; None where they are too few."""
-    of_arm = {name: where(rows, arm=name) for name in arms}
-    run = {name: own for name, own in of_arm.items() if own}
+    """Fits the surface of one teacher's arms over the seeds of the sweeps, which all have; None
+    where the arms with three seeds or more are too few.
+    """
+    common = [row for row in rows if row["seed"] in SWEEP_SEEDS]
+    of_arm = {name: where(common, arm=name) for name in arms}
+    run = {name: own for name, own in of_arm.items() if len(own) >= MIN_SEEDS}
     if len(run) <= _SHAPE + len(FORMS):
         return None
     accuracy = np.array([mean_of(own, UNSEEN) for own in run.values()])
     names = ("positive_cosine", "negative_cosine", "scale")
     place = np.array([[mean_of(own, name) for name in names] for own in run.values()])
     place[:, 2] = np.log(place[:, 2])
-    smooth = _quadratic((place - place.mean(axis=0)) / place.std(axis=0))
+    place = (place - place.mean(axis=0)) / place.std(axis=0)
     kinds = [own[0]["kind"] for own in run.values()]
     present = [form for form in FORMS[1:] if form in kinds]
     forms = np.array([[kind == form for form in present] for kind in kinds], float)
-    return _compared(accuracy, smooth, forms, present)
+    return _compared(accuracy, place, forms, present)
 
 
 def _compared(
     accuracy: NDArray[np.float64],
-    smooth: NDArray[np.float64],
+    place: NDArray[np.float64],
     forms: NDArray[np.float64],
     present: Sequence[str],
 ) -> Surface:
+    smooth = _quadratic(place)
     of_place = OLS(accuracy, smooth).fit()
+    of_cosines = OLS(accuracy, _quadratic(place[:, :2])).fit()
+    missed = of_place.get_influence().resid_press
     of_both = OLS(accuracy, np.hstack([smooth, forms])).fit()
     _, p, _ = of_both.compare_f_test(of_place)
     added = slice(smooth.shape[1], None)
@@ -133,6 +152,8 @@ def _compared(
     return Surface(
         len(accuracy),
         float(of_place.rsquared),
+        float(1.0 - (missed**2).sum() / of_place.centered_tss),
+        float(of_cosines.rsquared),
         float(of_both.rsquared - of_place.rsquared),
         float(p),
         {form: (float(mean), float(width)) for form, mean, width in offsets},
@@ -140,5 +161,6 @@ def _compared(
 
 
 def _quadratic(place: NDArray[np.float64]) -> NDArray[np.float64]:
-    pairs = [place[:, i] * place[:, j] for i in range(3) for j in range(i, 3)]
+    each = range(place.shape[1])
+    pairs = [place[:, i] * place[:, j] for i, j in combinations_with_replacement(each, 2)]
     return np.column_stack([np.ones(len(place)), place, *pairs])

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from matplotlib.axes import Axes
 
+from studies.losses.statistics import interval
 from studies.losses.verdict.drawing import explain, panels_of
 from studies.losses.verdict.evidence import UNSEEN, Row, mean_of, where
 from studies.losses.verdict.resting import FORMS, resting_arms
@@ -43,7 +44,7 @@ def _draw_teacher(panel: Axes, rows: Sequence[Row]) -> None:
         panel.errorbar(
             mean_of(own, "positive_cosine"),
             float(np.mean(values)),
-            yerr=2 * float(np.std(values)) / len(values) ** 0.5,
+            yerr=interval(values).half_width,
             fmt=_MARKS[arm.scale],
             markersize=4,
             color=_COLORS[arm.kind],

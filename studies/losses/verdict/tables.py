@@ -10,6 +10,7 @@ from studies.losses.frozen.tier import FROZEN
 from studies.losses.instrument.asked import ASKED
 from studies.losses.marked import table
 from studies.losses.mosaics.tier import MOSAICS
+from studies.losses.scales.arms import pair_arms
 from studies.losses.scales.tier import SCALES
 from studies.losses.towers.arms import (
     ON_CPU,
@@ -85,9 +86,12 @@ def sets(every: AllRows) -> str:
 
 
 def _seeds_between(found: Sequence[int], planned: int) -> str:
-    """Returns the seeds of the contrasts of a table, such as `3 to 12 of 24 seeds`."""
+    """Returns the seeds of the contrasts of a table, such as `3 to 12 of 24 seeds`, or `24 to 64
+    seeds` where noisy arms have more than the others.
+    """
     least, most = min(found), max(found)
-    return seeds_text(most, planned) if least == most else f"{least} to {seeds_text(most, planned)}"
+    number = str(most) if least == most else f"{least} to {most}"
+    return f"{number} seeds" if most > planned <= least else f"{number} of {planned} seeds"
 
 
 def _planned(title: str) -> int:
@@ -117,13 +121,13 @@ def image_intervals(every: AllRows) -> str:
                 continue
             own, other = (where(rows, arm=each) for each in (contrast.arm, contrast.other))
             drawn = over_images(own, other, SET_SIZES)
-            interval = f"{100 * drawn.low:+.2f} to {100 * drawn.high:+.2f}"
+            both = interval_text(drawn.mean, drawn.half_width)
             apart = f"{100 * drawn.disagreement:.1f}"
             name = f"{title}: {finding.title}"
-            lines.append([name, points(finding.difference), interval, apart])
+            lines.append([name, points(finding.difference), both, apart])
     if not lines:
         return NOT_ENOUGH
-    header = ["", "over seeds", "over images and seeds, 95 %", "disagreement, % of images"]
+    header = ["", "over seeds", "over images and seeds", "disagreement, % of images"]
     return table([header, *lines])
 
 
@@ -162,13 +166,16 @@ def surfaces(every: AllRows) -> str:
                     interval_text(*found.offsets[form]) if form in found.offsets else ""
                     for form in ("mlc", "cd", "per_column", "bce")
                 )
+                shares = (found.explained, found.left_out, found.by_cosines, found.by_form)
                 lines.append([f"{TITLES[teacher]}, {title}", str(found.num_arms),
-                              f"{100 * found.explained:.1f}", f"{100 * found.by_form:.1f}",
+                              *(f"{100 * share:.1f}" for share in shares),
                               f"{found.p:.2g}", *offsets])  # fmt: skip
     if not lines:
         return NOT_ENOUGH
-    explained = ("explained by (cos+, cos-, s), %", "by the form besides, %", "p")
-    header = ["clusters of", "arms", *explained, "mlc - mlcd there", "cd", "per_column", "bce"]
+    explained = ("explained by (cos+, cos-, s), %", "each arm from the others, %")
+    rest = ("by (cos+, cos-) alone, %", "by the form besides, %", "p")
+    forms = ("mlc - mlcd there", "cd", "per_column", "bce")
+    header = ["clusters of", "arms", *explained, *rest, *forms]
     return table([header, *lines])
 
 
@@ -216,19 +223,25 @@ def _sweep_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
 
 def starts(every: AllRows) -> str:
     """Returns a classifier that starts from k-means centers less one from random rows."""
-    header = ["clusters of", "unseen classes", "p (equal)", "says", "held out", "probe", "seeds"]
-    lines = [header]
+    lines = [["clusters of", "unseen classes", "p (Holm)", "p (equal)", "says", "held out", "probe",
+              "seeds"]]  # fmt: skip
+    of_measure = [_of_starts(every, each) for each in (UNSEEN, OF_HELD_OUT, PROBE)]
     for teacher in TEACHERS:
-        rows = where(every.frozen, teacher=teacher)
-        unseen, held_out, probe = (
-            findings(by_arm(rows, each), [START_CONTRAST])[0]
-            for each in (UNSEEN, OF_HELD_OUT, PROBE)
-        )
-        difference, _, equal, says = _finding_cells(unseen)
-        others = [points(each.difference) for each in (held_out, probe)]
+        unseen, *others = (found[teacher][0] for found in of_measure)
         done = seeds_text(unseen.seeds, len(SWEEP_SEEDS))
-        lines.append([TITLES[teacher], difference, equal, says, *others, done])
+        lines.append([TITLES[teacher], *_finding_cells(unseen), *map(told_apart, others), done])
     return table(lines)
+
+
+def _of_starts(every: AllRows, measure: str) -> dict[str, list[Finding]]:
+    return corrected(
+        {
+            teacher: findings(
+                by_arm(where(every.frozen, teacher=teacher), measure), [START_CONTRAST]
+            )
+            for teacher in TEACHERS
+        }
+    )
 
 
 def learned(every: AllRows) -> str:
@@ -241,11 +254,11 @@ def learned(every: AllRows) -> str:
         corrected({each: findings(by_arm(rows, each), LEARNED_CONTRASTS)})[each]
         for each in (UNSEEN, OF_HELD_OUT)
     )
-    seeds = 0
+    seeds = []
     for unseen, held_out in zip(*of_measure, strict=True):
-        seeds = max(seeds, unseen.seeds)
+        seeds.append(unseen.seeds)
         lines.append([unseen.title, *_finding_cells(unseen), told_apart(held_out)])
-    named = f"{seeds_text(seeds, len(NAMED_SEEDS))}\n\n{table(lines)}"
+    named = f"{seeds_text(min(seeds), len(NAMED_SEEDS))}\n\n{table(lines)}"
     return f"{named}\n\n{table(list(learned_lines(rows)))}"
 
 
@@ -254,7 +267,8 @@ def pairs(every: AllRows) -> str:
     rows = where(every.scales, experiment="pairs")
     if not rows:
         return NOT_ENOUGH
-    seeds = min(len(own) for own in by_arm(rows, "retrieval").values())
+    done = by_arm(rows, "retrieval")
+    seeds = min(len(done.get(arm.name, {})) for arm in pair_arms())
     return f"{seeds_text(seeds, len(NAMED_SEEDS))}\n\n{table(list(pair_lines(rows)))}"
 
 

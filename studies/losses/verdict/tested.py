@@ -1,4 +1,6 @@
-"""The named hypotheses of each experiment: Holm's correction covers all of its teachers."""
+"""The named hypotheses of each experiment: Holm's correction covers all of its teachers, those
+that are not run too.
+"""
 
 import math
 from collections.abc import Sequence
@@ -16,9 +18,10 @@ AT_ONE_COSINE: Final = "MLCD - MLC where both rest at MLC's cosine"
 def tested(every: AllRows, measure: str) -> dict[str, list[Finding]]:
     """Returns the findings of each source that has rows, by its title."""
     experiments: dict[str, dict[str, list[Finding]]] = {}
+    has_rows = set()
     for title, rows, contrasts in every.sources:
-        if not rows:
-            continue
+        if rows:
+            has_rows.add(title)
         experiment = title.partition(",")[0]
         found = findings(by_arm(rows, measure), contrasts)
         if experiment == FROZEN:
@@ -28,6 +31,7 @@ def tested(every: AllRows, measure: str) -> dict[str, list[Finding]]:
         title: found
         for tables in experiments.values()
         for title, found in corrected(tables).items()
+        if title in has_rows
     }
 
 

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -156,19 +158,31 @@ def test_rows_are_gathered_beside_those_of_other_states(teacher, tmp_path):
     runs = [FrozenRun("toy", Arm(clusters=12, labels=2, steps=5), seed) for seed in (1, 2)]
     outcome = perform(runs[0], teacher, tmp_path / "work")
     write_row("frozen", runs[0], outcome, replace(origin(), commit="before"), tmp_path / "first")
-    assert list(gather("frozen", tmp_path / "first", tmp_path)) == []
+    assert list(gather("frozen", [], tmp_path / "first", tmp_path)) == []
     for run in runs:
         write_row("frozen", run, outcome, replace(origin(), commit="now"), tmp_path / "second")
-    (line,) = gather("frozen", tmp_path / "second", tmp_path)
+    (line,) = gather("frozen", [], tmp_path / "second", tmp_path)
     assert line.startswith("toy/mlcd-labels=2-clusters=12-steps=5/seed1: ")
     same, _, num = line.split(": ")[1].split()[:3]
     assert same == num
-    assert list(gather("frozen", tmp_path / "second", tmp_path)) == []
+    assert list(gather("frozen", [], tmp_path / "second", tmp_path)) == []
     again = replace(outcome, numbers=outcome.numbers | {"train_s": 99.0})
     write_row("frozen", runs[0], again, replace(origin(), commit="now"), tmp_path / "third")
-    (line,) = gather("frozen", tmp_path / "third", tmp_path)
+    (line,) = gather("frozen", [], tmp_path / "third", tmp_path)
     assert "at now" in line
     rows = read_rows(table_of("frozen", tmp_path))
     assert [row["seed"] for row in rows] == [1, 2]
     bits = np.unpackbits(np.frombuffer(rows[0]["right"], np.uint8), count=120).astype(bool)
     assert (bits == outcome.right).all()
+
+
+def test_rows_of_a_time_when_a_run_had_fewer_fields_get_them(tmp_path):
+    run = FrozenRun("toy", Arm(steps=5), 1)
+    old = run.fields | {"start": None}
+    pq.write_table(
+        pa.Table.from_pylist([{"run": run.name, **old}, {"run": "toy/unknown", "start": "wide"}]),
+        table_of("frozen", tmp_path),
+    )
+    assert list(gather("frozen", [run], tmp_path / "state", tmp_path)) == []
+    rows = read_rows(table_of("frozen", tmp_path))
+    assert [row["start"] for row in rows] == ["random", "wide"]

@@ -1,5 +1,7 @@
 """Paired differences and their tests, against the formulas of a textbook."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy.stats import t
@@ -34,11 +36,11 @@ def test_seeds_that_only_one_arm_has_decide_nothing():
     assert found == paired_difference(shared, second, margin=0.5)
 
 
-def test_a_difference_that_never_varies_is_that_number():
+def test_nothing_is_said_of_a_difference_that_never_varies_but_that_the_same_is_equal():
     same = paired_difference({1: 0.5, 2: 0.5}, {1: 0.5, 2: 0.5}, margin=0.1)
     assert (same.mean, same.half_width, same.p, same.p_equal) == (0, 0, 1, 0)
     other = paired_difference({1: 1.0, 2: 1.0}, {1: 0.5, 2: 0.5}, margin=0.1)
-    assert (other.mean, other.p, other.p_equal) == (0.5, 0, 1)
+    assert (other.mean, other.half_width, other.p, other.p_equal) == (0.5, math.inf, 1, 1)
 
 
 def test_holm_raises_what_is_tested_among_many():
