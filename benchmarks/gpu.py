@@ -11,10 +11,14 @@ A result states hardware, versions and commit; a slice that fails has one, too.
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +29,8 @@ LIMIT_S: Final = 540
 MAX_WHEEL_BYTES: Final = 60 * 2**20
 RESULTS: Final = Path(__file__).parent / "results"
 _TRAIN: Final = "benchmarks/train.py"
+_LEFT_OUT: Final = "left out"  # what a benchmark prints last that needs what is not there
+_SAID: Final = {"0": "passed", _LEFT_OUT: _LEFT_OUT}
 
 
 @dataclass(frozen=True)
@@ -67,22 +73,40 @@ SLICES: Final[Sequence[Slice]] = (
             *("--centers", "1000000", "--rows", "16384", "--runs", "5"),
         ),
     ),
-    Slice("kmeans", ("benchmarks/kmeans.py", "--rows", "200000", "--only", "mlcd")),
+    # fewer than 4,096 clusters would not be worth a timing of the GPU's arithmetic to k-means
+    Slice(
+        "kmeans",
+        (
+            *("benchmarks/kmeans.py", "--rows", "200000", "--clusters", "16384"),
+            *("--dimension", "768", "--only", "mlcd"),
+        ),
+    ),
     Slice("faiss-search", ("benchmarks/search.py", "--device", "cuda")),
 )
 
 
 def run(piece: Slice, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
-    """Runs a slice, and returns its result with its last lines."""
+    """Runs a slice, and returns its result with its last lines.
+
+    At its limit it ends with all processes that it started, which would take the next one's time.
+    """
     began = time.perf_counter()
-    try:
-        done = subprocess.run(
-            piece.command, capture_output=True, text=True, check=False, timeout=limit_s
+    with tempfile.TemporaryFile("w+", errors="replace") as printed:
+        process = subprocess.Popen(
+            piece.command, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
         )
-        status, output = str(done.returncode), done.stdout + done.stderr
-    except subprocess.TimeoutExpired as error:
-        output = error.stdout.decode() if isinstance(error.stdout, bytes) else ""
-        status = "time limit"
+        try:
+            status = str(process.wait(limit_s))
+        except subprocess.TimeoutExpired:
+            status = "time limit"
+        finally:
+            with suppress(ProcessLookupError):  # all have ended
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        printed.seek(0)
+        output = printed.read()
+    if status == "0" and _last_of(output.splitlines()).startswith(_LEFT_OUT):
+        status = _LEFT_OUT
     return {
         "name": piece.name,
         "command": ["python", *piece.arguments],
@@ -91,6 +115,10 @@ def run(piece: Slice, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
         "output": output.splitlines()[-60:],
         **origin(),
     }
+
+
+def _last_of(lines: Sequence[str]) -> str:
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def origin() -> dict[str, Any]:
@@ -122,9 +150,9 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     """Returns the results as the table of a page."""
     rows = ["| slice | device | status | seconds | last line |", "|---|---|---|---|---|"]
     for each in results:
-        last = next((line.strip() for line in reversed(each["output"]) if line.strip()), "")
-        status = "passed" if each["status"] == "0" else f"failed ({each['status']})"
-        cells = (each["name"], each["device"], status, each["seconds"], last.replace("|", "/"))
+        last = _last_of(each["output"]).replace("|", "/")
+        status = _SAID.get(each["status"], f"failed ({each['status']})")
+        cells = (each["name"], each["device"], status, each["seconds"], last)
         rows.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(rows)
 
@@ -163,7 +191,7 @@ def main() -> None:
         results.append(run(piece))
         print(f"{piece.name}: {write(results[-1], options.out)}", flush=True)
     print(table(results))
-    raise SystemExit(any(each["status"] != "0" for each in results))
+    raise SystemExit(any(each["status"] not in _SAID for each in results))
 
 
 if __name__ == "__main__":

@@ -181,89 +181,99 @@ async def open_resources(
     folder: the result of `find_model`. multiprocess_dir: see `Metrics`. started: the engine of
     images, where its process runs already.
     """
+    async with AsyncExitStack() as stack:
+        # Nothing of the model stays in this frame: a switch closes it, and it must be freed then.
+        yield await _open_all(stack, settings, folder, multiprocess_dir, started)
+
+
+async def _open_all(
+    stack: AsyncExitStack,
+    settings: Settings,
+    folder: str,
+    multiprocess_dir: Path | None,
+    started: StartedEngine | None,
+) -> Resources:
+    """Opens what `open_resources` says; `stack` closes it."""
     # The keys come before the model, which takes a while to load.
     keys = None if settings.auth.keys_file is None else KeyRing(Path(settings.auth.keys_file))
     threads = _limit_threads(settings)
     limits = settings.limits
-    async with AsyncExitStack() as stack:
-        collections = open_collections(settings)
-        if collections is not None:
-            # Closed last. An index that is being made would take longer than the shutdown may.
-            stack.callback(collections.close, finish=False)
-        headers = _open_pool(stack, 1, "headers")
-        decoders = _open_pool(stack, threads.decode, "decode")
-        large = _open_pool(stack, max(1, threads.decode // 2), "large")
-        compute = _open_pool(stack, threads.compute, "compute")
-        parsing = _open_pool(stack, 1, "parse")
-        tokenizing = _open_pool(stack, 1, "tokenize")
-        writing = _open_pool(stack, _WRITERS, "write")
-        comparing = _open_pool(stack, 1, "compare")
-        opening = _open_pool(stack, 1, "open")
-        rendering = DecodingThreads(_open_pool(stack, threads.decode, "render"))
-        # A stack for the model alone: a switch closes it, and all other resources stay open.
-        opened = await stack.enter_async_context(AsyncExitStack())
-        engine = await opened.enter_async_context(
-            _opened_engine(settings, folder, threads, started)
-        )
-        encoder = engine.served
-        assert isinstance(encoder, ServedEncoder)
-        metrics = Metrics(**encoder.labels, multiprocess_dir=multiprocess_dir)
-        tracer = _open_tracer(stack, settings, encoder)
-        for pool, num in threads.as_dict().items():
-            metrics.threads(pool, num)
-        engine.observe(metrics)
-        admission = Admission.of(limits, metrics)
-        shared = SharedResources(
-            settings=settings,
-            headers=headers,
-            decoders=decoders,
-            large=large,
-            tokenizing=tokenizing,
-            num_decoders=threads.decode,
-            admission=admission,
-            metrics=metrics,
-            memory=MemoryCache(settings.cache.memory_bytes, metrics)
-            if settings.cache.memory_bytes
-            else None,
-            collections=collections,
-        )
-        if collections is not None:
-            metrics.collections(collections.all)
-        data = open_model_data(settings, folder, collections, encoder.fingerprint, strict=True)
-        texts = await _open_texts(opened, settings, folder, threads, engine)
-        if texts is not None:
-            texts.engine.observe(metrics.of_texts)
-        model = await opened.enter_async_context(open_model(engine, texts, shared, data))
-        await stack.enter_async_context(_running(metrics.watch()))
-        if keys is not None:
-            await stack.enter_async_context(_running(keys.watch()))
-        redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
-        rate_limiter = await stack.enter_async_context(
-            open_rate_limiter(redis_url, metrics=metrics, keyed=keys is not None)
-        )
-        fetcher = await stack.enter_async_context(Fetcher(settings.fetch, limits, metrics))
-        jobs = await stack.enter_async_context(open_job_service(settings))
-        if jobs is not None:
-            await stack.enter_async_context(_running(jobs.count(metrics)))
-        yield Resources(
-            settings=settings,
-            model=model,
-            switch=await stack.enter_async_context(ModelSwitch(shared, folder, model, opened)),
-            admission=admission,
-            compute=compute,
-            parsing=parsing,
-            writing=writing,
-            comparing=comparing,
-            rendering=rendering,
-            views=CollectionViews(_open_pool(stack, 1, "views")),
-            opening=opening,
-            metrics=metrics,
-            tracer=tracer,
-            keys=keys,
-            rate_limiter=rate_limiter,
-            fetcher=fetcher,
-            jobs=jobs,
-        )
+    collections = open_collections(settings)
+    if collections is not None:
+        # Closed last. An index that is being made would take longer than the shutdown may.
+        stack.callback(collections.close, finish=False)
+    headers = _open_pool(stack, 1, "headers")
+    decoders = _open_pool(stack, threads.decode, "decode")
+    large = _open_pool(stack, max(1, threads.decode // 2), "large")
+    compute = _open_pool(stack, threads.compute, "compute")
+    parsing = _open_pool(stack, 1, "parse")
+    tokenizing = _open_pool(stack, 1, "tokenize")
+    writing = _open_pool(stack, _WRITERS, "write")
+    comparing = _open_pool(stack, 1, "compare")
+    opening = _open_pool(stack, 1, "open")
+    rendering = DecodingThreads(_open_pool(stack, threads.decode, "render"))
+    # A stack for the model alone: a switch closes it, and all other resources stay open.
+    opened = await stack.enter_async_context(AsyncExitStack())
+    engine = await opened.enter_async_context(_opened_engine(settings, folder, threads, started))
+    encoder = engine.served
+    assert isinstance(encoder, ServedEncoder)
+    metrics = Metrics(**encoder.labels, multiprocess_dir=multiprocess_dir)
+    tracer = _open_tracer(stack, settings, encoder)
+    for pool, num in threads.as_dict().items():
+        metrics.threads(pool, num)
+    engine.observe(metrics)
+    admission = Admission.of(limits, metrics)
+    shared = SharedResources(
+        settings=settings,
+        headers=headers,
+        decoders=decoders,
+        large=large,
+        tokenizing=tokenizing,
+        num_decoders=threads.decode,
+        admission=admission,
+        metrics=metrics,
+        memory=MemoryCache(settings.cache.memory_bytes, metrics)
+        if settings.cache.memory_bytes
+        else None,
+        collections=collections,
+    )
+    if collections is not None:
+        metrics.collections(collections.all)
+    data = open_model_data(settings, folder, collections, encoder.fingerprint, strict=True)
+    texts = await _open_texts(opened, settings, folder, threads, engine)
+    if texts is not None:
+        texts.engine.observe(metrics.of_texts)
+    model = await opened.enter_async_context(open_model(engine, texts, shared, data))
+    await stack.enter_async_context(_running(metrics.watch()))
+    if keys is not None:
+        await stack.enter_async_context(_running(keys.watch()))
+    redis_url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
+    rate_limiter = await stack.enter_async_context(
+        open_rate_limiter(redis_url, metrics=metrics, keyed=keys is not None)
+    )
+    fetcher = await stack.enter_async_context(Fetcher(settings.fetch, limits, metrics))
+    jobs = await stack.enter_async_context(open_job_service(settings))
+    if jobs is not None:
+        await stack.enter_async_context(_running(jobs.count(metrics)))
+    return Resources(
+        settings=settings,
+        model=model,
+        switch=await stack.enter_async_context(ModelSwitch(shared, folder, model, opened)),
+        admission=admission,
+        compute=compute,
+        parsing=parsing,
+        writing=writing,
+        comparing=comparing,
+        rendering=rendering,
+        views=CollectionViews(_open_pool(stack, 1, "views")),
+        opening=opening,
+        metrics=metrics,
+        tracer=tracer,
+        keys=keys,
+        rate_limiter=rate_limiter,
+        fetcher=fetcher,
+        jobs=jobs,
+    )
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mlcd.clustering.matmul import Loaded, Matmul
 from mlcd.types import Embeddings
 
-# above the error of any float64 inner product of unit rows of a dimension below 4,096
+# what comparing bounds in float64 may lose besides, of scores of about one
 DOUBLE_MARGIN: Final = 1e-12
 _BLOCK_CENTERS: Final = 512  # centers whose norms are computed at once
 _SINGLE, _DOUBLE = 2.0**-24, 2.0**-53  # unit roundoffs
@@ -75,14 +75,14 @@ class Slack:
         # bounds of |x| and |c|
         row_B, center = rows.lengths + rows.errors + norms.shift, norms.largest + norms.shift
         single = _growth(norms.dimension, _SINGLE)
+        double = 2 * _growth(norms.dimension, _DOUBLE)  # of two scores that are compared
         growth = _growth(norms.dimension, matmul.rounding.sum_roundoff)
         of_row_B = growth * norms.largest_rounded * rows.lengths
         # the offset x.m and the terms m.d in float32, and scores in float64
         of_row_B += single * norms.shift * row_B + 4 * _SINGLE * norms.shift * norms.largest
-        of_row_B += _growth(norms.dimension, 2 * _DOUBLE) * row_B * center
-        return cls(
-            of_row_B, rows.lengths, rows.errors, rows.offsets, single * row_B * center, norms
-        )
+        of_row_B += double * row_B * center
+        of_single_B = (single + double) * row_B * center
+        return cls(of_row_B, rows.lengths, rows.errors, rows.offsets, of_single_B, norms)
 
     def with_any(self) -> NDArray[np.float64]:
         """Returns the bound for each row and all centers, [B]."""
@@ -96,6 +96,16 @@ class Slack:
         bound: NDArray[np.float64] = self.error[rows] * self.norms.lengths[ids]
         bound += self.length[rows] * self.norms.errors[ids] + self.of_row[rows]
         return bound
+
+
+def double_error(rows_BD: Embeddings, norms: Norms) -> NDArray[np.float64]:
+    """Returns how far apart two orders of summation in float64 may place two scores of a row, [B].
+
+    norms: of centers without a shift.
+    """
+    each_B = _growth(norms.dimension, _DOUBLE) * _lengths(rows_BD.astype(np.float64))
+    error_B: NDArray[np.float64] = 4 * each_B * norms.largest
+    return error_B
 
 
 def _growth(num_terms: int, roundoff: float) -> float:

@@ -11,6 +11,8 @@ from mlcd.clustering.matmul import inner_products
 from mlcd.types import Embeddings
 
 _PAIRS: Final = 128  # scored at once, so that they stay in the cache
+# Components that einsum sums at once: it divides longer sums, elsewhere for other numbers of pairs.
+_COMPONENTS: Final = 4096
 
 
 def ordered(
@@ -54,7 +56,7 @@ def exact_scores(
         for source, index, exact in ((centers, columns, of_centers), (z_BD, rows, of_rows)):
             np.take(source, index[part], axis=0, out=as_read[:num], mode="clip")
             np.copyto(exact[:num], as_read[:num])
-        np.einsum("nd,nd->n", of_rows[:num], of_centers[:num], out=scores[part])
+        _sum_products("nd,nd->n", of_rows[:num], of_centers[:num], scores[part])
     return scores
 
 
@@ -92,9 +94,22 @@ def scores_of_each(
         np.take(centers, ids_BM[part], axis=0, out=as_read[:num], mode="clip")
         np.copyto(of_centers[:num], as_read[:num])
         np.copyto(of_rows[:num], z_BD[part])
-        np.einsum("bmd,bd->bm", of_centers[:num], of_rows[:num], out=scores_BM[part])
+        _sum_products("bmd,bd->bm", of_centers[:num], of_rows[:num], scores_BM[part])
     scores_BM[ids_BM < 0] = -np.inf
     return scores_BM
+
+
+def _sum_products(
+    subscripts: str,
+    first: NDArray[np.float64],
+    second: NDArray[np.float64],
+    out: NDArray[np.float64],
+) -> None:
+    """Sums products over the last axis into `out`, in one order for every shape."""
+    np.einsum(subscripts, first[..., :_COMPONENTS], second[..., :_COMPONENTS], out=out)
+    for start in range(_COMPONENTS, first.shape[-1], _COMPONENTS):
+        part = slice(start, start + _COMPONENTS)
+        out += np.einsum(subscripts, first[..., part], second[..., part])
 
 
 def first_in_order(

@@ -50,6 +50,7 @@ from mlcd.clustering.certificate import (
     Norms,
     Slack,
     beyond_reach,
+    double_error,
     lowered,
     raised,
 )
@@ -123,7 +124,7 @@ class CenterScan:
         missing.
         """
         check_rows(centers, "centers")
-        self.centers = centers
+        self.centers = centers = np.ascontiguousarray(centers)  # libraries read them by address
         self._way = self._exact = _Way.open("numpy", centers)
         self._undecided = matmul == "auto"
         self._work = 0
@@ -207,9 +208,8 @@ class CenterScan:
         def search(batch: slice) -> None:
             nonlocal first
             seeds = None if previous is None else previous[batch]
-            ids[batch], scores[batch], level[batch] = self._search(
-                embeddings[batch], top, seeds, first
-            )
+            rows = np.ascontiguousarray(embeddings[batch])
+            ids[batch], scores[batch], level[batch] = self._search(rows, top, seeds, first)
             # A first pass that proves little is left out for the next batch: it would cost more
             # than it settles.
             first = int((level[batch] > 0).mean() > _OPEN_SHARE)
@@ -388,7 +388,8 @@ class CenterScan:
                 axis=1,
             )
             last_B = np.partition(scores_BK, -top, axis=1)[:, -top]
-            rows, columns = np.nonzero(scores_BK >= last_B[:, None] - DOUBLE_MARGIN)
+            least_B = last_B - double_error(part_BD, self._exact.norms)
+            rows, columns = np.nonzero(scores_BK >= least_B[:, None])
             parts.append(ordered(part_BD, self.centers, rows, columns, top))
         return np.concatenate([ids for ids, _ in parts]), np.concatenate(
             [scores for _, scores in parts]

@@ -3,7 +3,8 @@ algebra to itself.
 
 A library's own threads share each product, and wait while Python selects from it. Threads over rows
 multiply and select at the same time. They are as many as BLAS may have, so whoever limits it
-(OMP_NUM_THREADS, which torchrun sets, or a server's budget) limits them.
+(OMP_NUM_THREADS, which torchrun sets) limits them. A library that is loaded later has a BLAS of its
+own without a limit, so a server's budget is said here, by `allow_threads`.
 """
 
 import sys
@@ -45,12 +46,19 @@ def batches(num: int, *, most: int, least: int) -> list[slice]:
     return [slice(start, min(start + each, num)) for start in range(0, num, each)]
 
 
+def allow_threads(num_threads: int) -> None:
+    """Gives the scans of this process no more threads than these, for its life."""
+    _Limit.allowed = num_threads
+
+
 def allowed_threads() -> int:
-    """Returns the threads that BLAS may have in this process, but no more than there are cores."""
+    """Returns the threads that BLAS may have in this process, but no more than there are cores or
+    than are allowed.
+    """
     with _Limit.lock:
         if _Limit.users == 0:
             _Limit.before = _threads_of_blas()
-        return min(available_cores(), _Limit.before)
+        return min(available_cores(), _Limit.before, _Limit.allowed)
 
 
 def _threads_of_blas() -> int:
@@ -69,6 +77,7 @@ class _Limit:
     users = 0
     held: Any = None
     before = 1  # the threads of BLAS before its first user
+    allowed = sys.maxsize
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.row_threads import limited_blas
-from mlcd.cores import available_cores
+from mlcd.clustering.row_threads import allowed_threads, limited_blas
 from mlcd.types import Embeddings, Neighbors
 
 _BLOCK_ROWS: Final = 16_384
@@ -71,7 +70,7 @@ def _compare(
 @cache
 def _threads() -> ThreadPoolExecutor:
     """Returns the threads of all scans of this process, so that many at a time have no more."""
-    return ThreadPoolExecutor(available_cores(), "scan")
+    return ThreadPoolExecutor(allowed_threads(), "scan")
 
 
 def _best_columns(scores: NDArray[np.float32], kept: int) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from threadpoolctl import threadpool_limits
 
+from mlcd.clustering.row_threads import allow_threads
 from mlcd.cores import available_cores
 
 if TYPE_CHECKING:  # an engine's process needs none
@@ -42,11 +43,12 @@ class ThreadBudget:
 
 
 def limit_blas(num_threads: int) -> None:
-    """Limits the threads of numpy's matrix products, for the life of the process.
+    """Limits the threads of numpy's matrix products and of scans, for the life of the process.
 
     numpy's own choice respects the cpuset, but not a container's CPU quota or other processes.
     """
     threadpool_limits(num_threads, user_api="blas")
+    allow_threads(num_threads)
 
 
 def forbid_tokenizer_threads() -> None:

@@ -85,6 +85,7 @@ async def _serve(
             server = _server(resources, stops)
             keep_what_is_open()
             serving(resources)
+            del resources  # a switch must be able to free the model
             await server.serve(sockets=[listener])
 
 

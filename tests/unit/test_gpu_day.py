@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,21 @@ def test_every_slice_has_a_name_and_a_limit_below_ten_minutes():
     slow = Slice("slow", ("-c", "print('begun', flush=True); import time; time.sleep(60)"))
     result = run(slow, limit_s=2)
     assert (result["status"], result["seconds"] < 30) == ("time limit", True)
+
+
+def test_at_its_limit_a_slice_ends_with_what_it_started(tmp_path):
+    """A benchmark has processes of its own, which would share the GPU with the next slice."""
+    child = f"import time; time.sleep(4); open({str(tmp_path / 'alive')!r}, 'w')"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    result = run(Slice("parent", ("-c", f"print('begun', flush=True); {program}")), limit_s=2)
+    assert (result["status"], result["output"]) == ("time limit", ["begun"])
+    time.sleep(4)
+    assert not (tmp_path / "alive").exists()
+
+
+def test_what_is_left_out_is_not_said_to_have_passed():
+    result = run(Slice("none", ("-c", "print('left out: no GPU')")))
+    assert "| left out |" in table([result])
 
 
 def test_a_result_states_where_it_is_from_and_stands_in_the_table(tmp_path):

@@ -306,7 +306,7 @@ def test_products_that_overflow_are_decided_in_float64(matmul):
     assert (found.ids == brute_force(z, centers, 8)[0]).all()
 
 
-@pytest.mark.parametrize("dimension", [1, 3, 16, 31, 64, 129, 768, 1280])
+@pytest.mark.parametrize("dimension", [1, 3, 16, 31, 64, 129, 768, 1280, 9000])
 def test_a_score_has_the_same_bits_alone_and_among_others(dimension):
     """Else two equal centers could change places."""
     z, centers = random_rows(20, dimension), random_rows(50, dimension, seed=1)
@@ -316,3 +316,35 @@ def test_a_score_has_the_same_bits_alone_and_among_others(dimension):
     assert among.tobytes() == alone.tobytes()
     ids[3, 4] = -1
     assert scores_of_each(z, centers, ids)[3, 4] == -np.inf
+
+
+@pytest.mark.parametrize("top", [1, 2])
+def test_ties_of_long_embeddings_go_to_the_lower_id(top):
+    """numpy divides sums of more than 8,192 components, elsewhere for other shapes."""
+    for seed in range(10):
+        centers = np.repeat(random_rows(1, 9000, seed), 5, axis=0)
+        z = random_rows(2, 9000, seed + 100)
+        for rows in (z, z[:1]):
+            found = nearest_centers(rows, centers, top)
+            assert (found.ids == np.arange(top)).all()
+
+
+@pytest.mark.parametrize("matmul", ARITHMETICS)
+@pytest.mark.parametrize("layout", [np.asfortranarray, lambda rows: rows[::-1]])
+def test_the_layout_in_memory_changes_nothing(matmul, layout):
+    centers, z = layout(random_rows(640, 32)), layout(random_rows(40, 32, seed=1))
+    expected = nearest_centers(np.ascontiguousarray(z), np.ascontiguousarray(centers), 4)
+    found = CenterScan(centers, matmul=matmul).nearest(z, 4)
+    assert (found.ids == expected.ids).all()
+    assert (found.scores == expected.scores).all()
+
+
+@pytest.mark.parametrize("length", [1e-6, 1e5])
+def test_ties_of_rows_of_any_length_are_settled_in_float64(length):
+    rng = np.random.default_rng(0)
+    centers = np.repeat(random_rows(40, 61), 30, axis=0)[rng.permutation(1200)]
+    z = np.float32(length) * random_rows(40, 61, seed=1)
+    ids, _ = CenterScan(centers)._in_float64(z, 30)
+    for row, own in zip(z, ids, strict=True):
+        exact = exact_scores(row[None], centers, np.zeros(1200, np.int64), np.arange(1200))
+        assert (own == np.lexsort((np.arange(1200), -exact))[:30]).all()

@@ -7,7 +7,13 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from mlcd.clustering import row_threads
-from mlcd.clustering.row_threads import allowed_threads, batches, in_threads, limited_blas
+from mlcd.clustering.row_threads import (
+    allow_threads,
+    allowed_threads,
+    batches,
+    in_threads,
+    limited_blas,
+)
 from mlcd.cores import available_cores
 
 CORES = available_cores()
@@ -70,3 +76,13 @@ def test_batches_cover_everything_once(monkeypatch):
         parts = batches(num, most=most, least=least)
         assert [row for part in parts for row in np.arange(num)[part]] == [*range(num)]
         assert all(part.stop - part.start <= most for part in parts)
+
+
+def test_a_budget_holds_whatever_is_loaded_later(monkeypatch):
+    """A library that comes later has a BLAS of its own, with as many threads as there are cores."""
+    monkeypatch.setattr(row_threads._Limit, "allowed", row_threads._Limit.allowed)
+    monkeypatch.setattr(row_threads, "_threads_of_blas", lambda: 64)
+    monkeypatch.setattr(row_threads, "available_cores", lambda: 64)
+    assert allowed_threads() == 64
+    allow_threads(3)
+    assert allowed_threads() == 3
