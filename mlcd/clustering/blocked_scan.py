@@ -9,7 +9,8 @@ Shapes: K centers, D dimension.
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.nearest import CenterScan, check_query
+from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.query_checks import check_query
 from mlcd.clustering.rows import Rows
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 

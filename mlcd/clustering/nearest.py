@@ -62,6 +62,7 @@ from mlcd.clustering.exact_scores import (
     single_scores,
 )
 from mlcd.clustering.matmul import Matmul, Rounding, ranks
+from mlcd.clustering.query_checks import check_query, check_rows
 from mlcd.clustering.row_threads import batches, in_threads
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Neighbors, ScanCounts
@@ -394,31 +395,6 @@ class CenterScan:
         return np.concatenate([ids for ids, _ in parts]), np.concatenate(
             [scores for _, scores in parts]
         )
-
-
-def check_query(embeddings: Embeddings, top: int, dimension: int) -> None:
-    """Raises ConfigInvalid or InvalidInput for what no scan of centers of this dimension takes."""
-    if top < 1:
-        raise ConfigInvalid(f"top must be at least 1, got {top}")
-    check_rows(embeddings, "embeddings")
-    if embeddings.shape[1] != dimension:
-        raise InvalidInput(
-            f"embeddings have dimension {embeddings.shape[1]}, centers {dimension}",
-            remedy="use the centers of the same model",
-        )
-
-
-def check_rows(rows: NDArray[np.floating], what: str) -> None:
-    """Raises InvalidInput unless `rows` is a float32 matrix of finite values."""
-    if rows.ndim != 2 or rows.dtype != np.float32:
-        raise InvalidInput(f"{what} must be a float32 matrix, got {rows.dtype} {list(rows.shape)}")
-    # One mask of a block at a time: it bounds the memory of the check.
-    for start in range(0, len(rows), _BLOCK_CENTERS):
-        block = rows[start : start + _BLOCK_CENTERS]
-        finite = np.isfinite(block).all(axis=1)
-        if not finite.all():
-            row = start + int(np.flatnonzero(~finite)[0])
-            raise InvalidInput(f"{what} row {row} holds NaN or Inf", remedy="remove it")
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ _CARRIED: Final = (
     *("clustering/__init__.py", "clustering/nearest.py", "clustering/candidates.py"),
     *("clustering/certificate.py", "clustering/exact_scores.py", "clustering/matmul.py"),
     *("clustering/row_threads.py", "clustering/torch_matmul.py", "clustering/int8_matmul.py"),
-    *("clustering/shift.py", "clustering/arithmetics.py"),
+    *("clustering/shift.py", "clustering/arithmetics.py", "clustering/query_checks.py"),
     # encoders without its __init__, which brings what opens models
     "encoders/unit_rows.py",
 )
