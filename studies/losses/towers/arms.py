@@ -175,11 +175,9 @@ def all_tower_runs(size: TowerSize) -> Iterator[TowerRun]:
         )
         yield from (TowerRun("hog", TOWER_ARMS[name], seed) for name in _HEADLINE)
         yield from (TowerRun("own", TOWER_ARMS[name], seed) for name in _HEADLINE)
-        yield from (TowerRun("mobilenet", arm, seed) for arm in rest)
+        yield from (TowerRun("mobilenet", arm, seed) for arm in (*rest, *CHANGED_ARMS.values()))
         yield from (TowerRun(NO_TEACHER, arm, seed) for arm in INSTANCE_ARMS.values())
     for seed in seeds:
         yield from (TowerRun(teacher, arm, seed) for teacher in ("hog", "own") for arm in rest)
     for seed in size.more_seeds:
         yield from (TowerRun("mobilenet", TOWER_ARMS[name], seed) for name in _NOISY)
-    for seed in seeds:
-        yield from (TowerRun("mobilenet", arm, seed) for arm in CHANGED_ARMS.values())
