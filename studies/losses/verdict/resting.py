@@ -13,7 +13,7 @@ from statsmodels.regression.linear_model import OLS
 from studies.losses.frozen.arms import BIASES, NAMED, SWEEP_SEEDS, Arm, sweeps
 from studies.losses.instrument.paired import Difference, paired_difference
 from studies.losses.verdict.contrasts import MARGIN, MIN_SEEDS
-from studies.losses.verdict.evidence import UNSEEN, Row, by_arm, mean_of, where
+from studies.losses.verdict.evidence import UNSEEN, ByArm, Row, by_arm, mean_of, where
 
 FORMS: Final = ("mlcd", "mlc", "cd", "per_column", "bce")
 _SHAPE: Final = 10  # the columns of a quadratic of three variables
@@ -56,24 +56,43 @@ def at_rest(rows: Sequence[Row], measure: str = UNSEEN, scale: float = 16.0) -> 
     It is read off a monotone cubic (PCHIP) through the biases: straight lines would be below what
     is curved. A seed outside of their range is left out, which is stated; None below three seeds.
     """
-    biased = _biased(scale)
     accuracy, cosine = by_arm(rows, measure), by_arm(rows, "positive_cosine")
     mlc = Arm("mlc", scale=scale).name
+    read = _read_off(accuracy, cosine, mlc, _biased(scale))
+    if len(read) < MIN_SEEDS:
+        return None
+    resting = float(np.mean([cosine[mlc][seed] for seed in read]))
+    return AtRest(paired_difference(read, accuracy[mlc], margin=MARGIN), resting, len(read))
+
+
+def reading_error(rows: Sequence[Row]) -> float:
+    """Returns how far off a bias of s = 16 is read from all others, on unseen classes: the largest
+    mean error of those inside of their range, and 0.0 where none can be read.
+    """
+    biased = _biased(Arm().scale)
+    accuracy, cosine = by_arm(rows, UNSEEN), by_arm(rows, "positive_cosine")
+    errors = [0.0]
+    for arm in biased:
+        read = _read_off(accuracy, cosine, arm, [other for other in biased if other != arm])
+        if len(read) >= MIN_SEEDS:
+            errors.append(float(np.mean([read[seed] - accuracy[arm][seed] for seed in read])))
+    return max(map(abs, errors))
+
+
+def _read_off(accuracy: ByArm, cosine: ByArm, arm: str, biased: Sequence[str]) -> dict[int, float]:
+    """Returns for each seed the accuracy on the curve through `biased` at the cosine of `arm`."""
     read: dict[int, float] = {}
-    for seed, there in sorted(cosine.get(mlc, {}).items()):
+    for seed, there in sorted(cosine.get(arm, {}).items()):
         curve = sorted(
-            (cosine[arm][seed], accuracy[arm][seed])
-            for arm in biased
-            if seed in cosine.get(arm, {})
+            (cosine[each][seed], accuracy[each][seed])
+            for each in biased
+            if seed in cosine.get(each, {})
         )
         places = {cosine for cosine, _ in curve}  # a curve has one accuracy at each
         if len(places) == len(biased) and min(places) <= there <= max(places):
             cosines, accuracies = zip(*curve, strict=True)
             read[seed] = float(PchipInterpolator(cosines, accuracies)(there))
-    if len(read) < MIN_SEEDS:
-        return None
-    resting = float(np.mean([cosine[mlc][seed] for seed in read]))
-    return AtRest(paired_difference(read, accuracy[mlc], margin=MARGIN), resting, len(read))
+    return read
 
 
 def _biased(scale: float) -> list[str]:

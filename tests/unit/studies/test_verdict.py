@@ -29,7 +29,13 @@ from studies.losses.verdict.mosaic_effects import (
     trend,
 )
 from studies.losses.verdict.over_images import over_images
-from studies.losses.verdict.resting import at_rest, comparable_arms, resting_arms, surface
+from studies.losses.verdict.resting import (
+    at_rest,
+    comparable_arms,
+    reading_error,
+    resting_arms,
+    surface,
+)
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 FEW = {HELD_OUT: 16, **dict.fromkeys(ASKED, 400)}
@@ -214,6 +220,9 @@ def test_a_curve_is_not_read_off_below_itself():
     found = at_rest(on_a_curve({}, bend=1.0))
     # a straight line from 0.57 to 0.7 is up to 0.4 points below
     assert found.difference.mean == pytest.approx(0, abs=0.0005)
+    assert reading_error(on_a_curve({})) == pytest.approx(0, abs=1e-9)
+    assert reading_error(on_a_curve({}, bend=1.0)) > 0.0005
+    assert reading_error([]) == 0
 
 
 def test_at_one_resting_point_only_the_form_is_left():
