@@ -30,6 +30,7 @@ TURNS: Final = 20  # of assignment and means, at most
 BOUNDED_ROW_BYTES: Final = 16
 _SLACK: Final = 1.25  # the bound where none is given, in mean sizes
 _TOLERANCE: Final = 1e-4  # relative gain of the objective below which the turns end
+_PAIRS: Final = 1 << 20  # of a row and a center, looked up at once: 40 MiB
 _ASKED: Final = 16  # nearest centers that are looked up at once for a row that was turned away
 
 
@@ -118,6 +119,11 @@ class _Doors:
         """Lets rows join the nearest center that takes them, of the `width` nearest or, where none
         of these does, of more.
         """
+        most = max(1, _PAIRS // width)
+        if len(block) > most:
+            for start in range(0, len(block), most):
+                self.ask(block[start : start + most], numbers[start : start + most], width)
+            return
         found = self._scan.nearest(block, width)
         least = self._least[found.ids]
         takes = (found.scores > least) | (

@@ -21,7 +21,8 @@ from mlcd.randomness import hash_counters
 
 _ROWS_OF_A_CLUSTER: Final = 512  # of the sample, of both halves
 _STARTS: Final = 2  # of each half; the one of higher objective counts
-_SMALL: Final = 1e-9
+_SMALL: Final = 1e-7  # a distance that float32 rounds of rows that are the same
+_LEAST_ROWS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,13 @@ class Candidate:
 
 def candidates(rows: Rows, nums: Sequence[int], *, seed: int = 0) -> list[Candidate]:
     """Measures unit rows at each number of clusters. Raises InvalidInput for fewer than 2, or for
-    more than half of the rows.
+    more than a quarter of the rows.
     """
+    if rows.num_rows < _LEAST_ROWS:
+        raise InvalidInput(
+            f"numbers of clusters cannot be compared on {rows.num_rows} rows",
+            remedy=f"give {_LEAST_ROWS} rows or more, or the number of clusters",
+        )
     if min(nums) < 2 or 4 * max(nums) > rows.num_rows:
         raise InvalidInput(
             f"{', '.join(map(str, nums))} clusters cannot be compared on {rows.num_rows} rows",
@@ -66,7 +72,8 @@ def _measured(rows: Rows, num: int, seed: int) -> Candidate:
         scan = CenterScan(made.centers)
         for _, block in others.blocks(0, others.num_rows):
             scores = scan.nearest(block, 2).scores.astype(np.float64)
-            near, next_to = 1 - scores.T
-            sums += [((next_to - near) / np.maximum(next_to, _SMALL)).sum(), scores[:, 0].sum()]
+            near, next_to = np.maximum(1 - scores.T, 0)
+            apart = next_to > _SMALL  # else the row lies on both centers
+            sums += [(1 - near[apart] / next_to[apart]).sum(), scores[:, 0].sum()]
     separation, unseen = (sums / rows.num_rows).tolist()
     return Candidate(num, separation, float(np.mean(objectives)), unseen)

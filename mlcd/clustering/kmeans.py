@@ -138,6 +138,8 @@ def kmeans(
             f"{num_clusters} clusters and {iterations} iterations make no clustering"
         )
     unit = _unit(rows)
+    if unit.num_rows == 0:
+        raise InvalidInput("there are no rows to cluster", remedy="give embeddings")
     state = (
         start if isinstance(start, State) else State(_first(unit, num_clusters, seed, start, world))
     )
@@ -199,7 +201,7 @@ class _OwnMembers:
     def totals(self) -> ClusterSums:
         return ClusterSums(
             self._world.sum_integers(self._sums.sums), self._world.sum_integers(self._sums.sizes)
-        )
+        ).check()
 
 
 def assigned(

@@ -15,6 +15,9 @@ _TILE_ROWS: Final = 1024
 _TILE_CENTERS: Final = 8192
 _RUNS: Final = 3
 CENTER_BYTES: Final = 4  # the number of a row's center
+# Of so many rows for each cluster the distances are measured in the end, and sorted by cluster.
+MEASURED_EACH: Final = 256
+_MEASURED_BYTES: Final = 56
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def plan(
     block = BLOCK_ROWS * dimension * 4 * 3 + _TILE_ROWS * min(num_clusters, _TILE_CENTERS) * 4
     own_rows = -(-num_rows // processes)
     rows = own_rows * row_bytes + kept_bytes(own_rows, dimension)
+    measured = _MEASURED_BYTES * min(num_rows, MEASURED_EACH * num_clusters)
     passes = iterations + 1
     return Plan(
         num_rows=num_rows,
@@ -89,7 +93,7 @@ def plan(
         dimension=dimension,
         passes=passes,
         processes=processes,
-        memory_bytes=centers + sums + block + rows,
+        memory_bytes=max(centers + sums, centers // 2 + measured) + block + rows,
         flops=2.0 * num_rows * num_clusters * dimension * passes,
         flops_per_s=flops_per_s or measured_rate(num_clusters, dimension),
     )

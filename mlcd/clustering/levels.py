@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.row_threads import limited_blas
 from mlcd.errors import InvalidInput
 from mlcd.randomness import uniform
 from mlcd.types import Embeddings
@@ -176,7 +177,8 @@ def _best_moves(
     for start in range(0, len(rows), _TOGETHER):
         part = slice(start, start + _TOGETHER)
         w, own = weights[part, None], groups[part, None]
-        products = (rows[part] @ of_sums).astype(np.float64) * (2 * w)
+        with limited_blas():  # another number of threads would add in another order
+            products = (rows[part] @ of_sums).astype(np.float64) * (2 * w)
         leaving = np.take_along_axis(products, own.astype(np.int64), axis=1)
         here = lengths[own]
         lost = np.sqrt(np.maximum(here**2 - leaving + w**2, 0.0)) - here

@@ -29,6 +29,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.clustering.exact_scores import exact_scores, single_scores
 from mlcd.clustering.row_threads import allowed_threads, batches, in_threads, limited_blas
 from mlcd.types import Embeddings
 
@@ -188,9 +189,7 @@ class NearestCenter:
     def _first(
         self, z_BD: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64]
     ) -> NDArray[np.int32]:
-        scores = np.einsum(
-            "pd,pd->p", z_BD[rows].astype(np.float64), self._centers_KD[columns].astype(np.float64)
-        )
+        scores = exact_scores(z_BD, self._centers_KD, rows, columns)
         order = np.lexsort((columns, -scores, rows))
         _, first = np.unique(rows[order], return_index=True)
         return columns[order][first].astype(np.int32)
@@ -203,21 +202,22 @@ class NearestCenter:
             previous = self._highest_bound(rows_BH, head)
         known_B = np.einsum("bd,bd->b", z_BD, self._centers_KD[previous])
         least_B = (known_B - np.float32(self._slack + head.score_slack))[:, None]
-        found = []
+        found, num_B = [], np.zeros(len(z_BD), dtype=np.int64)
         for start in range(0, len(self._centers_KD), _BLOCK_CENTERS):
-            bound_BC = head.bounds(rows_BH, start)
-            flat = np.flatnonzero(bound_BC >= least_B)
-            found.append((flat // bound_BC.shape[1], flat % bound_BC.shape[1] + start))
-        rows, columns = (
-            np.concatenate([rows for rows, _ in found]),
-            np.concatenate([columns for _, columns in found]),
-        )
-        num_B = np.bincount(rows, minlength=len(z_BD))
+            reaching_BC = head.bounds(rows_BH, start) >= least_B
+            num_B += np.count_nonzero(reaching_BC, axis=1)
+            if num_B.min() > _MOST_KNOWN:  # nothing is pruned
+                break
+            reaching_BC[num_B > _MOST_KNOWN] = False  # so that few pairs of a row are in memory
+            flat = np.flatnonzero(reaching_BC)
+            found.append((flat // reaching_BC.shape[1], flat % reaching_BC.shape[1] + start))
         ids_B = previous.copy()
         if len(many := np.flatnonzero(num_B > _MOST_KNOWN)):
             ids_B[many] = self._dense(z_BD[many])
-        open_pairs = (num_B[rows] > 1) & (num_B[rows] <= _MOST_KNOWN)
-        self._multiply_out(z_BD, rows[open_pairs], columns[open_pairs], ids_B)
+        if len(many) < len(z_BD):
+            rows, columns = (np.concatenate(part) for part in zip(*found, strict=True))
+            open_pairs = (num_B[rows] > 1) & (num_B[rows] <= _MOST_KNOWN)
+            self._multiply_out(z_BD, rows[open_pairs], columns[open_pairs], ids_B)
         return ids_B
 
     def _highest_bound(self, rows_BH: Embeddings, head: _Head) -> NDArray[np.int32]:
@@ -241,7 +241,7 @@ class NearestCenter:
     ) -> None:
         if len(rows) == 0:
             return
-        scores = np.einsum("pd,pd->p", z_BD[rows], self._centers_KD[columns])
+        scores = single_scores(z_BD, self._centers_KD, rows, columns)
         best_B = np.full(len(z_BD), -np.inf, dtype=np.float32)
         np.maximum.at(best_B, rows, scores)
         running = scores >= best_B[rows] - np.float32(4 * self._slack)

@@ -8,6 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import CenterScan
@@ -156,12 +158,38 @@ def matched(
     match that share the most rows in all, of the pairs that share more than half of the rows of
     either.
     """
-    shared = np.zeros(nums, np.int64)
-    np.add.at(shared, (before, since), 1)
-    either = np.minimum(shared.sum(axis=1)[:, None], shared.sum(axis=0)[None, :])
-    counted = np.where(2 * shared > either, shared, 0)
-    old, new = linear_sum_assignment(counted, maximize=True)
     found = np.full(nums[1], -1, np.int64)
-    real = counted[old, new] > 0
-    found[new[real]] = old[real]
+    if not len(before):
+        return found
+    pairs, shared = np.unique(before.astype(np.int64) * nums[1] + since, return_counts=True)
+    old, new = np.divmod(pairs, nums[1])
+    either = np.minimum(
+        np.bincount(before, minlength=nums[0])[old], np.bincount(since, minlength=nums[1])[new]
+    )
+    kept = 2 * shared > either
+    old, new, shared = old[kept], new[kept], shared[kept]
+    for part in _connected(old, new, nums):
+        olds, old_at = np.unique(old[part], return_inverse=True)
+        news, new_at = np.unique(new[part], return_inverse=True)
+        counted = np.zeros((len(olds), len(news)), np.int64)
+        counted[old_at, new_at] = shared[part]
+        chosen, to = linear_sum_assignment(counted, maximize=True)
+        real = counted[chosen, to] > 0
+        found[news[to[real]]] = olds[chosen[real]]
     return found
+
+
+def _connected(
+    old: NDArray[np.int64], new: NDArray[np.int64], nums: tuple[int, int]
+) -> list[NDArray[np.int64]]:
+    """Returns the pairs of clusters in groups that have no cluster in common, as their numbers.
+
+    A table of all old and all new clusters would not fit into memory.
+    """
+    size = sum(nums)
+    edges = coo_array((np.ones(len(old), np.int8), (old, nums[0] + new)), shape=(size, size))
+    _, group = connected_components(edges, directed=False)
+    order = np.argsort(group[old], kind="stable")
+    if not len(order):
+        return []
+    return np.split(order, np.flatnonzero(np.diff(group[old][order])) + 1)

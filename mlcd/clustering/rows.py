@@ -18,7 +18,7 @@ from mlcd.types import Embeddings, unit_rows
 BLOCK_ROWS: Final = 8192
 _SPAN: Final = 8  # rows of a file read for each wanted one, before single reads are cheaper
 _READ_TOGETHER: Final = 1024
-_UNIT_TOLERANCE: Final = 1e-3  # float16 rows stay as they are
+_UNIT_TOLERANCE: Final = 1e-6  # of squares: above what float32 rounds, below what float16 does
 _HASHED_AT_ONCE: Final = 1 << 20
 _KEPT_BYTES: Final = 128 * 2**20  # of rows that a process keeps, at most
 
@@ -230,13 +230,12 @@ class UnitRows:
         return self._rows.describe(row)
 
     def _unit(self, block: Embeddings, numbers: Sequence[int] | NDArray[np.int64]) -> Embeddings:
-        # A square sum is not finite where a value is not, or where its square overflows.
-        squares = np.einsum("nd,nd->n", block, block)
+        squares = _squares(block)
         if not np.isfinite(squares).all():
             self._refuse(numbers, ~np.isfinite(squares), "holds NaN or Inf")
         if self._mean is not None:
             block = block - self._mean
-            squares = np.einsum("nd,nd->n", block, block)
+            squares = _squares(block)
         if not squares.all():
             self._refuse(numbers, squares == 0, "has no direction (norm 0)")
         other = np.abs(squares - 1) > _UNIT_TOLERANCE
@@ -249,6 +248,16 @@ class UnitRows:
     ) -> None:
         first = int(numbers[int(np.flatnonzero(bad)[0])])
         raise InvalidInput(f"{self._rows.describe(first)} {why}", remedy="remove it")
+
+
+def _squares(rows: Embeddings) -> NDArray[np.floating]:
+    """Returns the squared lengths, [N]: in float64 where float32 would make them 0 or infinite."""
+    squares: NDArray[np.floating] = np.einsum("nd,nd->n", rows, rows)
+    extreme = ~(np.isfinite(squares) & (squares > 0))
+    if extreme.any():
+        squares = squares.astype(np.float64)
+        squares[extreme] = np.square(rows[extreme], dtype=np.float64).sum(axis=1)
+    return squares
 
 
 def lowest_hashed(num_rows: int, num_wanted: int, *counters: int) -> NDArray[np.int64]:

@@ -42,6 +42,15 @@ class ClusterSums:
             np.zeros(num_clusters, dtype=np.int64),
         )
 
+    def check(self) -> "ClusterSums":
+        """Returns itself. Raises InvalidInput for a cluster whose sum could have overflowed."""
+        if self.sizes.max(initial=0) > MAX_ROWS:
+            raise InvalidInput(
+                f"a cluster holds more than {MAX_ROWS} rows",
+                remedy="ask for more clusters, or cluster a sample",
+            )
+        return self
+
     def add(self, rows: Embeddings, clusters: NDArray[np.integer]) -> None:
         self._change(rows, clusters, 1)
 
@@ -50,11 +59,7 @@ class ClusterSums:
 
     def _change(self, rows: Embeddings, clusters: NDArray[np.integer], sign: int) -> None:
         self.sizes += sign * np.bincount(clusters, minlength=len(self.sizes))
-        if self.sizes.max(initial=0) > MAX_ROWS:
-            raise InvalidInput(
-                f"a cluster holds more than {MAX_ROWS} rows",
-                remedy="ask for more clusters, or cluster a sample",
-            )
+        self.check()
         order = np.argsort(clusters, kind="stable")
 
         def change(columns: slice) -> None:

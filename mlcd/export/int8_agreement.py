@@ -2,6 +2,7 @@
 published.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +31,12 @@ class Int8Agreement:
     same_label: float
     labels: str
     num: int
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Any]) -> "Int8Agreement":
+        """Reads what `summary` wrote into the manifest."""
+        names = ("mean_cosine", "min_cosine", "same_label", "labels", "held_out_images")
+        return cls(*(summary[f"int8_{name}"] for name in names))
 
     def summary(self) -> dict[str, Any]:
         """Returns the fields for the manifest."""

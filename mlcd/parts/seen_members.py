@@ -13,13 +13,12 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.examples import Examples
 from mlcd.clustering.exact_scores import exact_scores
 from mlcd.clustering.kmeans import KMeansResult
+from mlcd.clustering.kmeans_plan import MEASURED_EACH
 from mlcd.clustering.members import ORDINARY, NearestMembers
 from mlcd.clustering.novelty import own_quantiles
 from mlcd.clustering.rows import Rows, lowest_hashed
 from mlcd.world import World
 
-# rows for each cluster whose distances are kept: memory does not grow with the rows
-_MEASURED_EACH: Final = 256
 _MEASURED_STREAM: Final = 3  # first counter of their hash
 
 
@@ -39,7 +38,7 @@ class SeenMembers:
         """Reads this process's share of the unit rows; `num_each` is the number of nearest."""
         num = len(result.centers)
         nearest = NearestMembers(num, max(1, num_each))
-        measured = np.sort(lowest_hashed(rows.num_rows, _MEASURED_EACH * num, _MEASURED_STREAM))
+        measured = np.sort(lowest_hashed(rows.num_rows, MEASURED_EACH * num, _MEASURED_STREAM))
         distances = np.zeros(len(measured), np.float32)
         start, stop = world.own_rows(rows.num_rows)
         for first, block in rows.blocks(start, stop):

@@ -173,7 +173,7 @@ def _rows_at(place: str) -> KeyedRows:
 
 
 def _added(one: ClusterSums, other: ClusterSums) -> ClusterSums:
-    return ClusterSums(one.sums + other.sums, one.sizes + other.sizes)
+    return ClusterSums(one.sums + other.sums, one.sizes + other.sizes).check()
 
 
 def _joined(parts: list[ClusterSums]) -> ClusterSums:

@@ -129,3 +129,8 @@ def test_layers_become_integers_and_what_makes_the_rows_does_not(quantizer, capf
         assert "FakeQuantize" not in given
     assert {"shift", "unit"} <= set(_tail(convolutions()))
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_agreement_is_read_from_the_manifest_as_it_was_written():
+    written = Int8Agreement(0.995, 0.9, 0.8, "x", 40)
+    assert Int8Agreement.of(written.summary() | {"other": 1}) == written

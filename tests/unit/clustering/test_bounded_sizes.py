@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.clustering import bounded_sizes
 from mlcd.clustering.bounded_sizes import (
     TURNS,
     bound_sizes,
@@ -55,11 +56,14 @@ def greedy(rows, centers, bound):
     return own
 
 
-@settings(max_examples=100, deadline=None)
-@given(crowded())
-def test_the_assignment_is_the_one_that_takes_pairs_by_score(made):
+@pytest.mark.parametrize("pairs", [8, 1 << 20])
+@settings(max_examples=60, deadline=None)
+@given(made=crowded())
+def test_the_assignment_is_the_one_that_takes_pairs_by_score(pairs, made):
     rows, centers, bound = made
-    own = bounded_assignment(rows_of(rows), centers, bound)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(bounded_sizes, "_PAIRS", pairs)
+        own = bounded_assignment(rows_of(rows), centers, bound)
     assert np.bincount(own, minlength=len(centers)).max() <= bound
     assert (own == greedy(rows, centers, bound)).all()
 

@@ -46,3 +46,21 @@ def test_the_command_clusters_at_the_number_that_it_chose(digits, tmp_path):
     curve = {each["clusters"]: each["separation"] for each in facts["chosen_of"]}
     assert facts["clusters"] == max(curve, key=curve.get) == 8
     assert open_artifact(out).config["chosen_of"] == [2, 8, 40]
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3])
+@pytest.mark.parametrize("stored", [np.float32, np.float16])
+def test_near_copies_are_as_many_clusters_as_there_are_scenes(noise, stored):
+    """Photographs of a camera that stands still: a distance of nothing is no measure."""
+    rng = np.random.default_rng(0)
+    scenes = unit_rows(rng.standard_normal((4, 64)))
+    rows = unit_rows(np.repeat(scenes, 100, axis=0) + noise * rng.standard_normal((400, 64)))
+    nums = [2, 4] if noise == 0 else [2, 4, 8]  # there are no more rows that differ
+    found = candidates(UnitRows(ArrayRows([rows.astype(stored)])), nums)
+    assert best(found) == 4
+    assert all(0 <= each.separation <= 1 for each in found)
+
+
+def test_too_few_rows_to_compare_are_said_to_be_so(rows):
+    with pytest.raises(InvalidInput, match="cannot be compared on 5 rows"):
+        candidates(UnitRows(ArrayRows([unit_rows(np.eye(5))])), [2])

@@ -293,3 +293,18 @@ def test_a_plan_counts_the_rows_that_are_kept(monkeypatch, num_rows, kept):
     memory = planned()
     monkeypatch.setattr("mlcd.clustering.rows._KEPT_BYTES", 0)
     assert memory - planned() == kept
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(InvalidInput, match="no rows"):
+        kmeans([np.empty((0, 4), np.float32)], 1, start=unit_rows(np.eye(4)[:1]))
+
+
+def test_copies_of_one_row_in_float16_are_not_split():
+    rng = np.random.default_rng(0)
+    copied = np.repeat(unit_rows(rng.standard_normal((1, 24))), 1000, axis=0)
+    rows = np.concatenate([copied, unit_rows(rng.standard_normal((20, 24)))]).astype(np.float16)
+    start = unit_rows(np.stack([rows[0], rows[1005], -rows[0]]).astype(np.float32))
+    result = kmeans([rows], 3, iterations=12, start=start)
+    assert result.sizes.min() > 0
+    assert result.num_splits <= 1

@@ -1,4 +1,5 @@
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -83,3 +84,26 @@ def test_bounds_hold_against_float64():
         bounds = head.bounds(head.load(rows), 0).astype(np.float64)
         assert (exact <= bounds + head.score_slack).all()
         assert (bounds - exact).mean() < 0.5  # and say something
+
+
+@pytest.mark.parametrize("one_in", [8, 2])
+def test_memory_does_not_grow_with_pairs_that_nothing_prunes(one_in):
+    centers, rows = decaying(8192, 64, 0, 0.0), decaying(1024, 64, 1, 0.0)
+    search = NearestCenter(centers, Basis(centers), one_in)
+    tracemalloc.start()
+    search.nearest(rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * len(rows) * len(centers)  # the pairs alone took twelve times as much
+
+
+def test_ties_take_memory_for_few_pairs_at_a_time():
+    rng = np.random.default_rng(0)
+    centers = unit_rows(np.eye(256)[:1] + 1e-6 * rng.standard_normal((256, 256)))
+    search = NearestCenter(centers)
+    tracemalloc.start()
+    found = search.nearest(centers[:200])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (found == nearest_centers(centers[:200], centers, 1).ids[:, 0]).all()
+    assert peak < 8 * 200 * 256 * 256 / 4

@@ -124,3 +124,17 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_named(tmp_path, wanted):
     ):
         with pytest.raises(ArtifactInvalid, match=r"1\.npy has been cut short"):
             read()
+
+
+def test_rows_of_float16_are_made_unit_to_float32s_precision():
+    stored = unit_rows(np.random.default_rng(0).standard_normal((500, 64))).astype(np.float16)
+    read = UnitRows(ArrayRows([stored])).read(np.arange(500))
+    assert np.abs(np.linalg.norm(read.astype(np.float64), axis=1) - 1).max() < 1e-6
+    exact = unit_rows(stored.astype(np.float32))
+    assert UnitRows(ArrayRows([exact])).read(np.arange(500)).tobytes() == exact.tobytes()
+
+
+@pytest.mark.parametrize("length", [1e-25, 1e20, 1e-40])
+def test_a_row_of_any_length_has_a_direction(length):
+    rows = np.float32([[1, 0], [3 * length, 4 * length]])
+    assert UnitRows(ArrayRows([rows])).read(np.array([1]))[0] == pytest.approx([0.6, 0.8], abs=1e-4)
