@@ -73,7 +73,8 @@ class Resources:
     parsing: the one thread that parses JSON; two parsers at once would delay the event loop twice
     as long. writing: threads for changes of collections; no search waits for the disk. comparing:
     one thread for near-duplicates. rendering: threads that make thumbnails, shared fairly. views:
-    clusters and layouts. opening: one thread for collections that arrive. keys: None where no key
+    clusters and layouts. opening: one thread for collections that arrive. scraping: one thread for
+    metrics of a store that may not answer. keys: None where no key
     is needed. jobs: None where no folders for jobs are named.
     """
 
@@ -88,6 +89,7 @@ class Resources:
     rendering: DecodingThreads
     views: CollectionViews
     opening: ThreadPoolExecutor
+    scraping: ThreadPoolExecutor
     metrics: Metrics
     tracer: "RequestTracer | None"
     keys: KeyRing | None
@@ -211,6 +213,7 @@ async def _open_all(
     writing = _open_pool(stack, _WRITERS, "write")
     comparing = _open_pool(stack, 1, "compare")
     opening = _open_pool(stack, 1, "open")
+    scraping = _open_pool(stack, 1, "scrape")
     rendering = DecodingThreads(_open_pool(stack, threads.decode, "render"))
     # A stack for the model alone: a switch closes it, and all other resources stay open.
     opened = await stack.enter_async_context(AsyncExitStack())
@@ -267,6 +270,7 @@ async def _open_all(
         rendering=rendering,
         views=CollectionViews(_open_pool(stack, 1, "views")),
         opening=opening,
+        scraping=scraping,
         metrics=metrics,
         tracer=tracer,
         keys=keys,

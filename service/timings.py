@@ -14,6 +14,9 @@ BODY_REST_S: Final = 10.0  # for the rest of a body that was answered before it 
 CROWDED_RETRY_S: Final = 1  # Retry-After while there are too many connections
 BODY_PATIENCE_S: Final = 5.0  # a client may pause so long within a body
 
+# Metrics
+COLLECTIONS_SCRAPE_S: Final = 1.0  # for the store of collections; a scraper waits for 10 s
+
 # Streams of a job's events
 EVENTS_POLL_S: Final = 0.5  # how often a stream looks for new events
 EVENTS_HEARTBEAT_S: Final = 10.0  # proxies close silent streams, often after a minute
@@ -106,6 +109,9 @@ QUEUE_SETTLED_S: Final = 30.0
 # Server processes and their end
 SIGNAL_ECHO_S: Final = 0.1  # a second signal that a person sends comes later
 SERVER_CLOSE_S: Final = 3.0  # to cancel requests that are left, and to close everything
+SERVER_OPEN_S: Final = (
+    300.0  # a process that takes a dead one's place and is not open by then hangs
+)
 SERVER_STEADY_S: Final = 30.0  # a server process that lived so long is replaced at once
 SERVER_BACKOFF_S: Final = 0.5  # the first pause before one that ended soon is started again
 SERVER_MAX_BACKOFF_S: Final = 15.0  # the longest of these pauses, which double

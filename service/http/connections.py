@@ -6,6 +6,7 @@ connections.
 """
 
 import asyncio
+from collections import deque
 from itertools import chain
 from typing import Any, Final, cast
 
@@ -85,7 +86,7 @@ class HttpConnection(HttpToolsProtocol):
         self._received = self._body = 0
         self._message_complete = True
         self._lingering = False
-        self._presence: ClientPresence | None = None  # of the latest request
+        self._presences: deque[ClientPresence] = deque()  # of requests without an answer
 
     # uvloop's transport has the methods of asyncio's, and is none of its subclasses.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -100,8 +101,8 @@ class HttpConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
-        if self._presence is not None:
-            self._presence.leave()
+        for presence in self._presences:
+            presence.leave()
         self._bounds.num = len(self.connections)
 
     def data_received(self, data: bytes) -> None:
@@ -125,12 +126,15 @@ class HttpConnection(HttpToolsProtocol):
         crowded = (
             len(self.connections) > self._bounds.most and self.url.partition(b"?")[0] not in _PROBES
         )
+        if crowded:
+            self._bounds.closed("crowded")
         self.app = _refuse if crowded else self.config.loaded_app
         super().on_headers_complete()
         # It has every method of a transport that a cycle uses.
         self.cycle.transport = _Closing(self)  # type: ignore[assignment]
-        self._presence = ClientPresence(self.cycle)
-        self._presence.enter(cast(Scope, self.scope))
+        presence = ClientPresence(self.cycle)
+        presence.enter(cast(Scope, self.scope))
+        self._presences.append(presence)
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
@@ -165,6 +169,7 @@ class HttpConnection(HttpToolsProtocol):
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
+        self._presences.popleft()  # answers come in the order of their requests
         follows = bool(self.pipeline)
         super().on_response_complete()
         if follows:
@@ -197,7 +202,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _refuse(self) -> None:
         self._bounds.closed("overhead")
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._lingering or (self.cycle is not None and not self.cycle.response_complete):
             self.transport.abort()
             return
         self.transport.write(STATUS_LINE[431] + b"content-length: 0\r\nconnection: close\r\n\r\n")

@@ -89,11 +89,17 @@ async def encode_pixels(
             pixels[:, 0].size, owner=request.state.key and request.state.key.id
         ),
     ):
-        encodings = (
-            resources.dispatcher.encode(image, deadline=deadline, request=request)
+        tasks = [
+            asyncio.ensure_future(
+                resources.dispatcher.encode(image, deadline=deadline, request=request)
+            )
             for image in pixels
-        )
-        rows = await within_deadline(asyncio.gather(*encodings), deadline)
+        ]
+        try:
+            rows = await within_deadline(asyncio.gather(*tasks), deadline)
+        finally:  # the others wait for nobody, and hold places
+            for task in tasks:
+                task.cancel()
     for row in rows:
         row.record_stages()
     timings = Timings(0.0, max(row.queue_s for row in rows), max(row.inference_s for row in rows))

@@ -110,6 +110,8 @@ class _Exchange:
         self._presence = presence_of(scope)
         self._watcher: asyncio.Task[None] | None = None
         self.client_gone = False
+        if self._presence is not None and self._presence.sent_all:
+            self._presence.watch(self._left)  # a request without a body receives nothing
         self._resources.model.requests.began()
 
     async def receive(self) -> Message:
@@ -146,6 +148,9 @@ class _Exchange:
             stated = next((value for name, value in given if name == _RETRY_AFTER), None)
             kept = [(name, value) for name, value in given if name not in _OURS]
             message["headers"] = [*kept, *self._headers(stages, stated)]
+            if self._presence is not None and self._presence.sends_nothing:
+                # What comes next on the connection would be taken for the body.
+                message["headers"].append((b"connection", b"close"))
         await self._send(message)
 
     def end(self) -> None:

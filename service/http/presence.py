@@ -34,8 +34,16 @@ class ClientPresence:
         """Ends `watch`."""
         self._left = None
 
+    @property
+    def sends_nothing(self) -> bool:
+        """Tells whether the client keeps its body until it is told to go on, which it was not."""
+        return self._cycle.waiting_for_100_continue
+
     def leave(self) -> None:
-        """Tells who watches that the client has left."""
+        """Tells who watches, and who waits for a message, that the client has left."""
+        # uvicorn tells the newest request of a connection alone.
+        self._cycle.disconnected = True
+        self._cycle.message_event.set()
         if self._left is not None:
             self._left()
 

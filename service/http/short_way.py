@@ -48,6 +48,8 @@ class ShortWayMiddleware:
             answer: Response = await route.endpoint(request, request.state.resources)
         except MlcdError as error:
             answer = await handle_mlcd_error(request, error)
+            # Its frames hold the future that raised it, which would keep the images in memory.
+            error.__traceback__ = None
         await answer(scope, receive, send)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from service.inference.fair import CostQueue
@@ -22,27 +23,44 @@ class DecodingThreads:
     def __init__(self, threads: Executor) -> None:
         self._threads = threads
         self._lock = threading.Lock()
-        self._waiting: CostQueue[tuple[Future[Any], Callable[[], Any]]] = CostQueue()
+        self._waiting: CostQueue[_Waiting] = CostQueue()
 
     async def run(self, owner: object, pixels: int, decode: Callable[[], _Result]) -> _Result:
         """Returns what `decode` returns on a thread.
 
         owner: the client that sent the image. pixels: its cost.
         """
-        future: Future[_Result] = Future()
+        waiting = _Waiting(Future(), decode)
+        waiting.future.add_done_callback(waiting.forget)
         with self._lock:
-            self._waiting.put(owner, _LEAST + pixels, (future, decode))
+            self._waiting.put(owner, _LEAST + pixels, waiting)
         self._threads.submit(self._next)
-        return await asyncio.wrap_future(future)
+        result: _Result = await asyncio.wrap_future(waiting.future)
+        return result
 
     def _next(self) -> None:
         with self._lock:
-            future, decode = self._waiting.take()
-        if not future.set_running_or_notify_cancel():
+            waiting = self._waiting.take()
+        future, decode = waiting.future, waiting.decode
+        if decode is None or not future.set_running_or_notify_cancel():
             return
         try:
             future.set_result(decode())
         except BaseException as error:  # noqa: BLE001 - the waiter of the future raises it
             future.set_exception(error)
         finally:
-            del future, decode  # else the error's frames keep the error and the image in memory
+            # else the error's frames keep the error and the image in memory
+            del waiting, future, decode
+
+
+@dataclass
+class _Waiting:
+    """An image in the queue. decode: None once it is done, or its client has left: it holds the
+    image, for which nobody answers any more.
+    """
+
+    future: Future[Any]
+    decode: Callable[[], Any] | None
+
+    def forget(self, _: Future[Any]) -> None:
+        self.decode = None

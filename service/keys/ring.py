@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from mlcd.errors import ConfigInvalid, Unavailable
@@ -49,12 +51,16 @@ class KeyRing:
 
     async def watch(self) -> None:
         """Reads the file whenever it has changed, until cancelled."""
-        while True:
-            await asyncio.sleep(KEYS_POLL_S)
-            stamp = await asyncio.to_thread(_stamp_of, self._path)
-            if stamp != self._stamp:
-                # The stamp is older than the content: a change in between is seen the next time.
-                self._keys, self._stamp = await asyncio.to_thread(_read, self._path), stamp
+        # A thread of its own: a revoked key must not stay because others are busy.
+        with ThreadPoolExecutor(1, "keys") as reading:
+            in_thread = partial(asyncio.get_running_loop().run_in_executor, reading)
+            while True:
+                await asyncio.sleep(KEYS_POLL_S)
+                stamp = await in_thread(_stamp_of, self._path)
+                if stamp != self._stamp:
+                    # The stamp is older than the content: a change in between is seen the next
+                    # time.
+                    self._keys, self._stamp = await in_thread(_read, self._path), stamp
 
 
 def _read(path: Path) -> KeySet | None:

@@ -24,7 +24,13 @@ from mlcd.errors import MlcdError, Unavailable
 from service.host.signals import FINISH, StopSignals
 from service.serve.server import Order, SettingsSources, bound_s
 from service.settings import Settings
-from service.timings import SERVER_BACKOFF_S, SERVER_KILL_S, SERVER_MAX_BACKOFF_S, SERVER_STEADY_S
+from service.timings import (
+    SERVER_BACKOFF_S,
+    SERVER_KILL_S,
+    SERVER_MAX_BACKOFF_S,
+    SERVER_OPEN_S,
+    SERVER_STEADY_S,
+)
 
 _log = logging.getLogger("mlcd.service")
 
@@ -108,10 +114,14 @@ class Supervisor:
         if self._stopping.is_set():
             return False
         try:
-            return await self._start(slot, multiprocess_dir) is not None
-        except MlcdError as error:
+            async with asyncio.timeout(SERVER_OPEN_S):
+                return await self._start(slot, multiprocess_dir) is not None
+        except TimeoutError:
+            _log.error("server process %d has not opened in %.0f s", slot, SERVER_OPEN_S)
+            self._processes[slot].signal(signal.SIGKILL)
+        except (MlcdError, OSError) as error:  # the system may have no process or memory left
             _log.error("server process %d cannot be started: %s", slot, error)
-            return False
+        return False
 
     async def _start(self, slot: int, multiprocess_dir: Path) -> str | None:
         """Starts a process and returns what it serves, None where the shutdown came before.

@@ -3,14 +3,17 @@
 A line has no payload, no key and no query string, and of an error only its kind and code lines.
 """
 
+import json
 import logging
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from queue import SimpleQueue
+from select import PIPE_BUF
 from typing import Any, Final, TextIO
 
 import orjson
@@ -54,7 +57,10 @@ class JsonLines(logging.Formatter):
             **_of_request(),
             **getattr(record, "fields", {}),
         }
-        return orjson.dumps(entry, default=str).decode()
+        try:
+            return orjson.dumps(entry, default=str).decode()
+        except TypeError:  # text that is not Unicode, such as the name of a file
+            return json.dumps(entry, default=str)
 
 
 class PlainLines(logging.Formatter):
@@ -109,10 +115,14 @@ class QueuedLines(logging.Handler):
         self._writer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._lines.qsize() < self._max_waiting:
-            self._lines.put(self.format(record))
-        else:
+        if self._lines.qsize() >= self._max_waiting:
             self._num_dropped += 1
+            return
+        try:
+            line = self.format(record)
+        except Exception as error:  # noqa: BLE001 - a wrong call of a library is not its caller's
+            line = self.format(_warning(f"a line of {record.name} has no text: {kinds(error)}"))
+        self._lines.put(line.encode(errors="backslashreplace").decode())
 
     def close(self) -> None:
         self._lines.put(None)
@@ -120,28 +130,54 @@ class QueuedLines(logging.Handler):
         super().close()
 
     def _write(self) -> None:
-        with suppress(OSError, ValueError):  # the stream's reader is gone, or the stream is closed
+        # the stream's reader is gone, or the stream is closed
+        with suppress(BrokenPipeError, ValueError):
             closed = False
             while not closed:
-                lines = [self._lines.get()]
-                lines += [self._lines.get() for _ in range(self._lines.qsize())]
-                closed = None in lines
+                taken = [self._lines.get()]
+                taken += [self._lines.get() for _ in range(self._lines.qsize())]
+                closed = None in taken
+                lines = [line for line in taken if line is not None]
                 if self._num_dropped:
                     num, self._num_dropped = self._num_dropped, 0
-                    lines.append(self.format(_dropped(num)))
-                self._stream.write("".join(f"{line}\n" for line in lines if line is not None))
-                self._stream.flush()
+                    lines.append(self.format(_warning(f"{num} lines were dropped")))
+                for together in _joined(lines):
+                    self._write_together(together)
                 if not closed:
                     time.sleep(LOG_REST_S)
 
+    def _write_together(self, lines: list[str]) -> None:
+        try:
+            self._stream.write("".join(lines))
+            self._stream.flush()
+        except BrokenPipeError:
+            raise
+        except OSError:  # such as a disk that is full: there may be room again
+            self._num_dropped += len(lines)
 
-def _dropped(num: int) -> logging.LogRecord:
+
+def _joined(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Yields lines to be written at once: as much as a pipe takes whole from several processes."""
+    together: list[str] = []
+    size = 0
+    for line in lines:
+        num_bytes = len(line.encode()) + 1
+        if together and size + num_bytes > PIPE_BUF:
+            yield together
+            together, size = [], 0
+        together.append(f"{line}\n")
+        size += num_bytes
+    if together:
+        yield together
+
+
+def _warning(message: str) -> logging.LogRecord:
     return logging.makeLogRecord(
         {
             "name": "mlcd.service",
             "levelno": logging.WARNING,
             "levelname": "WARNING",
-            "msg": f"{num} lines were dropped",
+            "msg": message,
         }
     )
 

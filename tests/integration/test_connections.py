@@ -367,3 +367,14 @@ def test_head_is_get_without_a_body(server):
     assert httpx.head(f"{server.url}/v1/labels").status_code == 405
     assert httpx.head(f"{server.url}/nowhere").status_code == 404
     assert server.metric('mlcd_requests_total{route="/v1/info",status="200"}') >= 2
+
+
+def test_a_refused_body_that_was_never_sent_ends_the_connection(server):
+    """What came next would be taken for the body."""
+    head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
+    started = time.monotonic()
+    with connected(server, head + b"Expect: 100-continue\r\n\r\n") as client:
+        answer = whole(client)
+    assert statuses(answer) == [404]
+    assert b"connection: close" in answer.lower()
+    assert time.monotonic() - started < 5

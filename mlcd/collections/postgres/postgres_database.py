@@ -22,6 +22,7 @@ from mlcd.errors import ConfigInvalid, Conflict, DiskFull, MlcdError, StoreUnrea
 _LEAST_VERSION: Final = (0, 8)
 _CONNECTIONS: Final = 16
 _CONNECT_S: Final = 5
+_SILENT_S: Final = 30
 _ADVISORY_LOCK: Final = 0x4D4C4344  # `MLCD`
 _SNAPSHOT: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 _SCHEMA: Final = """
@@ -102,7 +103,15 @@ class Database:
 
 def _connect(url: str) -> Connection:
     return psycopg.connect(
-        url, connect_timeout=_CONNECT_S, application_name="mlcd", autocommit=True
+        url,
+        connect_timeout=_CONNECT_S,
+        # a network that is gone says nothing: else a thread would wait for a quarter of an hour
+        tcp_user_timeout=1000 * _SILENT_S,
+        keepalives_idle=_SILENT_S // 2,
+        keepalives_interval=_SILENT_S // 6,
+        keepalives_count=3,
+        application_name="mlcd",
+        autocommit=True,
     )
 
 

@@ -1,6 +1,8 @@
 """The routes for probes and metrics."""
 
 import asyncio
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -8,6 +10,7 @@ from starlette.responses import Response
 
 from service.http.access import Opened
 from service.http.auth import shows_key
+from service.timings import COLLECTIONS_SCRAPE_S
 
 router = APIRouter(tags=["health"])
 
@@ -34,9 +37,15 @@ async def metrics(request: Request, resources: Opened) -> Response:
     """Answers with metrics in Prometheus' text format.
 
     On a server with keys, only a request with a key of scope `search` sees names of collections.
+    Metrics of collections are left out where their store does not answer in a second.
     """
     names = shows_key(request, "search")
-    # a store of collections may be behind a network
-    of_collections = await asyncio.to_thread(resources.metrics.of_collections, names=names)
-    exposition = resources.metrics.exposition() + of_collections
+    exposition = resources.metrics.exposition()
+    asked = asyncio.get_running_loop().run_in_executor(
+        resources.scraping, partial(resources.metrics.of_collections, names=names)
+    )
+    # A store of collections may be behind a network that has just gone.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(COLLECTIONS_SCRAPE_S):
+            exposition += await asked
     return Response(exposition, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -37,5 +37,9 @@ class LaunchedEngine:
 def launch_engine() -> LaunchedEngine:
     """Starts a process. It needs no event loop, and ends when the calling thread does."""
     began, descriptor = time.perf_counter(), os.memfd_create("mlcd-batches")
-    process = launch("service.inference.engine.worker", descriptors=(descriptor,))
+    try:
+        process = launch("service.inference.engine.worker", descriptors=(descriptor,))
+    except BaseException:
+        os.close(descriptor)
+        raise
     return LaunchedEngine(process, descriptor, began)

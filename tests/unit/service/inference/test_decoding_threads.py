@@ -1,8 +1,11 @@
 """Threads of decoders, shared by pixels."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -86,5 +89,30 @@ def test_what_a_picture_raises_is_its_own():
             with pytest.raises(ValueError, match="bad"):
                 await decoders.run("x", 1, fail)
             assert await decoders.run("x", 1, lambda: 7) == 7
+
+    run(scenario())
+
+
+def test_a_picture_whose_client_has_left_is_not_kept_until_its_turn():
+    class Picture:
+        pass
+
+    async def scenario():
+        begun, go_on = threading.Event(), threading.Event()
+        with ThreadPoolExecutor(1) as threads:
+            decoders = DecodingThreads(threads)
+            first = asyncio.create_task(decoders.run("x", 1, lambda: (begun.set(), go_on.wait(10))))
+            await until(begun.is_set)
+            picture = Picture()
+            kept = weakref.ref(picture)
+            gone = asyncio.create_task(decoders.run("y", 1, partial(id, picture)))
+            await asyncio.sleep(0)
+            gone.cancel()
+            await asyncio.wait([gone])
+            del picture, gone
+            gc.collect()
+            assert kept() is None
+            go_on.set()
+            await first
 
     run(scenario())

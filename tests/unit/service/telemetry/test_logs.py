@@ -91,6 +91,71 @@ def test_a_reader_that_does_not_read_holds_up_nobody_and_learns_what_it_missed()
     assert 39 <= int(told.split()[-4]) <= 45
 
 
+class Full(io.StringIO):
+    """A stream to a disk that is full for a while."""
+
+    full = True
+
+    def write(self, text):
+        if self.full:
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+
+def test_a_full_disk_loses_lines_and_not_the_log():
+    stream = Full()
+    lines = QueuedLines(stream, PlainLines())
+    lines.handle(record("lost"))
+    wait_for(lambda: lines._num_dropped == 1)
+    stream.full = False
+    lines.handle(record("kept"))
+    lines.close()
+    assert "lost" not in stream.getvalue()
+    assert "kept" in stream.getvalue()
+    assert "1 lines were dropped" in stream.getvalue()
+
+
+@pytest.mark.parametrize("formatter", [JsonLines(), PlainLines()])
+def test_a_line_that_cannot_be_made_is_no_error_of_its_caller(formatter):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    lines = QueuedLines(stream, formatter)
+    lines.handle(record("a file called \udcff"))
+    wrong = record("%d")
+    wrong.args = ("x",)
+    lines.handle(wrong)
+    lines.close()
+    text = stream.buffer.getvalue().decode()
+    assert "a file called \\udcff" in text
+    assert "a line of mlcd.test has no text: TypeError" in text
+
+
+def test_lines_are_written_together_as_far_as_a_pipe_takes_them_whole():
+    sizes = []
+
+    class Written(io.StringIO):
+        def write(self, text):
+            sizes.append(len(text))
+            return super().write(text)
+
+    stream = Written()
+    lines = QueuedLines(stream, PlainLines())
+    for number in range(300):
+        lines.handle(record(f"{number} " + 90 * "x"))
+    lines.handle(record(10_000 * "y"))
+    lines.close()
+    assert len(stream.getvalue().splitlines()) == 301
+    assert max(sizes) > 10_000
+    assert all(size <= 4096 for size in sorted(sizes)[:-1])
+    assert len(sizes) < 100
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.fixture
 def root():
     logger, ours = logging.getLogger(), logging.getLogger("mlcd")
