@@ -237,7 +237,7 @@ class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
     keep_jobs: Annotated[int, Field(gt=0)] = 5000
     """Ended jobs that the queue keeps. Of more, it forgets those that ended first."""
     engine: Literal["workers", "ray"] = "workers"
-    """The place where `mlcd worker` does shards. workers: its own process. ray: workers on a Ray
+    """What does the tasks of `mlcd worker`. workers: its own process. ray: workers on a Ray
     cluster, as many at once as there is room for."""
     ray_address: Annotated[str, AfterValidator(_cluster)] = NEAREST
     """With engine ray: `ray` for the cluster that Ray finds (RAY_ADDRESS, then one on this
@@ -268,7 +268,7 @@ class Thumbnails(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
 
 
 class StoredCollections(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The place of collections, where it is not the state directory."""
+    """The store of collections, where it is not the state directory."""
 
     store: SecretStr | None = None
     """postgresql://[user[:password]@]host[:port]/database: Postgres with pgvector 0.8 or later;

@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # what takes long to import comes after the engine's launch
 def serve(config: str | None, print_config: bool, **options: object) -> None:
     """Serve a model over REST.
 
-    Every option is also an environment variable: MLCD_MODEL, MLCD_PORT, …
+    Options but --config and --print-config are also environment variables: MLCD_MODEL, MLCD_PORT, …
     """
     if not print_config:
         # The first process of a container ignores the signal until it has a handler.
