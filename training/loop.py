@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
-from mlcd.errors import Diverged, MlcdError
+from mlcd.errors import Diverged, MlcdError, Unavailable
 from mlcd.progress import Meter
 from mlcd.world import Elsewhere
 from training.bad_batch import bad_batch_path, bad_state_path, clear_bad_batch, keep_bad_batch
@@ -19,6 +19,8 @@ from training.parallel.processes import Processes
 from training.preemption import Interrupted, Preempted, Signals, received_signals
 from training.step import NotFinite, StepMeters
 from training.telemetry.throughput import Throughput
+
+_MOST_MISSING: Final = 256  # images in a row that cannot be read, a whole step at a time
 
 
 class TrainingProgress(Protocol):
@@ -101,8 +103,13 @@ def train(
         processes.watched(doing),
         work.load() as loader,
     ):
+        num_missing = 0
         for batch, agreement in _agreed(loader, processes, store, signals, config):
             doing[0] = f"step {batch.step}"
+            num_missing += config.schedule.batch_size
+            if agreement.num_samples:
+                num_missing = 0
+            _refuse_missing(num_missing, batch.step, processes)
             meters = _step(
                 work, batch, agreement, config, run=run, store=store, processes=processes
             )
@@ -219,6 +226,20 @@ def _step(
     state.step += 1
     state.skipped_samples += config.schedule.batch_size - agreement.num_samples
     return meters
+
+
+def _refuse_missing(num_images: int, step: int, processes: Processes) -> None:
+    """Raises Unavailable where so many images in a row, those of `step` the last, cannot be read:
+    the rest of the schedule would pass without training.
+    """
+    if num_images < _MOST_MISSING:
+        return
+    if processes.world.rank:  # all processes know it, and one reports it
+        raise Elsewhere
+    raise Unavailable(
+        f"the last {num_images} images, up to step {step}, cannot be read",
+        remedy="are they still where they were? The same command goes on from the last checkpoint",
+    )
 
 
 def _keep(

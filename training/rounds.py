@@ -14,7 +14,7 @@ finished is found again, and what was interrupted goes on: the same call ends wi
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from mlcd.artifacts.copies import brought
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
@@ -31,6 +31,7 @@ from mlcd.pipelines.label import LabelOptions, label
 from mlcd.progress import Reporter
 from mlcd.world import torchrun_variable
 from training.config import RunConfig, validate_config
+from training.parallel.instance_head import InstanceKind
 from training.run import run_training
 
 
@@ -40,10 +41,11 @@ def run_rounds(
     """Trains `num_rounds` times, below `config.out`, and yields the run of each round.
 
     num_clusters: of every round but the first; None for as many as the first one's labels have.
-    Raises ConfigInvalid if the data are several sets, or there is more than one process.
+    Raises ConfigInvalid if the data are several sets, or there is more than one process, and for a
+    loss without clusters or with more labels than there are clusters.
     """
     out = Path(config.out)
-    _check(config, out)
+    _check(config, out, num_clusters)
     images = config.data.sources[0].images
     clusters = num_clusters or LabelTable.open(brought(config.data.sources[0].labels)).num_centers
     latest: Artifact | None = None
@@ -60,11 +62,21 @@ def run_rounds(
         yield latest
 
 
-def _check(config: RunConfig, out: Path) -> None:
+def _check(config: RunConfig, out: Path, num_clusters: int | None) -> None:
     if config.data.mix:
         raise ConfigInvalid(
             "rounds need one data set, and data.mix has several",
             remedy="set data.images and data.labels",
+        )
+    if config.loss.kind in get_args(InstanceKind):
+        raise ConfigInvalid(
+            f"loss.kind={config.loss.kind} has no clusters, and rounds make them",
+            remedy="leave out the rounds, or take loss.kind=mlcd",
+        )
+    if num_clusters is not None and num_clusters <= config.loss.num_stored:
+        raise ConfigInvalid(
+            f"{num_clusters} clusters are too few for {config.loss.num_stored} labels an image",
+            remedy="ask for more clusters, or lower loss.labels_per_image",
         )
     if torchrun_variable("WORLD_SIZE", 1) > 1:
         raise ConfigInvalid(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.copies import brought
-from mlcd.artifacts.disk import refuse_full_disk
+from mlcd.artifacts.disk import refuse_full_disk, write_synced
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, draft_path, open_artifact
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
@@ -42,7 +42,7 @@ from training.optim.groups import (
     scalar_groups,
 )
 from training.parallel.backbone import Backbone
-from training.parallel.instance_head import InstanceHead
+from training.parallel.instance_head import InstanceHead, InstanceKind
 from training.parallel.partial_fc import PartialFC
 from training.parallel.processes import Processes, open_processes
 from training.start import Start, agreeing_centers, open_start, sizes_from
@@ -77,6 +77,7 @@ def _run(config: RunConfig, reporter: Stages, processes: Processes) -> Artifact:
         for part in dataset.parts:
             check_outside(part.source.location, out)
         evaluation = check_evaluation(config, [part.listing_digest for part in dataset.parts])
+        _check_views(config, len(dataset))
         start = open_tower_start(config)
         centers = _initial_centers(config, dataset, start)
         request = _request(config, out, dataset, start)
@@ -127,11 +128,22 @@ def go_on(
             store.save(state)
         else:
             store.load(state, step)
+            store.tidy(step)
         with (
             reporter.stage("train", config.schedule.steps, done=state.step) as meter,
             _journal(run, config, flops, state.step, processes, meter) as journal,
         ):
             train(work, config, run=run, store=store, processes=processes, journal=journal)
+
+
+def _check_views(config: RunConfig, num_images: int) -> None:
+    """Raises ConfigInvalid where a batch would have every image twice, and tell it from itself."""
+    if config.loss.kind in get_args(InstanceKind) and config.schedule.batch_size > num_images:
+        raise ConfigInvalid(
+            f"images: {num_images}, fewer than schedule.batch_size={config.schedule.batch_size}, "
+            f"which loss.kind={config.loss.kind} tells from each other",
+            remedy="lower schedule.batch_size",
+        )
 
 
 def is_deterministic(config: TrainingConfig, device: torch.device) -> bool:
@@ -165,7 +177,9 @@ def _refuse_earlier(out: Path, request: Request) -> None:
 
 
 def write_config(config: TrainingConfig, run: Path) -> None:
-    (run / CONFIG).write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    """Writes the config beside the run's checkpoints, whole or not at all."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    write_synced(run / CONFIG, text.encode())
 
 
 def read_run_config(run: Path) -> RunConfig:

@@ -173,6 +173,14 @@ class CheckpointStore:
         with self._processes.failing_together():
             self._contents.restore(state, path / STATE, step, self._processes.saving)
 
+    def tidy(self, newest: int) -> None:
+        """Deletes what the newest checkpoint made superfluous, where its process was killed before
+        it had.
+        """
+        with self._processes.failing_together():
+            if self._processes.world.rank == 0:
+                self._retire(newest)
+
     def _write(self, copy: Copied, draft: Draft, kept: ExitStack) -> None:
         try:
             with kept:
@@ -202,7 +210,7 @@ class CheckpointStore:
         regular = [step for step in steps if self.is_due(step)]
         kept = {0, newest, *regular[-self._config.keep_last :]}
         if self._config.keep_every is not None:
-            kept |= {step for step in steps if step % self._config.keep_every == 0}
+            kept |= {step for step in regular if step % self._config.keep_every == 0}
         names = {checkpoint_name(step) for step in kept}
         for path in self._folder.glob("step_*"):
             if path.name not in names:

@@ -13,6 +13,7 @@ from PIL import Image
 from mlcd.errors import ImageRejected
 from mlcd.images.decode import Scaled, decode, decode_scaled
 from mlcd.images.entries import Entry
+from mlcd.images.faults import is_fault
 from mlcd.images.source import Source
 from mlcd.images.transform import DecodeMode
 from training.config import AugmentConfig
@@ -113,6 +114,8 @@ class HeldPictures:
             try:
                 held = self._pictures.read(sample)
             except ImageRejected as rejection:
+                if is_fault(rejection.__cause__):  # the disk may answer the next time
+                    raise
                 held = rejection
             self._held[position] = held
         if isinstance(held, ImageRejected):

@@ -160,6 +160,10 @@ def _trained(checkpoint: Artifact) -> _Digests:
         return _paired(checkpoint, run)
     config = read_run_config(run)
     parts = open_dataset(_moved(config, checkpoint)).parts
+    listed = {parent.digest for parent in checkpoint.parents if parent.role.startswith("images")}
+    for part in parts:
+        if part.listing_digest not in listed:
+            raise NotFound(f"{part.source.location} has other images than when the run began")
     return np.concatenate([part.sha256 for part in parts if part.sha256 is not None])
 
 

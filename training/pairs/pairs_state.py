@@ -124,7 +124,7 @@ def embed_crops(
     branches of their positions in the stream.
     """
     colors = draw_colors(positions, config.augment, config.seed, 0)
-    pixels = crops if colors is None else recolor(crops, colors)
+    pixels = crops if colors is None else recolor(crops.float(), colors)
     scales = branch_scales(config.model, positions, config.seed)
     return tower.embed(pixels, None if scales is None else scales.to(pixels))
 

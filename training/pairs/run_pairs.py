@@ -162,7 +162,10 @@ def _run(config: PairsConfig, reporter: Stages, processes: Processes) -> Artifac
 
 
 def _check_batch(config: PairsConfig, num_pairs: int) -> None:
-    """Raises ConfigInvalid where an image would be in a batch twice, and told from itself."""
+    """Raises ConfigInvalid where every batch would have an image twice, and tell it from itself.
+
+    A batch that ends one epoch and begins the next may have one twice all the same.
+    """
     if config.schedule.batch_size > num_pairs:
         raise ConfigInvalid(
             f"images with captions: {num_pairs}, fewer than schedule.batch_size="

@@ -283,7 +283,10 @@ def test_cached_views_are_the_crops_of_the_first_epochs_and_come_again(
     damaged = tmp_path / "pairs"
     shutil.copytree(lit("x").data.pairs, damaged)
     next(iter(sorted(damaged.rglob("*.png")))).write_bytes(b"no image")
-    fixed = {"schedule": {"steps": 9, "batch_size": 13}, "augment": {"min_area": 0.3}}
+    fixed = {
+        "schedule": {"steps": 9, "batch_size": 13},
+        "augment": {"min_area": 0.3, "contrast": 0.5},
+    }
     live = run_pairs(lit("live", data={"pairs": str(damaged), "cache": False}, **fixed), SILENT)
     data = {"pairs": str(damaged), "cached_views": 2}
     original = cached_views._view

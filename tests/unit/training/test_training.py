@@ -19,6 +19,7 @@ from mlcd.models.runs import checkpoint_steps, find_checkpoint
 from mlcd.progress import Reporter
 from mlcd.world import World
 from tests.unit.training.running import INSTANCES, SILENT, VIEWS, before_step, read_log
+from training.checkpoint.checkpoint_store import CheckpointStore
 from training.evaluation.knn import weighted_votes
 from training.parallel.processes import Processes
 from training.preemption import Interrupted, Preempted
@@ -166,6 +167,22 @@ def test_a_step_without_any_usable_sample_changes_nothing(config, digits, tmp_pa
     assert all(np.isfinite(line["loss"]) for line in log if line["loss"] is not None)
 
 
+def test_images_that_go_away_stop_the_run_which_then_goes_on(config, digits, tmp_path, monkeypatch):
+    """A mount that is lost: the rest of the schedule must not pass as if it were training."""
+    images = tmp_path / "images"
+    shutil.copytree(digits, images)
+    options = (f"data.images={images}", "checkpoint.every_steps=5", "schedule.batch_size=32")
+    options += ("data.memory_gib=0", "data.workers=0")
+    begun = before_step(monkeypatch, 8, lambda _: images.rename(tmp_path / "away"))
+    with pytest.raises(Unavailable, match="cannot be read"):
+        run_training(config("run", *options), SILENT)
+    assert begun[-1] < 29
+    monkeypatch.undo()
+    (tmp_path / "away").rename(images)
+    run = run_training(config("run", *options), SILENT)
+    assert read_log(run)[-1]["loss"] is not None
+
+
 def test_recomputing_activations_changes_nothing(config):
     kept, recomputed = (
         run_training(config(f"run-{flag}", f"compute.recompute={flag}", "schedule.steps=5"), SILENT)
@@ -259,6 +276,23 @@ def test_which_checkpoints_stay(config):
         int(path.name.removeprefix("step_")) for path in (run.path / "checkpoints").iterdir()
     )
     assert steps == [0, 9, 18, 27, 30]
+
+
+def test_a_kill_before_old_checkpoints_are_deleted_leaves_none(config, monkeypatch):
+    options = ("checkpoint.every_steps=10", "checkpoint.keep_last=1", "checkpoint.keep_every=7")
+
+    def killed(self, newest):
+        if newest == 30:
+            raise ConnectionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointStore, "_retire", killed)
+        with pytest.raises(ConnectionError):
+            run_training(config("run", *options), SILENT)
+    run = run_training(config("run", *options), SILENT)
+    assert sorted(path.name for path in (run.path / "checkpoints").iterdir()) == [
+        "step_000000", "step_000030",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("asynchronous", ["true", "false"])

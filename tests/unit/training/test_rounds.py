@@ -1,0 +1,20 @@
+"""Rounds that could only fail after hours are refused before the first."""
+
+import pytest
+
+from mlcd.errors import ConfigInvalid
+from mlcd.progress import Reporter
+from training.rounds import run_rounds
+
+
+@pytest.mark.parametrize(
+    ("overrides", "clusters", "named"),
+    [
+        (("loss={kind: instance_softmax}", "augment.views=2"), None, "has no clusters"),
+        (("loss.labels_per_image=4",), 4, "4 clusters are too few for 4 labels"),
+        (("loss.labels_per_image=2", "loss.drawn_from=3"), 3, "too few for 3 labels"),
+    ],
+)
+def test_what_the_second_round_could_not_begin_with(config, overrides, clusters, named):
+    with pytest.raises(ConfigInvalid, match=named):
+        next(run_rounds(config("run", *overrides), 2, clusters, Reporter("silent")))
