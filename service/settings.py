@@ -237,7 +237,7 @@ class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
     keep_jobs: Annotated[int, Field(gt=0)] = 5000
     """Ended jobs that the queue keeps. Of more, it forgets those that ended first."""
     engine: Literal["workers", "ray"] = "workers"
-    """What does the tasks of `mlcd worker`. workers: its own process. ray: workers on a Ray
+    """The one that does the tasks of `mlcd worker`. workers: its own process. ray: workers on a Ray
     cluster, as many at once as there is room for."""
     ray_address: Annotated[str, AfterValidator(_cluster)] = NEAREST
     """With engine ray: `ray` for the cluster that Ray finds (RAY_ADDRESS, then one on this

@@ -1,4 +1,4 @@
-"""What a scan refuses: embeddings and centers of another form, or that are not finite."""
+"""Checks before a scan: it refuses embeddings and centers of another form, or not finite."""
 
 from typing import Final
 

@@ -370,7 +370,7 @@ def test_head_is_get_without_a_body(server):
 
 
 def test_a_refused_body_that_was_never_sent_ends_the_connection(server):
-    """What came next would be taken for the body."""
+    """Else the next request would be taken for the body."""
     head = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
     started = time.monotonic()
     with connected(server, head + b"Expect: 100-continue\r\n\r\n") as client:

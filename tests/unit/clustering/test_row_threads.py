@@ -1,5 +1,6 @@
 """Threads over rows: as many as BLAS may have, and a process that has no more files has some, too."""
 
+import sys
 import threading
 
 import numpy as np
@@ -80,7 +81,7 @@ def test_batches_cover_everything_once(monkeypatch):
 
 def test_a_budget_holds_whatever_is_loaded_later(monkeypatch):
     """A library that comes later has a BLAS of its own, with as many threads as there are cores."""
-    monkeypatch.setattr(row_threads._Limit, "allowed", row_threads._Limit.allowed)
+    monkeypatch.setattr(row_threads._Limit, "allowed", sys.maxsize)  # whatever ran before
     monkeypatch.setattr(row_threads, "_threads_of_blas", lambda: 64)
     monkeypatch.setattr(row_threads, "available_cores", lambda: 64)
     assert allowed_threads() == 64

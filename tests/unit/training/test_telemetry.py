@@ -58,11 +58,8 @@ def test_peak_memory_counts_what_was_freed():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
-def test_the_measured_peak_is_no_less_than_a_product_takes_and_soon_known(precision):
-    began = time.perf_counter()
-    peak = measured_peak_tflops(CPU, precision)
-    assert time.perf_counter() - began < 5  # 0.3 s on an idle machine
-    assert 1e-4 < peak < 1e3
+def test_a_peak_is_measured_in_every_precision(precision):
+    assert 1e-4 < measured_peak_tflops(CPU, precision) < 1e3
 
 
 def test_a_stall_at_the_start_is_not_taken_for_the_machine_s_rate(monkeypatch):
