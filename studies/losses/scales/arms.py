@@ -11,8 +11,8 @@ from training.parallel.partial_fc import HeadConfig
 
 SCALES_TEACHER: Final = "mobilenet"
 BATCHES: Final = (32, 64, 128, 256, 512, 1024, 2048)
-_CLUSTERS: Final = (100, 1000, 8000)
-_STARTS: Final = (8.0, 16.0, 32.0)  # of the scale
+# The number of clusters and the first scale, of which one changes at a time.
+_CROSS: Final = ((100, 16.0), (1000, 8.0), (1000, 16.0), (1000, 32.0), (8000, 16.0))
 SCALAR_RATE: Final = 30.0
 _CLIP_SCALE: Final = 1 / 0.07
 _SIGLIP_SCALE: Final = 10.0
@@ -139,10 +139,9 @@ def learned_arms() -> Iterator[LearnedArm]:
         ("none", "zero"), ("both", "rk"), ("both", "rkl"), ("both", "zero"), ("bias", "rk"),
         ("none", "rkl"),
     )  # fmt: skip
-    for clusters in _CLUSTERS:
-        for scale in _STARTS:
-            for learned, start in of_bias:
-                yield LearnedArm(learned, start, scale, clusters)
+    for clusters, scale in _CROSS:
+        for learned, start in of_bias:
+            yield LearnedArm(learned, start, scale, clusters)
 
 
 def all_scales_runs() -> Iterator[ScalesRun]:
