@@ -8,7 +8,9 @@ import torch
 from PIL import Image
 
 from studies.losses.frozen.features import PRETRAINING, Features
+from studies.losses.instrument import slices
 from studies.losses.instrument.asked import ASKED
+from studies.losses.instrument.rows import Outcome, path_of
 from studies.losses.towers.arms import (
     BIASED,
     CHANGED_ARMS,
@@ -150,3 +152,17 @@ def test_the_own_teacher_is_the_first_round_of_its_seed(towers):
     assert (toy.state / "labels" / "own" / "seed3" / "labels").is_dir()
     hog = perform_tower(TowerRun("hog", TOWER_ARMS["CD"], 3), toy)
     assert own.numbers["positive_cosine"] != hog.numbers["positive_cosine"]
+
+
+def test_what_a_run_leaves_is_deleted_once_its_row_is_kept(tmp_path):
+    class Tier:
+        name, state = "towers", tmp_path / "state"
+
+        def perform(self, run):
+            (tmp_path / "scratch").mkdir()
+            return Outcome({"knn": 0.5}, np.ones(8, bool), tmp_path / "scratch")
+
+    run = TowerRun("hog", TOWER_ARMS["MLC"], 3)
+    assert slices._perform_one(run, Tier(), None) == f"finished {run.name}"
+    assert path_of(run, Tier.state).is_file()
+    assert not (tmp_path / "scratch").exists()
