@@ -21,6 +21,7 @@ from mlcd.world import World
 from tests.unit.training.running import INSTANCES, SILENT, VIEWS, before_step, read_log
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.evaluation.knn import weighted_votes
+from training.evaluation.seen import seen_by
 from training.parallel.processes import Processes
 from training.preemption import Interrupted, Preempted
 from training.run import initial_state, read_run_config, run_training
@@ -441,6 +442,19 @@ def test_other_images_under_the_same_keys_are_refused(config, digits, tmp_path):
     first.write_bytes(second.read_bytes())
     with pytest.raises(InvalidInput, match="not those that were labeled"):
         run_training(config("run", f"data.images={other}", "data.hold_out=0"), SILENT)
+
+
+def test_what_was_trained_on_is_not_known_once_images_were_added(config, digits, tmp_path):
+    """The split covers all images of a folder, so that others would be held out now."""
+    images = tmp_path / "images"
+    shutil.copytree(digits, images)
+    run = run_training(config("run", f"data.images={images}"), SILENT)
+    checkpoint = open_artifact(find_checkpoint(run.path), "checkpoint")
+    assert len(seen_by(checkpoint).trained)
+    shutil.copy(min((images / "3").iterdir()), images / "3" / "another.png")
+    seen = seen_by(checkpoint)
+    assert not len(seen.trained)
+    assert any("other images than when the run began" in each for each in seen.unknown)
 
 
 def test_labels_that_leave_no_negative_or_are_not_there_are_refused(config, journey):
