@@ -40,3 +40,12 @@ def before_step(monkeypatch, number, strike):
 
     monkeypatch.setattr(classification, "train_step", step)
     return begun
+
+
+def saved_bytes(run, step):
+    folder = run.path / "checkpoints" / f"step_{step:06d}"
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "manifest.json"  # tells the time
+    }
