@@ -25,11 +25,14 @@ class ImageHost:
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
 
     def __enter__(self):
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
         return self
 
     def __exit__(self, *_):
         self._stopped.set()
+        self._listener.shutdown(socket.SHUT_RDWR)  # closed alone, it would be waited on for ever
+        self._accepting.join()
         self._listener.close()
 
     @property

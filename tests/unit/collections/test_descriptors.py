@@ -7,7 +7,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -66,9 +65,12 @@ def num_open(suffix=""):
 def limited(num):
     """Allows this many more descriptors than there are now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = {int(path.name) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
-    free = (number for number in count() if number not in taken)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(free, num, None)), hard))
+    # The numbers that are free are asked for: a thread that waits in accept() has one of its own
+    # already, which /proc does not list.
+    free = [os.dup(0) for _ in range(num + 1)]
+    for number in free:
+        os.close(number)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], hard))
     try:
         yield
     finally:
