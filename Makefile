@@ -75,7 +75,7 @@ test-plain-cpu: setup ## those that ask what the CPU computes, as on one with AV
 	@$(BIN)/python -m pytest --plain-cpu -m "plain_cpu and not gpu" $(IN_PARALLEL) $(PYTEST_ARGS) \
 		$$(grep -rlw plain_cpu tests --include='test_*.py')  # the rest takes long to import
 
-test-slow: setup redis page-tools s3rver azurite chromium ## the tests that take minutes
+test-slow: setup redis bundled-triton page-tools s3rver azurite chromium ## the tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-sdk: setup $(SDK)/.installed ## the real clients of OpenAI, Cohere, LangChain, LlamaIndex and Triton, against a server

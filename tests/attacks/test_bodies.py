@@ -106,10 +106,11 @@ SEARCH = "/v1/collections/some/search"
     "path",
     [
         SEARCH,
-        "/v1/embeddings",
-        "/v2/embed",
         "/v2/models/{model}/infer",
-        "/v1/collections/some/items",
+        *(
+            pytest.param(path, marks=pytest.mark.slow)
+            for path in ("/v1/embeddings", "/v2/embed", "/v1/collections/some/items")
+        ),
     ],
 )
 def test_no_json_stops_the_others(attacked, tokens, path):

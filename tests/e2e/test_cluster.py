@@ -111,7 +111,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.slow), "after"])
 def test_killed_at_each_iteration_it_ends_with_the_same_bytes(tmp_path, embeddings, whole, when):
     out = tmp_path / "centers"
     arguments = [str(argument) for argument in ("cluster", embeddings, out, *COMMAND)]

@@ -45,13 +45,8 @@ def kill_session(process):
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
-SIGNALS = [
-    signal.SIGKILL,
-    *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM)),
-]
-
-
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_resumes_and_ends_with_the_same_digests(
     journey, digits, tiny_recipe, tmp_path, number
 ):
@@ -73,7 +68,9 @@ def test_an_interrupted_demo_resumes_and_ends_with_the_same_digests(
     assert not list(out.rglob("*.partial"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_the_demo_and_its_step_end_by_one_signal(digits, tiny_recipe, tmp_path, number):
     process = start_mlcd(*demo(digits, tiny_recipe, tmp_path / "demo"), start_new_session=True)
     next(line for line in process.stdout if line.startswith("$ mlcd train"))
@@ -116,6 +113,7 @@ def test_two_at_once_do_not_disturb_each_other(digits, tiny_recipe, tmp_path):
     assert call_mlcd("verify", tmp_path / "out").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_told_before_the_work_and_the_printed_curl_line_asks_on_a_free_one(
     journey, digits, tiny_recipe
 ):

@@ -6,6 +6,7 @@ import signal
 import time
 
 import numpy as np
+import pytest
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
@@ -28,6 +29,7 @@ def digest_of(path):
     return json.loads((path / "manifest.json").read_text())["digest"]
 
 
+@pytest.mark.slow
 def test_rounds_killed_anywhere_end_with_the_same_bytes(journey, digits, tiny_recipe, tmp_path):
     whole, parts, chosen = tmp_path / "whole", tmp_path / "parts", tmp_path / "selection"
     curated = call_mlcd("curate", journey / "features", chosen, "--duplicates", 0.8)

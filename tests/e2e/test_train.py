@@ -181,14 +181,10 @@ def test_two_processes_equal_one_in_float32(arguments, alone, tmp_path):
 AVERAGED = ["optim.ema=0.95", "optim.layer_decay=0.7", "model.drop_path=0.2", "model.freeze=1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backbone", "more"),
-    [
-        ("ddp", AVERAGED),
-        pytest.param("ddp", [], marks=pytest.mark.slow),
-        pytest.param("fsdp", [], marks=pytest.mark.slow),
-        pytest.param("fsdp", AVERAGED, marks=pytest.mark.slow),
-    ],
+    [("ddp", AVERAGED), ("ddp", []), ("fsdp", []), ("fsdp", AVERAGED)],
 )
 def test_two_then_one_then_three_processes_go_on_with_one_run(
     arguments, alone, tmp_path, backbone, more
@@ -252,10 +248,10 @@ def test_a_second_stage_killed_between_checkpoints_ends_with_the_same_bytes(
 
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_steps_ends_with_the_same_bytes(arguments, alone, tmp_path, kills):
-    options = ["schedule.steps=200", "checkpoint.every_steps=7"]
+    options = ["schedule.steps=120", "checkpoint.every_steps=7"]
     whole, run = alone("killed", *options), tmp_path / "run"
     generator = random.Random(kills)
-    for until in sorted(generator.sample(range(5, 180), kills)):
+    for until in sorted(generator.sample(range(5, 100), kills)):
         process = start_mlcd(*arguments("run", *options), start_new_session=True)
         wait_for_steps(run, until, process)
         os.killpg(process.pid, signal.SIGKILL)
@@ -265,7 +261,7 @@ def test_a_run_killed_at_random_steps_ends_with_the_same_bytes(arguments, alone,
     digests = [json.loads((path / "manifest.json").read_text())["digest"] for path in (run, whole)]
     assert digests[0] == digests[1]  # of weights, moments, centers, byte for byte
     assert (run / "keys-0.jsonl").read_bytes() == (whole / "keys-0.jsonl").read_bytes()
-    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(1, 201))
+    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(1, 121))
     assert not list(run.rglob("*.partial"))
 
 
@@ -464,7 +460,9 @@ def test_a_nan_at_step_7_is_caught_by_all_processes_and_replayed_by_one(argument
     assert call_mlcd("train", "--resume", tmp_path / "run").returncode == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
+)
 def test_a_signal_before_the_first_step_ends_with_status_0(tmp_path, number):
     recipe = tmp_path / "recipe.yaml"
     os.mkfifo(recipe)

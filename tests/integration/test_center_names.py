@@ -97,6 +97,7 @@ def test_names_given_by_the_command_are_shown_without_a_restart(named, centers):
     assert label["results"][0]["labels"][0]["name"] == "given outside"
 
 
+@pytest.mark.slow
 def test_several_processes_change_names_and_lose_none_when_one_is_killed(model_to_change, centers):
     """Every request has a connection of its own, which either process may take."""
     answered, unanswered = {}, {}

@@ -30,6 +30,7 @@ def found(client, name, item_id):
     return [match["id"] for match in answer.json()["results"][0]["matches"]]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_more_collections_than_descriptors_are_served_and_opened_again(tmp_path):
     names = [f"c{number}" for number in range(MANY)]

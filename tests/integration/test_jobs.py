@@ -417,6 +417,7 @@ def test_a_job_that_cannot_be_read_says_so_and_how_to_be_rid_of_it(place):
     assert place.client.get(f"/v1/jobs/{job_id}").status_code == 404
 
 
+@pytest.mark.slow
 def test_a_watcher_hears_of_a_job_whose_queue_was_put_back_and_clients_never_where_it_is(tmp_path):
     write_digits(tmp_path / "root" / "images", 3)
     asked = {
@@ -580,6 +581,7 @@ def test_failed_shards_are_listed_page_by_page_with_reasons(place, monkeypatch):
     assert place.client.get(address).json() == {"failures": [], "cursor": None}
 
 
+@pytest.mark.slow
 def test_jobs_that_ended_long_ago_are_forgotten_while_the_server_runs(tmp_path):
     """And what they have made stays."""
     write_digits(tmp_path / "root" / "images", 3)

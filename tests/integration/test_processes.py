@@ -91,7 +91,9 @@ def test_sigterm_reaches_all_finishes_what_is_in_flight_and_leaves_no_orphan(sta
     until(lambda: not any(map(exists, family)), 2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_second_signal_ends_all_at_once(started, number):
     server = all_up(started("fake:latency_ms=1", drain_s=20))
     family = [pid for child in children(server.process.pid) for pid in (child, *children(child))]
@@ -154,6 +156,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(journey, monkeypatch):
         assert message in result.stderr
 
 
+@pytest.mark.slow
 def test_one_that_cannot_start_again_is_tried_until_it_can(started, journey, tmp_path, photo):
     model = tmp_path / "model"
     shutil.copytree(journey / "model", model)

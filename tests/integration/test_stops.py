@@ -56,8 +56,15 @@ def start():
         server.process.communicate()
 
 
-@pytest.mark.parametrize("numbers", [[signal.SIGTERM] * 2, [signal.SIGINT, signal.SIGTERM]])
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("processes", "numbers"),
+    [
+        (1, [signal.SIGINT, signal.SIGTERM]),
+        pytest.param(1, [signal.SIGTERM] * 2, marks=pytest.mark.slow),
+        pytest.param(2, [signal.SIGINT, signal.SIGTERM], marks=pytest.mark.slow),
+        (2, [signal.SIGTERM] * 2),
+    ],
+)
 def test_a_signal_to_every_process_loses_no_request(start, photo, processes, numbers):
     server = start(processes, drain_s=2)
     everybody = family(server.process.pid)
@@ -95,7 +102,7 @@ def test_a_signal_to_every_process_loses_no_request(start, photo, processes, num
     until(lambda: not any(map(exists, everybody)), 2)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_signal_to_every_process_that_is_just_beginning_is_no_failure(processes):
     """At moments in which some of them cannot have said yet which signals they hear."""
     for after_s in (0.0, 0.05, 0.2, 0.6):

@@ -16,6 +16,7 @@ from tests.triton.conftest import SILENT, write_model
 pytestmark = pytest.mark.triton
 
 
+@pytest.mark.slow
 def test_a_later_version_is_loaded_without_a_failed_request(own_server, pictures, tmp_path):
     out = own_server.repository
     later = write_model(tmp_path / "later", seed=3)

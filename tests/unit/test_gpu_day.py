@@ -74,7 +74,7 @@ def test_wheels_that_are_too_large_to_carry_are_refused(tmp_path):
         check_wheels(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["encode-b32", "encode-l14"])
+@pytest.mark.parametrize("name", ["encode-b32", pytest.param("encode-l14", marks=pytest.mark.slow)])
 def test_encoders_are_measured_beside_the_matrix_limit(name):
     found = printed(*on_cpu(name), "--tower", "tiny", "--batches", "1", "40", "--runs", "1")
     limit = float(re.search(r"TFLOP/s: fp32 ([\d.e-]+)", found)[1])

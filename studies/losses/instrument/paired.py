@@ -8,6 +8,7 @@ teacher, `cd` less MLCD varies two to three times as much as MLC less MLCD.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -52,6 +53,9 @@ def paired_difference(
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Returns p-values that count how many hypotheses are tested (Holm, 1979)."""
-    if not p_values:
-        return []
-    return [float(each) for each in multipletests(p_values, method="holm")[1]]
+    return list(_holm(tuple(p_values))) if p_values else []
+
+
+@cache  # many tables ask for the same, and statsmodels collects garbage each time
+def _holm(p_values: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(float(each) for each in multipletests(p_values, method="holm")[1])

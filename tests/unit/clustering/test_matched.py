@@ -34,7 +34,7 @@ def test_as_many_rows_stay_as_in_a_dense_table(seed):
 
 
 def test_many_clusters_take_no_table():
-    num = 50_000
+    num = 10_000
     before = np.repeat(np.arange(num), 4)
     since = np.roll(np.arange(num), 7)[before]
     tracemalloc.start()

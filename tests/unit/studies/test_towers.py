@@ -131,7 +131,7 @@ def towers(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("run", [
-    TowerRun("hog", TOWER_ARMS["MLC"], 3),
+    pytest.param(TowerRun("hog", TOWER_ARMS["MLC"], 3), marks=pytest.mark.slow),
     TowerRun(NO_TEACHER, INSTANCE_ARMS["sigmoid of instances"], 3),
 ])  # fmt: skip
 def test_a_run_is_repeated_to_the_last_bit(run, towers):

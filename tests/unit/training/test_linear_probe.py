@@ -219,6 +219,7 @@ def test_mean_per_class_is_scikit_learns_balanced_accuracy():
     )
 
 
+@pytest.mark.slow
 def test_three_processes_measure_what_one_does(tmp_path):
     size = 3
     run_ranks(evaluating.probe, size, str(tmp_path), samples(num=250))

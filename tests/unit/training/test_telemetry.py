@@ -62,6 +62,18 @@ def test_a_peak_is_measured_in_every_precision(precision):
     assert 1e-4 < measured_peak_tflops(CPU, precision) < 1e3
 
 
+def test_a_precision_that_is_emulated_costs_few_seconds(monkeypatch):
+    tried = []
+
+    def emulated(size, device, dtype):
+        tried.append(size)
+        return size**3 * 1e-9
+
+    monkeypatch.setattr(measuring, "_product_seconds", emulated)
+    assert measured_peak_tflops(CPU, "bf16") == pytest.approx(2e-3)
+    assert max(tried) == 512
+
+
 def test_a_stall_at_the_start_is_not_taken_for_the_machine_s_rate(monkeypatch):
     tried, rates = [], []
 
