@@ -9,10 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import Final
 
 import numpy as np
-from scipy.stats import ttest_1samp
+from scipy.stats import t, ttest_1samp
 from statsmodels.stats.multitest import multipletests
 
 _ROUNDED: Final = 1e-12  # differences that vary by less are one number
@@ -49,6 +50,17 @@ def paired_difference(
     above = ttest_1samp(apart, -margin, alternative="greater").pvalue
     below = ttest_1samp(apart, margin, alternative="less").pvalue
     return Difference(mean, float(high - low) / 2, float(found.pvalue), float(max(above, below)))
+
+
+def seeds_for(difference: Difference, num_seeds: int, half_width: float) -> int:
+    """Returns how many seeds would make the interval this narrow, if they vary as those that were
+    run; fewer than were run where it is narrower already.
+
+    num_seeds: those of the difference.
+    """
+    deviation = difference.half_width * math.sqrt(num_seeds) / t.ppf(0.975, num_seeds - 1)
+    narrow = (n for n in count(2) if t.ppf(0.975, n - 1) * deviation / math.sqrt(n) <= half_width)
+    return next(narrow)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -1,6 +1,8 @@
 """The blocks of the page of details: every table of the study that decides."""
 
+import math
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -8,6 +10,7 @@ from studies.losses.frozen.arms import FEATURES, NAMED_SEEDS, SWEEP_SEEDS, Arm
 from studies.losses.frozen.features import TEACHERS
 from studies.losses.frozen.tier import FROZEN
 from studies.losses.instrument.asked import ASKED
+from studies.losses.instrument.paired import seeds_for
 from studies.losses.marked import table
 from studies.losses.mosaics.tier import MOSAICS
 from studies.losses.scales.arms import pair_arms
@@ -60,17 +63,23 @@ from studies.losses.verdict.scale_effects import (
 )
 from studies.losses.verdict.tested import tested
 
+# The half width that each experiment was planned for.
+_BARS: Final = {FROZEN: 0.0015, TOWERS: 0.003, "ViT-S/8": 0.003}
+
 
 def hypotheses(every: AllRows) -> str:
     """Returns a table of each source: unseen classes, held-out photographs and the probe."""
     by_measure = [tested(every, each) for each in (UNSEEN, OF_HELD_OUT, PROBE)]
     parts = []
     for title in by_measure[0]:
+        bar = _BARS[title.partition(",")[0]]
         lines = [["", "unseen classes", "p (Holm)", "p (equal)", "says", "held out", "probe"]]
+        lines[0] += ["seeds", f"for ± {100 * bar:.2g}"]
         least: list[int] = []
         for unseen, *others in zip(*(each[title] for each in by_measure), strict=True):
             least.append(unseen.seeds)
             lines.append([unseen.title, *_finding_cells(unseen), *map(told_apart, others)])
+            lines[-1] += _seeds_cells(unseen, bar)
         parts.append(f"**{title}**, {_seeds_between(least, _planned(title))}\n\n{table(lines)}")
     return "\n\n".join(parts) or NOT_ENOUGH
 
@@ -114,6 +123,12 @@ def _finding_cells(finding: Finding) -> list[str]:
         f"{finding.difference.p_equal:.2g}",
         finding.verdict,
     ]
+
+
+def _seeds_cells(finding: Finding, bar: float) -> list[str]:
+    if finding.difference is None or not 0 < finding.difference.half_width < math.inf:
+        return [str(finding.seeds), ""]
+    return [str(finding.seeds), str(seeds_for(finding.difference, finding.seeds, bar))]
 
 
 def image_intervals(every: AllRows) -> str:

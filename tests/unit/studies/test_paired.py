@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from studies.losses.instrument.paired import holm, paired_difference
+from studies.losses.instrument.paired import holm, paired_difference, seeds_for
 
 
 def by_seed(values):
@@ -41,6 +41,17 @@ def test_nothing_is_said_of_a_difference_that_never_varies_but_that_the_same_is_
     assert (same.mean, same.half_width, same.p, same.p_equal) == (0, 0, 1, 0)
     other = paired_difference({1: 1.0, 2: 1.0}, {1: 0.5, 2: 0.5}, margin=0.1)
     assert (other.mean, other.half_width, other.p, other.p_equal) == (0.5, math.inf, 1, 1)
+
+
+def test_seeds_for_an_interval_are_those_that_its_formula_needs():
+    found = paired_difference(
+        dict(enumerate([0.0, 1.0] * 5)), dict.fromkeys(range(10), 0.0), margin=1
+    )
+    deviation = math.sqrt(10 * 0.25 / 9)
+    needed = seeds_for(found, 10, 0.2)
+    assert t.ppf(0.975, needed - 1) * deviation / math.sqrt(needed) <= 0.2
+    assert t.ppf(0.975, needed - 2) * deviation / math.sqrt(needed - 1) > 0.2
+    assert seeds_for(found, 10, 1.001 * found.half_width) == 10
 
 
 def test_holm_raises_what_is_tested_among_many():
