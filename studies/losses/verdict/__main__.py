@@ -18,7 +18,7 @@ from typing import Final
 from studies.losses.frozen.features import TEACHERS
 from studies.losses.marked import filled
 from studies.losses.table import RESULTS
-from studies.losses.verdict import headlines, mosaic_tables, tables, tower_tables
+from studies.losses.verdict import headlines, mosaic_tables, rate_tables, tables, tower_tables
 from studies.losses.verdict.all_rows import TITLES, AllRows
 from studies.losses.verdict.evidence import where
 from studies.losses.verdict.pairs_picture import draw_pairs
@@ -66,6 +66,7 @@ def blocks_of(every: AllRows) -> Mapping[str, Callable[[], str]]:
         "surface": lambda: tables.surfaces(every),
         "starts": lambda: tables.starts(every),
         "sweeps": lambda: tables.sweep_tables(every),
+        "rates": lambda: rate_tables.other_rates(every),
         "towers": lambda: tower_tables.tower_arms(every),
         "mosaics": lambda: mosaic_tables.mosaics(every),
         "covariates": lambda: mosaic_tables.covariates(every),

@@ -1,7 +1,7 @@
 """The verdict: what was planted in made rows is found, what is equal is called so, and no more."""
 
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from studies.losses.mosaics.arms import MOSAIC_ARMS
 from studies.losses.scales.arms import pair_arms
 from studies.losses.towers.arms import INSTANCE_ARMS, TOWER_ARMS
 from studies.losses.verdict.__main__ import main
+from studies.losses.verdict.all_rows import AllRows
 from studies.losses.verdict.contrasts import Contrast, corrected, findings
 from studies.losses.verdict.evidence import SET_SIZES, UNSEEN, by_arm, right_bits, value_of
 from studies.losses.verdict.mosaic_effects import (
@@ -29,6 +30,7 @@ from studies.losses.verdict.mosaic_effects import (
     trend,
 )
 from studies.losses.verdict.over_images import over_images
+from studies.losses.verdict.rate_tables import other_rates
 from studies.losses.verdict.resting import (
     at_rest,
     comparable_arms,
@@ -372,6 +374,30 @@ def test_pages_are_filled_from_the_rows_and_say_what_is_not_finished(tmp_path, m
     main()
     assert (docs / "explanation" / "validation.md").read_text() == page
     assert [each.read_bytes() for each in pictures] == drawn
+
+
+def test_losses_are_compared_at_the_same_rate_and_length(tmp_path):
+    rng = np.random.default_rng(0)
+    ahead = {("rate", 1.0): 0.0, ("rate", 3.0): 0.02, ("steps", 900): -0.01}
+    rows = [
+        row_of(
+            replace(NAMED[name], **{field: value}),
+            seed,
+            0.5 + (by if name == "MLCD" else 0.0) + 0.0005 * rng.standard_normal(),
+            teacher="hog",
+        )
+        for (field, value), by in ahead.items()
+        for name in ("MLCD", "MLC")
+        for seed in range(1, 9)
+    ]
+    written(tmp_path, "frozen", rows)
+    told = other_rates(AllRows.read(tmp_path)).splitlines()
+    (line,) = (line for line in told if line.startswith("| HOG: MLCD - MLC |"))
+    third, alike, faster, longer = line.strip("| ").split(" | ")[1:]
+    assert third == "not run"
+    assert abs(float(alike.strip("*").partition(" ")[0])) < 0.1
+    assert float(faster.strip("*").partition(" ")[0]) == pytest.approx(2, abs=0.1)
+    assert float(longer.strip("*").partition(" ")[0]) == pytest.approx(-1, abs=0.1)
 
 
 def test_only_marked_blocks_are_filled():
