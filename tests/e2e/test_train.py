@@ -248,10 +248,10 @@ def test_a_second_stage_killed_between_checkpoints_ends_with_the_same_bytes(
 
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_run_killed_at_random_steps_ends_with_the_same_bytes(arguments, alone, tmp_path, kills):
-    options = ["schedule.steps=120", "checkpoint.every_steps=7"]
+    options = ["schedule.steps=200", "checkpoint.every_steps=7"]
     whole, run = alone("killed", *options), tmp_path / "run"
     generator = random.Random(kills)
-    for until in sorted(generator.sample(range(5, 100), kills)):
+    for until in sorted(generator.sample(range(5, 180), kills)):
         process = start_mlcd(*arguments("run", *options), start_new_session=True)
         wait_for_steps(run, until, process)
         os.killpg(process.pid, signal.SIGKILL)
@@ -261,7 +261,7 @@ def test_a_run_killed_at_random_steps_ends_with_the_same_bytes(arguments, alone,
     digests = [json.loads((path / "manifest.json").read_text())["digest"] for path in (run, whole)]
     assert digests[0] == digests[1]  # of weights, moments, centers, byte for byte
     assert (run / "keys-0.jsonl").read_bytes() == (whole / "keys-0.jsonl").read_bytes()
-    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(1, 121))
+    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(1, 201))
     assert not list(run.rglob("*.partial"))
 
 

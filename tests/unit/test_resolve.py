@@ -99,7 +99,6 @@ def test_weights_are_exported_once_and_served_as_they_are(weights, cache, monkey
     assert [resolve_model(str(weights))] == asked != [first]
 
 
-@pytest.mark.slow
 def test_a_run_is_exported_too(journey, cache):
     path = resolve_model(str(journey / "run"))
     assert (Path(path) / "centers").is_dir()

@@ -195,7 +195,6 @@ def test_repeated_rows_leave_no_center_without_rows():
     assert len({center.tobytes() for center in kmeans([rows], 30, seed=1).centers}) == 30
 
 
-@pytest.mark.slow
 def test_past_two_to_the_twenty_four_rows_nothing_saturates():
     # In float32 a sum of similarities stops at 2^24, and training with it.
     count = 2**24 + 2**20
