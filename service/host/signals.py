@@ -24,6 +24,17 @@ def end_at_once(number: int) -> NoReturn:
     os._exit(128 + number)
 
 
+def end_while_it_starts(number: int) -> None:
+    """Ends the process, successfully, at this signal: it has nothing to finish yet, and its
+    children end with it.
+
+    The first process of a container ignores the signal until it has a handler. One that raised
+    would do so in the middle of an import, which may make another error of it: Python 3.11 makes a
+    RuntimeError of whatever comes up in `__set_name__`.
+    """
+    signal.signal(number, lambda *_: os._exit(0))
+
+
 class StopSignals:
     """The stop signals of one process: the first begins its end, a second one ends it at once.
 

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import ipaddress
-import signal
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from mlcd.child import STOPS
 from mlcd.errors import ConfigInvalid, Conflict
 from service.host.allocator import keep_what_is_open, pause_collector
 from service.host.open_files import BACKLOG
+from service.host.signals import end_while_it_starts
 from service.inference.engine.launched import LaunchedEngine, launch_engine
 
 if TYPE_CHECKING:  # what takes long to import comes after the engine's launch
@@ -54,8 +54,7 @@ def serve(config: str | None, print_config: bool, **options: object) -> None:
     Options but --config and --print-config are also environment variables: MLCD_MODEL, MLCD_PORT, …
     """
     if not print_config:
-        # The first process of a container ignores the signal until it has a handler.
-        signal.signal(STOPS[0], lambda *_: sys.exit(0))
+        end_while_it_starts(STOPS[0])
     # The engine's process imports its libraries while this one reads the settings.
     launched = None if print_config else launch_engine()
     pause_collector()

@@ -1,7 +1,6 @@
 """The first steps of a server process, which need no application: its engine opens meanwhile."""
 
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,6 +9,7 @@ from mlcd.child import STOPS
 from mlcd.images.quiet import silence_decoders
 from service.host.allocator import pause_collector, return_large_blocks
 from service.host.open_files import allow_descriptors
+from service.host.signals import end_while_it_starts
 from service.host.threads import ThreadBudget
 from service.inference.engine.launched import LaunchedEngine
 from service.inference.engine.process import StartedEngine, start_engine
@@ -36,8 +36,7 @@ def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
     allow_descriptors()
     silence_decoders()
     configure_logs(settings.log)
-    # The first process of a container ignores the signal until it has a handler.
-    signal.signal(stops[0], lambda *_: sys.exit(0))
+    end_while_it_starts(stops[0])
 
 
 def begin(

@@ -47,6 +47,19 @@ from service.host.signals import end_at_once
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 end_at_once(signal.SIGTERM)
 """
+IMPORTING = """
+import signal
+from service.host.signals import end_while_it_starts
+
+class Told:
+    def __set_name__(self, owner, name):
+        signal.raise_signal(signal.SIGTERM)
+
+end_while_it_starts(signal.SIGTERM)
+class Imported:
+    told = Told()
+raise SystemExit(7)
+"""
 
 
 def run(program):
@@ -102,3 +115,9 @@ def test_what_follows_at_once_is_an_echo_and_what_follows_later_ends_the_process
         -signal.SIGINT,
         "True [True, False, False]\nlast\n",
     ), result.stderr
+
+
+def test_a_signal_in_the_middle_of_an_import_ends_the_start_without_a_word():
+    """Python 3.11 makes a RuntimeError of what a handler raises in `__set_name__`."""
+    result = run(IMPORTING)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
