@@ -1,5 +1,6 @@
 """`make gpu`, as far as a machine without a GPU can test it."""
 
+import ast
 import json
 import re
 import subprocess
@@ -9,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import MAX_WHEEL_BYTES, SLICES, Slice, check_wheels, run, table, write
+from benchmarks.gpu import (
+    MAX_WHEEL_BYTES,
+    SLICES,
+    Slice,
+    check_wheels,
+    gpu_tests,
+    run,
+    table,
+    write,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,6 +37,22 @@ def on_cpu(name):
     """The arguments of a slice, on a CPU."""
     (piece,) = (each for each in SLICES if each.name == name)
     return ["cpu" if argument == "cuda" else argument for argument in piece.arguments]
+
+
+def test_the_files_of_its_tests_are_all_that_hold_one_and_no_others():
+    """The marks are read from the syntax, wherever they stand in a file."""
+    holding = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        marks = {
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pytest.mark"
+        }
+        if "gpu" in marks:
+            holding.append(path.relative_to(ROOT).as_posix())
+    assert list(gpu_tests()) == holding
+    (piece,) = (each for each in SLICES if each.name == "tests")
+    assert piece.arguments == ("-m", "pytest", "-q", "-n0", "-m", "gpu", *holding)
 
 
 def test_every_slice_has_a_name_and_a_limit_below_ten_minutes():
