@@ -22,15 +22,14 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-import faiss
 import numpy as np
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
-from mlcd.indexes.faiss import FaissIndex
 from mlcd.indexes.index_kind import Kind, training_rows
 from mlcd.indexes.tuning import measure
 from mlcd.types import Embeddings, Neighbors, unit_rows
@@ -80,6 +79,9 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], help="the indexes of faiss alone")
     options = parser.parse_args()
+    if find_spec("faiss") is None:
+        print("left out: faiss is not installed here (pip install faiss-cpu, or faiss-gpu)")
+        return
     if options.device:
         show_device(options.device, options.items, options.dimension)
         return
@@ -214,6 +216,8 @@ def bare_search(collection: Collection) -> Callable[[Embeddings], Any] | None:
     It returns faiss's results unchanged. If ours scores candidates again, so does faiss
     (IndexRefine), from a copy of the vectors in memory.
     """
+    import faiss
+
     generation = collection._searcher.generation  # noqa: SLF001 - the peer is what is inside
     tuned = generation.tuned
     if tuned.index is None:
@@ -232,6 +236,10 @@ def bare_search(collection: Collection) -> Callable[[Embeddings], Any] | None:
 
 def show_device(device: str, num_items: int, dimension: int) -> None:
     """Measures faiss's searches on the CPU and on a device; on "cpu" a copy takes its role."""
+    import faiss
+
+    from mlcd.indexes.faiss import FaissIndex
+
     if device == "cuda" and getattr(faiss, "get_num_gpus", int)() == 0:
         print("left out: faiss finds no GPU here (pip install faiss-gpu, in place of faiss-cpu)")
         return
@@ -255,6 +263,8 @@ def show_device(device: str, num_items: int, dimension: int) -> None:
 
 
 def moved(index: Any, device: str) -> Any:
+    import faiss
+
     if device == "cpu":
         return faiss.clone_index(index)
     return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)

@@ -141,3 +141,10 @@ def test_a_search_on_a_device_is_compared_with_the_cpus():
 def test_a_search_on_a_gpu_is_left_out_without_one():
     found = printed("benchmarks/search.py", "--device", "cuda", "--items", "10")
     assert re.match("left out: faiss finds no GPU here", found)
+
+
+def test_a_search_is_left_out_where_faiss_is_not_installed():
+    program = "import sys; sys.modules['faiss'] = None; import runpy; "
+    program += "sys.argv = ['search.py', '--device', 'cuda']; "
+    program += "runpy.run_path('benchmarks/search.py', run_name='__main__')"
+    assert printed("-c", program).startswith("left out: faiss is not installed here (pip install")
