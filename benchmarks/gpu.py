@@ -71,7 +71,10 @@ SLICES: Final[Sequence[Slice]] = (
     Slice("train-b32", _train("b32", 1024, 1_000_000)),
     Slice("train-l14", _train("l14", 256, 1_000_000)),
     Slice("views", ("benchmarks/views.py", "--device", "cuda", "--runs", "3")),
-    Slice("head", ("benchmarks/head.py", "--classes", "1000000", "--batch", "4096")),
+    Slice(
+        "head",
+        ("benchmarks/head.py", "--device", "cuda", "--classes", "1000000", "--batch", "4096"),
+    ),
     Slice(
         "assign",
         ("benchmarks/assign.py", "--centers", "1000000", "--only", "auto,cuda-bf16,faiss.knn"),

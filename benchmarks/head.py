@@ -1,17 +1,20 @@
 """One forward and backward pass of the class-sharded head against other losses over k classes.
 
     python benchmarks/head.py [--classes 10000 100000] [--batch 1024] [--dimension 512]
-                              [--ratio 0.1] [--runs 5]
+                              [--ratio 0.1] [--runs 5] [--device cpu|cuda]
 
 The forms are interleaved in one run, each in a process of its own for its peak memory:
 
   ours          training.parallel.partial_fc, negatives in chunks, recomputed in the backward pass
+  ours-tf32     the same with products of inputs of 11 significant bits, on a GPU only
+  ours-bf16     the same with products of inputs of 8, on a GPU only
   materialized  the same sampled loss with one [B, |S|] product under autograd
   per_column    the authors' later form: one sampled softmax per label column, materialized
   dense         a softmax over all k classes under autograd
 
 Activation memory is the peak of one pass above weights, embeddings and labels, less the gradient of
-the rows that the form touches.
+the rows that the form touches. The forms without a name of a type multiply in float32. A form whose
+process ends, as one that needs more memory than there is, is left out of the table.
 """
 
 import argparse
@@ -31,8 +34,10 @@ from mlcd.losses.discrimination import mlcd_loss, sampled_label_loss
 from mlcd.losses.margins import with_margin
 from mlcd.losses.negatives import draw_negatives
 from training.parallel.partial_fc import HeadConfig, PartialFC
+from training.parallel.products import Products
 
-FORMS = ("ours", "materialized", "per_column", "dense")
+FORMS = ("ours", "ours-tf32", "ours-bf16", "materialized", "per_column", "dense")
+SHORTENED: dict[str, Products] = {"ours-tf32": "tf32", "ours-bf16": "bf16"}
 SCALE, LABELS = 64.0, 8
 MIB = 2**20
 
@@ -44,20 +49,21 @@ def passes(
     gradients.
     """
     generator = torch.Generator().manual_seed(0)
-    embeddings = torch.randn(
-        (options.batch, options.dimension), generator=generator
-    ).requires_grad_()
+    drawn = torch.randn((options.batch, options.dimension), generator=generator)
+    embeddings = drawn.to(options.device).requires_grad_()
     labels = torch.randint(0, options.num_classes, (options.batch, LABELS), generator=generator)
-    config = HeadConfig(negative_ratio=options.ratio)
+    labels = labels.to(options.device)
+    config = HeadConfig(negative_ratio=options.ratio, products=SHORTENED.get(form, "fp32"))
     head = PartialFC(options.num_classes, options.dimension, config)
     head.initialize(0)
+    head.to(options.device)
 
     def drop() -> None:
         embeddings.grad = head.weight.grad = None
 
     def run(step: int) -> int:
         drop()
-        if form == "ours":
+        if form.startswith("ours"):
             loss = head(embeddings, labels, step).loss
         else:
             loss = {"materialized": _materialized, "per_column": _per_column, "dense": _dense}[
@@ -100,7 +106,8 @@ def _negative_logits(z: Tensor, weight: Tensor, drawn: Tensor, labels: Tensor) -
 def _materialized(
     embeddings: Tensor, weight: Tensor, labels: Tensor, ratio: float, step: int
 ) -> Tensor:
-    z, drawn = _unit(embeddings), draw_negatives(weight.shape[0], ratio, seed=0, step=step)
+    z = _unit(embeddings)
+    drawn = draw_negatives(weight.shape[0], ratio, seed=0, step=step, device=weight.device)
     return mlcd_loss(
         _positive_logits(z, weight, labels), _negative_logits(z, weight, drawn, labels)
     )
@@ -115,7 +122,13 @@ def _per_column(
     for column in range(labels.shape[1]):
         own = labels[:, column : column + 1]
         drawn = draw_negatives(
-            weight.shape[0], ratio, seed=column, step=step, policy="partialfc", labels=own
+            weight.shape[0],
+            ratio,
+            seed=column,
+            step=step,
+            policy="partialfc",
+            labels=own,
+            device=weight.device,
         )
         negatives = _negative_logits(z, weight, drawn, own)
         losses.append(sampled_label_loss(positives[:, column : column + 1], negatives[:, None]))
@@ -138,10 +151,9 @@ def measure(form: str, options: argparse.Namespace) -> None:
     run(0)  # libraries allocate their workspaces once
     run(-1)
     drop()
-    before = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = _start_of_peak(options.device)
     gradient_bytes = run(1)
-    peak = _status("VmHWM") - before
+    peak = _peak(options.device) - before
     print(
         json.dumps({"activation_bytes": peak - gradient_bytes, "gradient_bytes": gradient_bytes}),
         flush=True,
@@ -149,7 +161,29 @@ def measure(form: str, options: argparse.Namespace) -> None:
     for step, _ in enumerate(sys.stdin, start=1):
         started = time.perf_counter()
         run(step)
+        _finish(options.device)
         print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
+
+
+def _finish(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _start_of_peak(device: str) -> int:
+    """Returns the bytes in use, from which the peak counts anew."""
+    _finish(device)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    return before
+
+
+def _peak(device: str) -> int:
+    _finish(device)
+    return torch.cuda.max_memory_allocated() if device == "cuda" else _status("VmHWM")
 
 
 def _status(name: str) -> int:
@@ -165,7 +199,10 @@ def compare(num_classes: int, options: argparse.Namespace) -> None:
         for form in FORMS
         if form != "dense" or 12 * options.batch * num_classes < options.memory_gib * 2**30
     ]
+    if options.device == "cpu":  # which has no TF32
+        forms = [form for form in forms if form not in SHORTENED]
     shape = ["--batch", options.batch, "--dimension", options.dimension, "--ratio", options.ratio]
+    shape += ["--device", options.device]
     workers = {
         form: subprocess.Popen(
             # Every tensor is allocated by mmap, so that freed memory is returned and the peak is of
@@ -186,10 +223,17 @@ def compare(num_classes: int, options: argparse.Namespace) -> None:
         )
         for form in forms
     }
-    memory = {form: _answer(worker) for form, worker in workers.items()}
-    seconds: dict[str, list[float]] = {form: [] for form in forms}
+    memory = {}
+    for form, worker in workers.items():
+        try:
+            memory[form] = _answer(worker)
+        except json.JSONDecodeError:
+            print(f"{form}: left out, its process ended with status {worker.wait()}")
+    seconds: dict[str, list[float]] = {form: [] for form in memory}
     for _ in range(options.runs):
         for form, worker in workers.items():
+            if form not in memory:
+                continue
             assert worker.stdin is not None
             worker.stdin.write("run\n")
             worker.stdin.flush()
@@ -228,6 +272,9 @@ def main() -> None:
     parser.add_argument("--ratio", type=float, default=0.1)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    parser.add_argument(
         "--memory-gib", type=float, default=8.0, help="skip the dense form where it needs more"
     )
     parser.add_argument("--form", choices=FORMS, help=argparse.SUPPRESS)
@@ -236,7 +283,9 @@ def main() -> None:
     if options.form:
         measure(options.form, options)
         return
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    where = f"{torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name() if options.device == "cuda" else where
+    print(f"torch {torch.__version__}, {where}")
     for num_classes in options.classes:
         compare(num_classes, options)
 
