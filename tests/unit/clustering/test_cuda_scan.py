@@ -1,0 +1,121 @@
+"""The exact scan and k-means where a GPU multiplies: the answers are those of the CPU, bit for
+bit.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from mlcd.clustering import kmeans as kmeans_module
+from mlcd.clustering.kmeans import kmeans
+from mlcd.clustering.nearest import CenterScan
+from mlcd.types import unit_rows
+
+ON_GPU = "cuda-bf16"
+DIMENSION, TOP, NUM_ROWS = 96, 8, 3000
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+def drawn(num, seed=0):
+    return unit_rows(np.random.default_rng(seed).standard_normal((num, DIMENSION)))
+
+
+def families():
+    """Draws groups of 32 centers that bfloat16 hardly tells apart, and rows near them."""
+    centers = unit_rows(np.repeat(drawn(320), 32, axis=0) + 0.02 * drawn(320 * 32, seed=1))
+    chosen = np.random.default_rng(2).integers(0, len(centers), NUM_ROWS)
+    return unit_rows(centers[chosen] + 0.3 * drawn(NUM_ROWS, seed=3)), centers
+
+
+DATA = {
+    "random": lambda: (drawn(NUM_ROWS, seed=1), drawn(10_000)),
+    "one row": lambda: (drawn(1, seed=1), drawn(10_000)),
+    "families": families,
+    "fewer centers than a block": lambda: (drawn(NUM_ROWS, seed=1), drawn(37)),
+    "as few centers as are asked for": lambda: (drawn(50, seed=1), drawn(TOP)),
+}
+
+
+def brute_force(rows, centers):
+    """Returns the ids by float64 score descending, then id ascending."""
+    scores = rows.astype(np.float64) @ centers.astype(np.float64).T
+    return np.argsort(-scores, axis=1, kind="stable")[:, :TOP]
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_gpu_finds_the_ids_of_float64_and_the_very_scores_of_the_cpu(name):
+    rows, centers = DATA[name]()
+    found = CenterScan(centers, matmul=ON_GPU).nearest(rows, TOP)
+    assert found.scan.products == "torch bf16 cuda"
+    plain = CenterScan(centers, matmul="numpy").nearest(rows, TOP)
+    assert np.array_equal(found.ids, brute_force(rows, centers))
+    assert np.array_equal(found.ids, plain.ids)
+    assert np.array_equal(found.scores, plain.scores)
+
+
+def test_of_equal_centers_the_lower_ids_come_first_on_a_gpu():
+    """The 20 copies of each are thousands of ids apart, in other blocks."""
+    rows, distinct = drawn(500, seed=1), drawn(600)
+    centers = np.tile(distinct, (20, 1))
+    scores = np.tile(rows.astype(np.float64) @ distinct.astype(np.float64).T, (1, 20))
+    found = CenterScan(centers, matmul=ON_GPU).nearest(rows, TOP)
+    plain = CenterScan(centers, matmul="numpy").nearest(rows, TOP)
+    assert np.array_equal(found.ids, np.argsort(-scores, axis=1, kind="stable")[:, :TOP])
+    assert np.array_equal(found.scores, plain.scores)
+
+
+def test_one_scan_on_a_gpu_serves_several_threads():
+    rows, centers = families()
+    scan, expected = CenterScan(centers, matmul=ON_GPU), brute_force(rows, centers)
+    parts = [slice(start, start + size) for size in (1, 100, 700) for start in (0, 300, 2000)]
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(lambda part: scan.nearest(rows[part], TOP).ids, 4 * parts))
+    for part, ids in zip(4 * parts, answers, strict=True):
+        assert np.array_equal(ids, expected[part]), part
+
+
+def test_known_labels_change_nothing_on_a_gpu():
+    rows, centers = families()
+    scan = CenterScan(centers, matmul=ON_GPU)
+    first = scan.nearest(rows, TOP)
+    wrong = np.random.default_rng(5).permuted(np.tile(np.arange(900), (NUM_ROWS, 1)), axis=1)
+    for previous in (first.ids, wrong[:, :TOP]):
+        again = scan.nearest(rows, TOP, previous=previous)
+        assert np.array_equal(again.ids, first.ids)
+        assert np.array_equal(again.scores, first.scores)
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """Makes k-means search by scans on the GPU, and returns how many it has made."""
+    made, plain = [], kmeans_module._by_scan
+
+    def counted(scan, rows, previous):
+        made.append(scan.products)
+        return plain(scan, rows, previous)
+
+    monkeypatch.setattr(kmeans_module, "_by_scan", counted)
+    monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
+    monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda centers: [ON_GPU])
+    # the scan is found to be the faster way
+    seconds = staticmethod(lambda way, *rows: float(not isinstance(way, partial)))
+    monkeypatch.setattr(kmeans_module._Fastest, "_seconds", seconds)
+    return made
+
+
+def test_kmeans_on_a_gpu_is_that_of_the_cpu_bit_for_bit(request):
+    rows = unit_rows(np.repeat(drawn(60), 100, axis=0) + 0.8 * drawn(6000, seed=1))
+    plain = kmeans([rows], 100, iterations=6, tolerance=0.0)
+    made = request.getfixturevalue("scans")
+    found = kmeans([rows], 100, iterations=6, tolerance=0.0)
+    assert len(made) >= len(found.objective)
+    assert set(made) == {"torch bf16 cuda"}
+    assert np.array_equal(found.centers, plain.centers)
+    assert np.array_equal(found.assignment, plain.assignment)
+    assert found.objective == plain.objective
