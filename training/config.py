@@ -622,8 +622,8 @@ class ComputeConfig(Section):
     compile: bool = False
     """Compiles every block with torch.compile."""
     deterministic: bool | None = None
-    """Uses only algorithms that give the same bits each time, where there are such. None: on the
-    CPU, where they cost nothing; on a GPU some are slow.
+    """Uses only algorithms that give the same bits each time. None: on the CPU, where they cost
+    nothing; on a GPU some are slow, and a step that has none is refused.
     """
     backbone: Literal["ddp", "fsdp"] = "ddp"
     """fsdp: the backbone's weights and moments are also sharded over processes, for towers too

@@ -70,7 +70,7 @@ def run_training(config: RunConfig, reporter: Stages, *, cores: int | None = Non
 
 
 def _run(config: RunConfig, reporter: Stages, processes: Processes) -> Artifact:
-    torch.use_deterministic_algorithms(is_deterministic(config, processes.device), warn_only=True)
+    choose_algorithms(config, processes.device)
     out = Path(config.out)
     dataset = open_shared_dataset(config, processes)
     with processes.failing_together():
@@ -151,6 +151,17 @@ def is_deterministic(config: TrainingConfig, device: torch.device) -> bool:
     if config.compute.deterministic is not None:
         return config.compute.deterministic
     return device.type == "cpu"
+
+
+def choose_algorithms(config: TrainingConfig, device: torch.device) -> None:
+    """Has PyTorch use only algorithms that give the same bits each time, if the config says so.
+
+    On a GPU the others are refused. Where they are only warned of, the backward pass of attention
+    goes on summing in any order.
+    """
+    torch.use_deterministic_algorithms(
+        is_deterministic(config, device), warn_only=device.type != "cuda"
+    )
 
 
 def _refuse_earlier(out: Path, request: Request) -> None:

@@ -35,8 +35,8 @@ from training.pairs.pairs_step import PairMeters, pair_step
 from training.pairs.tokens import CaptionTokens, digest, end_of_text, open_tokenizer
 from training.parallel.processes import Processes, open_processes
 from training.run import (
+    choose_algorithms,
     go_on,
-    is_deterministic,
     log_paths,
     open_draft,
     open_tower_start,
@@ -106,7 +106,7 @@ def run_pairs(config: PairsConfig, reporter: Stages, *, cores: int | None = None
 
 
 def _run(config: PairsConfig, reporter: Stages, processes: Processes) -> Artifact:
-    torch.use_deterministic_algorithms(is_deterministic(config, processes.device), warn_only=True)
+    choose_algorithms(config, processes.device)
     out = Path(config.out)
     with processes.failing_together():
         pairs = open_pairs(config)

@@ -17,7 +17,7 @@ from tests.unit.training.running import INSTANCES, VIEWS
 from training.cli import train
 from training.config import LossConfig, built_in_recipes, load_config, validate_config
 from training.pairs.pairs_config import load_any_config
-from training.run import is_deterministic
+from training.run import choose_algorithms, is_deterministic
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
 
@@ -265,3 +265,15 @@ def test_determinism_is_a_choice_which_a_gpu_makes_against_it(override, cpu, gpu
     config = load_config("smoke", [*PLACES, override])
     found = [is_deterministic(config, torch.device(name)) for name in ("cpu", "cuda")]
     assert found == [cpu, gpu]
+
+
+@pytest.mark.parametrize(("device", "only_warns"), [("cpu", True), ("cuda", False)])
+def test_on_a_gpu_what_has_no_deterministic_algorithm_is_refused(device, only_warns):
+    """After a mere warning attention would sum in any order."""
+    config = load_config("smoke", [*PLACES, "compute.deterministic=true"])
+    try:
+        choose_algorithms(config, torch.device(device))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() == only_warns
+    finally:
+        torch.use_deterministic_algorithms(False)
