@@ -295,10 +295,10 @@ def audit(
     ]
     exact = np.concatenate(parts, axis=1)
     top = next(iter(answers.values())).ids.shape[1]
+    expected = np.argsort(-exact, axis=1, kind="stable")[:, :top]
     passed = True
     for name, found in answers.items():
         ids = found.ids
-        expected = np.argsort(-exact, axis=1, kind="stable")[:, :top]
         same = float(
             np.mean(
                 [

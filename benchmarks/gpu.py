@@ -77,7 +77,10 @@ SLICES: Final[Sequence[Slice]] = (
     ),
     Slice(
         "assign",
-        ("benchmarks/assign.py", "--centers", "1000000", "--only", "auto,cuda-bf16,faiss.knn"),
+        (
+            *("benchmarks/assign.py", "--data", "random", "families", "--centers", "1000000"),
+            *("--only", "auto,cuda-bf16,faiss.knn"),
+        ),
     ),
     Slice("encode-b32", _encode("b32")),
     Slice("encode-l14", _encode("l14")),

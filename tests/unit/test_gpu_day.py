@@ -131,6 +131,13 @@ def test_kmeans_tells_rows_in_a_second():
     assert work == pytest.approx(2 * 2000, abs=float(rate.replace(",", "")) * 0.006)
 
 
+def test_the_head_is_measured_in_every_form_that_a_device_has():
+    sizes = ("--batch", "32", "--dimension", "16", "--runs", "1")
+    found = printed(*on_cpu("head"), *sizes, "--classes", "500")
+    forms = re.findall(r"^  (\S+) +[\d.]+ s \(.* activations +\S+ MiB", found, re.MULTILINE)
+    assert forms == ["ours", "materialized", "per_column", "dense"]
+
+
 def test_a_search_on_a_device_is_compared_with_the_cpus():
     found = printed(*on_cpu("faiss-search"), "--items", "3000", "--dimension", "32")
     assert "flat: recall@10 cpu 1.0000, device 1.0000; 100.00% of the ids are the same" in found
