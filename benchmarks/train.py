@@ -1,7 +1,7 @@
 """Training on this machine: images per second, waiting for data, and the share of the matrix limit.
 
     python benchmarks/train.py [--tower small|b32|l14] [--classes K] [--ratio R] [--batch B]
-                               [--device cpu|cuda]
+                               [--device cpu|cuda] [--workers N]
 
 The forms take turns within each run, on the same tower, batch and precision (bf16 on CUDA, fp32 on
 the CPU):
@@ -273,6 +273,9 @@ def main() -> None:
     parser.add_argument(
         "--side", type=int, default=256, help="of the images in the shards, in pixels"
     )
+    parser.add_argument(
+        "--workers", type=int, help="processes that decode [default: one for each core]"
+    )
     options = parser.parse_args()
     device = torch.device(options.device)
     overrides = [
@@ -283,6 +286,8 @@ def main() -> None:
         f"schedule={{steps: 1000000, batch_size: {options.batch}}}",
         f"compute={{precision: {'bf16' if device.type == 'cuda' else 'fp32'}}}",
     ]
+    if options.workers is not None:
+        overrides.append(f"data.workers={options.workers}")
     if options.ratio is not None:
         overrides.append(f"loss.negative_ratio={options.ratio}")
     config = load_config(RECIPES[options.tower], overrides)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.matmul import Loaded, Matmul
+from mlcd.clustering.matmul import Loaded, Matmul, Rounding
 from mlcd.types import Embeddings
 
 # what comparing bounds in float64 may lose besides, of scores of about one
@@ -60,7 +60,7 @@ class Slack:
 
     of_row: all of it but |y - y'| |d| + |y'| |d - d'|, [B]. length, error: |y'| and |y - y'|, [B].
     offset: what scores exceed products by, x.m, [B]. single: the bound on the error of any score in
-    float32, [B].
+    float32, [B]. order: how far apart two orders of summation in float64 may place two scores, [B].
     """
 
     of_row: NDArray[np.float64]
@@ -68,21 +68,23 @@ class Slack:
     error: NDArray[np.float64]
     offset: NDArray[np.float64]
     single: NDArray[np.float64]
+    order: NDArray[np.float64]
     norms: Norms
 
     @classmethod
-    def of(cls, rows: Loaded, matmul: Matmul, norms: Norms) -> "Slack":
+    def of(cls, rows: Loaded, rounding: Rounding, norms: Norms) -> "Slack":
         # bounds of |x| and |c|
         row_B, center = rows.lengths + rows.errors + norms.shift, norms.largest + norms.shift
         single = _growth(norms.dimension, _SINGLE)
         double = 2 * _growth(norms.dimension, _DOUBLE)  # of two scores that are compared
-        growth = _growth(norms.dimension, matmul.rounding.sum_roundoff)
+        growth = _growth(norms.dimension, rounding.sum_roundoff)
         of_row_B = growth * norms.largest_rounded * rows.lengths
         # the offset x.m and the terms m.d in float32, and scores in float64
         of_row_B += single * norms.shift * row_B + 4 * _SINGLE * norms.shift * norms.largest
         of_row_B += double * row_B * center
         of_single_B = (single + double) * row_B * center
-        return cls(of_row_B, rows.lengths, rows.errors, rows.offsets, of_single_B, norms)
+        order_B = 2 * double * row_B * center
+        return cls(of_row_B, rows.lengths, rows.errors, rows.offsets, of_single_B, order_B, norms)
 
     def with_any(self) -> NDArray[np.float64]:
         """Returns the bound for each row and all centers, [B]."""

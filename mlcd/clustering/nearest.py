@@ -28,20 +28,23 @@ float32 one, then a float64 one that settles any number of ties.
 Shapes: B rows of a batch, K centers, D dimension.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.arithmetics import (
     BLOCK_CENTERS,
+    DEVICE,
     TIMED_ROWS,
     TIMED_RUNS,
     MatmulName,
     clock_for,
     fastest_matmuls,
+    open_device,
     open_matmul,
 )
 from mlcd.clustering.candidates import Candidates, first_of_each
@@ -64,6 +67,7 @@ from mlcd.clustering.exact_scores import (
 from mlcd.clustering.matmul import Matmul, Rounding, ranks
 from mlcd.clustering.query_checks import check_query, check_rows
 from mlcd.clustering.row_threads import batches, in_threads
+from mlcd.clustering.shortlist import Shortlister
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
@@ -76,6 +80,8 @@ _DOUBLE_ENTRIES: Final = 1 << 22  # float64 scores that a thread holds at once: 
 _KEPT_EACH: Final = {False: 4, True: 24}
 _KEPT_LEAST: Final = {False: 32, True: 64}
 _WIDER: Final = 4
+_ROOMS: Final = (8, 64)  # of a device's shortlists, for each of the answer
+_ROOM_LEAST: Final = 8  # times that
 _RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
 _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
 _WORTH_A_TIMING: Final = 2_500_000_000  # multiplications: 25 ms of two cores
@@ -127,15 +133,16 @@ class CenterScan:
         check_rows(centers, "centers")
         self.centers = centers = np.ascontiguousarray(centers)  # libraries read them by address
         self._way = self._exact = _Way.open("numpy", centers)
+        self._device: Shortlister | None = None
         self._undecided = matmul == "auto"
         self._work = 0
         if matmul != "auto" and matmul != "numpy":  # noqa: PLR1714  mypy narrows by these alone
-            self._way = _Way.open(matmul, centers)
+            self._use(self._open(matmul))
 
     @property
     def products(self) -> str:
         """Returns the name of the arithmetic."""
-        return self._way.matmul.name
+        return self._way.matmul.name if self._device is None else self._device.name
 
     def nearest(
         self,
@@ -187,15 +194,26 @@ class CenterScan:
         self._undecided = False
         rows = np.ascontiguousarray(embeddings[:TIMED_ROWS])
         names = fastest_matmuls(self.centers)[:_TIMED_WAYS]
-        ways = [self._exact if name == "numpy" else _Way.open(name, self.centers) for name in names]
+        ways = [self._exact if name == "numpy" else self._open(name) for name in names]
         clock = clock_for(names)
         seconds = [np.inf] * len(ways)
         for _ in range(TIMED_RUNS + 1):  # in turn, so that what disturbs one disturbs the others
-            for number, self._way in enumerate(ways):
+            for number, way in enumerate(ways):
+                self._use(way)
                 began = clock()
                 self._search_all(rows, top, None)
                 seconds[number] = min(seconds[number], clock() - began)
-        self._way = ways[seconds.index(min(seconds))]
+        self._use(ways[seconds.index(min(seconds))])
+
+    def _open(self, name: MatmulName) -> "_Way | Shortlister":
+        return open_device(self.centers) if name == DEVICE else _Way.open(name, self.centers)
+
+    def _use(self, way: "_Way | Shortlister") -> None:
+        """Searches by this from now on: what a device leaves open, the CPU settles."""
+        if isinstance(way, _Way):
+            self._way, self._device = way, None
+        else:
+            self._way, self._device = self._exact, way
 
     def _search_all(
         self, embeddings: Embeddings, top: int, previous: NDArray[np.integer] | None
@@ -216,7 +234,8 @@ class CenterScan:
             first = int((level[batch] > 0).mean() > _OPEN_SHARE)
 
         num_rows = len(embeddings) if top else 0
-        in_threads(search, batches(num_rows, most=_BATCH_ROWS, least=_LEAST_ROWS))
+        most = _BATCH_ROWS if self._device is None else self._device.batch_rows
+        in_threads(search, batches(num_rows, most=most, least=_LEAST_ROWS))
         return ids, scores, level
 
     def _checked(self, seeds: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -237,13 +256,13 @@ class CenterScan:
         scores = np.full((len(z_BD), top), -np.inf)
         level = np.full(len(z_BD), _NUM_LEVELS - 1)
         open_rows = np.arange(len(z_BD))
-        for number, (way, kept) in enumerate(self._ladder(top)):
+        for number, found_by in enumerate(self._ladder(top)):
             if number < first:
                 continue
             if len(open_rows) == 0:
                 break
             part_BD = z_BD if len(open_rows) == len(z_BD) else z_BD[open_rows]
-            found = self._certified(part_BD, top, kept, way, seeds)
+            found = found_by(part_BD, seeds)
             settled = open_rows[found.proven]
             ids[settled], scores[settled], level[settled] = (
                 found.ids[found.proven],
@@ -256,24 +275,42 @@ class CenterScan:
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
         return ids, scores, level
 
-    def _ladder(self, top: int) -> Iterator[tuple["_Way", int]]:
+    def _ladder(self, top: int) -> Iterator["_Level"]:
+        """Yields the ways to an answer; each is asked for the rows that those before left open."""
         rounding = self._way.matmul.rounding
         kept = max(_KEPT_LEAST[rounding.inputs], _KEPT_EACH[rounding.inputs] * top)
         kept *= 2 if rounding.coarse else 1
-        yield self._way, kept
-        yield self._way, _WIDER * kept
-        yield self._exact, _WIDER * kept
+        if self._device is not None:
+            for room in _ROOMS:
+                yield partial(self._shortlisted, top, room, self._device)
+        else:
+            yield partial(self._certified, top, kept, self._way)
+            yield partial(self._certified, top, _WIDER * kept, self._way)
+        yield partial(self._certified, top, _WIDER * kept, self._exact)
+
+    def _shortlisted(
+        self,
+        top: int,
+        room: int,
+        device: Shortlister,
+        z_BD: Embeddings,
+        _: NDArray[np.integer] | None,
+    ) -> "_Found":
+        found = device.shortlist(z_BD, top, room * max(top, _ROOM_LEAST))
+        rows, places = np.nonzero(found.ids >= 0)
+        ids, scores = ordered(z_BD, self.centers, rows, found.ids[rows, places], top)
+        return _Found(ids, scores, found.sure)
 
     def _certified(
         self,
-        z_BD: Embeddings,
         top: int,
         kept: int,
         way: "_Way",
+        z_BD: Embeddings,
         seeds: NDArray[np.integer] | None,
     ) -> "_Found":
         rows = way.matmul.load(z_BD)
-        slack = Slack.of(rows, way.matmul, way.norms)
+        slack = Slack.of(rows, way.matmul.rounding, way.norms)
         candidates = Candidates(len(z_BD), kept)
         known = self._scan(z_BD, rows.data, way.matmul, slack, candidates, top, seeds)
         ids, scores = self._rescored(z_BD, candidates, known, slack, way.matmul.rounding)
@@ -434,3 +471,6 @@ class _Found:
     ids: NDArray[np.int64]
     scores: NDArray[np.float64]
     proven: NDArray[np.bool_]
+
+
+_Level: TypeAlias = Callable[[Embeddings, NDArray[np.integer] | None], _Found]

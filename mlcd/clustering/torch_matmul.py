@@ -1,11 +1,11 @@
-"""The products of rows and centers by torch: float32, or bfloat16 where the hardware multiplies it
-faster, on the CPU or a CUDA GPU.
+"""The products of rows and centers by torch on the CPU: float32, or bfloat16 where the hardware
+multiplies it faster.
 
 This module is imported only where torch is installed; the labels are the same without it.
 """
 
 import threading
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from mlcd.clustering.matmul import Hits, Loaded, Rounding, entries_above, length
 from mlcd.clustering.shift import mean_of, offsets, shifted
 from mlcd.types import Embeddings
 
-_GROUP: Final = 64
 _BLOCK_CENTERS: Final = 4096  # rounded at once
 # bfloat16 keeps 8 bits: storing a product moves it by less than 2^-8 of itself.
 _BF16_OUTPUT: Final = 2.0**-8
@@ -25,17 +24,17 @@ _BF16_OUTPUT: Final = 2.0**-8
 class TorchMatmul:
     """The arithmetic of torch; see `mlcd.clustering.matmul.Matmul`."""
 
-    def __init__(self, centers_KD: Embeddings, *, bf16: bool, device: str = "cpu") -> None:
-        _keep_float32_exact()
+    def __init__(self, centers_KD: Embeddings, *, bf16: bool) -> None:
+        keep_float32_exact()
         self._bf16 = bf16
-        self._device, self._dtype = torch.device(device), torch.bfloat16 if bf16 else torch.float32
+        self._dtype = torch.bfloat16 if bf16 else torch.float32
         self.shift = mean_of(centers_KD) if bf16 else None
-        self._centers_KD = torch.empty(centers_KD.shape, dtype=self._dtype, device=self._device)
+        self._centers_KD = torch.empty(centers_KD.shape, dtype=self._dtype)
         for start in range(0, len(centers_KD), _BLOCK_CENTERS):
             block = slice(start, start + _BLOCK_CENTERS)
             self._centers_KD[block] = torch.from_numpy(self._shifted(centers_KD[block]))
         self._memory = threading.local()  # one scan may serve several threads
-        self.name = f"torch {'bf16' if bf16 else 'fp32'} {device}"
+        self.name = f"torch {'bf16' if bf16 else 'fp32'} cpu"
         # 2^-23, not 2^-24: tensor cores and AVX512_BF16 may truncate their float32 sums.
         self.rounding = Rounding(
             inputs=bf16, sum_roundoff=2.0**-23, output=_BF16_OUTPUT if bf16 else 0.0
@@ -48,7 +47,7 @@ class TorchMatmul:
             error_B = lengths((torch.from_numpy(rows_BD) - rows.float()).numpy())
             offset_B = offsets(rows_BD, self.shift)
         length_B = lengths(rows.float().numpy())
-        return Loaded(rows.to(self._device), length_B, error_B, offset_B)
+        return Loaded(rows, length_B, error_B, offset_B)
 
     def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
         centers = torch.from_numpy(self._shifted(centers_CD)).to(self._dtype)
@@ -70,28 +69,20 @@ class TorchMatmul:
         """
         held: Tensor | None = getattr(self._memory, "held", None)
         if held is None or len(held) < size:
-            held = self._memory.held = torch.empty(size, dtype=self._dtype, device=self._device)
+            held = self._memory.held = torch.empty(size, dtype=self._dtype)
         return held[:size]
 
     def reached(self, product_BC: Tensor, k: int) -> NDArray[np.float32]:
-        if self._device.type == "cpu":
-            return reached_by(product_BC.float().numpy(), k)
-        least_B: NDArray[np.float32] = product_BC.float().topk(k, dim=1)[0][:, -1].cpu().numpy()
-        return least_B
+        return reached_by(product_BC.float().numpy(), k)
 
     def above(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> Hits:
-        entries_BC, thresholds = self._comparable(product_BC, threshold_B)
-        if self._device.type == "cpu":
-            rows, columns = entries_above(entries_BC.numpy(), thresholds.numpy())
-            found = torch.from_numpy(rows), torch.from_numpy(columns)
-        else:
-            found = _entries_above(entries_BC, thresholds)
-        parts: list[Any] = [part.cpu().numpy() for part in (*found, product_BC[found].float())]
-        return Hits(*parts)
+        rows, columns = entries_above(*self._comparable(product_BC, threshold_B))
+        found = torch.from_numpy(rows), torch.from_numpy(columns)
+        return Hits(rows, columns, product_BC[found].float().numpy())
 
     def _comparable(
         self, product_BC: Tensor, threshold_B: NDArray[np.float32]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[NDArray[np.number], NDArray[np.number]]:
         """Returns products [B, C] and thresholds [B] in a type in which `>` decides as it does for
         the exact values.
         """
@@ -100,27 +91,9 @@ class TorchMatmul:
             # put all others below them. As int16 they are compared faster. Cutting the threshold's
             # lower bits moves it past no product. Adding 0 turns -0.0 into 0.0.
             bits_B = ((threshold_B + np.float32(0)).view(np.uint32) >> 16).astype(np.int16)
-            return product_BC.view(torch.int16), torch.from_numpy(bits_B).to(self._device)
+            return product_BC.view(torch.int16).numpy(), bits_B
         # Both are exact in float32, so comparing in the product's dtype would round the threshold.
-        return product_BC.float(), torch.from_numpy(threshold_B).to(self._device)
-
-
-def _entries_above(entries_BC: Tensor, threshold_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the rows and columns of all entries greater than their row's threshold, on a GPU."""
-    num_groups = entries_BC.shape[1] // _GROUP
-    grouped = num_groups * _GROUP
-    entries_BEG = entries_BC[:, :grouped].unflatten(1, (_GROUP, num_groups))
-    found: list[tuple[Tensor, Tensor]] = []
-    if num_groups:
-        rows, groups = torch.nonzero(entries_BEG.amax(dim=1) > threshold_B[:, None], as_tuple=True)
-        hit, member = torch.nonzero(
-            entries_BEG[rows, :, groups] > threshold_B[rows, None], as_tuple=True
-        )
-        found.append((rows[hit], groups[hit] + member * num_groups))
-    rows, columns = torch.nonzero(entries_BC[:, grouped:] > threshold_B[:, None], as_tuple=True)
-    found.append((rows, columns + grouped))
-    rows, columns = (torch.cat(part) for part in zip(*found, strict=True))
-    return rows, columns
+        return product_BC.float().numpy(), threshold_B
 
 
 def cuda_available() -> bool:
@@ -128,7 +101,7 @@ def cuda_available() -> bool:
     return torch.cuda.is_available()
 
 
-def _keep_float32_exact() -> None:
+def keep_float32_exact() -> None:
     """Forbids reduced float32 sums, for which the error bounds do not hold."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mlcd.clustering.torch_matmul import TorchMatmul
+from mlcd.clustering.device_scan import DeviceScan
 from mlcd.losses.negatives import draw_negatives
 from training.parallel.partial_fc import HeadConfig, PartialFC
 from training.parallel.products import add_product, product
@@ -107,7 +107,7 @@ def settings(request):
     """Sets PyTorch's own switch of float32 products, as other parts of a process may have."""
     before = torch.backends.cuda.matmul.fp32_precision
     if request.param == "after a scan":
-        TorchMatmul(torch.eye(4).numpy(), bf16=True, device=str(GPU))
+        DeviceScan(torch.eye(4).numpy(), str(GPU))
     elif request.param == "with TF32 for others":
         torch.backends.cuda.matmul.fp32_precision = "tf32"
     yield request.param

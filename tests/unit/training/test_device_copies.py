@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mlcd.errors import InvalidInput
+from tests.unit.training.waiting import no_waiting
 from training.data.ahead import ahead
 from training.data.loader import StepBatches
 from training.device_copies import DeviceCopies
@@ -162,11 +163,8 @@ def test_a_gpu_gets_what_plain_copies_give_and_waits_for_nothing():
     torch.cuda.synchronize()
     with copies.first_ahead(steps_of(*hosts)) as begun:
         for step in begun:
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            with no_waiting():
                 for images in copies.in_turn([part.images for part in step.parts]):
                     work = torch.nn.functional.normalize(work @ work)
                     sums.append(images.float().sum(dim=(1, 2, 3)))
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(torch.stack(sums), plain)

@@ -12,6 +12,7 @@ import training.parallel.partial_fc as head_module
 import training.step as step_module
 from mlcd.world import World
 from tests.unit.training import replicas
+from tests.unit.training.waiting import no_waiting
 from training.parallel.partial_fc import HeadConfig, PartialFC
 
 _READS = {
@@ -126,8 +127,5 @@ def test_a_gpu_never_waits(kind, ratio):
     embeddings = torch.randn((4, 8), device="cuda", requires_grad=True)
     labels = torch.arange(12, device="cuda").view(4, 3)
     head(embeddings, labels, 0).loss.backward()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         head(embeddings, labels, 1).loss.backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,183 @@
+"""The scan of a device: for each row a few centers, among which its answer is.
+
+The bounds are those of `mlcd.clustering.nearest`. A device has room for every product of a batch,
+or for maxima of them, so no threshold has to rise from block to block. All shapes are known before,
+and nothing is read back until the end: the host waits once for a batch, and the device never.
+
+1. Of the products of a row with all centers, in bfloat16 summed in float32, the largest of each
+   group of 16 and of each tile of 256 is kept. The l largest are products of l centers, and bound
+   the last of the answer from below; what is lower by more than twice the error is passed over.
+2. Of the tiles, then of the groups, that are not, as many as there is room for are taken, the
+   largest first, and their members' products are computed again. These l largest bound the answer
+   more closely.
+3. The centers left are scored in float64. Those that may be in the answer by another order of
+   summation are the shortlist.
+
+A row for which there was no room is not sure, and is asked for again with more room.
+
+Shapes: B rows of a batch, K centers, D dimension, L of the answer.
+"""
+
+import threading
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+
+from mlcd.clustering.certificate import DOUBLE_MARGIN, Norms, Slack
+from mlcd.clustering.device_products import GROUP, TILE, in_float64, maxima, of_members
+from mlcd.clustering.matmul import Loaded, Rounding
+from mlcd.clustering.shift import mean_of
+from mlcd.clustering.shortlist import Shortlist
+from mlcd.clustering.torch_matmul import keep_float32_exact
+from mlcd.types import Embeddings
+
+_ALIGNED: Final = 64  # components that a kernel loads at once
+_BLOCK_CENTERS: Final = 1 << 16  # rounded at once
+# Tiles for each of the answer: where there are fewer, two of the answer are often in one tile, and
+# the largest of the others say little.
+_TILES_EACH: Final = 32
+_MEMBERS_EACH: Final = 2  # members scored in float64, for each group that there is room for
+_SPARED: Final = 8  # of the room: a shortlist's, for centers that are equal to the answer's last
+_MAXIMA: Final = 1 << 27  # held at once for a batch: 512 MiB
+_LEAST_ROWS, _MOST_ROWS = 128, 4096
+_IN_FLIGHT: Final = 3  # batches, so that the device has work while the host waits
+_SINGLE: Final = 2.0**-23  # tensor cores may cut their float32 sums
+_DOUBLE: Final = 2.0**-52
+
+
+class DeviceScan:
+    """The centers on a device: as they are, and rounded to bfloat16 less their mean."""
+
+    def __init__(self, centers_KD: Embeddings, device: str = "cuda") -> None:
+        keep_float32_exact()
+        self.name = f"bf16 {device}"
+        self._device, self._num_centers = torch.device(device), len(centers_KD)
+        shift_D = torch.from_numpy(mean_of(centers_KD)).to(self._device)
+        num, dimension = centers_KD.shape
+        self._centers_KD = torch.empty((num, dimension), device=self._device)
+        padded = (_multiple(num, GROUP), _multiple(dimension, _ALIGNED))
+        self._rounded_KD = torch.zeros(padded, dtype=torch.bfloat16, device=self._device)
+        lengths_3K = torch.empty((3, num), dtype=torch.float64, device=self._device)
+        for start in range(0, num, _BLOCK_CENTERS):
+            block = slice(start, min(start + _BLOCK_CENTERS, num))
+            self._centers_KD[block] = torch.from_numpy(centers_KD[block])
+            rounded = self._rounded_KD[block, :dimension]
+            rounded.copy_(self._centers_KD[block] - shift_D)
+            exact = self._centers_KD[block].double() - shift_D.double()
+            lengths_3K[:, block] = torch.stack(
+                [_lengths(exact), _lengths(rounded.double()), _lengths(exact - rounded.double())]
+            )
+        # Copies of the last center fill its group up: they change no maximum of it.
+        self._rounded_KD[num:] = self._rounded_KD[num - 1 : num]
+        exact_K, rounded_K, errors_K = lengths_3K.cpu().numpy()
+        largest, largest_rounded = (float(each.max(initial=0.0)) for each in (exact_K, rounded_K))
+        shift = float(shift_D.double().norm())
+        self._norms = Norms(exact_K, largest, largest_rounded, errors_K, shift, dimension)
+        self._rounding = Rounding(inputs=True, sum_roundoff=_SINGLE, output=0.0)
+        self._in_flight = threading.BoundedSemaphore(_IN_FLIGHT)
+
+    @property
+    def batch_rows(self) -> int:
+        """Returns the most rows that it is asked for at once."""
+        rows = _MAXIMA // max(1, len(self._rounded_KD) // GROUP)
+        return min(_MOST_ROWS, max(_LEAST_ROWS, rows))
+
+    def shortlist(self, rows_BD: Embeddings, top: int, room: int) -> Shortlist:
+        """Returns the centers that may be among the `top` of each row.
+
+        room: the tiles, and the groups, of which members are looked at, for each row.
+        """
+        with self._in_flight, torch.inference_mode():
+            ids, sure = self._shortlist(torch.from_numpy(rows_BD).to(self._device), top, room)
+            return Shortlist(ids.cpu().numpy(), sure.cpu().numpy())
+
+    def _shortlist(self, exact_BD: Tensor, top: int, room: int) -> tuple[Tensor, Tensor]:
+        shape = (len(exact_BD), self._rounded_KD.shape[1])
+        rows_BD = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
+        rows_BD[:, : exact_BD.shape[1]] = exact_BD
+        slack = self._slack(exact_BD, rows_BD[:, : exact_BD.shape[1]])
+        slack_B = cast(Tensor, slack.with_any())
+        groups_BG, tiles_BT = maxima(rows_BD, self._rounded_KD)
+        if tiles_BT.shape[1] >= _TILES_EACH * top:
+            tiles = _Largest.of(tiles_BT, max(room, top))
+            limit_B1 = _limit(tiles.last(top), slack_B)
+            within = torch.arange(TILE // GROUP, device=self._device)
+            inside = (tiles.places[:, :, None] * (TILE // GROUP) + within).flatten(1)
+            groups = _Largest.of(groups_BG.gather(1, inside), room)
+            sure_B = tiles.complete(limit_B1) & groups.complete(limit_B1)
+            places = inside.gather(1, groups.places)
+        else:
+            groups = _Largest.of(groups_BG, max(room, top))
+            limit_B1 = _limit(groups.last(top), slack_B)
+            sure_B, places = groups.complete(limit_B1), groups.places
+        chosen = places.masked_fill_(groups.values <= limit_B1, -1)
+        products = of_members(rows_BD, self._rounded_KD, chosen)
+        within = torch.arange(GROUP, device=self._device)
+        members = (chosen[:, :, None] * GROUP + within).flatten(1)
+        products.masked_fill_(members >= self._num_centers, -torch.inf)
+        nearest = _Largest.of(products, max(_MEMBERS_EACH * room, top))
+        limit_B1 = torch.maximum(limit_B1, _limit(nearest.last(top), slack_B))
+        sure_B &= nearest.complete(limit_B1)
+        ids = members.gather(1, nearest.places).masked_fill_(nearest.values <= limit_B1, -1)
+        scores = in_float64(exact_BD, self._centers_KD, ids)
+        best = _Largest.of(scores, top + room // _SPARED)
+        least_B1 = best.last(top) - cast(Tensor, slack.order)[:, None]
+        sure_B &= best.complete(torch.nextafter(least_B1, least_B1 - 1))
+        return ids.gather(1, best.places).masked_fill_(best.values < least_B1, -1), sure_B
+
+    def _slack(self, exact_BD: Tensor, rounded_BD: Tensor) -> Slack:
+        """Returns the bounds of the rows' errors; its arrays are tensors of the device."""
+        wide, rounded = exact_BD.double(), rounded_BD.double()
+        length_B, error_B = _lengths(rounded), _lengths(wide - rounded)
+        loaded = Loaded(rounded_BD, *cast(Any, (length_B, error_B, torch.zeros_like(length_B))))
+        return Slack.of(loaded, self._rounding, self._norms)
+
+
+@dataclass(frozen=True)
+class _Largest:
+    """The largest of each row's values, in descending order, [B, n], and where they are.
+
+    all: true where these are all values.
+    """
+
+    values: Tensor
+    places: Tensor
+    all: bool
+
+    @classmethod
+    def of(cls, values_BN: Tensor, num: int) -> "_Largest":
+        num = min(num, values_BN.shape[1])
+        return cls(*values_BN.topk(num, dim=1), all=num == values_BN.shape[1])
+
+    def last(self, top: int) -> Tensor:
+        """Returns what the `top` largest reach, [B, 1]; -inf where there are fewer."""
+        if top > self.values.shape[1]:
+            return torch.full_like(self.values[:, :1], -torch.inf)
+        return self.values[:, top - 1 : top]
+
+    def complete(self, limit_B1: Tensor) -> Tensor:
+        """Tells for each row, [B], whether all values above this limit are among these."""
+        if self.all:
+            return torch.ones(len(self.values), dtype=torch.bool, device=self.values.device)
+        return self.values[:, -1] <= limit_B1[:, 0]
+
+
+def _limit(reached_B1: Tensor, slack_B: Tensor) -> Tensor:
+    """Returns the limit at or below which no product belongs to a center as near as those whose
+    products reach this, float32 [B, 1]: `certificate.beyond_reach` on the device.
+    """
+    bound_B1 = reached_B1.double() - 2 * slack_B[:, None] - 2 * DOUBLE_MARGIN
+    limit_B1 = bound_B1.float()
+    return torch.nextafter(limit_B1, torch.full_like(limit_B1, -torch.inf))
+
+
+def _lengths(rows_BD: Tensor) -> Tensor:
+    """Returns a bound of the length of each float64 row from above, [B]."""
+    bound: Tensor = rows_BD.square().sum(dim=1).sqrt() * (1 + rows_BD.shape[1] * _DOUBLE)
+    return bound
+
+
+def _multiple(size: int, of: int) -> int:
+    return -(-size // of) * of

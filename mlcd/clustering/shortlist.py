@@ -1,0 +1,34 @@
+"""The answer of a device to a scan: a shortlist of centers for each row."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.types import Embeddings
+
+
+@dataclass(frozen=True)
+class Shortlist:
+    """Centers for each row, int64 [B, S], -1 for none; sure [B] where the answer is among them."""
+
+    ids: NDArray[np.int64]
+    sure: NDArray[np.bool_]
+
+
+class Shortlister(Protocol):
+    """A device that holds the centers."""
+
+    name: str
+
+    @property
+    def batch_rows(self) -> int:
+        """Returns the most rows that it is asked for at once."""
+        ...
+
+    def shortlist(self, rows_BD: Embeddings, top: int, room: int) -> Shortlist:
+        """Returns the centers that may be among the `top` of each row. With more room, more rows
+        are sure.
+        """
+        ...

@@ -1,0 +1,110 @@
+"""The scan of a device, with the CPU in the device's place, against the CPU's own scan: the same
+bounds and the same steps; tests/unit/clustering/test_cuda_scan.py asks a GPU and its kernels.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+from mlcd.clustering import nearest
+from mlcd.clustering.device_products import GROUP, TILE, in_float64, maxima, of_members
+from mlcd.clustering.device_scan import DeviceScan
+from mlcd.clustering.nearest import CenterScan
+from mlcd.types import unit_rows
+
+
+def drawn(num, dimension, seed=0):
+    return unit_rows(np.random.default_rng(seed).standard_normal((num, dimension)))
+
+
+def families():
+    """Draws groups of 32 centers that bfloat16 hardly tells apart, and rows near them."""
+    centers = unit_rows(np.repeat(drawn(400, 96), 32, axis=0) + 0.002 * drawn(12800, 96, seed=1))
+    chosen = np.random.default_rng(2).integers(0, len(centers), 200)
+    return unit_rows(centers[chosen] + 0.3 * drawn(200, 96, seed=3)), centers
+
+
+def duplicates():
+    """Draws centers of which a third is one and the same, and rows of which some are it."""
+    centers = drawn(9001, 64)
+    centers[::3] = centers[0]
+    return np.concatenate([drawn(100, 64, seed=5), centers[:1].repeat(5, axis=0)]), centers
+
+
+def long_rows():
+    rows, centers = drawn(50, 64, seed=1) * np.float32(1e4), drawn(9000, 64)
+    return rows, centers * np.random.default_rng(3).uniform(0.1, 9, (9000, 1)).astype(np.float32)
+
+
+DATA = {
+    "tiles enough": lambda: (drawn(300, 96, seed=1), drawn(90_000, 96)),
+    "groups alone": lambda: (drawn(300, 96, seed=1), drawn(300, 96)),
+    "as few centers as are asked for": lambda: (drawn(50, 96, seed=1), drawn(8, 96)),
+    "no multiple of anything": lambda: (drawn(50, 33, seed=1), drawn(1003, 33)),
+    "negative scores alone": lambda: (-np.abs(drawn(50, 64, seed=1)), np.abs(drawn(5001, 64))),
+    "families": families,
+    "duplicates": duplicates,
+    "one center many times": lambda: (drawn(20, 64, seed=1), np.tile(drawn(1, 64), (5000, 1))),
+    "any length": long_rows,
+}
+
+
+def on_device(centers):
+    scan = CenterScan(centers, matmul="numpy")
+    scan._use(DeviceScan(centers, "cpu"))
+    return scan
+
+
+@pytest.mark.parametrize("top", [1, 8])
+@pytest.mark.parametrize("name", DATA)
+def test_the_answer_is_the_very_one_of_the_cpu(name, top):
+    rows, centers = DATA[name]()
+    found, plain = on_device(centers).nearest(rows, top), CenterScan(centers).nearest(rows, top)
+    assert found.scan.products == "bf16 cpu"
+    assert np.array_equal(found.ids, plain.ids)
+    assert np.array_equal(found.scores, plain.scores)
+    if name in ("tiles enough", "groups alone"):
+        assert found.scan.proven == len(rows)
+
+
+def test_rows_without_room_are_asked_for_again_and_then_settled_by_the_cpu(monkeypatch):
+    rows, centers = families()
+    monkeypatch.setattr(nearest, "_ROOM_LEAST", 1)
+    monkeypatch.setattr(nearest, "_ROOMS", (1, 40))
+    found = on_device(centers).nearest(rows, 8)
+    assert found.scan.wider > 0
+    assert found.scan.proven < len(rows)
+    monkeypatch.setattr(nearest, "_ROOMS", (1, 2))
+    again = on_device(centers).nearest(rows, 8)
+    assert again.scan.float32 > 0
+    plain = CenterScan(centers).nearest(rows, 8)
+    assert np.array_equal(found.ids, plain.ids)
+    assert np.array_equal(again.ids, plain.ids)
+    assert np.array_equal(again.scores, plain.scores)
+
+
+def test_a_batch_has_fewer_rows_where_there_are_more_centers():
+    few, many = (DeviceScan(drawn(num, 64), "cpu").batch_rows for num in (100, 1_000_000))
+    assert (few, many) == (4096, 2147)
+
+
+def test_products_are_those_of_float64_and_of_no_others():
+    generator = torch.Generator().manual_seed(0)
+    num = 3 * TILE + 2 * GROUP
+    rows, centers = (torch.randn((each, 64), generator=generator).bfloat16() for each in (7, num))
+    exact = rows.double() @ centers.double().T
+    groups, tiles = maxima(rows, centers)
+    assert groups.shape == (7, 4 * TILE // GROUP)
+    expected = exact.unflatten(1, (-1, GROUP)).amax(dim=2)
+    assert torch.allclose(groups[:, : num // GROUP].double(), expected, atol=1e-4)
+    assert (groups[:, num // GROUP :] == -torch.inf).all()
+    assert torch.equal(tiles, groups.unflatten(1, (4, -1)).amax(dim=2))
+    chosen = torch.tensor([[0, -1, 49]]).expand(7, 3)
+    products = of_members(rows, centers, chosen).unflatten(1, (3, GROUP))
+    assert torch.allclose(products[:, 0].double(), exact[:, :GROUP], atol=1e-4)
+    assert torch.allclose(products[:, 2].double(), exact[:, -GROUP:], atol=1e-4)
+    assert (products[:, 1] == -torch.inf).all()
+    ids = torch.tensor([[5, -1]]).expand(7, 2)
+    scores = in_float64(rows.float(), centers.float(), ids)
+    assert torch.allclose(scores[:, 0], exact[:, 5])
+    assert (scores[:, 1] == -torch.inf).all()
