@@ -9,7 +9,7 @@ import torch
 from mlcd.models.vit import ViT, ViTConfig
 from training.config import RunConfig
 from training.flops import expected_drawn, micro_batch
-from training.parallel.partial_fc import CHUNK_ENTRIES
+from training.parallel.partial_fc import CHUNK_ENTRIES, CUDA_CHUNK_ENTRIES
 from training.parallel.shards import Shard
 from training.tower import is_trained
 
@@ -155,7 +155,8 @@ def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
     gradient_rows = min(of_pass * passes, rows)
     # The sum of the passes so far, and the next one's.
     held_rows = gradient_rows + of_pass if passes > 1 else of_pass
-    entries = max(at_once, min(CHUNK_ENTRIES, at_once * rows))
+    chunk = CHUNK_ENTRIES if config.device == "cpu" else CUDA_CHUNK_ENTRIES
+    entries = max(at_once, min(chunk, at_once * rows))
     embeddings = (
         _EMBEDDING_COPIES * at_once * dimension
         + at_once * config.loss.num_labels * _INDEX_BYTES // item

@@ -37,6 +37,10 @@ CenterUpdate = Literal["sparse", "dense"]
 _INIT_DEVIATION: Final = 0.01  # the initialization of insightface and of the authors
 _INIT_BLOCK: Final = 4096
 CHUNK_ENTRIES: Final = 1 << 21  # logits held at once: 8 MiB in float32
+# On a GPU small chunks cost the launches of their many small kernels and no more: with 2^21 a pass
+# of 1,024 samples over 10,000 drawn classes took 22 ms on an H200 whatever the type of the
+# products, against 7 of one materialized product. 128 MiB in float32.
+CUDA_CHUNK_ENTRIES: Final = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -406,7 +410,7 @@ class _LogSums(torch.autograd.Function):
         slots_BL = own_slots(drawn_S, labels_BL)
         negative_max = z_BD.new_full((z_BD.shape[0],), -torch.inf)
         negative_sum, negative_tilt, count_B, total_B = z_BD.new_zeros((4, z_BD.shape[0]))
-        chunk = max(1, CHUNK_ENTRIES // max(1, z_BD.shape[0]))
+        chunk = _chunk(z_BD)
         for start in range(0, len(drawn_S), chunk):
             piece = slice(start, start + chunk)
             center_CD = normalize(weight_KD[drawn_S[piece] - shard.start].to(z_BD.dtype), dim=1)
@@ -508,7 +512,7 @@ class _PairSums(torch.autograd.Function):
         counted_BL = owned_BL.to(z_BD.dtype) if weights_BL is None else weights_BL * owned_BL
         sigma_BL = counted_BL * torch.sigmoid(-logit_BL)
         slots_BL = own_slots(drawn_S, labels_BL)
-        chunk = max(1, CHUNK_ENTRIES // max(1, z_BD.shape[0]))
+        chunk = _chunk(z_BD)
         # The sum, its two derivatives, the number of negatives and the sum of their cosines.
         negative = z_BD.new_zeros((5, z_BD.shape[0]))
         for start in range(0, len(drawn_S), chunk):
@@ -625,6 +629,13 @@ def _touched(drawn_S: Tensor, local_BL: Tensor, owned_BL: Tensor, num_own: int) 
 
 _log_sums: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _LogSums.apply
 _pair_sums: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _PairSums.apply
+
+
+def _chunk(z_BD: Tensor) -> int:
+    """Returns how many drawn classes are taken at once."""
+    if z_BD.is_cuda:  # neither their logits nor their centers are more entries than this
+        return max(1, CUDA_CHUNK_ENTRIES // max(1, *z_BD.shape))
+    return max(1, CHUNK_ENTRIES // max(1, z_BD.shape[0]))
 
 
 def _positive_cosines(
