@@ -38,7 +38,7 @@ from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.encoder import Encoder
-from mlcd.parts.encoded import BATCH
+from mlcd.encoders.unit_rows import MAX_BATCH
 from mlcd.types import unit_rows
 from service.jobs.job import Job, JobSpec
 from service.jobs.queue import Queue
@@ -157,14 +157,16 @@ def serve_peer(model: str, num: int) -> None:
     encoder = open_encoder(model)
     pictures = photographs(SIZE)
     pixels = np.stack(
-        [encoder.preprocess.prepare(pictures[i % len(pictures)]) for i in range(BATCH)]
+        [encoder.preprocess.prepare(pictures[i % len(pictures)]) for i in range(MAX_BATCH)]
     )
     encoder.encode(pixels)
     for _ in sys.stdin:
         started = time.perf_counter()
-        for _ in range(num // BATCH):
+        for _ in range(num // MAX_BATCH):
             encoder.encode(pixels)
-        print(json.dumps(num // BATCH * BATCH / (time.perf_counter() - started)), flush=True)
+        print(
+            json.dumps(num // MAX_BATCH * MAX_BATCH / (time.perf_counter() - started)), flush=True
+        )
 
 
 @contextmanager
@@ -216,7 +218,7 @@ def measure_rates(folder: Path, model: str, num: int, rounds: int) -> None:
 def measure_workers(folder: Path, model: str, num: int, rounds: int) -> None:
     images = folder / "images" / "*.tar"
     one, two = (Site.build(folder / name, model) for name in ("one", "two"))
-    settings = {"MLCD_ENGINE_THREADS": "1", "MLCD_JOBS__SHARD_IMAGES": str(BATCH)}
+    settings = {"MLCD_ENGINE_THREADS": "1", "MLCD_JOBS__SHARD_IMAGES": str(MAX_BATCH)}
     ratios = []
     with one.worker(**settings), two.worker(**settings), two.worker(**settings):
         for number in range(rounds):

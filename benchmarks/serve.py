@@ -54,8 +54,9 @@ from mlcd.cores import available_cores, cpu_features, cpuset_cores
 from mlcd.encoders import open_encoder
 from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.options import EncoderOptions
+from mlcd.encoders.unit_rows import MAX_BATCH
 from mlcd.images.sources import open_source
-from mlcd.parts.encoded import BATCH, encode_entries
+from mlcd.parts.encoded import encode_entries
 
 SIZE: Final = (500, 375)
 PEER: Final = "infinity-emb"
@@ -110,7 +111,7 @@ def work(model: str, precision: Any, folder: str) -> None:
     """
     encoder = open_encoder(model, EncoderOptions(precision=precision))
     source = open_source(folder)
-    data = [source.read(entry) for entry in source.entries[:BATCH]]
+    data = [source.read(entry) for entry in source.entries[:MAX_BATCH]]
     pixels = np.stack([encoder.preprocess.prepare(one) for one in data])
     measures = {
         "engine": partial(_engine_rate, encoder, pixels),

@@ -1,8 +1,9 @@
 """The engine torch: CUDA GPUs in fp32 or bf16, and CPUs where OpenVINO is not installed.
 
 On a GPU each batch size of a short list is recorded once as a CUDA graph, and a batch is padded to
-the next size, so that one call starts the many small kernels of a transformer. The last part of a
-large batch is padded too.
+the next size, so that one call starts the many small kernels of a transformer. A larger batch is
+computed in parts, and the last one is padded too. The host copies a part's pixels, and reads its
+rows, while the GPU computes another part.
 """
 
 import threading
@@ -23,14 +24,17 @@ from mlcd.cores import available_cores, cpu_features
 from mlcd.encoders.encoder import Precision
 from mlcd.encoders.local_text import LocalTextEncoder, TextPart
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
-from mlcd.encoders.unit_rows import MAX_BATCH, encode_in_parts
+from mlcd.encoders.unit_rows import MAX_BATCH, check_batch, encode_in_parts, unit_or_zero
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, Unavailable
 from mlcd.images.transform import PreprocessSpec
+from mlcd.models.blocks import MLP
 from mlcd.models.servable import WEIGHTS, Servable
 from mlcd.models.servable_text import ServableText
 from mlcd.types import Embeddings, Fingerprint, ImageBatch, TokenBatch, model_name
 
-BUCKETS: Final = (1, 2, 4, 8, 16, MAX_BATCH)
+# On an H200 ViT-B/32 computes 1.4 times as many images a second at 256 as at 32.
+CUDA_BATCH: Final = 256
+BUCKETS: Final = (1, 2, 4, 8, 16, MAX_BATCH, 64, 128, CUDA_BATCH)
 # calls before a recording, in which cuBLAS and cuDNN choose their kernels and allocate workspaces
 _WARM_UPS: Final = 3
 
@@ -59,23 +63,30 @@ class TorchEncoder:
         there is one.
 
         The model's weights are taken over: with bf16 those of its matrix products are rounded in
-        place.
+        place, and on a GPU also scaled (`MLP.fold_quick_gelu`).
         """
         torch_device = torch.device(device or ("cuda" if cuda_available() else "cpu"))
         self.name, self.fingerprint, self.preprocess = name, fingerprint, preprocess
         self.precision: str = precision
         self.dimension = model.trunk.config.output_dim
         forward = _forward(model, torch_device, precision, num_threads)
+        self._on_gpu = torch_device.type == "cuda"
+        # images that a job does well to give at once
+        self.job_batch = CUDA_BATCH if self._on_gpu else MAX_BATCH
         with _translated():
             self._engine: Callable[[ImageBatch], NDArray[np.float32]] | None = (
-                _Graphs(forward, preprocess.crop) if torch_device.type == "cuda" else forward.on_cpu
+                _Graphs(forward, preprocess.crop, self.dimension)
+                if self._on_gpu
+                else forward.on_cpu
             )
         self._lock = threading.Lock()
 
     def encode(self, images: ImageBatch) -> Embeddings:
-        return encode_in_parts(
-            images, self._run, crop=self.preprocess.crop, dimension=self.dimension
-        )
+        crop = self.preprocess.crop
+        if self._on_gpu:
+            check_batch(images, crop)
+            return self._run(images)
+        return encode_in_parts(images, self._run, crop=crop, dimension=self.dimension)
 
     def _run(self, images: ImageBatch) -> NDArray[np.float32]:
         with self._lock, _translated():
@@ -175,6 +186,8 @@ def _forward(
     _check_precision(precision, device)
     with _translated():
         if precision == "bf16":
+            if device.type == "cuda":
+                _fold_activations(model)
             _round_products(model)
         model.eval().requires_grad_(requires_grad=False).to(device)
     if device.type == "cpu":
@@ -182,31 +195,99 @@ def _forward(
     return _Forward(model, device, precision)
 
 
-class _Graphs:
-    """One CUDA graph for each bucket, recorded at its first use; plain calls where recording fails.
+class _Slot:
+    """The memory through which one part goes to the GPU and its rows come back.
 
-    Inputs go through pinned memory, so that the copy to the GPU is queued and not waited for.
+    Memory of the host is pinned, so that copies are queued and not waited for.
     """
 
-    def __init__(self, forward: _Forward, crop: int) -> None:
-        self._forward = forward
-        shape = (MAX_BATCH, 3, crop, crop)
-        self._pinned = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
-        self._pixels = torch.zeros(shape, dtype=torch.uint8, device=forward.device)
+    def __init__(self, crop: int, dimension: int, device: torch.device) -> None:
+        shape = (CUDA_BATCH, 3, crop, crop)
+        self.pinned = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
+        self.pixels = torch.zeros(shape, dtype=torch.uint8, device=device)
+        self.rows = torch.zeros((CUDA_BATCH, dimension), pin_memory=True)
+        self.copied, self.done = torch.cuda.Event(), torch.cuda.Event()
+
+    def fill(self, images: ImageBatch) -> None:
+        """Copies images into pinned memory once an earlier part has left it."""
+        self.done.synchronize()
+        pinned, images = self.pinned[: len(images)], np.ascontiguousarray(images)
+        if images.flags.writeable:  # torch copies by several threads, and warns of other arrays
+            pinned.copy_(torch.from_numpy(images))
+        else:
+            pinned.numpy()[...] = images
+
+    def unit_rows(self, num: int) -> Embeddings:
+        """Returns the rows of the part, once the GPU has computed them."""
+        self.done.synchronize()
+        return unit_or_zero(self.rows[:num].numpy())
+
+
+class _Graphs:
+    """Unit rows by one CUDA graph for each bucket, recorded at its first use; plain calls where
+    recording fails.
+
+    Parts take turns in two slots: while the GPU computes one, the host fills the other and a second
+    stream copies it.
+    """
+
+    def __init__(self, forward: _Forward, crop: int, dimension: int) -> None:
+        self._forward, self._dimension = forward, dimension
+        self._slots = [_Slot(crop, dimension, forward.device) for _ in range(2)]
+        self._copies = torch.cuda.Stream(forward.device)
+        # what the graphs read
+        self._pixels = torch.zeros_like(self._slots[0].pixels)
+        # The slots' memory was set to zero in another stream than copies use.
+        self._copies.wait_stream(torch.cuda.current_stream(forward.device))
         self._recorded: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         # one pool for all, because only one graph runs at a time
         self._memory = torch.cuda.graph_pool_handle()
         self._records = True
+        self._most = CUDA_BATCH
 
-    def __call__(self, images: ImageBatch) -> NDArray[np.float32]:
-        num = len(images)
-        self._pinned[:num].numpy()[...] = images
-        self._pixels[:num].copy_(self._pinned[:num], non_blocking=True)
+    def __call__(self, images: ImageBatch) -> Embeddings:
+        while True:
+            try:
+                return self._in_parts(images)
+            except torch.cuda.OutOfMemoryError:
+                if self._most == MAX_BATCH:
+                    raise
+            self._most //= 2
+            torch.cuda.synchronize(self._forward.device)  # copies of the failed part are under way
+            torch.cuda.empty_cache()
+
+    def _in_parts(self, images: ImageBatch) -> Embeddings:
+        found = np.empty((len(images), self._dimension), np.float32)
+        computing: list[tuple[int, _Slot]] = []
+        for number, start in enumerate(range(0, len(images), self._most)):
+            slot = self._slots[number % 2]
+            if len(computing) == 2:
+                self._take(found, *computing.pop(0))
+            part = images[start : start + self._most]
+            slot.fill(part)
+            self._start(slot, len(part))
+            computing.append((start, slot))
+        for start, slot in computing:
+            self._take(found, start, slot)
+        return found
+
+    def _start(self, slot: _Slot, num: int) -> None:
+        """Queues the copy, the computation and the way back of a part; nothing is waited for."""
+        compute = torch.cuda.current_stream(self._forward.device)
+        with torch.cuda.stream(self._copies):
+            slot.pixels[:num].copy_(slot.pinned[:num], non_blocking=True)
+            slot.copied.record(self._copies)
+        compute.wait_event(slot.copied)
         # The remains of an earlier batch in the padding are computed and dropped; rows do not
         # affect each other.
+        self._pixels[:num].copy_(slot.pixels[:num])
         rows = self._rows(BUCKETS[bisect_left(BUCKETS, num)])
-        # cpu() waits for the GPU, which also frees the pinned memory for the next batch.
-        return rows[:num].cpu().numpy()
+        slot.rows[:num].copy_(rows[:num], non_blocking=True)
+        slot.done.record(compute)
+
+    def _take(self, found: Embeddings, start: int, slot: _Slot) -> None:
+        num = min(self._most, len(found) - start)
+        found[start : start + num] = slot.unit_rows(num)
 
     def _rows(self, bucket: int) -> Tensor:
         if self._records and bucket not in self._recorded:
@@ -239,6 +320,12 @@ class _Graphs:
             )
         else:
             self._recorded[bucket] = (graph, rows)
+
+
+def _fold_activations(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, MLP):
+            module.fold_quick_gelu()
 
 
 def _round_products(model: nn.Module) -> None:

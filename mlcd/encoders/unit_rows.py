@@ -6,10 +6,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.encoders.encoder import Encoder
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings, ImageBatch
 
-# images that an engine gets at once: more was no faster in measurements, and memory stays flat
+# images that an engine gets at once: more was no faster on a CPU, and memory stays flat
 MAX_BATCH: Final = 32
 
 
@@ -19,6 +20,14 @@ def check_batch(images: ImageBatch, crop: int) -> None:
             f"expected uint8 images of shape [N, 3, {crop}, {crop}], got {images.dtype}"
             f" {list(images.shape)}"
         )
+
+
+def job_batch(encoder: Encoder) -> int:
+    """Returns how many images a job gives an encoder at once: what it asks for, as torch does on a
+    GPU, else MAX_BATCH.
+    """
+    batch: int = getattr(encoder, "job_batch", MAX_BATCH)
+    return batch
 
 
 def encode_in_parts(

@@ -14,6 +14,7 @@ from mlcd.errors import ConfigInvalid
 from mlcd.models.rope import rotate
 
 Activation = Literal["quick_gelu", "gelu", "gelu_pytorch_tanh"]
+_QUICK_GELU: Final = 1.702  # of x sigmoid(1.702 x), as in OpenAI's CLIP weights
 ACTIVATIONS: Final[tuple[str, ...]] = get_args(Activation)
 
 Rotation = tuple[Tensor, Tensor]
@@ -133,14 +134,30 @@ class MLP(nn.Module):
         self.fc1 = nn.Linear(sizes.width, sizes.mlp_width)
         self.fc2 = nn.Linear(sizes.mlp_width, sizes.width)
         self.activation = sizes.activation
+        self._is_folded = False
 
     def forward(self, x_BTW: Tensor) -> Tensor:
         projected: Tensor = self.fc2(self._activated(self.fc1(x_BTW)))
         return projected
 
+    @torch.no_grad()
+    def fold_quick_gelu(self) -> None:
+        """Makes the activation a single silu, for inference; other activations stay.
+
+        x sigmoid(a x) is silu(a x) / a, and both factors go into the weights.
+        """
+        if self.activation != "quick_gelu" or self._is_folded:
+            return
+        self.fc1.weight.mul_(_QUICK_GELU)
+        self.fc1.bias.mul_(_QUICK_GELU)
+        self.fc2.weight.div_(_QUICK_GELU)
+        self._is_folded = True
+
     def _activated(self, hidden: Tensor) -> Tensor:
-        if self.activation == "quick_gelu":  # as in OpenAI's CLIP weights
-            return hidden * torch.sigmoid(1.702 * hidden)
+        if self._is_folded:
+            return functional.silu(hidden)
+        if self.activation == "quick_gelu":
+            return hidden * torch.sigmoid(_QUICK_GELU * hidden)
         approximate = "tanh" if self.activation == "gelu_pytorch_tanh" else "none"
         return functional.gelu(hidden, approximate=approximate)
 

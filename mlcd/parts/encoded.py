@@ -18,6 +18,7 @@ from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.embeddings import ERRORS
 from mlcd.artifacts.manifest import Parent
 from mlcd.encoders.encoder import Encoder
+from mlcd.encoders.unit_rows import job_batch
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.entries import Entry
 from mlcd.images.prefetch import Prepared, prepare_all
@@ -26,7 +27,6 @@ from mlcd.locations import is_url, seen_from, url_of
 from mlcd.types import Embeddings, ImageBatch
 
 PART_ENTRIES: Final = 2048
-BATCH: Final = 32
 # called with (images done, those of them without an embedding) of one part, after every image
 OnDone: TypeAlias = Callable[[int, int], None]
 
@@ -80,7 +80,13 @@ def encode_entries(
     in_flight: batches that the encoder gets at one time, where it runs elsewhere.
     """
     part = _Growing(encoder)
-    prepared = prepare_all(source, entries, encoder.preprocess, num_threads=num_threads)
+    prepared = prepare_all(
+        source,
+        entries,
+        encoder.preprocess,
+        num_threads=num_threads,
+        ahead=2 * job_batch(encoder),
+    )
     for batch, rows in _encoded(
         encoder, _batches(prepared, len(entries), part, on_done), in_flight
     ):
@@ -95,12 +101,13 @@ def _batches(
     encoded.
     """
     batch: list[Prepared] = []
+    size = job_batch(part.encoder)
     for done, prepared in enumerate(images, 1):
         if prepared.rejection is not None:
             part.reject(prepared.entry, prepared.rejection)
         else:
             batch.append(prepared)
-        if len(batch) == BATCH or (batch and done == num):
+        if len(batch) == size or (batch and done == num):
             yield batch
             batch = []
         on_done(done, len(part.errors))

@@ -14,10 +14,11 @@ import numpy as np
 from mlcd.artifacts.embeddings import Block, EmbeddingsArtifact
 from mlcd.artifacts.manifest import Parent
 from mlcd.encoders.encoder import Encoder
+from mlcd.encoders.unit_rows import job_batch
 from mlcd.errors import InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source
-from mlcd.parts.encoded import BATCH, OnDone, encode_entries, images_parent, part_sizes, part_slice
+from mlcd.parts.encoded import OnDone, encode_entries, images_parent, part_sizes, part_slice
 from mlcd.types import Embeddings, Fingerprint, SampleKey
 
 
@@ -130,7 +131,7 @@ class ImagesInput:
     @property
     def config(self) -> dict[str, Any]:
         engine = {"precision": self._encoder.precision, "engine": self._encoder.engine}
-        config = {"part_entries": self._part_entries, "batch": BATCH}
+        config = {"part_entries": self._part_entries, "batch": job_batch(self._encoder)}
         return engine | self.source.config | config
 
     @property

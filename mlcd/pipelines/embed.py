@@ -15,12 +15,12 @@ from mlcd.artifacts.manifest import Artifact, Parent, Request
 from mlcd.artifacts.selection import Selection
 from mlcd.cores import available_cores
 from mlcd.encoders.encoder import Encoder
+from mlcd.encoders.unit_rows import job_batch
 from mlcd.images.entries import Entries
 from mlcd.images.prefetch import thumbnails_all
 from mlcd.images.source import Source
 from mlcd.keys import split_positions
 from mlcd.parts.encoded import (
-    BATCH,
     PART_ENTRIES,
     EncodedPart,
     OnDone,
@@ -102,7 +102,12 @@ class Embedder:
         engine = {"precision": encoder.precision, "engine": encoder.engine}
         self.request = Request(
             "embeddings",
-            {**engine, **source.config, "part_entries": part_entries, "batch": BATCH},
+            {
+                **engine,
+                **source.config,
+                "part_entries": part_entries,
+                "batch": job_batch(encoder),
+            },
             tuple(self._parents(out, selection)),
             encoder.fingerprint,
         )

@@ -6,8 +6,9 @@ from typing import Final
 
 from mlcd.cores import available_cores
 from mlcd.encoders.encoder import Encoder
+from mlcd.encoders.unit_rows import job_batch
 from mlcd.images.source import Source
-from mlcd.parts.encoded import BATCH, encode_entries
+from mlcd.parts.encoded import encode_entries
 
 _MOST_TIMED: Final = 2048  # images
 
@@ -44,7 +45,7 @@ def measured_images(source: Source, encoder: Encoder) -> tuple[float, float]:
         threads = available_cores()
         encode_entries(source, entries[:num], encoder, num_threads=threads, on_done=_ignore)
 
-    encode(BATCH)
+    encode(job_batch(encoder))
     began = time.perf_counter()
     encode(len(entries))
     seconds = time.perf_counter() - began

@@ -1,12 +1,14 @@
 """The torch engine beyond the contract: precisions, its CUDA graphs."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 
 from mlcd.encoders import torch as torch_engine
-from mlcd.encoders.torch import BUCKETS, TorchEncoder
-from mlcd.encoders.unit_rows import MAX_BATCH
+from mlcd.encoders.torch import BUCKETS, CUDA_BATCH, TorchEncoder
+from mlcd.encoders.unit_rows import MAX_BATCH, job_batch
 from mlcd.errors import ConfigInvalid, Unavailable
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
@@ -17,9 +19,16 @@ pytestmark = pytest.mark.plain_cpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
 
-def servable():
+def servable(activation="gelu"):
     config = ViTConfig(
-        image_size=SIDE, patch_size=8, width=64, depth=3, heads=2, mlp_width=128, embedding_dim=24
+        image_size=SIDE,
+        patch_size=8,
+        width=64,
+        depth=3,
+        heads=2,
+        mlp_width=128,
+        embedding_dim=24,
+        activation=activation,
     )
     trunk = ViT(config)
     trunk.initialize(torch.Generator().manual_seed(0))
@@ -100,14 +109,30 @@ def test_threads_are_those_asked_for():
 
 
 def test_every_bounded_batch_has_a_bucket():
-    assert BUCKETS[-1] == MAX_BATCH
+    assert BUCKETS[-1] == CUDA_BATCH
+    assert MAX_BATCH in BUCKETS
     assert list(BUCKETS) == sorted(BUCKETS)
+
+
+def test_a_job_gives_the_cpu_no_more_than_other_engines():
+    assert job_batch(opened(device="cpu")) == MAX_BATCH
+
+
+@pytest.mark.parametrize("activation", ["gelu", "quick_gelu"])
+def test_a_folded_activation_is_the_same_function(activation):
+    model = servable(activation)
+    expected = model(torch.from_numpy(images(5)))
+    for _ in range(2):  # the second time there is nothing left to fold
+        for block in model.trunk.blocks:
+            block.mlp.fold_quick_gelu()
+        rows = model(torch.from_numpy(images(5)))
+        assert torch.allclose(rows, expected, atol=1e-6)
 
 
 @needs_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "cosine"), [("fp32", 0.99999), ("bf16", 0.999)])
-@pytest.mark.parametrize("num", [1, 3, MAX_BATCH, MAX_BATCH + 3])
+@pytest.mark.parametrize("num", [1, 3, MAX_BATCH + 3, CUDA_BATCH, CUDA_BATCH + 3])
 def test_cuda_agrees_with_the_cpu(precision, cosine, num):
     rows = opened(device="cuda", precision=precision).encode(images(num))
     assert (rows * reference(images(num))).sum(axis=1).min() > cosine
@@ -117,9 +142,41 @@ def test_cuda_agrees_with_the_cpu(precision, cosine, num):
 @pytest.mark.gpu
 def test_each_bucket_is_recorded_once():
     encoder = opened(device="cuda")
-    for num in (3, 4, 3, MAX_BATCH):
+    for num in (3, 4, 3, MAX_BATCH, CUDA_BATCH + 3):
         encoder.encode(images(num))
-    assert sorted(encoder._engine._recorded) == [4, MAX_BATCH]
+    assert sorted(encoder._engine._recorded) == [4, MAX_BATCH, CUDA_BATCH]
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_parts_in_flight_come_back_in_order_to_every_thread():
+    encoder, batch = opened(device="cuda"), images(3 * CUDA_BATCH + 7)
+    starts = range(0, len(batch), CUDA_BATCH)
+    alone = np.concatenate([encoder.encode(batch[at : at + CUDA_BATCH]) for at in starts])
+    assert np.abs(np.diff(alone, axis=0)).max(axis=1).min() > 1e-4  # no row is like the next
+    frozen = batch.copy()
+    frozen.flags.writeable = False
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(encoder.encode, [batch, batch[::-1], frozen] * 4))
+    for number, rows in enumerate(found):
+        expected = encoder.encode(batch[::-1]) if number % 3 == 1 else alone
+        assert rows == pytest.approx(expected, abs=1e-6)
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_parts_are_halved_where_memory_does_not_suffice(monkeypatch):
+    encoder, batch = opened(device="cuda"), images(CUDA_BATCH + 3)
+    record = encoder._engine._record
+
+    def fail(bucket):
+        if bucket > CUDA_BATCH // 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        record(bucket)
+
+    monkeypatch.setattr(encoder._engine, "_record", fail)
+    assert encoder.encode(batch) == pytest.approx(reference(batch), abs=1e-4)
+    assert sorted(encoder._engine._recorded) == [4, CUDA_BATCH // 2]
 
 
 @needs_gpu
@@ -127,7 +184,7 @@ def test_each_bucket_is_recorded_once():
 def test_graphs_and_plain_calls_agree_and_padding_does_not_leak():
     graphs, plain = opened(device="cuda"), opened(device="cuda")
     plain._engine._records = False
-    full = images(MAX_BATCH)
+    full = images(CUDA_BATCH)
     graphs.encode(full)  # leaves its pixels in the padding
     assert graphs.encode(full[:3]) == pytest.approx(plain.encode(full[:3]), abs=1e-5)
 
