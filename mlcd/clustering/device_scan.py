@@ -11,15 +11,19 @@ and nothing is read back until the end: the host waits once for a batch, and the
    largest first, and their members' products are computed again. These l largest bound the answer
    more closely.
 3. The centers left are scored in float64. Those that may be in the answer by another order of
-   summation are the shortlist.
+   summation are the shortlist. Where no two of them are so near that their order depends on it, and
+   none so near to the middle of two float32 numbers, that is the answer.
 
-A row for which there was no room is not sure, and is asked for again with more room.
+A row for which there was no room is not sure, and is asked for again with more room. Batches have
+streams of their own, so that one is copied while another is multiplied.
 
 Shapes: B rows of a batch, K centers, D dimension, L of the answer.
 """
 
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, Final, cast
 
 import torch
@@ -76,7 +80,10 @@ class DeviceScan:
         shift = float(shift_D.double().norm())
         self._norms = Norms(exact_K, largest, largest_rounded, errors_K, shift, dimension)
         self._rounding = Rounding(inputs=True, sum_roundoff=_SINGLE, output=0.0)
-        self._in_flight = threading.BoundedSemaphore(_IN_FLIGHT)
+        self._streams: SimpleQueue[torch.cuda.Stream | None] = SimpleQueue()
+        for _ in range(_IN_FLIGHT):
+            on_gpu = self._device.type == "cuda"
+            self._streams.put(torch.cuda.Stream(self._device) if on_gpu else None)
 
     @property
     def batch_rows(self) -> int:
@@ -89,11 +96,21 @@ class DeviceScan:
 
         room: the tiles, and the groups, of which members are looked at, for each row.
         """
-        with self._in_flight, torch.inference_mode():
-            ids, sure = self._shortlist(torch.from_numpy(rows_BD).to(self._device), top, room)
-            return Shortlist(ids.cpu().numpy(), sure.cpu().numpy())
+        with self._stream(), torch.inference_mode():
+            found = self._shortlist(torch.from_numpy(rows_BD).to(self._device), top, room)
+            return Shortlist(*(part.cpu().numpy() for part in found))
 
-    def _shortlist(self, exact_BD: Tensor, top: int, room: int) -> tuple[Tensor, Tensor]:
+    @contextmanager
+    def _stream(self) -> Iterator[None]:
+        """Takes a stream from those that wait for a batch. What made the centers has ended."""
+        stream = self._streams.get()
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            self._streams.put(stream)
+
+    def _shortlist(self, exact_BD: Tensor, top: int, room: int) -> tuple[Tensor, ...]:
         shape = (len(exact_BD), self._rounded_KD.shape[1])
         rows_BD = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
         rows_BD[:, : exact_BD.shape[1]] = exact_BD
@@ -123,9 +140,12 @@ class DeviceScan:
         ids = members.gather(1, nearest.places).masked_fill_(nearest.values <= limit_B1, -1)
         scores = in_float64(exact_BD, self._centers_KD, ids)
         best = _Largest.of(scores, top + room // _SPARED)
-        least_B1 = best.last(top) - cast(Tensor, slack.order)[:, None]
+        apart_B1 = cast(Tensor, slack.order)[:, None]
+        least_B1 = best.last(top) - apart_B1
         sure_B &= best.complete(torch.nextafter(least_B1, least_B1 - 1))
-        return ids.gather(1, best.places).masked_fill_(best.values < least_B1, -1), sure_B
+        clear_B = sure_B & best.in_order(top, apart_B1) & best.rounded_alike(top, apart_B1)
+        ids = ids.gather(1, best.places).masked_fill_(best.values < least_B1, -1)
+        return ids, best.values, sure_B, clear_B
 
     def _slack(self, exact_BD: Tensor, rounded_BD: Tensor) -> Slack:
         """Returns the bounds of the rows' errors; its arrays are tensors of the device."""
@@ -156,6 +176,18 @@ class _Largest:
         if top > self.values.shape[1]:
             return torch.full_like(self.values[:, :1], -torch.inf)
         return self.values[:, top - 1 : top]
+
+    def in_order(self, top: int, apart_B1: Tensor) -> Tensor:
+        """Tells for each row, [B], whether the first are further apart than this, and from the
+        next.
+        """
+        first = self.values[:, : top + 1]
+        return (first[:, :-1] - first[:, 1:] > apart_B1).all(dim=1)
+
+    def rounded_alike(self, top: int, apart_B1: Tensor) -> Tensor:
+        """Tells for each row, [B], whether the first are the same in float32 if moved by this."""
+        first = self.values[:, :top]
+        return ((first - apart_B1).float() == (first + apart_B1).float()).all(dim=1)
 
     def complete(self, limit_B1: Tensor) -> Tensor:
         """Tells for each row, [B], whether all values above this limit are among these."""

@@ -160,8 +160,10 @@ class CenterScan:
         """
         check_query(embeddings, top, self.centers.shape[1])
         num_wanted = min(top, len(self.centers))
-        ids, exact, level = self.search(embeddings, num_wanted, previous)
-        if threshold is not None:  # compares the scores before they are rounded
+        # a threshold is compared with the scores before they are rounded
+        float64 = threshold is not None
+        ids, exact, level = self._answer(embeddings, num_wanted, previous, float64=float64)
+        if threshold is not None:
             ids = np.where(exact >= threshold, ids, -1)
             exact = np.where(exact >= threshold, exact, -np.inf)
         all_ids = np.full((len(embeddings), top), -1, dtype=np.int32)
@@ -178,11 +180,22 @@ class CenterScan:
 
         embeddings: such as `check_query` has let pass. top: not more than there are centers.
         """
+        return self._answer(embeddings, top, previous, float64=True)
+
+    def _answer(
+        self,
+        embeddings: Embeddings,
+        top: int,
+        previous: NDArray[np.integer] | None,
+        *,
+        float64: bool,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """Returns what `search` does. float64: false where scores are wanted in float32 alone."""
         if previous is not None:
             previous = self._checked(previous[:, :top])
         if self._undecided and top:
             self._choose(embeddings, top)
-        return self._search_all(embeddings, top, previous)
+        return self._search_all(embeddings, top, previous, float64=float64)
 
     def _choose(self, embeddings: Embeddings, top: int) -> None:
         """Takes the arithmetic that finds the answer of the first rows fastest, proofs and wider
@@ -201,7 +214,7 @@ class CenterScan:
             for number, way in enumerate(ways):
                 self._use(way)
                 began = clock()
-                self._search_all(rows, top, None)
+                self._search_all(rows, top, None, float64=True)
                 seconds[number] = min(seconds[number], clock() - began)
         self._use(ways[seconds.index(min(seconds))])
 
@@ -216,9 +229,14 @@ class CenterScan:
             self._way, self._device = self._exact, way
 
     def _search_all(
-        self, embeddings: Embeddings, top: int, previous: NDArray[np.integer] | None
+        self,
+        embeddings: Embeddings,
+        top: int,
+        previous: NDArray[np.integer] | None,
+        *,
+        float64: bool,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """Returns what `search` does, by the arithmetic that is chosen now."""
+        """Returns what `_answer` does, by the arithmetic that is chosen now."""
         ids = np.full((len(embeddings), top), -1, dtype=np.int64)
         scores = np.full((len(embeddings), top), -np.inf)
         level = np.zeros(len(embeddings), dtype=np.int64)
@@ -228,7 +246,9 @@ class CenterScan:
             nonlocal first
             seeds = None if previous is None else previous[batch]
             rows = np.ascontiguousarray(embeddings[batch])
-            ids[batch], scores[batch], level[batch] = self._search(rows, top, seeds, first)
+            ids[batch], scores[batch], level[batch] = self._search(
+                rows, top, seeds, first, float64=float64
+            )
             # A first pass that proves little is left out for the next batch: it would cost more
             # than it settles.
             first = int((level[batch] > 0).mean() > _OPEN_SHARE)
@@ -246,7 +266,13 @@ class CenterScan:
         return seeds
 
     def _search(
-        self, z_BD: Embeddings, top: int, seeds: NDArray[np.integer] | None, first: int
+        self,
+        z_BD: Embeddings,
+        top: int,
+        seeds: NDArray[np.integer] | None,
+        first: int,
+        *,
+        float64: bool,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
         """Returns ids [B, top], float64 scores [B, top] and the level that settled each row [B].
 
@@ -256,7 +282,7 @@ class CenterScan:
         scores = np.full((len(z_BD), top), -np.inf)
         level = np.full(len(z_BD), _NUM_LEVELS - 1)
         open_rows = np.arange(len(z_BD))
-        for number, found_by in enumerate(self._ladder(top)):
+        for number, found_by in enumerate(self._ladder(top, float64=float64)):
             if number < first:
                 continue
             if len(open_rows) == 0:
@@ -275,14 +301,15 @@ class CenterScan:
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
         return ids, scores, level
 
-    def _ladder(self, top: int) -> Iterator["_Level"]:
+    def _ladder(self, top: int, *, float64: bool) -> Iterator["_Level"]:
         """Yields the ways to an answer; each is asked for the rows that those before left open."""
         rounding = self._way.matmul.rounding
         kept = max(_KEPT_LEAST[rounding.inputs], _KEPT_EACH[rounding.inputs] * top)
         kept *= 2 if rounding.coarse else 1
         if self._device is not None:
-            for room in _ROOMS:
-                yield partial(self._shortlisted, top, room, self._device)
+            for each in _ROOMS:
+                room = each * max(top, _ROOM_LEAST)
+                yield partial(self._shortlisted, top, room, self._device, float64=float64)
         else:
             yield partial(self._certified, top, kept, self._way)
             yield partial(self._certified, top, _WIDER * kept, self._way)
@@ -295,10 +322,16 @@ class CenterScan:
         device: Shortlister,
         z_BD: Embeddings,
         _: NDArray[np.integer] | None,
+        *,
+        float64: bool,
     ) -> "_Found":
-        found = device.shortlist(z_BD, top, room * max(top, _ROOM_LEAST))
-        rows, places = np.nonzero(found.ids >= 0)
-        ids, scores = ordered(z_BD, self.centers, rows, found.ids[rows, places], top)
+        found = device.shortlist(z_BD, top, room)
+        ids, scores = found.ids[:, :top].copy(), found.scores[:, :top].copy()
+        # The scores of a device are summed in an order of its own.
+        (again,) = np.nonzero(found.sure if float64 else found.sure & ~found.clear)
+        rows, places = np.nonzero(found.ids[again] >= 0)
+        columns = found.ids[again[rows], places]
+        ids[again], scores[again] = ordered(z_BD[again], self.centers, rows, columns, top)
         return _Found(ids, scores, found.sure)
 
     def _certified(

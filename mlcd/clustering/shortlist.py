@@ -11,10 +11,17 @@ from mlcd.types import Embeddings
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Centers for each row, int64 [B, S], -1 for none; sure [B] where the answer is among them."""
+    """Centers for each row and their float64 scores, [B, S], the highest first; -1 and -inf for
+    none.
+
+    sure: [B], where the answer is among them. clear: [B], where the first are the answer in its
+    order, and their scores in float32 are its scores, whatever the order of summation.
+    """
 
     ids: NDArray[np.int64]
+    scores: NDArray[np.float64]
     sure: NDArray[np.bool_]
+    clear: NDArray[np.bool_]
 
 
 class Shortlister(Protocol):
