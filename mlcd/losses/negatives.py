@@ -76,7 +76,8 @@ def hash_classes(seed: int, step: int, ids: Tensor, *, column: int | None = None
     drawn_for = (
         (Stream.NEGATIVES, step) if column is None else (Stream.COLUMN_NEGATIVES, step, column)
     )
-    state = torch.zeros((), dtype=torch.int64, device=ids.device)
+    # on the host, so that a GPU gets no kernels for a single number; it takes it along to the ids
+    state = torch.zeros((), dtype=torch.int64)
     for counter in (seed, *drawn_for, ids):
         state = _mix(state ^ counter)
     return state ^ _SMALLEST
