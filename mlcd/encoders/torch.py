@@ -187,8 +187,8 @@ def _forward(
     with _translated():
         if precision == "bf16":
             if device.type == "cuda":
-                _fold_activations(model)
-            _round_products(model)
+                fold_activations(model)
+            round_products(model)
         model.eval().requires_grad_(requires_grad=False).to(device)
     if device.type == "cpu":
         torch.set_num_threads(num_threads or available_cores())
@@ -322,13 +322,14 @@ class _Graphs:
             self._recorded[bucket] = (graph, rows)
 
 
-def _fold_activations(model: nn.Module) -> None:
+def fold_activations(model: nn.Module) -> None:
+    """Makes one kernel of each quick_gelu, in place; see `MLP.fold_quick_gelu`."""
     for module in model.modules():
         if isinstance(module, MLP):
             module.fold_quick_gelu()
 
 
-def _round_products(model: nn.Module) -> None:
+def round_products(model: nn.Module) -> None:
     """Rounds the weights of layers that autocast runs in bf16 anyway: half the memory, and no cast
     on every call.
     """
