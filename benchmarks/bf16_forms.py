@@ -6,9 +6,9 @@ Each computes eight smooth random images, from coarse to fine, by the same rando
 compared with fp32:
 
   products        products in bf16; norms and the residual stream in fp32
-  products+silu   the same with the activation folded into the weights, as the engine torch does
+  products+silu   the same with the activation folded into the weights
   trunk           everything between pixels and the unit row in bf16
-  trunk+silu      the same with the activation folded
+  trunk+silu      the same with the activation folded, as the engine torch does on a GPU
 """
 
 import argparse

@@ -12,12 +12,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.cores import available_cores, cpu_features
@@ -155,7 +156,8 @@ class _TextTower:
 class _Forward:
     """The computation of unit rows, on the device.
 
-    Norms and the residual stream are in fp32, products in the requested precision.
+    Products are in the requested precision. Norms and the residual stream are in fp32, but for a
+    tower of images in bf16 on a GPU: there the residual stream is in bf16 too.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
@@ -170,9 +172,13 @@ class _Forward:
             enabled=self.precision == "bf16",
             cache_enabled=False,
         )
-        with torch.inference_mode(), bf16:
-            rows: Tensor = self.model(batch)
-            return rows
+        with torch.inference_mode():
+            if _is_short(self.model):
+                embedding = self.model.trunk(self.model.normalized(batch).bfloat16())
+                return functional.normalize(embedding.float(), dim=1)
+            with bf16:
+                rows: Tensor = self.model(batch)
+                return rows
 
     def on_cpu(self, images: ImageBatch) -> NDArray[np.float32]:
         # A copy, because from_numpy wants arrays that may be written.
@@ -188,7 +194,10 @@ def _forward(
         if precision == "bf16":
             if device.type == "cuda":
                 fold_activations(model)
-            round_products(model)
+            if device.type == "cuda" and isinstance(model, Servable):
+                model.trunk.to(torch.bfloat16)
+            else:
+                round_products(model)
         model.eval().requires_grad_(requires_grad=False).to(device)
     if device.type == "cpu":
         torch.set_num_threads(num_threads or available_cores())
@@ -327,6 +336,11 @@ def fold_activations(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, MLP):
             module.fold_quick_gelu()
+
+
+def _is_short(model: nn.Module) -> TypeGuard[Servable]:
+    """Tells whether all of a tower of images is in bf16, not its products alone."""
+    return isinstance(model, Servable) and model.trunk.norm_post.weight.dtype == torch.bfloat16
 
 
 def round_products(model: nn.Module) -> None:
