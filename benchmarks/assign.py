@@ -165,31 +165,31 @@ def read_data(kind: str, options: argparse.Namespace) -> tuple[Embeddings, Embed
         if kind == "jittered":
             centers = with_noise(np.repeat(centers, _COPIES, axis=0), _NOISE, generator)
         return rows[generator.permutation(len(rows))[: options.rows]], centers
+    shape = (options.centers, options.dimension)
     if kind == "random":
         rows = generator.standard_normal((options.rows, options.dimension), dtype=np.float32)
-        return unit_rows(rows), in_blocks(options, lambda _, noise: unit_rows(noise))
+        return unit_rows(rows), in_blocks(shape, lambda _, noise: unit_rows(noise))
     middles = unit_rows(
         generator.standard_normal((-(-options.centers // _FAMILY), options.dimension))
     )
     spread = np.float32(_SPREAD / options.dimension**0.5)
     centers = in_blocks(
-        options, lambda ids, noise: unit_rows(middles[ids // _FAMILY] + spread * noise)
+        shape, lambda ids, noise: unit_rows(middles[ids // _FAMILY] + spread * noise)
     )
     near = centers[generator.integers(0, len(centers), options.rows)]
     return with_noise(near, 0.5, generator), centers
 
 
 def in_blocks(
-    options: argparse.Namespace, of: Callable[[NDArray[np.int64], Embeddings], Embeddings]
+    shape: tuple[int, int], of: Callable[[NDArray[np.int64], Embeddings], Embeddings]
 ) -> Embeddings:
-    """Returns the centers that are made of ids and normal noise, by all cores."""
-    centers = np.empty((options.centers, options.dimension), np.float32)
+    """Returns centers that are made of ids and normal noise, by all cores."""
+    centers = np.empty(shape, np.float32)
 
     def make(start: int) -> None:
         ids = np.arange(start, min(start + _AUDIT_BLOCK, len(centers)))
-        shape = (len(ids), options.dimension)
-        noise = np.random.default_rng(1 + start).standard_normal(shape, dtype=np.float32)
-        centers[ids] = of(ids, noise)
+        random = np.random.default_rng(1 + start)
+        centers[ids] = of(ids, random.standard_normal((len(ids), shape[1]), dtype=np.float32))
 
     with ThreadPoolExecutor(available_cores()) as threads:
         for _ in threads.map(make, range(0, len(centers), _AUDIT_BLOCK)):

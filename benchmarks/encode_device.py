@@ -22,6 +22,7 @@ from itertools import product
 
 import numpy as np
 import torch
+from assign import in_blocks
 from encode import GIGA, TOWERS, Encode, flops_per_image, random_model, tower_config
 
 from mlcd.clustering.arithmetics import MatmulName
@@ -122,8 +123,7 @@ def open_encoder(model: Servable, precision: Precision, device: str) -> Encode:
 
 def open_scans(num_centers: int, dimension: int, device: str) -> dict[str, CenterScan]:
     """Returns the ways to the labels, by the name of their arithmetic."""
-    generator = np.random.default_rng(1)
-    centers = unit_rows(generator.standard_normal((num_centers, dimension), dtype=np.float32))
+    centers = in_blocks((num_centers, dimension), lambda _, noise: unit_rows(noise))
     names: list[MatmulName] = ["cuda-bf16" if device == "cuda" else "torch-bf16", "numpy"]
     return {name: CenterScan(centers, matmul=name) for name in names}
 

@@ -28,14 +28,29 @@ class RotaryPositions(nn.Module):
         super().__init__()
         self.head_dim, self.registers = head_dim, registers
         self.cls_angle = nn.Parameter(torch.empty(1, head_dim // 2))
+        self._on_gpu: dict[tuple[tuple[int, int], torch.device], Tensor] = {}
 
     def forward(self, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Returns cosines and sines, each [T, R], for a grid of (rows, columns) of patches."""
-        angles = [self.cls_angle, patch_angles(grid, self.head_dim).to(self.cls_angle)]
+        angles = [self.cls_angle, self._patch_angles(grid)]
         if self.registers:
             angles.insert(1, self.cls_angle.new_zeros(self.registers, self.head_dim // 2))
         angle_TR = torch.cat(angles)
         return angle_TR.cos(), angle_TR.sin()
+
+    def _patch_angles(self, grid: tuple[int, int]) -> Tensor:
+        """Returns the angles of patches in the dtype and on the device of the class token's.
+
+        A GPU keeps them: a copy from the host would make it wait, and a CUDA graph cannot have one.
+        """
+        like = self.cls_angle
+        if like.device.type != "cuda":
+            return patch_angles(grid, self.head_dim).to(like)
+        place = grid, like.device
+        if place not in self._on_gpu:
+            with torch.inference_mode(mode=False):  # training may come after inference
+                self._on_gpu[place] = patch_angles(grid, self.head_dim).to(like.detach())
+        return self._on_gpu[place].to(like.dtype)
 
     def _apply(
         self,

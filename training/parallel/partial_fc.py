@@ -633,9 +633,10 @@ _pair_sums: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _PairSums.app
 
 def _chunk(z_BD: Tensor) -> int:
     """Returns how many drawn classes are taken at once."""
+    num_rows, dimension = z_BD.shape
     if z_BD.is_cuda:  # neither their logits nor their centers are more entries than this
-        return max(1, CUDA_CHUNK_ENTRIES // max(1, *z_BD.shape))
-    return max(1, CHUNK_ENTRIES // max(1, z_BD.shape[0]))
+        return max(1, CUDA_CHUNK_ENTRIES // max(1, num_rows, dimension))
+    return max(1, CHUNK_ENTRIES // max(1, num_rows))
 
 
 def _positive_cosines(

@@ -67,6 +67,27 @@ def test_the_answer_is_the_very_one_of_the_cpu(name, top):
         assert found.scan.proven == len(rows)
 
 
+def test_the_cpu_orders_only_what_an_order_of_summation_may_change(monkeypatch):
+    asked = []
+    ordered = nearest.ordered
+    monkeypatch.setattr(
+        nearest, "ordered", lambda rows, *rest: asked.append(len(rows)) or ordered(rows, *rest)
+    )
+    rows, centers = DATA["tiles enough"]()
+    scan = on_device(centers)
+    scan.nearest(rows, 8)
+    assert sum(asked) < len(rows) / 10
+    asked.clear()
+    _, scores, _ = scan.search(rows, 8)
+    assert sum(asked) == len(rows)
+    plain = CenterScan(centers, matmul="numpy").search(rows, 8)[1]
+    assert np.array_equal(scores, plain)
+    rows, centers = duplicates()
+    asked.clear()
+    on_device(centers).nearest(rows, 8)
+    assert sum(asked) >= 5  # the rows that are the center of which there are many
+
+
 def test_rows_without_room_are_asked_for_again_and_then_settled_by_the_cpu(monkeypatch):
     rows, centers = families()
     monkeypatch.setattr(nearest, "_ROOM_LEAST", 1)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.plain_cpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
 
-def servable(activation="gelu"):
+def servable(activation="gelu", positions="learned"):
     config = ViTConfig(
         image_size=SIDE,
         patch_size=8,
@@ -29,6 +29,7 @@ def servable(activation="gelu"):
         mlp_width=128,
         embedding_dim=24,
         activation=activation,
+        positions=positions,
     )
     trunk = ViT(config)
     trunk.initialize(torch.Generator().manual_seed(0))
@@ -136,6 +137,27 @@ def test_a_folded_activation_is_the_same_function(activation):
 def test_cuda_agrees_with_the_cpu(precision, cosine, num):
     rows = opened(device="cuda", precision=precision).encode(images(num))
     assert (rows * reference(images(num))).sum(axis=1).min() > cosine
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("options", [("quick_gelu",), ("gelu", "rope")])
+def test_a_tower_of_any_kind_is_recorded(options, precision):
+    model, batch = servable(*options), images(5)
+    with torch.inference_mode():
+        expected = servable(*options)(torch.from_numpy(batch)).numpy()
+    encoder = TorchEncoder(
+        model,
+        name="tiny",
+        fingerprint="f" * 64,
+        preprocess=model.preprocess,
+        precision=precision,
+        device="cuda",
+    )
+    rows = encoder.encode(batch)
+    assert (rows * expected).sum(axis=1).min() > 0.999
+    assert sorted(encoder._engine._recorded) == [8]
 
 
 @needs_gpu
