@@ -64,16 +64,17 @@ def open_matmul(name: MatmulName, centers: Embeddings, block: int = BLOCK_CENTER
 def open_device(centers: Embeddings) -> Shortlister:
     """Puts these centers on the GPU.
 
-    Raises ConfigInvalid where torch is not installed or finds no GPU.
+    Raises ConfigInvalid where torch is not installed or finds no GPU, and Unavailable where they do
+    not fit.
     """
     try:
-        from mlcd.clustering.device_scan import DeviceScan
+        from mlcd.clustering.device_scan import on_gpu
         from mlcd.clustering.torch_matmul import cuda_available
     except ImportError as error:
         raise ConfigInvalid(f"{DEVICE} needs torch", remedy="pip install 'mlcd[train]'") from error
     if not cuda_available():
         raise ConfigInvalid(f"{DEVICE} needs a GPU", remedy="use auto or numpy")
-    return DeviceScan(centers)
+    return on_gpu(centers)
 
 
 def clock_for(names: Sequence[MatmulName]) -> Callable[[], float]:

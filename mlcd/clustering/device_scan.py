@@ -35,6 +35,7 @@ from mlcd.clustering.matmul import Loaded, Rounding
 from mlcd.clustering.shift import mean_of
 from mlcd.clustering.shortlist import Shortlist
 from mlcd.clustering.torch_matmul import keep_float32_exact
+from mlcd.errors import Unavailable
 from mlcd.types import Embeddings
 
 _ALIGNED: Final = 64  # components that a kernel loads at once
@@ -49,6 +50,17 @@ _LEAST_ROWS, _MOST_ROWS = 128, 4096
 _IN_FLIGHT: Final = 3  # batches, so that the device has work while the host waits
 _SINGLE: Final = 2.0**-23  # tensor cores may cut their float32 sums
 _DOUBLE: Final = 2.0**-52
+
+
+def on_gpu(centers_KD: Embeddings) -> "DeviceScan":
+    """Puts the centers on the GPU. Raises Unavailable where they do not fit."""
+    try:
+        return DeviceScan(centers_KD)
+    except torch.cuda.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise Unavailable(
+            f"{len(centers_KD)} centers do not fit on the GPU", remedy="take auto or numpy"
+        ) from error
 
 
 class DeviceScan:
@@ -94,11 +106,16 @@ class DeviceScan:
     def shortlist(self, rows_BD: Embeddings, top: int, room: int) -> Shortlist:
         """Returns the centers that may be among the `top` of each row.
 
-        room: the tiles, and the groups, of which members are looked at, for each row.
+        room: the tiles, and the groups, of which members are looked at, for each row. Where the
+        device has no memory left, no row is sure.
         """
-        with self._stream(), torch.inference_mode():
-            found = self._shortlist(torch.from_numpy(rows_BD).to(self._device), top, room)
-            return Shortlist(*(part.cpu().numpy() for part in found))
+        try:
+            with self._stream(), torch.inference_mode():
+                found = self._shortlist(torch.from_numpy(rows_BD).to(self._device), top, room)
+                return Shortlist(*(part.cpu().numpy() for part in found))
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return Shortlist.of_none(len(rows_BD), top)
 
     @contextmanager
     def _stream(self) -> Iterator[None]:

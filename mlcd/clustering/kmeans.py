@@ -285,7 +285,10 @@ class _Nearest:
         # In bfloat16 or on a GPU the general scan multiplies faster; in float32 the special one
         # does less other work.
         if self._matmul in ROUNDED_MATMULS:
-            ways.append(partial(_by_scan, CenterScan(centers, matmul=self._matmul)))
+            try:
+                ways.append(partial(_by_scan, CenterScan(centers, matmul=self._matmul)))
+            except Unavailable:  # a GPU that has no room
+                self._matmul = "numpy"
         self._last = _Fastest(one, ways, settled.chosen if settled else None)
         self._num_passes += 1
         return self._last

@@ -29,6 +29,7 @@ Shapes: B rows of a batch, K centers, D dimension.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
@@ -68,7 +69,7 @@ from mlcd.clustering.matmul import Matmul, Rounding, ranks
 from mlcd.clustering.query_checks import check_query, check_rows
 from mlcd.clustering.row_threads import batches, in_threads
 from mlcd.clustering.shortlist import Shortlister
-from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.errors import ConfigInvalid, InvalidInput, Unavailable
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
 _BATCH_ROWS: Final = 1024
@@ -207,7 +208,10 @@ class CenterScan:
         self._undecided = False
         rows = np.ascontiguousarray(embeddings[:TIMED_ROWS])
         names = fastest_matmuls(self.centers)[:_TIMED_WAYS]
-        ways = [self._exact if name == "numpy" else self._open(name) for name in names]
+        ways: list[_Way | Shortlister] = []
+        for name in names:
+            with suppress(Unavailable):  # a GPU that has no room
+                ways.append(self._exact if name == "numpy" else self._open(name))
         clock = clock_for(names)
         seconds = [np.inf] * len(ways)
         for _ in range(TIMED_RUNS + 1):  # in turn, so that what disturbs one disturbs the others

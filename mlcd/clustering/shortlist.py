@@ -1,7 +1,7 @@
 """The answer of a device to a scan: a shortlist of centers for each row."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,12 @@ class Shortlist:
     scores: NDArray[np.float64]
     sure: NDArray[np.bool_]
     clear: NDArray[np.bool_]
+
+    @classmethod
+    def of_none(cls, num_rows: int, top: int) -> Self:
+        """Returns an empty one for each row, none of which is sure."""
+        shape, unsure = (num_rows, top), np.zeros(num_rows, dtype=np.bool_)
+        return cls(np.full(shape, -1), np.full(shape, -np.inf), unsure, unsure)
 
 
 class Shortlister(Protocol):

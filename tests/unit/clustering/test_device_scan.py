@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from mlcd.clustering import nearest
+from mlcd.clustering import device_scan, nearest, torch_matmul
+from mlcd.clustering import kmeans as kmeans_module
 from mlcd.clustering.device_products import GROUP, TILE, in_float64, maxima, of_members
 from mlcd.clustering.device_scan import DeviceScan
 from mlcd.clustering.nearest import CenterScan
+from mlcd.errors import Unavailable
 from mlcd.types import unit_rows
 
 
@@ -102,6 +104,32 @@ def test_rows_without_room_are_asked_for_again_and_then_settled_by_the_cpu(monke
     assert np.array_equal(found.ids, plain.ids)
     assert np.array_equal(again.ids, plain.ids)
     assert np.array_equal(again.scores, plain.scores)
+
+
+def test_a_device_without_memory_leaves_the_rows_to_the_cpu(monkeypatch):
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    rows, centers = DATA["groups alone"]()
+    plain = CenterScan(centers, matmul="numpy").nearest(rows, 8)
+    scan = on_device(centers)
+    monkeypatch.setattr(device_scan, "maxima", full)
+    found = scan.nearest(rows, 8)
+    assert found.scan.float32 == len(rows)
+    assert np.array_equal(found.ids, plain.ids)
+    assert np.array_equal(found.scores, plain.scores)
+    monkeypatch.setattr(torch_matmul, "cuda_available", lambda: True)
+    monkeypatch.setattr(device_scan, "mean_of", full)
+    with pytest.raises(Unavailable, match="300 centers do not fit on the GPU"):
+        CenterScan(centers, matmul="cuda-bf16")
+    monkeypatch.setattr(nearest, "fastest_matmuls", lambda _: ["cuda-bf16", "numpy"])
+    monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 0)
+    found = CenterScan(centers).nearest(rows, 8)
+    assert (found.scan.products, found.scan.proven) == ("numpy fp32", len(rows))
+    assert np.array_equal(found.ids, plain.ids)
+    monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
+    monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda _: ["cuda-bf16"])
+    assert len(kmeans_module.kmeans([rows], 7, iterations=3).centers) == 7
 
 
 def test_a_batch_has_fewer_rows_where_there_are_more_centers():
