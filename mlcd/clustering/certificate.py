@@ -16,6 +16,7 @@ from mlcd.types import Embeddings
 # what comparing bounds in float64 may lose besides, of scores of about one
 DOUBLE_MARGIN: Final = 1e-12
 _BLOCK_CENTERS: Final = 512  # centers whose norms are computed at once
+_ROOM: Final = 2.0**126  # float32 ends at 2^128
 _SINGLE, _DOUBLE = 2.0**-24, 2.0**-53  # unit roundoffs
 
 
@@ -92,6 +93,14 @@ class Slack:
         bound_B: NDArray[np.float64] = self.of_row + self.error * norms.largest
         bound_B += self.length * norms.errors.max(initial=0.0)
         return bound_B
+
+    def holds(self) -> NDArray[np.bool_]:
+        """Tells for each row, [B], whether float32 has room for every sum of its products: without
+        it nothing bounds them.
+        """
+        largest_B = self.length * self.norms.largest_rounded
+        room: NDArray[np.bool_] = (largest_B < _ROOM) & (self.with_any() < _ROOM)
+        return room
 
     def of_pairs(self, rows: NDArray[np.int64], ids: NDArray[np.integer]) -> NDArray[np.float64]:
         """Returns the bound for each pair of a row and a center."""

@@ -15,6 +15,7 @@ from torch import Tensor
 _OLDER: Final = {"BLOCK_ROWS": 128, "BLOCK_DIMENSION": 32, "num_warps": 8, "num_stages": 3}
 # Chosen on an H200: 87 % of its measured limit; the asynchronous copies of its hardware gain 1 %.
 _HOPPER: Final = {"BLOCK_ROWS": 128, "BLOCK_DIMENSION": 64, "num_warps": 8, "num_stages": 4}
+_HOPPER_BYTES: Final = 192 << 10  # of shared memory: 4 stages of 64 components of 384 rows
 _ROWS_TOGETHER: Final = 8  # blocks of rows that share a tile of centers in the cache
 _LOADED: Final = 256  # components at once
 
@@ -124,8 +125,10 @@ def maxima(
     num_tiles = tiles_BT.shape[1]
     tile = group * groups_BG.shape[1] // num_tiles
     shape: dict[str, Any] = _OLDER
-    if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9:
-        shape = _HOPPER
+    if rows_BD.is_cuda:
+        properties: Any = torch.cuda.get_device_properties(rows_BD.device)
+        if properties.shared_memory_per_block_optin >= _HOPPER_BYTES:
+            shape = _HOPPER
     num_blocks = triton.cdiv(num_rows, shape["BLOCK_ROWS"])
     _maxima[(num_blocks * num_tiles,)](
         *(rows_BD, centers_KD, groups_BG, tiles_BT, num_rows, len(centers_KD)),

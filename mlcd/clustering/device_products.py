@@ -6,6 +6,8 @@ dimension, G groups of GROUP centers, T tiles of TILE centers, W chosen for each
 """
 
 import threading
+import warnings
+from functools import cache
 from importlib.util import find_spec
 from typing import Final
 
@@ -78,7 +80,33 @@ def in_float64(rows_BD: Tensor, centers_KD: Tensor, chosen_BW: Tensor) -> Tensor
 
 def by_kernels(device: torch.device) -> bool:
     """Tells whether kernels compute on this device."""
-    return device.type == "cuda" and find_spec("triton") is not None
+    return device.type == "cuda" and find_spec("triton") is not None and _kernels_run(device)
+
+
+@cache
+def _kernels_run(device: torch.device) -> bool:
+    """Tries each of them once: they are compiled where they run, which needs a C compiler."""
+    from mlcd.clustering import device_kernels
+
+    rows, centers = (
+        torch.ones((num, 64), dtype=torch.bfloat16, device=device) for num in (1, GROUP)
+    )
+    first = torch.zeros((1, 1), dtype=torch.int64, device=device)
+    groups, tiles = (torch.empty((1, num), device=device) for num in (TILE // GROUP, 1))
+    try:
+        device_kernels.maxima(rows, centers, groups, tiles, GROUP)
+        device_kernels.of_members(rows, centers, first, torch.empty((1, 1, GROUP), device=device))
+        score = torch.empty((1, 1), dtype=torch.float64, device=device)
+        device_kernels.in_float64(rows.float(), centers.float(), first, score)
+        return score.item() == tiles.item() == rows.shape[1]
+    except Exception as error:  # noqa: BLE001 - of the compiler, the driver or the disk
+        reason = str(error).partition("\n")[0]
+        warnings.warn(
+            f"a GPU finds labels without kernels, which is slower: {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
 
 
 def _wide_product(rows_BD: Tensor, centers_DC: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ Shapes: B rows of a batch, K centers, D dimension, L of the answer.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, cast
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from mlcd.clustering.certificate import DOUBLE_MARGIN, Norms, Slack
-from mlcd.clustering.device_products import GROUP, TILE, in_float64, maxima, of_members
+from mlcd.clustering.device_products import GROUP, TILE, by_kernels, in_float64, maxima, of_members
 from mlcd.clustering.matmul import Loaded, Rounding
 from mlcd.clustering.shift import mean_of
 from mlcd.clustering.shortlist import Shortlist
@@ -46,6 +46,7 @@ _TILES_EACH: Final = 32
 _MEMBERS_EACH: Final = 2  # members scored in float64, for each group that there is room for
 _SPARED: Final = 8  # of the room: a shortlist's, for centers that are equal to the answer's last
 _MAXIMA: Final = 1 << 27  # held at once for a batch: 512 MiB
+_MEMBERS: Final = 1 << 25  # looked at together: 384 MiB with their ids
 _LEAST_ROWS, _MOST_ROWS = 128, 4096
 _IN_FLIGHT: Final = 3  # batches, so that the device has work while the host waits
 _SINGLE: Final = 2.0**-23  # tensor cores may cut their float32 sums
@@ -53,13 +54,13 @@ _DOUBLE: Final = 2.0**-52
 
 
 def on_gpu(centers_KD: Embeddings) -> "DeviceScan":
-    """Puts the centers on the GPU. Raises Unavailable where they do not fit."""
+    """Puts the centers on the GPU. Raises Unavailable where it does not take them."""
     try:
         return DeviceScan(centers_KD)
-    except torch.cuda.OutOfMemoryError as error:
-        torch.cuda.empty_cache()
+    except RuntimeError as error:
+        reason = "do not fit" if isinstance(error, torch.cuda.OutOfMemoryError) else "cannot be put"
         raise Unavailable(
-            f"{len(centers_KD)} centers do not fit on the GPU", remedy="take auto or numpy"
+            f"{len(centers_KD)} centers {reason} on the GPU", remedy="take auto or numpy"
         ) from error
 
 
@@ -69,6 +70,7 @@ class DeviceScan:
     def __init__(self, centers_KD: Embeddings, device: str = "cuda") -> None:
         keep_float32_exact()
         self.name = f"bf16 {device}"
+        by_kernels(torch.device(device))  # which are tried before threads ask for them
         self._device, self._num_centers = torch.device(device), len(centers_KD)
         shift_D = torch.from_numpy(mean_of(centers_KD)).to(self._device)
         num, dimension = centers_KD.shape
@@ -78,7 +80,7 @@ class DeviceScan:
         lengths_3K = torch.empty((3, num), dtype=torch.float64, device=self._device)
         for start in range(0, num, _BLOCK_CENTERS):
             block = slice(start, min(start + _BLOCK_CENTERS, num))
-            self._centers_KD[block] = torch.from_numpy(centers_KD[block])
+            self._centers_KD[block] = _tensor(centers_KD[block])
             rounded = self._rounded_KD[block, :dimension]
             rounded.copy_(self._centers_KD[block] - shift_D)
             exact = self._centers_KD[block].double() - shift_D.double()
@@ -109,13 +111,17 @@ class DeviceScan:
         room: the tiles, and the groups, of which members are looked at, for each row. Where the
         device has no memory left, no row is sure.
         """
-        try:
-            with self._stream(), torch.inference_mode():
-                found = self._shortlist(torch.from_numpy(rows_BD).to(self._device), top, room)
-                return Shortlist(*(part.cpu().numpy() for part in found))
-        except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            return Shortlist.of_none(len(rows_BD), top)
+        num_rows = max(1, _MEMBERS // (room * GROUP))
+        with suppress(torch.cuda.OutOfMemoryError), self._stream(), torch.inference_mode():
+            parts = [
+                self._shortlist(
+                    _tensor(rows_BD[start : start + num_rows]).to(self._device), top, room
+                )
+                for start in range(0, len(rows_BD), num_rows)
+            ]
+            return Shortlist(*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)))
+        torch.cuda.empty_cache()
+        return Shortlist.of_none(len(rows_BD), top)
 
     @contextmanager
     def _stream(self) -> Iterator[None]:
@@ -132,7 +138,10 @@ class DeviceScan:
         rows_BD = torch.zeros(shape, dtype=torch.bfloat16, device=self._device)
         rows_BD[:, : exact_BD.shape[1]] = exact_BD
         slack = self._slack(exact_BD, rows_BD[:, : exact_BD.shape[1]])
-        slack_B = cast(Tensor, slack.with_any())
+        # A row without a bound is left to the CPU, and is no danger to the device as zeros.
+        holds_B = cast(Tensor, slack.holds())
+        rows_BD.masked_fill_(~holds_B[:, None], 0.0)
+        slack_B = cast(Tensor, slack.with_any()).masked_fill(~holds_B, 0.0)
         groups_BG, tiles_BT = maxima(rows_BD, self._rounded_KD)
         if tiles_BT.shape[1] >= _TILES_EACH * top:
             tiles = _Largest.of(tiles_BT, max(room, top))
@@ -146,7 +155,8 @@ class DeviceScan:
             groups = _Largest.of(groups_BG, max(room, top))
             limit_B1 = _limit(groups.last(top), slack_B)
             sure_B, places = groups.complete(limit_B1), groups.places
-        chosen = places.masked_fill_(groups.values <= limit_B1, -1)
+        absent = places >= len(self._rounded_KD) // GROUP
+        chosen = places.masked_fill_(absent | (groups.values <= limit_B1), -1)
         products = of_members(rows_BD, self._rounded_KD, chosen)
         within = torch.arange(GROUP, device=self._device)
         members = (chosen[:, :, None] * GROUP + within).flatten(1)
@@ -154,12 +164,14 @@ class DeviceScan:
         nearest = _Largest.of(products, max(_MEMBERS_EACH * room, top))
         limit_B1 = torch.maximum(limit_B1, _limit(nearest.last(top), slack_B))
         sure_B &= nearest.complete(limit_B1)
-        ids = members.gather(1, nearest.places).masked_fill_(nearest.values <= limit_B1, -1)
+        ids = members.gather(1, nearest.places)
+        ids.masked_fill_((ids >= self._num_centers) | (nearest.values <= limit_B1), -1)
         scores = in_float64(exact_BD, self._centers_KD, ids)
         best = _Largest.of(scores, top + room // _SPARED)
         apart_B1 = cast(Tensor, slack.order)[:, None]
         least_B1 = best.last(top) - apart_B1
         sure_B &= best.complete(torch.nextafter(least_B1, least_B1 - 1))
+        sure_B &= holds_B
         clear_B = sure_B & best.in_order(top, apart_B1) & best.rounded_alike(top, apart_B1)
         ids = ids.gather(1, best.places).masked_fill_(best.values < least_B1, -1)
         return ids, best.values, sure_B, clear_B
@@ -204,7 +216,9 @@ class _Largest:
     def rounded_alike(self, top: int, apart_B1: Tensor) -> Tensor:
         """Tells for each row, [B], whether the first are the same in float32 if moved by this."""
         first = self.values[:, :top]
-        return ((first - apart_B1).float() == (first + apart_B1).float()).all(dim=1)
+        # zero has two signs
+        alike = ((first - apart_B1).float() == (first + apart_B1).float()) & (first != 0)
+        return alike.all(dim=1)
 
     def complete(self, limit_B1: Tensor) -> Tensor:
         """Tells for each row, [B], whether all values above this limit are among these."""
@@ -220,6 +234,11 @@ def _limit(reached_B1: Tensor, slack_B: Tensor) -> Tensor:
     bound_B1 = reached_B1.double() - 2 * slack_B[:, None] - 2 * DOUBLE_MARGIN
     limit_B1 = bound_B1.float()
     return torch.nextafter(limit_B1, torch.full_like(limit_B1, -torch.inf))
+
+
+def _tensor(rows_BD: Embeddings) -> Tensor:
+    """Returns the rows; a copy of those that may not be written, of which torch would warn."""
+    return torch.from_numpy(rows_BD) if rows_BD.flags.writeable else torch.tensor(rows_BD)
 
 
 def _lengths(rows_BD: Tensor) -> Tensor:

@@ -280,6 +280,7 @@ class _Nearest:
         if self._basis is None and self._repays_a_basis(*centers.shape):
             self._basis = Basis(centers)
         settled = self._last if self._num_passes >= _TIMED_PASSES else None
+        self._last = None  # which would keep its centers on a GPU
         one = NearestCenter(centers, self._basis, settled.one.one_in if settled else None)
         ways: list[_NearestTo] = [one.nearest]
         # In bfloat16 or on a GPU the general scan multiplies faster; in float32 the special one

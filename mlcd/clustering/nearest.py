@@ -301,6 +301,8 @@ class CenterScan:
             )
             open_rows = open_rows[~found.proven]
             seeds = found.ids[~found.proven]
+            if (seeds < 0).all():  # these would bound nothing
+                seeds = None
         if len(open_rows):
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
         return ids, scores, level
@@ -355,7 +357,7 @@ class CenterScan:
         left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack.with_any()
         last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
         # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
-        proven_B = (left_out_B < last_B) & (ids[:, -1] >= 0)
+        proven_B = (left_out_B < last_B) & (ids[:, -1] >= 0) & slack.holds()
         return _Found(ids, scores, proven_B)
 
     def _scan(

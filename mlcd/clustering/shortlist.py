@@ -1,7 +1,7 @@
 """The answer of a device to a scan: a shortlist of centers for each row."""
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ class Shortlist:
     clear: NDArray[np.bool_]
 
     @classmethod
-    def of_none(cls, num_rows: int, top: int) -> Self:
+    def of_none(cls, num_rows: int, top: int) -> "Shortlist":
         """Returns an empty one for each row, none of which is sure."""
         shape, unsure = (num_rows, top), np.zeros(num_rows, dtype=np.bool_)
         return cls(np.full(shape, -1), np.full(shape, -np.inf), unsure, unsure)

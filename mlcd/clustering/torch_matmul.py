@@ -97,8 +97,8 @@ class TorchMatmul:
 
 
 def cuda_available() -> bool:
-    """Tells whether torch can use a GPU here."""
-    return torch.cuda.is_available()
+    """Tells whether torch can use a GPU here that multiplies bfloat16."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def keep_float32_exact() -> None:

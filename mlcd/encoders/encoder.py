@@ -2,6 +2,7 @@
 
 from typing import Literal, Protocol, TypeAlias
 
+from mlcd.encoders.unit_rows import MAX_BATCH
 from mlcd.images.transform import PreprocessSpec
 from mlcd.types import Embeddings, Fingerprint, ImageBatch
 
@@ -38,3 +39,11 @@ class Encoder(Protocol):
         Unavailable.
         """
         ...
+
+
+def job_batch(encoder: Encoder) -> int:
+    """Returns how many images a job gives an encoder at once: what it asks for, as torch does on a
+    GPU, else MAX_BATCH.
+    """
+    batch: int = getattr(encoder, "job_batch", MAX_BATCH)
+    return batch

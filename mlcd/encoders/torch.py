@@ -259,10 +259,12 @@ class _Graphs:
             try:
                 return self._in_parts(images)
             except torch.cuda.OutOfMemoryError:
-                if self._most == MAX_BATCH:
+                if self._most == MAX_BATCH or len(images) <= self._most // 2:
                     raise
             self._most //= 2
             torch.cuda.synchronize(self._forward.device)  # copies of the failed part are under way
+            kept = (bucket for bucket in self._recorded if bucket <= self._most)
+            self._recorded = {bucket: self._recorded[bucket] for bucket in kept}
             torch.cuda.empty_cache()
 
     def _in_parts(self, images: ImageBatch) -> Embeddings:
@@ -308,7 +310,7 @@ class _Graphs:
         return rows
 
     def _record(self, bucket: int) -> None:
-        pixels = self._pixels[:bucket]
+        pixels, before = self._pixels[:bucket], torch.cuda.current_stream(self._forward.device)
         try:
             side = torch.cuda.Stream(self._forward.device)
             side.wait_stream(torch.cuda.current_stream(self._forward.device))
@@ -320,9 +322,11 @@ class _Graphs:
             # other threads of the service may use CUDA while this one records
             with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
                 rows = self._forward(pixels)
-        except torch.cuda.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            torch.cuda.set_stream(before)  # torch leaves that of the recording current
+            torch.cuda.synchronize(self._forward.device)
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
             self._records = False
             warnings.warn(
                 f"CUDA graphs are off, which is slower: {error}", RuntimeWarning, stacklevel=2

@@ -6,7 +6,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.encoders.encoder import Encoder
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings, ImageBatch
 
@@ -20,14 +19,6 @@ def check_batch(images: ImageBatch, crop: int) -> None:
             f"expected uint8 images of shape [N, 3, {crop}, {crop}], got {images.dtype}"
             f" {list(images.shape)}"
         )
-
-
-def job_batch(encoder: Encoder) -> int:
-    """Returns how many images a job gives an encoder at once: what it asks for, as torch does on a
-    GPU, else MAX_BATCH.
-    """
-    batch: int = getattr(encoder, "job_batch", MAX_BATCH)
-    return batch
 
 
 def encode_in_parts(

@@ -17,8 +17,7 @@ import numpy as np
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.embeddings import ERRORS
 from mlcd.artifacts.manifest import Parent
-from mlcd.encoders.encoder import Encoder
-from mlcd.encoders.unit_rows import job_batch
+from mlcd.encoders.encoder import Encoder, job_batch
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.entries import Entry
 from mlcd.images.prefetch import Prepared, prepare_all

@@ -13,8 +13,7 @@ import numpy as np
 
 from mlcd.artifacts.embeddings import Block, EmbeddingsArtifact
 from mlcd.artifacts.manifest import Parent
-from mlcd.encoders.encoder import Encoder
-from mlcd.encoders.unit_rows import job_batch
+from mlcd.encoders.encoder import Encoder, job_batch
 from mlcd.errors import InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source

@@ -14,8 +14,7 @@ from mlcd.artifacts.embeddings import KEY_SCHEMA, keys_name, part_name
 from mlcd.artifacts.manifest import Artifact, Parent, Request
 from mlcd.artifacts.selection import Selection
 from mlcd.cores import available_cores
-from mlcd.encoders.encoder import Encoder
-from mlcd.encoders.unit_rows import job_batch
+from mlcd.encoders.encoder import Encoder, job_batch
 from mlcd.images.entries import Entries
 from mlcd.images.prefetch import thumbnails_all
 from mlcd.images.source import Source

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mlcd.cores import available_cores
-from mlcd.encoders.encoder import Encoder
-from mlcd.encoders.unit_rows import job_batch
+from mlcd.encoders.encoder import Encoder, job_batch
 from mlcd.images.source import Source
 from mlcd.parts.encoded import encode_entries
 

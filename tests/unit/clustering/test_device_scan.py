@@ -69,6 +69,23 @@ def test_the_answer_is_the_very_one_of_the_cpu(name, top):
         assert found.scan.proven == len(rows)
 
 
+@pytest.mark.parametrize("on", [on_device, lambda centers: CenterScan(centers, matmul="numpy")])
+@pytest.mark.parametrize("top", [1, 8])
+@pytest.mark.parametrize("size", [1.5e19, 3.4e38])
+def test_what_float32_has_no_room_for_is_settled_in_float64(size, top, on):
+    """Sums overflow on the way, to either side, and in bfloat16 components do by themselves."""
+    random = np.random.default_rng(0)
+    rows, centers = (random.standard_normal((num, 64)).astype(np.float32) for num in (20, 1003))
+    rows[:9] = np.sign(rows[:9]) * np.float32(size)
+    centers[::5] = np.sign(centers[::5]) * np.float32(1.5e19)
+    with np.errstate(all="ignore"):
+        found = on(centers).nearest(rows, top)
+    exact = rows.astype(np.float64) @ centers.astype(np.float64).T
+    ids = np.argsort(-exact, axis=1, kind="stable")[:, :top]
+    assert np.array_equal(np.sort(found.ids), np.sort(ids))
+    assert found.scan.float64 >= 9
+
+
 def test_the_cpu_orders_only_what_an_order_of_summation_may_change(monkeypatch):
     asked = []
     ordered = nearest.ordered

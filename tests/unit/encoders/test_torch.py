@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from mlcd.encoders import torch as torch_engine
+from mlcd.encoders.encoder import job_batch
 from mlcd.encoders.torch import BUCKETS, CUDA_BATCH, TorchEncoder
-from mlcd.encoders.unit_rows import MAX_BATCH, job_batch
+from mlcd.encoders.unit_rows import MAX_BATCH
 from mlcd.errors import ConfigInvalid, Unavailable
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable

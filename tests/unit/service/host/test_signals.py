@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,15 @@ end_while_it_starts(signal.SIGTERM)
 class Imported:
     told = Told()
 raise SystemExit(7)
+"""
+EXPORTING = """
+import signal, subprocess, sys
+from service.host.signals import end_while_it_starts
+
+end_while_it_starts(signal.SIGTERM)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, flush=True)
+signal.raise_signal(signal.SIGTERM)
 """
 
 
@@ -121,3 +131,12 @@ def test_a_signal_in_the_middle_of_an_import_ends_the_start_without_a_word():
     """Python 3.11 makes a RuntimeError of what a handler raises in `__set_name__`."""
     result = run(IMPORTING)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_what_a_start_has_begun_ends_with_it():
+    result = run(EXPORTING)
+    assert (result.returncode, result.stderr) == (0, "")
+    child, deadline = int(result.stdout), time.monotonic() + 5
+    while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{child}").exists()
