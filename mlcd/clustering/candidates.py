@@ -50,15 +50,12 @@ class Candidates:
         return self.best(top)
 
     def _of_one_block(self) -> Hits | None:
-        """Returns the hits of the only block where they are in order, none was settled and all find
-        room.
-        """
+        """Returns the hits of the only block where none was settled and all find room."""
         if len(self._waiting) != 1 or self._num_held.any():
             return None
         hits = self._waiting[0]
-        in_order = bool((np.diff(hits.rows) >= 0).all())  # those of a GPU are not
         fits = np.bincount(hits.rows).max(initial=0) <= self.ids.shape[1]
-        return hits if in_order and fits else None
+        return hits if fits else None
 
     def above(
         self, threshold_B: NDArray[np.float32]

@@ -37,7 +37,9 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Hits:
-    """The entries above a threshold: rows and columns int64, scores float32, all [hits]."""
+    """The entries above a threshold, row by row: rows and columns int64, scores float32, all
+    [hits].
+    """
 
     rows: NDArray[np.int64]
     columns: NDArray[np.int64]
@@ -93,7 +95,7 @@ class Matmul(Protocol):
         ...
 
     def above(self, product_BC: Any, threshold_B: NDArray[np.float32]) -> Hits:
-        """Returns every product greater than its row's threshold, and few others."""
+        """Returns every product greater than its row's threshold, and few others, row by row."""
         ...
 
 

@@ -196,7 +196,26 @@ class CenterScan:
             previous = self._checked(previous[:, :top])
         if self._undecided and top:
             self._choose(embeddings, top)
-        return self._search_all(embeddings, top, previous, float64=float64)
+        ids = np.full((len(embeddings), top), -1, dtype=np.int64)
+        scores = np.full((len(embeddings), top), -np.inf)
+        level = np.zeros(len(embeddings), dtype=np.int64)
+        first = 0
+
+        def search(batch: slice) -> None:
+            nonlocal first
+            seeds = None if previous is None else previous[batch]
+            rows = np.ascontiguousarray(embeddings[batch])
+            ids[batch], scores[batch], level[batch] = self._search(
+                rows, top, seeds, first, float64=float64
+            )
+            # A first pass that proves little is left out for the next batch: it would cost more
+            # than it settles.
+            first = int((level[batch] > 0).mean() > _OPEN_SHARE)
+
+        num_rows = len(embeddings) if top else 0
+        most = _BATCH_ROWS if self._device is None else self._device.batch_rows
+        in_threads(search, batches(num_rows, most=most, least=_LEAST_ROWS))
+        return ids, scores, level
 
     def _choose(self, embeddings: Embeddings, top: int) -> None:
         """Takes the arithmetic that finds the answer of the first rows fastest, proofs and wider
@@ -218,7 +237,7 @@ class CenterScan:
             for number, way in enumerate(ways):
                 self._use(way)
                 began = clock()
-                self._search_all(rows, top, None, float64=True)
+                self._answer(rows, top, None, float64=True)
                 seconds[number] = min(seconds[number], clock() - began)
         self._use(ways[seconds.index(min(seconds))])
 
@@ -231,36 +250,6 @@ class CenterScan:
             self._way, self._device = way, None
         else:
             self._way, self._device = self._exact, way
-
-    def _search_all(
-        self,
-        embeddings: Embeddings,
-        top: int,
-        previous: NDArray[np.integer] | None,
-        *,
-        float64: bool,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """Returns what `_answer` does, by the arithmetic that is chosen now."""
-        ids = np.full((len(embeddings), top), -1, dtype=np.int64)
-        scores = np.full((len(embeddings), top), -np.inf)
-        level = np.zeros(len(embeddings), dtype=np.int64)
-        first = 0
-
-        def search(batch: slice) -> None:
-            nonlocal first
-            seeds = None if previous is None else previous[batch]
-            rows = np.ascontiguousarray(embeddings[batch])
-            ids[batch], scores[batch], level[batch] = self._search(
-                rows, top, seeds, first, float64=float64
-            )
-            # A first pass that proves little is left out for the next batch: it would cost more
-            # than it settles.
-            first = int((level[batch] > 0).mean() > _OPEN_SHARE)
-
-        num_rows = len(embeddings) if top else 0
-        most = _BATCH_ROWS if self._device is None else self._device.batch_rows
-        in_threads(search, batches(num_rows, most=most, least=_LEAST_ROWS))
-        return ids, scores, level
 
     def _checked(self, seeds: NDArray[np.integer]) -> NDArray[np.integer]:
         if seeds.min(initial=0) < 0 or seeds.max(initial=0) >= len(self.centers):
@@ -406,8 +395,7 @@ class CenterScan:
         bound the answer more closely than their products.
         """
         hits = matmul.above(product_BC, np.nextafter(reached_B, np.float32(-np.inf)))
-        order = np.argsort(hits.rows, kind="stable")
-        ids = first_of_each(hits.rows[order], hits.columns[order], len(z_BD), top)
+        ids = first_of_each(hits.rows, hits.columns, len(z_BD), top)
         return self._known(z_BD, np.full((len(z_BD), top), -1) if ids is None else ids)
 
     def _known(self, z_BD: Embeddings, ids: NDArray[np.integer]) -> "_Known":

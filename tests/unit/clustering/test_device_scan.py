@@ -9,7 +9,7 @@ import torch
 from mlcd.clustering import device_scan, nearest, torch_matmul
 from mlcd.clustering import kmeans as kmeans_module
 from mlcd.clustering.device_products import GROUP, TILE, in_float64, maxima, of_members
-from mlcd.clustering.device_scan import DeviceScan
+from mlcd.clustering.device_scan import DeviceScan, _Largest
 from mlcd.clustering.nearest import CenterScan
 from mlcd.errors import Unavailable
 from mlcd.types import unit_rows
@@ -105,6 +105,25 @@ def test_the_cpu_orders_only_what_an_order_of_summation_may_change(monkeypatch):
     asked.clear()
     on_device(centers).nearest(rows, 8)
     assert sum(asked) >= 5  # the rows that are the center of which there are many
+
+
+def test_an_answer_is_clear_where_neither_order_nor_rounding_is_in_doubt():
+    near = 1 + 2.0**-24  # the middle of two float32 numbers
+    values = torch.tensor(
+        [[4, 3, 2, 1], [4, 4, 2, 1], [4, 3, 3, 1], [near, 0.5, 0.25, 0], [4, 0, -1, -2]],
+        dtype=torch.float64,
+    )
+    largest = _Largest(values, torch.zeros(5, 4, dtype=torch.int64), all=False)
+    apart = torch.full((5, 1), 1e-13, dtype=torch.float64)
+    assert largest.in_order(2, apart).tolist() == [True, False, False, True, True]
+    assert largest.rounded_alike(2, apart).tolist() == [True, True, True, False, False]
+
+
+def test_equal_centers_come_in_the_order_of_their_ids():
+    twice = np.random.default_rng(7).permutation(np.repeat(drawn(4000, 64), 2, axis=0))
+    found = on_device(twice).nearest(drawn(200, 64, seed=1), 7)
+    plain = CenterScan(twice, matmul="numpy").nearest(drawn(200, 64, seed=1), 7)
+    assert np.array_equal(found.ids, plain.ids)
 
 
 def test_rows_without_room_are_asked_for_again_and_then_settled_by_the_cpu(monkeypatch):
