@@ -105,6 +105,13 @@ def test_the_cpu_orders_only_what_an_order_of_summation_may_change(monkeypatch):
     asked.clear()
     on_device(centers).nearest(rows, 8)
     assert sum(asked) >= 5  # the rows that are the center of which there are many
+    asked.clear()
+    row, centers = np.zeros((1, 64), np.float32), drawn(300, 64) / 10
+    row[0, :2] = 1
+    centers[7] = 0
+    centers[7, :2] = 1, 2.0**-24  # its score is the middle of two float32 numbers
+    assert on_device(centers).nearest(row, 1).ids == 7
+    assert asked == [1]
 
 
 def test_an_answer_is_clear_where_neither_order_nor_rounding_is_in_doubt():
