@@ -85,7 +85,7 @@ def by_kernels(device: torch.device) -> bool:
 
 @cache
 def _kernels_run(device: torch.device) -> bool:
-    """Tries each of them once: they are compiled where they run, which needs a C compiler."""
+    """Tries each kernel once: it is compiled where it runs, which needs a C compiler."""
     from mlcd.clustering import device_kernels
 
     rows, centers = (
