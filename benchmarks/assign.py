@@ -49,6 +49,7 @@ _COPIES = 16  # of a real center
 _REAL_CENTERS = 4096
 _AUDIT_BLOCK = 8192
 _WARM_UP: Final = 5_000_000_000  # multiplications of each contender, by which auto has chosen
+_PAUSE: Final = 0.05  # seconds; OpenMP's threads spin for some of them after a call
 _SHARED: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
 _MODEL: Final = "encoders/mobilenet_v2_imagenet/mobilenet_v2_1.0_224.onnx"
 _TEXTS: Final = "encoders/clip_text_labels"
@@ -94,6 +95,7 @@ def compared(kind: str, options: argparse.Namespace) -> bool:
     # The first runs warm up.
     for _ in range(options.runs - (-_WARM_UP // (len(rows) * centers.size))):
         for name, work in contenders.items():
+            time.sleep(_PAUSE)
             started = clock()
             answers[name] = work()
             seconds[name].append(clock() - started)

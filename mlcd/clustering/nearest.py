@@ -28,7 +28,7 @@ float32 one, then a float64 one that settles any number of ties.
 Shapes: B rows of a batch, K centers, D dimension.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -67,7 +67,7 @@ from mlcd.clustering.exact_scores import (
 )
 from mlcd.clustering.matmul import Matmul, Rounding, ranks
 from mlcd.clustering.query_checks import check_query, check_rows
-from mlcd.clustering.row_threads import batches, in_threads
+from mlcd.clustering.row_threads import batches, in_threads, on_one_core
 from mlcd.clustering.shortlist import Shortlister
 from mlcd.errors import ConfigInvalid, InvalidInput, Unavailable
 from mlcd.types import Embeddings, Neighbors, ScanCounts
@@ -225,8 +225,14 @@ class CenterScan:
         if self._work < _WORTH_A_TIMING or len(embeddings) < TIMED_ROWS:
             return
         self._undecided = False
-        rows = np.ascontiguousarray(embeddings[:TIMED_ROWS])
         names = fastest_matmuls(self.centers)[:_TIMED_WAYS]
+        rows = np.ascontiguousarray(embeddings[:TIMED_ROWS])
+        self._use(on_one_core(lambda: self._fastest(names, rows, top)))
+
+    def _fastest(
+        self, names: Sequence[MatmulName], rows: Embeddings, top: int
+    ) -> "_Way | Shortlister":
+        """Returns the way that takes the calling thread least time to find the answer."""
         ways: list[_Way | Shortlister] = []
         for name in names:
             with suppress(Unavailable):  # a GPU that has no room
@@ -237,9 +243,9 @@ class CenterScan:
             for number, way in enumerate(ways):
                 self._use(way)
                 began = clock()
-                self._answer(rows, top, None, float64=True)
+                self._search(rows, top, None, 0, float64=True)
                 seconds[number] = min(seconds[number], clock() - began)
-        self._use(ways[seconds.index(min(seconds))])
+        return ways[seconds.index(min(seconds))]
 
     def _open(self, name: MatmulName) -> "_Way | Shortlister":
         return open_device(self.centers) if name == DEVICE else _Way.open(name, self.centers)

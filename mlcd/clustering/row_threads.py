@@ -19,6 +19,7 @@ from threadpoolctl import OpenBLASController, ThreadpoolController
 from mlcd.cores import available_cores
 
 _Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 _controllers: dict[bool, ThreadpoolController] = {}
 
 
@@ -33,6 +34,14 @@ def in_threads(work: Callable[[_Item], object], items: Sequence[_Item]) -> None:
     with limited_blas(), ThreadPoolExecutor(num_threads, initializer=_limit_openmp) as threads:
         for _ in threads.map(work, items):
             pass
+
+
+def on_one_core(work: Callable[[], _Result]) -> _Result:
+    """Returns what the work does in a thread of its own, as where threads share the rows: libraries
+    that are loaded have one thread each.
+    """
+    with limited_blas(), ThreadPoolExecutor(1, initializer=_limit_openmp) as thread:
+        return thread.submit(work).result()
 
 
 def batches(num: int, *, most: int, least: int) -> list[slice]:
@@ -64,10 +73,11 @@ def allowed_threads() -> int:
 def _threads_of_blas() -> int:
     """Returns as many as there are cores where the process cannot look at its libraries now."""
     try:
-        libraries = _controller().select(user_api="blas").info()
+        libraries = _controller().select(user_api="blas").lib_controllers
+        of_each = [each.num_threads for each in libraries]  # `info` asks for much more
     except OSError:
         return available_cores()
-    return max((each["num_threads"] for each in libraries), default=available_cores())
+    return max(of_each) if of_each else available_cores()
 
 
 class _Limit:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
 
 from mlcd.clustering import arithmetics, nearest, row_threads
 from mlcd.clustering.exact_scores import exact_scores, scores_of_each
@@ -136,6 +137,20 @@ def test_the_arithmetic_is_chosen_once_there_is_work(num_centers, monkeypatch):
     assert not scan._undecided
     assert (chosen.ids == expected.ids).all()
     assert (chosen.scores == expected.scores).all()
+
+
+def test_arithmetics_are_compared_by_the_time_of_one_core(monkeypatch):
+    """What other threads take, of a library or of a server, is not held against one."""
+    threads = []
+
+    def timed(*_):
+        threads.append({each["num_threads"] for each in threadpool_info()})
+        return -float(len(threads))
+
+    monkeypatch.setattr(arithmetics, "_seconds", timed)
+    names = arithmetics.fastest_matmuls(random_rows(64, 32))
+    assert threads == [{1}] * len(names)
+    assert names[-1] == "numpy"  # the first, and so the slowest here
 
 
 def test_a_shorter_list_is_a_prefix_of_a_longer_one():
