@@ -15,9 +15,11 @@ the CPU):
   head       forward, backward and update of our head alone, on embeddings of the batch: its share
              of our step
 
-The matrix limit is the best rate of square products, measured before each run, the best of all
-runs. TFLOP/s count what each form computes. Figures are medians of the runs, with minimum and
-maximum; the ratio to `plain` is the median of the runs' ratios.
+Each is printed as soon as it is timed, with the seconds since the start, so that a run that is cut
+short has shown what it measured. The matrix limit is the best rate of square products, measured
+before each run, the best of all runs. TFLOP/s count what each form computes. Figures of the end are
+medians of the runs, with minimum and maximum; the ratio to `plain` is the median of the runs'
+ratios.
 """
 
 import argparse
@@ -57,6 +59,7 @@ from training.telemetry.throughput import Throughput, measured_peak_tflops
 RECIPES: Final = {"small": "small", "b32": "vit-b32-1m", "l14": "vit-l14-1m"}
 NUM_SHARDS: Final = 4
 WARM_UP: Final = 1
+BEGAN: Final = time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,10 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
         write_shards(folder, options.images, options.side)
         dataset = read_dataset(folder, options.classes, config.loss.labels_per_image)
         place = {"rank": 0, "size": 1, "device": device}
-        with Loader(dataset, config, **place, start_step=0) as loader:
+        # in threads: processes take long to start where torch does
+        data = config.data.model_copy(update={"workers": 0})
+        in_threads = config.model_copy(update={"data": data})
+        with Loader(dataset, in_threads, **place, start_step=0) as loader:
             batch = replace(next(iter(loader)), wait_s=0.0)
         state = initial_state(config, options.classes, Processes(World(), device))
         forms = [
@@ -211,7 +217,7 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
         for run in range(options.runs):
             limit_tflops = max(limit_tflops, measured_peak_tflops(device, config.compute.precision))
             for form in forms:
-                results.setdefault(form.name, []).append(timed(form, options, device))
+                keep(timed(form, options, device), form.name, results)
             # Each run has a loader of its own, which must neither decode while others are timed nor
             # be ahead.
             first = run * (options.steps + WARM_UP + config.data.prefetch_steps)
@@ -221,8 +227,18 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
             ):
                 batches = itertools.islice(steps, config.data.prefetch_steps, None)
                 form = ours("loader", state, batches, config)
-                results.setdefault(form.name, []).append(timed(form, options, device))
+                keep(timed(form, options, device), form.name, results)
         report(results, limit_tflops, options)
+
+
+def keep(found: dict[str, float], name: str, results: dict[str, list[dict[str, float]]]) -> None:
+    """Adds what a form was found to take to the results, and prints it."""
+    results.setdefault(name, []).append(found)
+    print(
+        f"  {time.perf_counter() - BEGAN:6.1f} s  {name:10} {found['images_per_s']:.4g} images/s, "
+        f"{found['tflops']:.3g} TFLOP/s",
+        flush=True,
+    )
 
 
 def report(
@@ -299,7 +315,8 @@ def main() -> None:
     ratio, precision = config.loss.resolved_ratio(options.classes), config.compute.precision
     print(
         f"{options.tower}, k = {options.classes}, r = {ratio}, B = {options.batch}, {precision} on "
-        f"{where}"
+        f"{where}",
+        flush=True,
     )
     measure(config, options, device)
 
