@@ -8,6 +8,7 @@ SDK := .venv-sdk
 FUZZ := .venv-fuzz
 POSTGRES := .venv-postgres
 MILVUS := .venv-milvus
+KERNELS := .venv-kernels
 TRITON := .venv-triton
 PAGE := service/http/explorer
 S3RVER := tests/s3rver
@@ -32,7 +33,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup redis bundled-triton page-tools s3rver azurite chromium demo explorer test test-plain-cpu test-slow test-sdk test-postgres test-milvus test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
+.PHONY: help setup redis bundled-triton page-tools s3rver azurite chromium demo explorer test test-plain-cpu test-slow test-kernels test-sdk test-postgres test-milvus test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -77,6 +78,13 @@ test-plain-cpu: setup ## those that ask what the CPU computes, as on one with AV
 
 test-slow: setup redis bundled-triton page-tools s3rver azurite chromium ## the tests that take minutes
 	@$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-kernels: setup $(KERNELS)/.installed ## the kernels of a GPU's scan, on the CPU by the interpreter of their language
+	@TRITON_INTERPRET=1 PYTHONPATH=$(KERNELS) $(BIN)/python -m pytest tests/kernels $(PYTEST_ARGS)
+
+$(KERNELS)/.installed: tests/kernels/requirements.txt | setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(KERNELS) -r $<
+	@touch $@
 
 test-sdk: setup $(SDK)/.installed ## the real clients of OpenAI, Cohere, LangChain, LlamaIndex and Triton, against a server
 	@$(SDK)/bin/python -m pytest -c tests/sdk/pytest.ini tests/sdk $(PYTEST_ARGS)
