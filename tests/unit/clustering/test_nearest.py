@@ -140,7 +140,7 @@ def test_the_arithmetic_is_chosen_once_there_is_work(num_centers, monkeypatch):
 
 
 def test_arithmetics_are_compared_by_the_time_of_one_core(monkeypatch):
-    """What other threads take, of a library or of a server, is not held against one."""
+    """The time of other threads, of a library or of a server, is not held against one."""
     threads = []
 
     def timed(*_):
