@@ -20,11 +20,13 @@ _SOURCES = ("mlcd", "training", "studies/losses")
 class Origin:
     """The origin of a run.
 
-    commit ends in `+` if the sources that decide results differ from it. A run that went on at
+    instructions: those that torch chose on this CPU, such as AVX2; sums in another order may change
+    last bits. commit ends in `+` if the sources that decide results differ from it. A run that went on at
     another commit has both, see THEN.
     """
 
     cpu: str
+    instructions: str
     cores: int
     device: str
     torch: str
@@ -38,6 +40,7 @@ class Origin:
 def origin() -> Origin:
     return Origin(
         _cpu(),
+        torch.backends.cpu.get_cpu_capability(),
         available_cores(),
         _device(),
         torch.__version__,

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from studies.losses.hardware import Origin
 
 _SECONDS: Final = "_s"  # the end of the names of durations
-_NOT_COMPARED: Final = frozenset({"cpu", "cores", "device", "torch", "python", "commit", "command"})
+_NOT_COMPARED: Final = frozenset(
+    {"cpu", "instructions", "cores", "device", "torch", "python", "commit", "command"}
+)
 Row = dict[str, Any]
 
 
@@ -110,8 +112,11 @@ def read_rows(table: Path) -> list[Row]:
 
 def _compared(row: Row, before: Row) -> str:
     names = [name for name in row if name not in _NOT_COMPARED and not name.endswith(_SECONDS)]
-    same = [name for name in names if row[name] == before.get(name)]
+    others = [name for name in names if row[name] != before.get(name)]
+    but = f", not {', '.join(others)}" if others else ""
+    # rows of an earlier time do not say it
+    of = f" ({before['instructions']})" if before.get("instructions") else ""
     return (
-        f"{row['run']}: {len(same)} of {len(names)} fields as before, at {before['commit']}"
-        f" on {before['cpu']}"
+        f"{row['run']}: {len(names) - len(others)} of {len(names)} fields as before{but}, "
+        f"at {before['commit']} on {before['cpu']}{of}"
     )

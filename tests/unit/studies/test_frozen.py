@@ -169,11 +169,17 @@ def test_rows_are_gathered_beside_those_of_other_states(teacher, tmp_path):
     again = replace(outcome, numbers=outcome.numbers | {"train_s": 99.0})
     write_row("frozen", runs[0], again, replace(origin(), commit="now"), tmp_path / "third")
     (line,) = gather("frozen", [], tmp_path / "third", tmp_path)
-    assert "at now" in line
+    machine = origin()
+    assert f"at now on {machine.cpu} ({machine.instructions})" in line
     rows = read_rows(table_of("frozen", tmp_path))
     assert [row["seed"] for row in rows] == [1, 2]
     bits = np.unpackbits(np.frombuffer(rows[0]["right"], np.uint8), count=120).astype(bool)
     assert (bits == outcome.right).all()
+    other = replace(outcome, numbers=outcome.numbers | {"positive_cosine": 2.0})
+    elsewhere = replace(machine, instructions="another")
+    write_row("frozen", runs[0], other, elsewhere, tmp_path / "fourth")
+    (line,) = gather("frozen", [], tmp_path / "fourth", tmp_path)
+    assert "fields as before, not positive_cosine, at now" in line
 
 
 def test_rows_of_a_time_when_a_run_had_fewer_fields_get_them(tmp_path):
