@@ -21,8 +21,8 @@ class Origin:
     """The origin of a run.
 
     instructions: those that torch chose on this CPU, such as AVX2; sums in another order may change
-    last bits. commit ends in `+` if the sources that decide results differ from it. A run that went on at
-    another commit has both, see THEN.
+    last bits. commit ends in `+` if the sources that decide results differ from it. A run that went
+    on at another commit has both, see THEN.
     """
 
     cpu: str
