@@ -89,7 +89,7 @@ def scores_of_each(
     num_rows = max(1, _PAIRS // max(1, ids_BM.shape[1]))
     shape = (num_rows, ids_BM.shape[1], z_BD.shape[1])
     as_read, of_centers = np.empty(shape, np.float32), np.empty(shape)
-    of_rows = np.empty((shape[0], shape[2]))
+    of_rows = np.empty((num_rows, z_BD.shape[1]))
     for start in range(0, len(z_BD), num_rows):
         part = slice(start, min(start + num_rows, len(z_BD)))
         num = part.stop - part.start
