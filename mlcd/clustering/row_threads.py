@@ -37,8 +37,8 @@ def in_threads(work: Callable[[_Item], object], items: Sequence[_Item]) -> None:
 
 
 def on_one_core(work: Callable[[], _Result]) -> _Result:
-    """Returns what the work does in a thread of its own, as where threads share the rows: libraries
-    that are loaded have one thread each.
+    """Does the work in a thread of its own and returns its result. As where threads share the rows,
+    each library that is loaded has one thread.
     """
     with limited_blas(), ThreadPoolExecutor(1, initializer=_limit_openmp) as thread:
         return thread.submit(work).result()

@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from mlcd.clustering import arithmetics, nearest, row_threads
 from mlcd.clustering.exact_scores import exact_scores, scores_of_each
+from mlcd.clustering.matmul import NumpyMatmul
 from mlcd.clustering.nearest import CenterScan, nearest_centers
+from mlcd.clustering.torch_matmul import TorchMatmul
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.types import unit_rows
 
@@ -148,9 +150,26 @@ def test_arithmetics_are_compared_by_the_time_of_one_core(monkeypatch):
         return -float(len(threads))
 
     monkeypatch.setattr(arithmetics, "_seconds", timed)
-    names = arithmetics.fastest_matmuls(random_rows(64, 32))
+    with threadpool_limits(2):
+        names = arithmetics.fastest_matmuls(random_rows(64, 32))
     assert threads == [{1}] * len(names)
     assert names[-1] == "numpy"  # the first, and so the slowest here
+
+
+@pytest.mark.parametrize("slow", ["numpy", "torch-fp32"])
+def test_the_arithmetic_that_takes_most_time_is_not_chosen(slow, monkeypatch):
+    kind = {"numpy": NumpyMatmul, "torch-fp32": TorchMatmul}[slow]
+    multiply = kind.multiply
+
+    def often(*args):
+        return [multiply(*args) for _ in range(50)][-1]
+
+    monkeypatch.setattr(kind, "multiply", often)
+    monkeypatch.setattr(nearest, "fastest_matmuls", lambda _: ["numpy", "torch-fp32"])
+    monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 1)
+    scan = CenterScan(random_rows(3000, 64))
+    scan.nearest(random_rows(300, 64, seed=1), 8)
+    assert scan.products == {"numpy": "torch fp32 cpu", "torch-fp32": "numpy fp32"}[slow]
 
 
 def test_a_shorter_list_is_a_prefix_of_a_longer_one():
