@@ -83,7 +83,7 @@ class Slack:
         # the offset x.m and the terms m.d in float32, and scores in float64
         of_row_B += single * norms.shift * row_B + 4 * _SINGLE * norms.shift * norms.largest
         of_row_B += double * row_B * center
-        of_single_B = (single + double) * row_B * center
+        of_single_B = single_error(row_B, center, norms.dimension)
         order_B = 2 * double * row_B * center
         return cls(of_row_B, rows.lengths, rows.errors, rows.offsets, of_single_B, order_B, norms)
 
@@ -98,15 +98,31 @@ class Slack:
         """Tells for each row, [B], whether float32 has room for every sum of its products: without
         it nothing bounds them.
         """
-        largest_B = self.length * self.norms.largest_rounded
-        room: NDArray[np.bool_] = (largest_B < _ROOM) & (self.with_any() < _ROOM)
-        return room
+        room = has_room(self.length, self.norms.largest_rounded)
+        return room & (self.with_any() < _ROOM)
 
     def of_pairs(self, rows: NDArray[np.int64], ids: NDArray[np.integer]) -> NDArray[np.float64]:
         """Returns the bound for each pair of a row and a center."""
         bound: NDArray[np.float64] = self.error[rows] * self.norms.lengths[ids]
         bound += self.length[rows] * self.norms.errors[ids] + self.of_row[rows]
         return bound
+
+
+def single_error(
+    length_B: NDArray[np.float64], longest: float, dimension: int
+) -> NDArray[np.float64]:
+    """Returns the bound on the error of any score in float32, against its float64 score, [B].
+
+    length_B: at least |x| of each row. longest: at least |c| of each center.
+    """
+    error_B: NDArray[np.float64] = length_B * longest
+    return error_B * (_growth(dimension, _SINGLE) + 2 * _growth(dimension, _DOUBLE))
+
+
+def has_room(length_B: NDArray[np.float64], longest: float) -> NDArray[np.bool_]:
+    """Tells for each row, [B], whether float32 has room for the sum of any product."""
+    room: NDArray[np.bool_] = length_B * longest < _ROOM
+    return room
 
 
 def double_error(rows_BD: Embeddings, norms: Norms) -> NDArray[np.float64]:

@@ -67,6 +67,8 @@ def on_gpu(centers_KD: Embeddings) -> "DeviceScan":
 class DeviceScan:
     """The centers on a device: as they are, and rounded to bfloat16 less their mean."""
 
+    rooms: Final = (8, 64)
+
     def __init__(self, centers_KD: Embeddings, device: str = "cuda") -> None:
         keep_float32_exact()
         self.name = f"bf16 {device}"
@@ -119,7 +121,10 @@ class DeviceScan:
                 )
                 for start in range(0, len(rows_BD), num_rows)
             ]
-            return Shortlist(*(torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)))
+            ids, scores, sure, clear = (
+                torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True)
+            )
+            return Shortlist(ids, scores, sure, clear)
         torch.cuda.empty_cache()
         return Shortlist.of_none(len(rows_BD), top)
 

@@ -7,12 +7,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.matmul import inner_products
+from mlcd.clustering.matmul import PAIRS, ranks
 from mlcd.types import Embeddings
 
-# Scored at once: few, so that they stay in the cache, and enough that threads seldom wait for
-# Python's lock, which each step takes.
-_PAIRS: Final = 512
 # Components that einsum sums at once: it divides longer sums, elsewhere for other numbers of pairs.
 _COMPONENTS: Final = 4096
 
@@ -50,32 +47,15 @@ def exact_scores(
     """
     scores = np.empty(len(rows))
     # memory that is used again: fresh pages for every part would cost more than the sums
-    shape = (min(_PAIRS, len(rows)), z_BD.shape[1])
+    shape = (min(PAIRS, len(rows)), z_BD.shape[1])
     as_read, of_centers, of_rows = (np.empty(shape, t) for t in (np.float32, float, float))
-    for start in range(0, len(rows), _PAIRS):
-        part = slice(start, min(start + _PAIRS, len(rows)))
+    for start in range(0, len(rows), PAIRS):
+        part = slice(start, min(start + PAIRS, len(rows)))
         num = part.stop - part.start
         for source, index, exact in ((centers, columns, of_centers), (z_BD, rows, of_rows)):
             np.take(source, index[part], axis=0, out=as_read[:num], mode="clip")
             np.copyto(exact[:num], as_read[:num])
         _sum_products("nd,nd->n", of_rows[:num], of_centers[:num], scores[part])
-    return scores
-
-
-def single_scores(
-    z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.integer]
-) -> NDArray[np.float32]:
-    """Returns the float32 score of each (row, center) pair, for a few times less than the exact
-    one.
-    """
-    scores = np.empty(len(rows), dtype=np.float32)
-    of_centers, of_rows = np.empty((2, min(_PAIRS, len(rows)), z_BD.shape[1]), np.float32)
-    for start in range(0, len(rows), _PAIRS):
-        part = slice(start, min(start + _PAIRS, len(rows)))
-        num = part.stop - part.start
-        np.take(centers, columns[part], axis=0, out=of_centers[:num], mode="clip")
-        np.take(z_BD, rows[part], axis=0, out=of_rows[:num], mode="clip")
-        scores[part] = inner_products(of_rows[:num], of_centers[:num])
     return scores
 
 
@@ -86,7 +66,7 @@ def scores_of_each(
     of -1.
     """
     scores_BM = np.empty(ids_BM.shape)
-    num_rows = max(1, _PAIRS // max(1, ids_BM.shape[1]))
+    num_rows = max(1, PAIRS // max(1, ids_BM.shape[1]))
     shape = (num_rows, ids_BM.shape[1], z_BD.shape[1])
     as_read, of_centers = np.empty(shape, np.float32), np.empty(shape)
     of_rows = np.empty((num_rows, z_BD.shape[1]))
@@ -120,3 +100,24 @@ def first_in_order(
     """Returns the first `top` of each row's candidates, by score and then by id."""
     order = np.lexsort((ids_BM, -scores_BM), axis=1)[:, :top]
     return np.take_along_axis(ids_BM, order, axis=1), np.take_along_axis(scores_BM, order, axis=1)
+
+
+def first_of_all(
+    z_BD: Embeddings,
+    centers: Embeddings,
+    known_ids_BL: NDArray[np.integer],
+    known_scores_BL: NDArray[np.float64],
+    rows: NDArray[np.int64],
+    columns: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Returns the first L of each row among the known, whose scores are given, and other pairs of
+    rows, in ascending order, and centers: ids and scores [B, L].
+    """
+    top = known_ids_BL.shape[1]
+    slot = top + ranks(rows, len(z_BD))
+    ids_BM = np.full((len(z_BD), slot.max(initial=top - 1) + 1), -1, dtype=np.int64)
+    scores_BM = np.full(ids_BM.shape, -np.inf)
+    ids_BM[:, :top], scores_BM[:, :top] = known_ids_BL, known_scores_BL
+    ids_BM[rows, slot] = columns
+    scores_BM[rows, slot] = exact_scores(z_BD, centers, rows, columns)
+    return first_in_order(ids_BM, scores_BM, top)

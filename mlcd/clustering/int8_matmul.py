@@ -32,6 +32,7 @@ from mlcd.clustering.matmul import (
     reached_by,
 )
 from mlcd.clustering.shift import mean_of, offsets, shifted
+from mlcd.clustering.torch_matmul import single_scores
 from mlcd.cores import cpu_features
 from mlcd.types import Embeddings
 
@@ -50,6 +51,7 @@ class Int8Matmul:
     """The arithmetic of eight-bit integers; see `mlcd.clustering.matmul.Matmul`."""
 
     name = "torch int8 cpu"
+    single_scores = staticmethod(single_scores)
 
     def __init__(self, centers_KD: Embeddings, block: int = _BLOCK_CENTERS) -> None:
         self._block = block

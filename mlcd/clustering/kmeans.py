@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from mlcd.clustering.arithmetics import ROUNDED_MATMULS, MatmulName, fastest_matmuls
 from mlcd.clustering.exact_scores import exact_scores
+from mlcd.clustering.heads import Basis
 from mlcd.clustering.nearest import CenterScan
-from mlcd.clustering.nearest_center import Basis, NearestCenter
+from mlcd.clustering.nearest_center import NearestCenter
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers
 from mlcd.clustering.rows import BLOCK_ROWS, ArrayRows, Rows, UnitRows, kept_bytes

@@ -7,14 +7,18 @@ Shapes: B rows of a batch, C centers of a block, D dimension, E entries of each 
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.types import Embeddings
 
+# Pairs scored at once: few, so that they stay in the cache, and enough that threads seldom wait for
+# Python's lock, which each step takes.
+PAIRS: Final = 512
 _GROUP: Final = 16  # entries in a group, of which only the largest counts
 _GROUPS_EACH: Final = 2  # groups at least for each entry that is looked for
 _UNDERFLOW: Final = 2.0**-63  # above a component whose square float32 may round to nothing
@@ -61,6 +65,11 @@ class Loaded:
     offsets: NDArray[np.float64]
 
 
+ScorePairs: TypeAlias = Callable[
+    [Embeddings, Embeddings, NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]
+]
+
+
 class Matmul(Protocol):
     """An arithmetic that multiplies prepared rows by blocks of the centers that it was made for."""
 
@@ -98,6 +107,30 @@ class Matmul(Protocol):
         """Returns every product greater than its row's threshold, and few others, row by row."""
         ...
 
+    @property
+    def single_scores(self) -> ScorePairs:
+        """Returns the function of (rows [B, D], centers [K, D], row of each pair, in ascending
+        order, and center of each) that gives the float32 score of each pair.
+        """
+        ...
+
+
+def single_scores(
+    z_BD: Embeddings, centers: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.integer]
+) -> NDArray[np.float32]:
+    """Returns the float32 score of each (row, center) pair, for a few times less than the exact
+    one.
+    """
+    scores = np.empty(len(rows), dtype=np.float32)
+    of_centers, of_rows = np.empty((2, min(PAIRS, len(rows)), z_BD.shape[1]), np.float32)
+    for start in range(0, len(rows), PAIRS):
+        part = slice(start, min(start + PAIRS, len(rows)))
+        num = part.stop - part.start
+        np.take(centers, columns[part], axis=0, out=of_centers[:num], mode="clip")
+        np.take(z_BD, rows[part], axis=0, out=of_rows[:num], mode="clip")
+        scores[part] = inner_products(of_rows[:num], of_centers[:num])
+    return scores
+
 
 class NumpyMatmul:
     """The float32 arithmetic of numpy's BLAS; it needs no other package."""
@@ -105,6 +138,7 @@ class NumpyMatmul:
     name = "numpy fp32"
     rounding = Rounding(inputs=False, sum_roundoff=2.0**-24, output=0.0)
     shift = None
+    single_scores = staticmethod(single_scores)
 
     def __init__(self, centers_KD: Embeddings) -> None:
         self._centers_KD = centers_KD

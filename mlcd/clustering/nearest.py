@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,26 +46,10 @@ from mlcd.clustering.arithmetics import (
     clock_for,
     fastest_matmuls,
     open_device,
-    open_matmul,
 )
-from mlcd.clustering.candidates import Candidates, first_of_each
-from mlcd.clustering.certificate import (
-    DOUBLE_MARGIN,
-    Norms,
-    Slack,
-    beyond_reach,
-    double_error,
-    lowered,
-    raised,
-)
-from mlcd.clustering.exact_scores import (
-    exact_scores,
-    first_in_order,
-    ordered,
-    scores_of_each,
-    single_scores,
-)
-from mlcd.clustering.matmul import Matmul, Rounding, ranks
+from mlcd.clustering.certificate import double_error
+from mlcd.clustering.certified_scan import CertifiedScan, Found
+from mlcd.clustering.exact_scores import ordered
 from mlcd.clustering.query_checks import check_query, check_rows
 from mlcd.clustering.row_threads import batches, in_threads, on_one_core
 from mlcd.clustering.shortlist import Shortlister
@@ -74,18 +58,18 @@ from mlcd.types import Embeddings, Neighbors, ScanCounts
 
 _BATCH_ROWS: Final = 1024
 _LEAST_ROWS: Final = 128  # of a thread's batch
-_BLOCK_CENTERS: Final = BLOCK_CENTERS
 _DOUBLE_ENTRIES: Final = 1 << 22  # float64 scores that a thread holds at once: 32 MiB
 # Entries kept for each of the answer, and at least, by whether inputs are rounded: only those
 # within the error of the answer, so that room costs little.
 _KEPT_EACH: Final = {False: 4, True: 24}
 _KEPT_LEAST: Final = {False: 32, True: 64}
 _WIDER: Final = 4
-_ROOMS: Final = (8, 64)  # of a device's shortlists, for each of the answer
-_ROOM_LEAST: Final = 8  # times that
-_RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
+_ROOM_LEAST: Final = 8  # of the answer, for which a shortlist has room
 _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
 _WORTH_A_TIMING: Final = 2_500_000_000  # multiplications: 25 ms of two cores
+_WORTH_HEADS: Final = 100_000_000_000  # multiplications: 0.3 to 0.5 s of two cores
+_HEADS_EACH: Final = 2  # rows at least for each component: to make heads costs as much as that
+_HEADS_LEAST: Final = 128  # components of vectors, below which a product costs little
 _TIMED_WAYS: Final = 2  # of fastest products, timed with all that the answer takes
 _NUM_LEVELS: Final = 4  # those of ScanCounts: proven, wider, float32, float64
 
@@ -133,17 +117,15 @@ class CenterScan:
         """
         check_rows(centers, "centers")
         self.centers = centers = np.ascontiguousarray(centers)  # libraries read them by address
-        self._way = self._exact = _Way.open("numpy", centers)
-        self._device: Shortlister | None = None
-        self._undecided = matmul == "auto"
+        self._exact = CertifiedScan("numpy", centers)
+        self._way = _Way(self._exact) if matmul == "auto" else self._open(matmul)
+        self._choice: _Choice | None = "arithmetic" if matmul == "auto" else None
         self._work = 0
-        if matmul != "auto" and matmul != "numpy":  # noqa: PLR1714  mypy narrows by these alone
-            self._use(self._open(matmul))
 
     @property
     def products(self) -> str:
         """Returns the name of the arithmetic."""
-        return self._way.matmul.name if self._device is None else self._device.name
+        return self._way.name
 
     def nearest(
         self,
@@ -194,8 +176,9 @@ class CenterScan:
         """Returns what `search` does. float64: false where scores are wanted in float32 alone."""
         if previous is not None:
             previous = self._checked(previous[:, :top])
-        if self._undecided and top:
+        if self._choice is not None and top:
             self._choose(embeddings, top)
+        way = self._way
         ids = np.full((len(embeddings), top), -1, dtype=np.int64)
         scores = np.full((len(embeddings), top), -np.inf)
         level = np.zeros(len(embeddings), dtype=np.int64)
@@ -206,56 +189,88 @@ class CenterScan:
             seeds = None if previous is None else previous[batch]
             rows = np.ascontiguousarray(embeddings[batch])
             ids[batch], scores[batch], level[batch] = self._search(
-                rows, top, seeds, first, float64=float64
+                way, rows, top, seeds, first, float64=float64
             )
             # A first pass that proves little is left out for the next batch: it would cost more
             # than it settles.
             first = int((level[batch] > 0).mean() > _OPEN_SHARE)
 
         num_rows = len(embeddings) if top else 0
-        most = _BATCH_ROWS if self._device is None else self._device.batch_rows
+        most = _BATCH_ROWS if way.lister is None else way.lister.batch_rows
         in_threads(search, batches(num_rows, most=most, least=_LEAST_ROWS))
         return ids, scores, level
 
     def _choose(self, embeddings: Embeddings, top: int) -> None:
-        """Takes the arithmetic that finds the answer of the first rows fastest, proofs and wider
-        passes included, once the rows seen have been work enough.
+        """Takes the way that finds the answer of the first rows fastest, proofs and wider passes
+        included: among arithmetics once the rows seen have been work enough, and later, where they
+        have been work enough for that, with heads or without.
         """
         self._work += len(embeddings) * self.centers.size
-        if self._work < _WORTH_A_TIMING or len(embeddings) < TIMED_ROWS:
+        if self._work < self._work_needed() or len(embeddings) < TIMED_ROWS:
             return
-        self._undecided = False
-        names = fastest_matmuls(self.centers)[:_TIMED_WAYS]
         rows = np.ascontiguousarray(embeddings[:TIMED_ROWS])
-        self._use(on_one_core(lambda: self._fastest(names, rows, top)))
+        names: list[MatmulName] = []
+        if self._choice == "arithmetic":
+            self._choice = "heads"
+            names = fastest_matmuls(self.centers)[:_TIMED_WAYS]
+            ways = self._opened(names)
+        else:
+            self._choice = None
+            ways = self._with_heads(rows, top)
+        if len(ways) > 1:
+            clock = clock_for(names)
+            self._way = on_one_core(lambda: self._fastest(ways, rows, top, clock))
 
-    def _fastest(
-        self, names: Sequence[MatmulName], rows: Embeddings, top: int
-    ) -> "_Way | Shortlister":
-        """Returns the way that takes the calling thread least time to find the answer."""
-        ways: list[_Way | Shortlister] = []
+    def _opened(self, names: Sequence[MatmulName]) -> "list[_Way]":
+        ways = []
         for name in names:
             with suppress(Unavailable):  # a GPU that has no room
-                ways.append(self._exact if name == "numpy" else self._open(name))
-        clock = clock_for(names)
+                ways.append(self._open(name))
+        return ways
+
+    def _work_needed(self) -> int:
+        """Returns the multiplications after which the next choice is made."""
+        if self._choice == "arithmetic":
+            return _WORTH_A_TIMING
+        dimension: int = self.centers.shape[1]
+        return max(_WORTH_HEADS, _HEADS_EACH * dimension * self.centers.size)
+
+    def _with_heads(self, rows: Embeddings, top: int) -> "list[_Way]":
+        """Returns the present way, and one with heads where they promise to be faster."""
+        from mlcd.clustering.head_choice import promising_components
+        from mlcd.clustering.head_scan import HeadScan
+        from mlcd.clustering.heads import Basis
+
+        scan = self._way.scan
+        if self._way.lister is not None or self.centers.shape[1] < _HEADS_LEAST:
+            return [self._way]
+        _, scores, _ = self._search(self._way, rows, top, None, 0, float64=True)
+        basis = Basis(self.centers)
+        num = promising_components(basis, self.centers, rows, scores[:, -1])
+        if num is None:
+            return [self._way]
+        return [self._way, _Way(scan, HeadScan(self.centers, basis, num, scan.name))]
+
+    def _fastest(
+        self,
+        ways: "Sequence[_Way]",
+        rows: Embeddings,
+        top: int,
+        clock: Callable[[], float],
+    ) -> "_Way":
+        """Returns the way that takes least time to find the answer, by this clock."""
         seconds = [np.inf] * len(ways)
         for _ in range(TIMED_RUNS + 1):  # in turn, so that what disturbs one disturbs the others
             for number, way in enumerate(ways):
-                self._use(way)
                 began = clock()
-                self._search(rows, top, None, 0, float64=True)
+                self._search(way, rows, top, None, 0, float64=True)
                 seconds[number] = min(seconds[number], clock() - began)
         return ways[seconds.index(min(seconds))]
 
-    def _open(self, name: MatmulName) -> "_Way | Shortlister":
-        return open_device(self.centers) if name == DEVICE else _Way.open(name, self.centers)
-
-    def _use(self, way: "_Way | Shortlister") -> None:
-        """Searches by this from now on: what a device leaves open, the CPU settles."""
-        if isinstance(way, _Way):
-            self._way, self._device = way, None
-        else:
-            self._way, self._device = self._exact, way
+    def _open(self, name: MatmulName) -> "_Way":
+        if name == DEVICE:  # what it leaves open, the CPU settles
+            return _Way(self._exact, open_device(self.centers))
+        return _Way(self._exact if name == "numpy" else CertifiedScan(name, self.centers))
 
     def _checked(self, seeds: NDArray[np.integer]) -> NDArray[np.integer]:
         if seeds.min(initial=0) < 0 or seeds.max(initial=0) >= len(self.centers):
@@ -266,6 +281,7 @@ class CenterScan:
 
     def _search(
         self,
+        way: "_Way",
         z_BD: Embeddings,
         top: int,
         seeds: NDArray[np.integer] | None,
@@ -281,7 +297,7 @@ class CenterScan:
         scores = np.full((len(z_BD), top), -np.inf)
         level = np.full(len(z_BD), _NUM_LEVELS - 1)
         open_rows = np.arange(len(z_BD))
-        for number, found_by in enumerate(self._ladder(top, float64=float64)):
+        for number, found_by in self._ladder(way, top, float64=float64):
             if number < first:
                 continue
             if len(open_rows) == 0:
@@ -302,143 +318,44 @@ class CenterScan:
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
         return ids, scores, level
 
-    def _ladder(self, top: int, *, float64: bool) -> Iterator["_Level"]:
-        """Yields the ways to an answer; each is asked for the rows that those before left open."""
-        rounding = self._way.matmul.rounding
+    def _ladder(self, way: "_Way", top: int, *, float64: bool) -> Iterator[tuple[int, "_Finder"]]:
+        """Yields what finds answers, each with its level in `ScanCounts`; it is asked for the rows
+        that those before left open.
+        """
+        level = 0
+        if way.lister is not None:
+            for each in way.lister.rooms:
+                room = each * max(top, _ROOM_LEAST)
+                yield level, partial(self._shortlisted, top, room, way.lister, float64=float64)
+                level = 1
+        rounding = way.scan.matmul.rounding
         kept = max(_KEPT_LEAST[rounding.inputs], _KEPT_EACH[rounding.inputs] * top)
         kept *= 2 if rounding.coarse else 1
-        if self._device is not None:
-            for each in _ROOMS:
-                room = each * max(top, _ROOM_LEAST)
-                yield partial(self._shortlisted, top, room, self._device, float64=float64)
-        else:
-            yield partial(self._certified, top, kept, self._way)
-            yield partial(self._certified, top, _WIDER * kept, self._way)
-        yield partial(self._certified, top, _WIDER * kept, self._exact)
+        if way.lister is None or way.scan is not self._exact:
+            yield level, partial(way.scan.find, top, kept)
+            yield 1, partial(way.scan.find, top, _WIDER * kept)
+        yield 2, partial(self._exact.find, top, _WIDER * kept)
 
     def _shortlisted(
         self,
         top: int,
         room: int,
-        device: Shortlister,
+        lister: Shortlister,
         z_BD: Embeddings,
         _: NDArray[np.integer] | None,
         *,
         float64: bool,
-    ) -> "_Found":
-        found = device.shortlist(z_BD, top, room)
+    ) -> Found:
+        found = lister.shortlist(z_BD, top, room)
         ids, scores = found.ids[:, :top].copy(), found.scores[:, :top].copy()
+        if found.exact:
+            return Found(ids, scores, found.sure)
         # The scores of a device are summed in an order of its own.
         (again,) = np.nonzero(found.sure if float64 else found.sure & ~found.clear)
         rows, places = np.nonzero(found.ids[again] >= 0)
         columns = found.ids[again[rows], places]
         ids[again], scores[again] = ordered(z_BD[again], self.centers, rows, columns, top)
-        return _Found(ids, scores, found.sure)
-
-    def _certified(
-        self,
-        top: int,
-        kept: int,
-        way: "_Way",
-        z_BD: Embeddings,
-        seeds: NDArray[np.integer] | None,
-    ) -> "_Found":
-        rows = way.matmul.load(z_BD)
-        slack = Slack.of(rows, way.matmul.rounding, way.norms)
-        candidates = Candidates(len(z_BD), kept)
-        known = self._scan(z_BD, rows.data, way.matmul, slack, candidates, top, seeds)
-        ids, scores = self._rescored(z_BD, candidates, known, slack, way.matmul.rounding)
-        output = way.matmul.rounding.output
-        left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack.with_any()
-        last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
-        # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
-        proven_B = (left_out_B < last_B) & (ids[:, -1] >= 0) & slack.holds()
-        return _Found(ids, scores, proven_B)
-
-    def _scan(
-        self,
-        z_BD: Embeddings,
-        rows: Any,
-        matmul: Matmul,
-        slack: Slack,
-        candidates: Candidates,
-        top: int,
-        seeds: NDArray[np.integer] | None,
-    ) -> "_Known":
-        """Collects the centers whose product is within reach of the answer, and returns some of
-        the nearest.
-        """
-        rounding, slack_B = matmul.rounding, slack.with_any()
-        if seeds is not None:
-            candidates.pass_over(self._known(z_BD, seeds).beyond(slack, rounding))
-        reached_B, next_raise, num_centers = None, _RAISED_EVERY, len(self.centers)
-        for number, start in enumerate(range(0, num_centers, _BLOCK_CENTERS)):
-            stop = min(start + _BLOCK_CENTERS, num_centers)
-            product_BC = matmul.multiply(rows, start, stop)
-            if number == 0 and seeds is None and stop >= top:
-                reached_B = matmul.reached(product_BC, top)
-                least_B = lowered(reached_B.astype(np.float64), rounding.output) - slack_B
-                candidates.pass_over(beyond_reach(least_B, slack_B, rounding.output))
-            if number == 0 and reached_B is not None and rounding.inputs and stop < num_centers:
-                leaders = self._leaders(z_BD, matmul, product_BC, reached_B, top)
-                candidates.pass_over(leaders.beyond(slack, rounding))
-            elif number == next_raise and rounding.inputs:
-                known = self._known(z_BD, candidates.best(top))
-                candidates.pass_over(known.beyond(slack, rounding))
-                next_raise *= _RAISED_EVERY
-            candidates.add(matmul.above(product_BC, candidates.threshold), start)
-        return self._known(z_BD, candidates.reaching(reached_B, top))
-
-    def _leaders(
-        self,
-        z_BD: Embeddings,
-        matmul: Matmul,
-        product_BC: Any,
-        reached_B: NDArray[np.float32],
-        top: int,
-    ) -> "_Known":
-        """Returns centers whose products reach these values, as at least `top` do. Their scores
-        bound the answer more closely than their products.
-        """
-        hits = matmul.above(product_BC, np.nextafter(reached_B, np.float32(-np.inf)))
-        ids = first_of_each(hits.rows, hits.columns, len(z_BD), top)
-        return self._known(z_BD, np.full((len(z_BD), top), -1) if ids is None else ids)
-
-    def _known(self, z_BD: Embeddings, ids: NDArray[np.integer]) -> "_Known":
-        return _Known(ids, scores_of_each(z_BD, self.centers, ids))
-
-    def _rescored(
-        self,
-        z_BD: Embeddings,
-        candidates: Candidates,
-        known: "_Known",
-        slack: Slack,
-        rounding: Rounding,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Returns the first of the known and the candidates by float64 score, as many as are known.
-
-        Only candidates that may be in the answer despite rounding are scored.
-        """
-        rows, ids, products = candidates.above(known.beyond(slack, rounding))
-        least_B = known.least() - DOUBLE_MARGIN
-        able = (known.ids[rows] != ids[:, None]).all(axis=1)
-        if rounding.inputs:  # the bound of each center
-            upper = raised(products.astype(np.float64), rounding.output)
-            able &= upper + slack.of_pairs(rows, ids) + slack.offset[rows] >= least_B[rows]
-        rows, ids = rows[able], ids[able]
-        if rounding.inputs:  # float32 rules most of them out, for less
-            able = (
-                single_scores(z_BD, self.centers, rows, ids) + slack.single[rows] >= least_B[rows]
-            )
-            rows, ids = rows[able], ids[able]
-        top = known.ids.shape[1]
-        slot = top + ranks(rows, len(z_BD))
-        all_ids = np.full((len(z_BD), slot.max(initial=top - 1) + 1), -1, dtype=np.int64)
-        all_scores = np.full(all_ids.shape, -np.inf)
-        all_ids[:, :top], all_scores[:, :top] = known.ids, known.scores
-        all_ids[rows, slot] = ids
-        all_scores[rows, slot] = exact_scores(z_BD, self.centers, rows, ids)
-        return first_in_order(all_ids, all_scores, top)
+        return Found(ids, scores, found.sure)
 
     def _in_float64(
         self, z_BD: Embeddings, top: int
@@ -453,8 +370,8 @@ class CenterScan:
             scores_BK = np.concatenate(
                 [
                     part_BD.astype(np.float64)
-                    @ self.centers[first : first + _BLOCK_CENTERS].astype(np.float64).T
-                    for first in range(0, len(self.centers), _BLOCK_CENTERS)
+                    @ self.centers[first : first + BLOCK_CENTERS].astype(np.float64).T
+                    for first in range(0, len(self.centers), BLOCK_CENTERS)
                 ],
                 axis=1,
             )
@@ -469,41 +386,15 @@ class CenterScan:
 
 @dataclass(frozen=True)
 class _Way:
-    """An arithmetic over the centers, and their lengths in it."""
+    """A scan of whole vectors, and what is asked before it."""
 
-    matmul: Matmul
-    norms: Norms
+    scan: CertifiedScan
+    lister: Shortlister | None = None
 
-    @classmethod
-    def open(cls, name: MatmulName, centers: Embeddings) -> "_Way":
-        matmul = open_matmul(name, centers, _BLOCK_CENTERS)
-        return cls(matmul, Norms.of(centers, matmul))
-
-
-@dataclass(frozen=True)
-class _Known:
-    """Distinct ids of centers [B, top] and their exact scores; -1 and -inf for none."""
-
-    ids: NDArray[np.integer]
-    scores: NDArray[np.float64]
-
-    def least(self) -> NDArray[np.float64]:
-        """Returns a bound of the last score of each row's answer from below, [B]."""
-        least_B: NDArray[np.float64] = self.scores.min(axis=1)
-        return least_B
-
-    def beyond(self, slack: Slack, rounding: Rounding) -> NDArray[np.float32]:
-        """Returns a threshold at or below which no product belongs to a center as near as the last
-        of these.
-        """
-        return beyond_reach(self.least() - slack.offset, slack.with_any(), rounding.output)
+    @property
+    def name(self) -> str:
+        return self.scan.matmul.name if self.lister is None else self.lister.name
 
 
-@dataclass(frozen=True)
-class _Found:
-    ids: NDArray[np.int64]
-    scores: NDArray[np.float64]
-    proven: NDArray[np.bool_]
-
-
-_Level: TypeAlias = Callable[[Embeddings, NDArray[np.integer] | None], _Found]
+_Finder: TypeAlias = Callable[[Embeddings, NDArray[np.integer] | None], Found]
+_Choice: TypeAlias = Literal["arithmetic", "heads"]

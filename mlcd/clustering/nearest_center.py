@@ -6,16 +6,9 @@ Two ways lead to the same answer, and a timing of both on the first rows chooses
 The dense way computes float32 products with all centers. With g = D u / (1 - D u) a product is off
 by at most g |x| |c|, so the largest is proven where the second lies more than twice that below.
 
-The pruned way bounds scores. Let the columns of H be orthonormal but for E = H'H - I, and let y, w
-be the heads H'x, H'c as computed. Then
-
-    x.c <= y.w + |r_x| |r_c| + |E| |y| |w| + 2 h |x| |c|,
-    |r|^2 <= |x|^2 - |y|^2 + (2 g + 2 h + |E|) |x|^2,
-
-where h = g sqrt(columns of H) + |E| bounds the rounding of the heads, and r_x, r_c are the tails.
-One product of the few head components and the length of the tail bounds every score from above.
-Only centers whose bound reaches the score of a known one, such as the row's last, are multiplied
-out. That pays where a few directions hold most of a row.
+The pruned way bounds scores. One product of heads (`mlcd.clustering.heads`) bounds every score from
+above. Only centers whose bound reaches the score of a known one, such as the row's last, are
+multiplied out. That pays where a few directions hold most of a row.
 
 Rows that neither way proves are decided by float64 scores, then ids.
 
@@ -29,7 +22,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.exact_scores import exact_scores, single_scores
+from mlcd.clustering.exact_scores import exact_scores
+from mlcd.clustering.heads import Basis, Heads
+from mlcd.clustering.matmul import single_scores
 from mlcd.clustering.row_threads import allowed_threads, batches, in_threads, limited_blas
 from mlcd.types import Embeddings
 
@@ -45,42 +40,20 @@ _LONGEST: Final = 1.01
 _HEADS: Final = (8, 4, 2)  # the shares tried: one in so many components
 _LEAST_HEAD: Final = 16
 _MOST_KNOWN: Final = 64  # centers multiplied out for one row; a row with more joins the dense way
-_SAMPLE_CENTERS: Final = 8192
-
-
-class Basis:
-    """An orthonormal basis, [D, D] float32; the directions that hold most of the given centers come
-    first.
-    """
-
-    def __init__(self, centers_KD: Embeddings) -> None:
-        sample = centers_KD[:: max(1, len(centers_KD) // _SAMPLE_CENTERS)]
-        # float32 is faster. The bounds include the measured distance from orthonormal.
-        _, vectors = np.linalg.eigh(sample.T @ sample)
-        self.vectors_DD: Embeddings = np.ascontiguousarray(vectors[:, ::-1])
 
 
 @dataclass(frozen=True)
 class _Head:
-    basis: Embeddings  # [D, H]
+    heads: Heads
     centers: Embeddings  # [K, H + 1]: heads, and the length of the tail as one more component
-    tail_slack: float
     score_slack: float
 
     @classmethod
     def of(cls, basis: Basis, centers_KD: Embeddings, one_in: int) -> "_Head":
         num = max(_LEAST_HEAD, centers_KD.shape[1] // one_in)
-        basis_DH = np.ascontiguousarray(basis.vectors_DD[:, :num])
-        exact = basis_DH.astype(np.float64)
-        skew = float(np.linalg.norm(exact.T @ exact - np.eye(num)))
-        growth = _growth(centers_KD.shape[1])
-        left = growth * num**0.5 * _LONGEST + skew
-        tail_slack = (2 * growth + 2 * left + skew) * _LONGEST**2
-        score_slack = (skew + 2 * left + _growth(num + 1)) * _LONGEST**2 + _COMPARED
-        return cls(basis_DH, _with_tail(centers_KD, basis_DH, tail_slack), tail_slack, score_slack)
-
-    def load(self, z_BD: Embeddings) -> Embeddings:
-        return _with_tail(z_BD, self.basis, self.tail_slack)
+        heads = Heads(basis.vectors_DD[:, :num])
+        score_slack = (heads.slack + _growth(num + 1)) * _LONGEST**2 + _COMPARED
+        return cls(heads, heads.of(centers_KD), score_slack)
 
     def bounds(self, rows_BH: Embeddings, start: int) -> NDArray[np.float32]:
         """Returns upper bounds [B, C] of the scores with the block of centers from `start` on, but
@@ -197,7 +170,7 @@ class NearestCenter:
     def _pruned(
         self, z_BD: Embeddings, previous: NDArray[np.int32] | None, head: _Head
     ) -> NDArray[np.int32]:
-        rows_BH = head.load(z_BD)
+        rows_BH = head.heads.of(z_BD)
         if previous is None:
             previous = self._highest_bound(rows_BH, head)
         known_B = np.einsum("bd,bd->b", z_BD, self._centers_KD[previous])
@@ -254,13 +227,3 @@ class NearestCenter:
 
 def _growth(num_terms: int) -> float:
     return num_terms * _ROUNDOFF / (1 - num_terms * _ROUNDOFF)
-
-
-def _with_tail(rows_ND: Embeddings, basis_DH: Embeddings, tail_slack: float) -> Embeddings:
-    """Returns [N, H + 1]: the head of each row, and a length that its tail does not exceed."""
-    out = np.empty((len(rows_ND), basis_DH.shape[1] + 1), dtype=np.float32)
-    head = out[:, :-1]
-    head[:] = rows_ND @ basis_DH
-    squares = np.einsum("nd,nd->n", rows_ND, rows_ND) - np.einsum("nd,nd->n", head, head)
-    out[:, -1] = np.sqrt(np.maximum(squares, 0) + np.float32(tail_slack))
-    return out

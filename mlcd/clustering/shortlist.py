@@ -1,5 +1,6 @@
-"""The answer of a device to a scan: a shortlist of centers for each row."""
+"""A shortlist of centers for each row, as a device or a scan of heads finds it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,13 +16,15 @@ class Shortlist:
     none.
 
     sure: [B], where the answer is among them. clear: [B], where the first are the answer in its
-    order, and their scores in float32 are its scores, whatever the order of summation.
+    order, and their scores in float32 are its scores, whatever the order of summation. exact: true
+    where the scores are those of `mlcd.clustering.exact_scores`, in its order of summation.
     """
 
     ids: NDArray[np.int64]
     scores: NDArray[np.float64]
     sure: NDArray[np.bool_]
     clear: NDArray[np.bool_]
+    exact: bool = False
 
     @classmethod
     def of_none(cls, num_rows: int, top: int) -> "Shortlist":
@@ -31,9 +34,14 @@ class Shortlist:
 
 
 class Shortlister(Protocol):
-    """A device that holds the centers."""
+    """What finds shortlists among its centers."""
 
     name: str
+
+    @property
+    def rooms(self) -> Sequence[int]:
+        """Returns the rooms to ask with, one after the other, for each of the answer."""
+        ...
 
     @property
     def batch_rows(self) -> int:

@@ -38,7 +38,7 @@ def test_the_bound_holds_for_every_product(name, case):
     """The certificate's inequality itself, on adversarially rounded inputs."""
     z, centers = (rows.astype(np.float32) for rows in case[1:])
     exact = z.astype(np.longdouble) @ centers.astype(np.longdouble).T
-    way = CenterScan(centers, matmul=name)._way
+    way = CenterScan(centers, matmul=name)._way.scan
     rows = way.matmul.load(z)
     product = np.asarray(
         torch.as_tensor(way.matmul.multiply(rows.data, 0, len(centers))).double()
@@ -64,7 +64,7 @@ def test_a_common_mean_does_not_widen_the_bound(name):
     one[0] = 3.0
     widths = []
     for mean in (0 * one, one):
-        way = CenterScan((centers + mean).astype(np.float32), matmul=name)._way
+        way = CenterScan((centers + mean).astype(np.float32), matmul=name)._way.scan
         rows = way.matmul.load((z + mean).astype(np.float32))
         slack = Slack.of(rows, way.matmul.rounding, way.norms).with_any()
         product = way.matmul.multiply(rows.data, 0, 300)

@@ -53,7 +53,7 @@ DATA = {
 
 def on_device(centers):
     scan = CenterScan(centers, matmul="numpy")
-    scan._use(DeviceScan(centers, "cpu"))
+    scan._way = nearest._Way(scan._exact, DeviceScan(centers, "cpu"))
     return scan
 
 
@@ -136,11 +136,11 @@ def test_equal_centers_come_in_the_order_of_their_ids():
 def test_rows_without_room_are_asked_for_again_and_then_settled_by_the_cpu(monkeypatch):
     rows, centers = families()
     monkeypatch.setattr(nearest, "_ROOM_LEAST", 1)
-    monkeypatch.setattr(nearest, "_ROOMS", (1, 40))
+    monkeypatch.setattr(DeviceScan, "rooms", (1, 40))
     found = on_device(centers).nearest(rows, 8)
     assert found.scan.wider > 0
     assert found.scan.proven < len(rows)
-    monkeypatch.setattr(nearest, "_ROOMS", (1, 2))
+    monkeypatch.setattr(DeviceScan, "rooms", (1, 2))
     again = on_device(centers).nearest(rows, 8)
     assert again.scan.float32 > 0
     plain = CenterScan(centers).nearest(rows, 8)

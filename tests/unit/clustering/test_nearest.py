@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from mlcd.clustering import arithmetics, nearest, row_threads
+from mlcd.clustering import arithmetics, certified_scan, nearest, row_threads
 from mlcd.clustering.exact_scores import exact_scores, scores_of_each
 from mlcd.clustering.matmul import NumpyMatmul
 from mlcd.clustering.nearest import CenterScan, nearest_centers
@@ -88,7 +88,7 @@ def test_near_ties_below_float32_are_ordered_by_the_exact_score():
 def test_the_answer_does_not_depend_on_the_block(monkeypatch):
     z, centers = random_rows(57, 32), random_rows(77, 32, seed=1)
     whole = nearest_centers(z, centers, 8)
-    monkeypatch.setattr(nearest, "_BLOCK_CENTERS", 10)
+    monkeypatch.setattr(certified_scan, "BLOCK_CENTERS", 10)
     monkeypatch.setattr(nearest, "_BATCH_ROWS", 5)
     blocked = nearest_centers(z, centers, 8)
     assert (whole.ids == blocked.ids).all()
@@ -104,10 +104,8 @@ def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
     z = unit_rows(centers[:50] + 0.05 * random_rows(50, 64, seed=2))
     scan = CenterScan(centers, matmul="torch-bf16")
     passes = []
-    certified = scan._certified
-    monkeypatch.setattr(
-        scan, "_certified", lambda *args: passes.append(args[1]) or certified(*args)
-    )
+    find = scan._way.scan.find
+    monkeypatch.setattr(scan._way.scan, "find", lambda *args: passes.append(args[1]) or find(*args))
     found = scan.nearest(z, 8)
     assert (found.ids == brute_force(z, centers, 8)[0]).all()
     narrow = passes[0]
@@ -118,7 +116,7 @@ def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("matmul", ARITHMETICS)
 def test_a_scan_over_several_blocks_and_batches_equals_one_in_float64(matmul, threads, monkeypatch):
-    monkeypatch.setattr(nearest, "_BLOCK_CENTERS", 128)
+    monkeypatch.setattr(certified_scan, "BLOCK_CENTERS", 128)
     monkeypatch.setattr(row_threads, "allowed_threads", lambda: threads)
     families = np.repeat(random_rows(60, 48, seed=2), 32, axis=0)
     families += np.float32(3e-3) * random_rows(1920, 48, seed=3)
@@ -133,10 +131,10 @@ def test_the_arithmetic_is_chosen_once_there_is_work(num_centers, monkeypatch):
     z, centers = random_rows(600, 32), random_rows(num_centers, 32, seed=1)
     scan = CenterScan(centers)
     expected = scan.nearest(z, 8)
-    assert scan._undecided
+    assert scan._choice == "arithmetic"
     monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 1)
     chosen = scan.nearest(z, 8)
-    assert not scan._undecided
+    assert scan._choice == "heads"
     assert (chosen.ids == expected.ids).all()
     assert (chosen.scores == expected.scores).all()
 
@@ -258,7 +256,7 @@ def hard_cases():
 @pytest.mark.parametrize("case", list(hard_cases()), ids=lambda case: case[0])
 @pytest.mark.parametrize("top", [1, 8])
 def test_every_arithmetic_gives_the_same_exact_answer(matmul, case, top, monkeypatch):
-    monkeypatch.setattr(nearest, "_BLOCK_CENTERS", 96)
+    monkeypatch.setattr(certified_scan, "BLOCK_CENTERS", 96)
     _, z, centers = case
     found = CenterScan(centers, matmul=matmul).nearest(z, top)
     ids, scores = brute_force(z, centers, top)

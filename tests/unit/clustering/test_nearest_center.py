@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from mlcd.clustering import nearest_center, row_threads
+from mlcd.clustering.heads import Basis
 from mlcd.clustering.nearest import nearest_centers
-from mlcd.clustering.nearest_center import Basis, NearestCenter
+from mlcd.clustering.nearest_center import NearestCenter
 from mlcd.types import unit_rows
 
 
@@ -81,7 +82,7 @@ def test_bounds_hold_against_float64():
     exact = rows.astype(np.float64) @ centers.T.astype(np.float64)
     for one_in in (8, 4, 2):
         head = NearestCenter(centers, Basis(centers), one_in)._head
-        bounds = head.bounds(head.load(rows), 0).astype(np.float64)
+        bounds = head.bounds(head.heads.of(rows), 0).astype(np.float64)
         assert (exact <= bounds + head.score_slack).all()
         assert (bounds - exact).mean() < 0.5  # and say something
 

@@ -1,0 +1,159 @@
+"""A scan of one arithmetic, with a proof for each row: see `mlcd.clustering.nearest`.
+
+Shapes: B rows of a batch, K centers, C centers of a block, D dimension.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.clustering.arithmetics import BLOCK_CENTERS, MatmulName, open_matmul
+from mlcd.clustering.candidates import Candidates, first_of_each
+from mlcd.clustering.certificate import (
+    DOUBLE_MARGIN,
+    Norms,
+    Slack,
+    beyond_reach,
+    lowered,
+    raised,
+)
+from mlcd.clustering.exact_scores import first_of_all, scores_of_each
+from mlcd.clustering.matmul import Rounding
+from mlcd.types import Embeddings
+
+_RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
+
+
+@dataclass(frozen=True)
+class Found:
+    """Ids and float64 scores [B, top], and whether they are proven to be the answer, [B]."""
+
+    ids: NDArray[np.int64]
+    scores: NDArray[np.float64]
+    proven: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Distinct ids of centers [B, top] and their exact scores; -1 and -inf for none."""
+
+    ids: NDArray[np.integer]
+    scores: NDArray[np.float64]
+
+    def least(self) -> NDArray[np.float64]:
+        """Returns a bound of the last score of each row's answer from below, [B]."""
+        least_B: NDArray[np.float64] = self.scores.min(axis=1)
+        return least_B
+
+    def beyond(self, slack: Slack, rounding: Rounding) -> NDArray[np.float32]:
+        """Returns a threshold at or below which no product belongs to a center as near as the last
+        of these.
+        """
+        return beyond_reach(self.least() - slack.offset, slack.with_any(), rounding.output)
+
+
+class CertifiedScan:
+    """The centers in one arithmetic, and their lengths in it."""
+
+    def __init__(self, name: MatmulName, centers: Embeddings) -> None:
+        """Raises ConfigInvalid where torch is not installed."""
+        self.centers, self.name = centers, name
+        self.matmul = open_matmul(name, centers, BLOCK_CENTERS)
+        self.norms = Norms.of(centers, self.matmul)
+
+    def find(
+        self, top: int, kept: int, z_BD: Embeddings, seeds: NDArray[np.integer] | None
+    ) -> Found:
+        """Returns the first `top` centers of each row, and for which rows they are proven.
+
+        kept: the candidates of a row. seeds: ids of distinct centers [B, top], the nearer the
+        better; None for none.
+        """
+        rows = self.matmul.load(z_BD)
+        slack = Slack.of(rows, self.matmul.rounding, self.norms)
+        candidates = Candidates(len(z_BD), kept)
+        known = self._scan(z_BD, rows.data, slack, candidates, top, seeds)
+        ids, scores = self._rescored(z_BD, candidates, known, slack)
+        output = self.matmul.rounding.output
+        left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack.with_any()
+        last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
+        # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
+        proven_B = (left_out_B < last_B) & (ids[:, -1] >= 0) & slack.holds()
+        return Found(ids, scores, proven_B)
+
+    def _scan(
+        self,
+        z_BD: Embeddings,
+        rows: Any,
+        slack: Slack,
+        candidates: Candidates,
+        top: int,
+        seeds: NDArray[np.integer] | None,
+    ) -> _Known:
+        """Collects the centers whose product is within reach of the answer, and returns some of
+        the nearest.
+        """
+        matmul, rounding, slack_B = self.matmul, self.matmul.rounding, slack.with_any()
+        if seeds is not None:
+            candidates.pass_over(self._known(z_BD, seeds).beyond(slack, rounding))
+        reached_B, next_raise, num_centers = None, _RAISED_EVERY, len(self.centers)
+        for number, start in enumerate(range(0, num_centers, BLOCK_CENTERS)):
+            stop = min(start + BLOCK_CENTERS, num_centers)
+            product_BC = matmul.multiply(rows, start, stop)
+            if number == 0 and seeds is None and stop >= top:
+                reached_B = matmul.reached(product_BC, top)
+                least_B = lowered(reached_B.astype(np.float64), rounding.output) - slack_B
+                candidates.pass_over(beyond_reach(least_B, slack_B, rounding.output))
+            if number == 0 and reached_B is not None and rounding.inputs and stop < num_centers:
+                leaders = self._leaders(z_BD, product_BC, reached_B, top)
+                candidates.pass_over(leaders.beyond(slack, rounding))
+            elif number == next_raise and rounding.inputs:
+                known = self._known(z_BD, candidates.best(top))
+                candidates.pass_over(known.beyond(slack, rounding))
+                next_raise *= _RAISED_EVERY
+            candidates.add(matmul.above(product_BC, candidates.threshold), start)
+        return self._known(z_BD, candidates.reaching(reached_B, top))
+
+    def _leaders(
+        self,
+        z_BD: Embeddings,
+        product_BC: Any,
+        reached_B: NDArray[np.float32],
+        top: int,
+    ) -> _Known:
+        """Returns centers whose products reach these values, as at least `top` do. Their scores
+        bound the answer more closely than their products.
+        """
+        hits = self.matmul.above(product_BC, np.nextafter(reached_B, np.float32(-np.inf)))
+        ids = first_of_each(hits.rows, hits.columns, len(z_BD), top)
+        return self._known(z_BD, np.full((len(z_BD), top), -1) if ids is None else ids)
+
+    def _known(self, z_BD: Embeddings, ids: NDArray[np.integer]) -> _Known:
+        return _Known(ids, scores_of_each(z_BD, self.centers, ids))
+
+    def _rescored(
+        self,
+        z_BD: Embeddings,
+        candidates: Candidates,
+        known: _Known,
+        slack: Slack,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Returns the first of the known and the candidates by float64 score, as many as are known.
+
+        Only candidates that may be in the answer despite rounding are scored.
+        """
+        rounding = self.matmul.rounding
+        rows, ids, products = candidates.above(known.beyond(slack, rounding))
+        least_B = known.least() - DOUBLE_MARGIN
+        able = (known.ids[rows] != ids[:, None]).all(axis=1)
+        if rounding.inputs:  # the bound of each center
+            upper = raised(products.astype(np.float64), rounding.output)
+            able &= upper + slack.of_pairs(rows, ids) + slack.offset[rows] >= least_B[rows]
+        rows, ids = rows[able], ids[able]
+        if rounding.inputs:  # float32 rules most of them out, for less
+            scores = self.matmul.single_scores(z_BD, self.centers, rows, ids)
+            able = scores + slack.single[rows] >= least_B[rows]
+            rows, ids = rows[able], ids[able]
+        return first_of_all(z_BD, self.centers, known.ids, known.scores, rows, ids)

@@ -1,0 +1,77 @@
+"""The heads of vectors: a few components along directions that hold most of the centers, and the
+length of the rest. Their inner products bound those of the vectors from above.
+
+Let the columns of H be orthonormal but for E = H'H - I, Q the orthonormal matrix nearest to H, and
+y, w the heads H'x, H'c as computed in float32. A sum of D products is off by at most g = D u / (1 -
+D u) of its length (Higham, Accuracy and Stability, 3.1), and |H - Q| <= |E|, so
+
+    |y - Q'x| <= h |x|  with  h = g sqrt((columns of H) (1 + |E|)) + |E|.
+
+With the tails r_x, r_c that Q leaves out, by Cauchy-Schwarz,
+
+    x.c = (Q'x).(Q'c) + r_x.r_c <= y.w + |r_x| |r_c| + (2 h + h^2) |x| |c|,
+    |r|^2 = |x|^2 - |Q'x|^2 <= |x|^2 - |y|^2 + 2 h (1 + h) |x|^2.
+
+Shapes: N rows, K centers, D dimension, H components of a head.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.clustering.matmul import inner_products
+from mlcd.types import Embeddings
+
+_SAMPLE_CENTERS: Final = 8192
+_ROUNDOFF: Final = 2.0**-24
+_TINY: Final = 2.0**-120  # squares of float32 below this lose digits
+
+
+class Basis:
+    """An orthonormal basis, [D, D] float32; the directions that hold most of the given centers come
+    first.
+    """
+
+    def __init__(self, centers_KD: Embeddings) -> None:
+        sample = centers_KD[:: max(1, len(centers_KD) // _SAMPLE_CENTERS)]
+        # float32 is faster. The bounds include the measured distance from orthonormal.
+        _, vectors = np.linalg.eigh(sample.T @ sample)
+        self.vectors_DD: Embeddings = np.ascontiguousarray(vectors[:, ::-1])
+
+
+class Heads:
+    """The heads along given directions, the columns of `basis` [D, H].
+
+    slack: what the product of two heads may lack of that of the vectors x and c, of |x| |c|.
+    """
+
+    def __init__(self, basis_DH: Embeddings) -> None:
+        self.basis = np.ascontiguousarray(basis_DH)
+        dimension, num = basis_DH.shape
+        exact = self.basis.astype(np.float64)
+        skew = float(np.linalg.norm(exact.T @ exact - np.eye(num)))
+        growth = dimension * _ROUNDOFF / (1 - dimension * _ROUNDOFF)
+        off = growth * (num * (1 + skew)) ** 0.5 + skew
+        self.slack = 2 * off + off**2
+        # of |x|^2: also what the two sums of squares and a few single steps in float32 lose
+        self._tail_slack = 2 * off * (1 + off) + 2 * growth * (1 + off) ** 2 + 8 * _ROUNDOFF
+
+    def of(self, rows_ND: Embeddings) -> Embeddings:
+        """Returns [N, H + 1] float32: the head of each row, and a length that its tail does not
+        exceed.
+        """
+        heads = np.empty((len(rows_ND), self.basis.shape[1] + 1), dtype=np.float32)
+        heads[:, :-1] = rows_ND @ self.basis
+        whole_N = inner_products(rows_ND, rows_ND).astype(np.float64)
+        # row by row: a strided array would have another sum
+        of_head = np.ascontiguousarray(heads[:, :-1])
+        squares_N = whole_N * (1 + self._tail_slack) - inner_products(of_head, of_head) + _TINY
+        heads[:, -1] = _raised(np.sqrt(np.maximum(squares_N, 0)))
+        return heads
+
+
+def _raised(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Returns float32 numbers that are no lower."""
+    raised: NDArray[np.float32] = np.nextafter(values.astype(np.float32), np.float32(np.inf))
+    return raised
