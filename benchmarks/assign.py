@@ -48,7 +48,9 @@ _NOISE = 0.3  # length of the noise that is added to real vectors
 _COPIES = 16  # of a real center
 _REAL_CENTERS = 4096
 _AUDIT_BLOCK = 8192
-_WARM_UP: Final = 5_000_000_000  # multiplications of each contender, by which auto has chosen
+# multiplications of each contender, and rows for each component, by which auto has chosen
+_WARM_UP: Final = 110_000_000_000
+_WARM_UP_ROWS: Final = 2
 _PAUSE: Final = 0.05  # seconds; OpenMP's threads spin for some of them after a call
 _SHARED: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
 _MODEL: Final = "encoders/mobilenet_v2_imagenet/mobilenet_v2_1.0_224.onnx"
@@ -89,17 +91,7 @@ def compared(kind: str, options: argparse.Namespace) -> bool:
     if not names:
         raise SystemExit(f"none of {options.only or 'ours'} can run here")
     contenders = {name: open_contender(name, rows, centers, options.top) for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    answers: dict[str, Neighbors] = {}
-    clock = time.process_time if options.cpu_seconds else time.perf_counter
-    # The first runs warm up.
-    for _ in range(options.runs - (-_WARM_UP // (len(rows) * centers.size))):
-        for name, work in contenders.items():
-            time.sleep(_PAUSE)
-            started = clock()
-            answers[name] = work()
-            seconds[name].append(clock() - started)
-    seconds = {name: times[-options.runs :] for name, times in seconds.items()}
+    seconds, answers = timed(contenders, rows, centers, options)
     for name, times in seconds.items():
         theirs = seconds.get("faiss.knn")
         report(kind, name, times, theirs, 2 * len(rows) * centers.size, options)
@@ -114,6 +106,29 @@ def compared(kind: str, options: argparse.Namespace) -> bool:
         )
         print(f"{name:12} ({counts.products}) rows settled by: {levels}")
     return audit(rows, centers, answers, options.audited)
+
+
+def timed(
+    contenders: dict[str, Callable[[], Neighbors]],
+    rows: Embeddings,
+    centers: Embeddings,
+    options: argparse.Namespace,
+) -> tuple[dict[str, list[float]], dict[str, Neighbors]]:
+    """Returns the seconds of each run of each contender, in turn, and their answers."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    answers: dict[str, Neighbors] = {}
+    clock = time.process_time if options.cpu_seconds else time.perf_counter
+    warm_up = max(_WARM_UP, _WARM_UP_ROWS * rows.shape[1] * centers.size)
+    for work in contenders.values():
+        for _ in range(-(-warm_up // (len(rows) * centers.size))):
+            work()
+    for _ in range(options.runs):
+        for name, work in contenders.items():
+            time.sleep(_PAUSE)
+            started = clock()
+            answers[name] = work()
+            seconds[name].append(clock() - started)
+    return seconds, answers
 
 
 def read_options() -> argparse.Namespace:

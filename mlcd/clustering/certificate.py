@@ -84,7 +84,7 @@ class Slack:
         of_row_B += single * norms.shift * row_B + 4 * _SINGLE * norms.shift * norms.largest
         of_row_B += double * row_B * center
         of_single_B = single_error(row_B, center, norms.dimension)
-        order_B = 2 * double * row_B * center
+        order_B = order_error(row_B, center, norms.dimension)
         return cls(of_row_B, rows.lengths, rows.errors, rows.offsets, of_single_B, order_B, norms)
 
     def with_any(self) -> NDArray[np.float64]:
@@ -119,6 +119,17 @@ def single_error(
     return error_B * (_growth(dimension, _SINGLE) + 2 * _growth(dimension, _DOUBLE))
 
 
+def order_error(
+    length_B: NDArray[np.float64], longest: float, dimension: int
+) -> NDArray[np.float64]:
+    """Returns how far apart two orders of summation in float64 may place two scores of a row, [B].
+
+    length_B: at least |x| of each row. longest: at least |c| of each center.
+    """
+    error_B: NDArray[np.float64] = 4 * _growth(dimension, _DOUBLE) * length_B * longest
+    return error_B
+
+
 def has_room(length_B: NDArray[np.float64], longest: float) -> NDArray[np.bool_]:
     """Tells for each row, [B], whether float32 has room for the sum of any product."""
     room: NDArray[np.bool_] = length_B * longest < _ROOM
@@ -130,9 +141,8 @@ def double_error(rows_BD: Embeddings, norms: Norms) -> NDArray[np.float64]:
 
     norms: of centers without a shift.
     """
-    each_B = _growth(norms.dimension, _DOUBLE) * _lengths(rows_BD.astype(np.float64))
-    error_B: NDArray[np.float64] = 4 * each_B * norms.largest
-    return error_B
+    lengths_B = _lengths(rows_BD.astype(np.float64))
+    return order_error(lengths_B, norms.largest, norms.dimension)
 
 
 def _growth(num_terms: int, roundoff: float) -> float:

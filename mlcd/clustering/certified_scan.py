@@ -19,8 +19,9 @@ from mlcd.clustering.certificate import (
     lowered,
     raised,
 )
-from mlcd.clustering.exact_scores import first_of_all, scores_of_each
-from mlcd.clustering.matmul import Rounding
+from mlcd.clustering.exact_scores import ExactScores
+from mlcd.clustering.matmul import Rounding, single_scores
+from mlcd.clustering.quick_scores import QuickScores, widened
 from mlcd.types import Embeddings
 
 _RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
@@ -42,6 +43,10 @@ class _Known:
     ids: NDArray[np.integer]
     scores: NDArray[np.float64]
 
+    @classmethod
+    def of(cls, ids: NDArray[np.integer], exact: ExactScores) -> "_Known":
+        return cls(ids, exact.of_each(ids))
+
     def least(self) -> NDArray[np.float64]:
         """Returns a bound of the last score of each row's answer from below, [B]."""
         least_B: NDArray[np.float64] = self.scores.min(axis=1)
@@ -62,20 +67,30 @@ class CertifiedScan:
         self.centers, self.name = centers, name
         self.matmul = open_matmul(name, centers, BLOCK_CENTERS)
         self.norms = Norms.of(centers, self.matmul)
+        self.wide = widened(centers, self.matmul.pair_scores)
 
     def find(
-        self, top: int, kept: int, z_BD: Embeddings, seeds: NDArray[np.integer] | None
+        self,
+        top: int,
+        kept: int,
+        z_BD: Embeddings,
+        seeds: NDArray[np.integer] | None,
+        *,
+        float64: bool,
     ) -> Found:
         """Returns the first `top` centers of each row, and for which rows they are proven.
 
         kept: the candidates of a row. seeds: ids of distinct centers [B, top], the nearer the
-        better; None for none.
+        better; None for none. float64: false where scores are wanted in float32 alone.
         """
         rows = self.matmul.load(z_BD)
         slack = Slack.of(rows, self.matmul.rounding, self.norms)
         candidates = Candidates(len(z_BD), kept)
-        known = self._scan(z_BD, rows.data, slack, candidates, top, seeds)
-        ids, scores = self._rescored(z_BD, candidates, known, slack)
+        exact = ExactScores(z_BD, self.centers)
+        if self.wide is not None and not float64:
+            exact = QuickScores(z_BD, self.wide, slack.order)
+        known = self._scan(exact, rows.data, slack, candidates, top, seeds)
+        ids, scores = self._rescored(exact, candidates, known, slack)
         output = self.matmul.rounding.output
         left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack.with_any()
         last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
@@ -85,7 +100,7 @@ class CertifiedScan:
 
     def _scan(
         self,
-        z_BD: Embeddings,
+        exact: ExactScores,
         rows: Any,
         slack: Slack,
         candidates: Candidates,
@@ -97,7 +112,7 @@ class CertifiedScan:
         """
         matmul, rounding, slack_B = self.matmul, self.matmul.rounding, slack.with_any()
         if seeds is not None:
-            candidates.pass_over(self._known(z_BD, seeds).beyond(slack, rounding))
+            candidates.pass_over(_Known.of(seeds, exact).beyond(slack, rounding))
         reached_B, next_raise, num_centers = None, _RAISED_EVERY, len(self.centers)
         for number, start in enumerate(range(0, num_centers, BLOCK_CENTERS)):
             stop = min(start + BLOCK_CENTERS, num_centers)
@@ -107,18 +122,18 @@ class CertifiedScan:
                 least_B = lowered(reached_B.astype(np.float64), rounding.output) - slack_B
                 candidates.pass_over(beyond_reach(least_B, slack_B, rounding.output))
             if number == 0 and reached_B is not None and rounding.inputs and stop < num_centers:
-                leaders = self._leaders(z_BD, product_BC, reached_B, top)
+                leaders = self._leaders(exact, product_BC, reached_B, top)
                 candidates.pass_over(leaders.beyond(slack, rounding))
             elif number == next_raise and rounding.inputs:
-                known = self._known(z_BD, candidates.best(top))
+                known = _Known.of(candidates.best(top), exact)
                 candidates.pass_over(known.beyond(slack, rounding))
                 next_raise *= _RAISED_EVERY
             candidates.add(matmul.above(product_BC, candidates.threshold), start)
-        return self._known(z_BD, candidates.reaching(reached_B, top))
+        return _Known.of(candidates.reaching(reached_B, top), exact)
 
     def _leaders(
         self,
-        z_BD: Embeddings,
+        exact: ExactScores,
         product_BC: Any,
         reached_B: NDArray[np.float32],
         top: int,
@@ -127,15 +142,13 @@ class CertifiedScan:
         bound the answer more closely than their products.
         """
         hits = self.matmul.above(product_BC, np.nextafter(reached_B, np.float32(-np.inf)))
-        ids = first_of_each(hits.rows, hits.columns, len(z_BD), top)
-        return self._known(z_BD, np.full((len(z_BD), top), -1) if ids is None else ids)
-
-    def _known(self, z_BD: Embeddings, ids: NDArray[np.integer]) -> _Known:
-        return _Known(ids, scores_of_each(z_BD, self.centers, ids))
+        num_rows = len(exact.z_BD)
+        ids = first_of_each(hits.rows, hits.columns, num_rows, top)
+        return _Known.of(np.full((num_rows, top), -1) if ids is None else ids, exact)
 
     def _rescored(
         self,
-        z_BD: Embeddings,
+        exact: ExactScores,
         candidates: Candidates,
         known: _Known,
         slack: Slack,
@@ -147,13 +160,15 @@ class CertifiedScan:
         rounding = self.matmul.rounding
         rows, ids, products = candidates.above(known.beyond(slack, rounding))
         least_B = known.least() - DOUBLE_MARGIN
-        able = (known.ids[rows] != ids[:, None]).all(axis=1)
         if rounding.inputs:  # the bound of each center
             upper = raised(products.astype(np.float64), rounding.output)
-            able &= upper + slack.of_pairs(rows, ids) + slack.offset[rows] >= least_B[rows]
+            able = upper + slack.of_pairs(rows, ids) + slack.offset[rows] >= least_B[rows]
+            rows, ids = rows[able], ids[able]
+        able = (known.ids[rows] != ids[:, None]).all(axis=1)
         rows, ids = rows[able], ids[able]
         if rounding.inputs:  # float32 rules most of them out, for less
-            scores = self.matmul.single_scores(z_BD, self.centers, rows, ids)
+            single = self.matmul.pair_scores or single_scores
+            scores = single(exact.z_BD, self.centers, rows, ids)
             able = scores + slack.single[rows] >= least_B[rows]
             rows, ids = rows[able], ids[able]
-        return first_of_all(z_BD, self.centers, known.ids, known.scores, rows, ids)
+        return exact.first_of_all(known.ids, known.scores, rows, ids)

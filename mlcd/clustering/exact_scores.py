@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.matmul import PAIRS, ranks
+from mlcd.clustering.matmul import pairs_at_once, ranks
 from mlcd.types import Embeddings
 
 # Components that einsum sums at once: it divides longer sums, elsewhere for other numbers of pairs.
@@ -45,12 +45,12 @@ def exact_scores(
 
     The order of summation is always the same, whatever the other pairs are.
     """
-    scores = np.empty(len(rows))
+    scores, at_once = np.empty(len(rows)), pairs_at_once(z_BD.shape[1])
     # memory that is used again: fresh pages for every part would cost more than the sums
-    shape = (min(PAIRS, len(rows)), z_BD.shape[1])
+    shape = (min(at_once, len(rows)), z_BD.shape[1])
     as_read, of_centers, of_rows = (np.empty(shape, t) for t in (np.float32, float, float))
-    for start in range(0, len(rows), PAIRS):
-        part = slice(start, min(start + PAIRS, len(rows)))
+    for start in range(0, len(rows), at_once):
+        part = slice(start, min(start + at_once, len(rows)))
         num = part.stop - part.start
         for source, index, exact in ((centers, columns, of_centers), (z_BD, rows, of_rows)):
             np.take(source, index[part], axis=0, out=as_read[:num], mode="clip")
@@ -66,7 +66,7 @@ def scores_of_each(
     of -1.
     """
     scores_BM = np.empty(ids_BM.shape)
-    num_rows = max(1, PAIRS // max(1, ids_BM.shape[1]))
+    num_rows = max(1, pairs_at_once(z_BD.shape[1]) // max(1, ids_BM.shape[1]))
     shape = (num_rows, ids_BM.shape[1], z_BD.shape[1])
     as_read, of_centers = np.empty(shape, np.float32), np.empty(shape)
     of_rows = np.empty((num_rows, z_BD.shape[1]))
@@ -102,22 +102,40 @@ def first_in_order(
     return np.take_along_axis(ids_BM, order, axis=1), np.take_along_axis(scores_BM, order, axis=1)
 
 
-def first_of_all(
-    z_BD: Embeddings,
-    centers: Embeddings,
-    known_ids_BL: NDArray[np.integer],
-    known_scores_BL: NDArray[np.float64],
-    rows: NDArray[np.int64],
-    columns: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Returns the first L of each row among the known, whose scores are given, and other pairs of
-    rows, in ascending order, and centers: ids and scores [B, L].
-    """
-    top = known_ids_BL.shape[1]
-    slot = top + ranks(rows, len(z_BD))
-    ids_BM = np.full((len(z_BD), slot.max(initial=top - 1) + 1), -1, dtype=np.int64)
-    scores_BM = np.full(ids_BM.shape, -np.inf)
-    ids_BM[:, :top], scores_BM[:, :top] = known_ids_BL, known_scores_BL
-    ids_BM[rows, slot] = columns
-    scores_BM[rows, slot] = exact_scores(z_BD, centers, rows, columns)
-    return first_in_order(ids_BM, scores_BM, top)
+class ExactScores:
+    """The exact scores of a batch of rows."""
+
+    def __init__(self, z_BD: Embeddings, centers: Embeddings) -> None:
+        self.z_BD, self.centers = z_BD, centers
+
+    def of_each(self, ids_BM: NDArray[np.integer]) -> NDArray[np.float64]:
+        """Returns the score of each row and each of its centers; -inf for an id of -1."""
+        return scores_of_each(self.z_BD, self.centers, ids_BM)
+
+    def of_pairs(self, rows: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns the score of each pair of a row, in ascending order, and a center."""
+        return exact_scores(self.z_BD, self.centers, rows, ids)
+
+    def first(
+        self, ids_BM: NDArray[np.int64], scores_BM: NDArray[np.float64], top: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Returns what `first_in_order` does."""
+        return first_in_order(ids_BM, scores_BM, top)
+
+    def first_of_all(
+        self,
+        known_ids_BL: NDArray[np.integer],
+        known_scores_BL: NDArray[np.float64],
+        rows: NDArray[np.int64],
+        ids: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Returns the first L of each row among the known, whose scores are given, and other pairs
+        of rows, in ascending order, and centers: ids and scores [B, L].
+        """
+        top = known_ids_BL.shape[1]
+        slot = top + ranks(rows, len(self.z_BD))
+        ids_BM = np.full((len(self.z_BD), slot.max(initial=top - 1) + 1), -1, dtype=np.int64)
+        scores_BM = np.full(ids_BM.shape, -np.inf)
+        ids_BM[:, :top], scores_BM[:, :top] = known_ids_BL, known_scores_BL
+        ids_BM[rows, slot], scores_BM[rows, slot] = ids, self.of_pairs(rows, ids)
+        return self.first(ids_BM, scores_BM, top)

@@ -14,30 +14,39 @@ from mlcd.types import Embeddings
 
 _SHARES: Final = (0.125, 0.1875, 0.25, 0.3, 0.4, 0.5)  # of the components
 _SAMPLE_CENTERS: Final = 4096
-# In multiplications of the arithmetic: what a product costs besides, to be looked through; what one
-# in float32 costs, by which a row's head is made; and a component of a center that is left.
-_EACH_CENTER: Final = 128
+# In multiplications of eight bits, by timings of two kinds of data on an AVX2 core: to look through
+# one product; one of float32, by which a row's head is made; and, for each component, a pair that
+# is kept for a while and one that is scored in the end.
+_EACH_PRODUCT: Final = 128
 _EACH_OF_HEAD: Final = 2
-_EACH_LEFT: Final = 20
-_WORTH_A_TRY: Final = 0.9  # of the cost of whole products
+_EACH_KEPT: Final = 4
+_EACH_SCORED: Final = 30
 
 
 def promising_components(
-    basis: Basis, centers: Embeddings, rows_BD: Embeddings, last_B: NDArray[np.float64]
+    basis: Basis, centers: Embeddings, rows_BD: Embeddings, scores_BL: NDArray[np.float64]
 ) -> int | None:
     """Returns the number of components that costs least; None where whole products do.
 
-    last_B: the last score of the answer of each row.
+    scores_BL: the scores of each row's answer.
     """
     num_centers, dimension = centers.shape
     sample = centers[:: max(1, num_centers // _SAMPLE_CENTERS)]
-    costs = {dimension: _WORTH_A_TRY * num_centers * (dimension + _EACH_CENTER)}
+    num_each = num_centers / len(sample)
+    last_B = scores_BL.min(axis=1)
+    # what is known of the last score once the sample is seen
+    top = min(scores_BL.shape[1], len(sample))
+    known_B = np.partition(rows_BD @ sample.T, -top, axis=1)[:, -top]
+    costs = {dimension: num_centers * float(dimension + _EACH_PRODUCT)}
     for share in _SHARES:
         num = int(share * dimension)
         heads = Heads(basis.vectors_DD[:, :num])
         bounds_BK = heads.of(rows_BD) @ heads.of(sample).T
-        left = float(np.mean(bounds_BK >= last_B[:, None])) * num_centers
-        costs[num] = num_centers * (num + _EACH_CENTER)
-        costs[num] += dimension * (_EACH_OF_HEAD * num + _EACH_LEFT * left)
+        kept, scored = (
+            np.count_nonzero(bounds_BK >= least_B[:, None]) / len(rows_BD) * num_each
+            for least_B in (known_B, last_B)
+        )
+        costs[num] = num_centers * (num + _EACH_PRODUCT)
+        costs[num] += dimension * (_EACH_OF_HEAD * num + _EACH_KEPT * kept + _EACH_SCORED * scored)
     best = min(costs, key=costs.__getitem__)
     return None if best == dimension else best

@@ -24,10 +24,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.arithmetics import BLOCK_CENTERS, MatmulName, open_matmul
-from mlcd.clustering.certificate import Norms, Slack, beyond_reach, has_room, single_error
-from mlcd.clustering.exact_scores import first_of_all, scores_of_each
+from mlcd.clustering.certificate import (
+    Norms,
+    Slack,
+    beyond_reach,
+    has_room,
+    order_error,
+    single_error,
+)
+from mlcd.clustering.exact_scores import ExactScores
 from mlcd.clustering.heads import Basis, Heads
-from mlcd.clustering.matmul import lengths, ranks
+from mlcd.clustering.matmul import lengths, ranks, single_scores
+from mlcd.clustering.quick_scores import QuickScores, widened
 from mlcd.clustering.shortlist import Shortlist
 from mlcd.types import Embeddings
 
@@ -53,9 +61,11 @@ class HeadScan:
         for start in range(0, len(centers_KD), BLOCK_CENTERS):
             block = slice(start, start + BLOCK_CENTERS)
             heads_KH[block] = self.heads.of(centers_KD[self.order_K[block]])
-        self.matmul = open_matmul(matmul, heads_KH)
+        self.matmul = open_matmul(matmul, heads_KH, BLOCK_CENTERS)
         self.norms = Norms.of(heads_KH, self.matmul)
         self.longest = float(lengths(centers_KD).max(initial=0.0))
+        self.pair_scores = self.matmul.pair_scores or single_scores
+        self.wide = widened(centers_KD, self.matmul.pair_scores)
         self.name = f"{self.matmul.name}, heads of {num_components}"
 
     def shortlist(self, rows_BD: Embeddings, top: int, room: int) -> Shortlist:
@@ -106,6 +116,10 @@ class _Search:
         self._slack = Slack.of(self._loaded, scan.matmul.rounding, scan.norms)
         self._slack_B = self._slack.with_any() + scan.heads.slack * length_B * scan.longest
         self._single_B = single_error(length_B, scan.longest, rows_BD.shape[1])
+        self._exact = ExactScores(rows_BD, scan.centers)
+        if scan.wide is not None:
+            order_B = order_error(length_B, scan.longest, rows_BD.shape[1])
+            self._exact = QuickScores(rows_BD, scan.wide, order_B)
         self._left_B = ~(self._slack.holds() & has_room(length_B, scan.longest))
         self._best_BL = np.full((len(rows_BD), top), -np.inf, dtype=np.float32)
         self._threshold_B = np.full(len(rows_BD), -np.inf, dtype=np.float32)
@@ -176,7 +190,7 @@ class _Search:
 
     def _scored(self, pairs: _Pairs) -> _Pairs:
         scan = self._scan
-        scores = scan.matmul.single_scores(self._rows_BD, scan.centers, pairs.rows, pairs.ids)
+        scores = scan.pair_scores(self._rows_BD, scan.centers, pairs.rows, pairs.ids)
         return replace(pairs, scores=scores)
 
     def _learn(self, pairs: _Pairs) -> None:
@@ -211,13 +225,13 @@ class _Search:
         best, rank = best[rank < self._top], rank[rank < self._top]
         ids = np.full(self._best_BL.shape, -1, dtype=np.int64)
         ids[pairs.rows[best], rank] = pairs.ids[best]
-        scores = scores_of_each(self._rows_BD, self._scan.centers, ids)
         rest = np.ones(len(pairs.rows), dtype=np.bool_)
         rest[best] = False
-        others = pairs.rows[rest], pairs.ids[rest]
-        ids, scores = first_of_all(self._rows_BD, self._scan.centers, ids, scores, *others)
+        ids, scores = self._exact.first_of_all(
+            ids, self._exact.of_each(ids), pairs.rows[rest], pairs.ids[rest]
+        )
         sure = ~self._left_B & (ids[:, -1] >= 0)
-        return Shortlist(ids, scores, sure, sure, exact=True)
+        return Shortlist(ids, scores, sure, sure)
 
 
 def _turned(basis_DH: Embeddings) -> Embeddings:

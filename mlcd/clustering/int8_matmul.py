@@ -32,7 +32,7 @@ from mlcd.clustering.matmul import (
     reached_by,
 )
 from mlcd.clustering.shift import mean_of, offsets, shifted
-from mlcd.clustering.torch_matmul import single_scores
+from mlcd.clustering.torch_matmul import pair_scores
 from mlcd.cores import cpu_features
 from mlcd.types import Embeddings
 
@@ -41,7 +41,7 @@ _WIDE, _NARROW = 127, 63  # largest numbers of the rows with and without VNNI
 _BLOCK_CENTERS: Final = 4096
 _PACKED_FOR: Final = 1024  # rows
 _TILE: Final = 64  # centers
-_LOADED: Final = 1 << 16  # components prepared at once
+_LOADED: Final = 1 << 18  # components prepared at once
 _MOST_COMPONENTS: Final = 1 << 15  # int32 holds the sums of twice as many
 _NEAR: Final = 1e-3
 _TINY: Final = np.float32(1e-30)
@@ -51,7 +51,7 @@ class Int8Matmul:
     """The arithmetic of eight-bit integers; see `mlcd.clustering.matmul.Matmul`."""
 
     name = "torch int8 cpu"
-    single_scores = staticmethod(single_scores)
+    pair_scores = staticmethod(pair_scores)
 
     def __init__(self, centers_KD: Embeddings, block: int = _BLOCK_CENTERS) -> None:
         self._block = block

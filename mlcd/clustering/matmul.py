@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from mlcd.types import Embeddings
 
-# Pairs scored at once: few, so that they stay in the cache, and enough that threads seldom wait for
-# Python's lock, which each step takes.
-PAIRS: Final = 512
+# Components of pairs that are scored at once: few, so that they stay in the cache, and enough that
+# threads seldom wait for Python's lock, which each step takes.
+_AT_ONCE: Final = 1 << 18
 _GROUP: Final = 16  # entries in a group, of which only the largest counts
 _GROUPS_EACH: Final = 2  # groups at least for each entry that is looked for
 _UNDERFLOW: Final = 2.0**-63  # above a component whose square float32 may round to nothing
@@ -65,8 +65,8 @@ class Loaded:
     offsets: NDArray[np.float64]
 
 
-ScorePairs: TypeAlias = Callable[
-    [Embeddings, Embeddings, NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]
+PairScores: TypeAlias = Callable[
+    [NDArray[Any], NDArray[Any], NDArray[np.int64], NDArray[np.int64]], NDArray[Any]
 ]
 
 
@@ -108,11 +108,17 @@ class Matmul(Protocol):
         ...
 
     @property
-    def single_scores(self) -> ScorePairs:
-        """Returns the function of (rows [B, D], centers [K, D], row of each pair, in ascending
-        order, and center of each) that gives the float32 score of each pair.
+    def pair_scores(self) -> PairScores | None:
+        """Returns a function of (rows [B, D], centers [K, D], row of each pair, in ascending order,
+        and center of each) that gives the score of each pair, in float32 or in float64 as the
+        vectors are, faster than numpy does; None for none.
         """
         ...
+
+
+def pairs_at_once(dimension: int) -> int:
+    """Returns the number of pairs to score at once."""
+    return max(1, _AT_ONCE // dimension)
 
 
 def single_scores(
@@ -121,10 +127,10 @@ def single_scores(
     """Returns the float32 score of each (row, center) pair, for a few times less than the exact
     one.
     """
-    scores = np.empty(len(rows), dtype=np.float32)
-    of_centers, of_rows = np.empty((2, min(PAIRS, len(rows)), z_BD.shape[1]), np.float32)
-    for start in range(0, len(rows), PAIRS):
-        part = slice(start, min(start + PAIRS, len(rows)))
+    scores, at_once = np.empty(len(rows), dtype=np.float32), pairs_at_once(z_BD.shape[1])
+    of_centers, of_rows = np.empty((2, min(at_once, len(rows)), z_BD.shape[1]), np.float32)
+    for start in range(0, len(rows), at_once):
+        part = slice(start, min(start + at_once, len(rows)))
         num = part.stop - part.start
         np.take(centers, columns[part], axis=0, out=of_centers[:num], mode="clip")
         np.take(z_BD, rows[part], axis=0, out=of_rows[:num], mode="clip")
@@ -138,7 +144,7 @@ class NumpyMatmul:
     name = "numpy fp32"
     rounding = Rounding(inputs=False, sum_roundoff=2.0**-24, output=0.0)
     shift = None
-    single_scores = staticmethod(single_scores)
+    pair_scores = None
 
     def __init__(self, centers_KD: Embeddings) -> None:
         self._centers_KD = centers_KD

@@ -246,7 +246,7 @@ class CenterScan:
             return [self._way]
         _, scores, _ = self._search(self._way, rows, top, None, 0, float64=True)
         basis = Basis(self.centers)
-        num = promising_components(basis, self.centers, rows, scores[:, -1])
+        num = promising_components(basis, self.centers, rows, scores)
         if num is None:
             return [self._way]
         return [self._way, _Way(scan, HeadScan(self.centers, basis, num, scan.name))]
@@ -332,9 +332,9 @@ class CenterScan:
         kept = max(_KEPT_LEAST[rounding.inputs], _KEPT_EACH[rounding.inputs] * top)
         kept *= 2 if rounding.coarse else 1
         if way.lister is None or way.scan is not self._exact:
-            yield level, partial(way.scan.find, top, kept)
-            yield 1, partial(way.scan.find, top, _WIDER * kept)
-        yield 2, partial(self._exact.find, top, _WIDER * kept)
+            yield level, partial(way.scan.find, top, kept, float64=float64)
+            yield 1, partial(way.scan.find, top, _WIDER * kept, float64=float64)
+        yield 2, partial(self._exact.find, top, _WIDER * kept, float64=float64)
 
     def _shortlisted(
         self,
@@ -348,8 +348,6 @@ class CenterScan:
     ) -> Found:
         found = lister.shortlist(z_BD, top, room)
         ids, scores = found.ids[:, :top].copy(), found.scores[:, :top].copy()
-        if found.exact:
-            return Found(ids, scores, found.sure)
         # The scores of a device are summed in an order of its own.
         (again,) = np.nonzero(found.sure if float64 else found.sure & ~found.clear)
         rows, places = np.nonzero(found.ids[again] >= 0)

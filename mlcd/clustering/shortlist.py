@@ -16,15 +16,13 @@ class Shortlist:
     none.
 
     sure: [B], where the answer is among them. clear: [B], where the first are the answer in its
-    order, and their scores in float32 are its scores, whatever the order of summation. exact: true
-    where the scores are those of `mlcd.clustering.exact_scores`, in its order of summation.
+    order, and their scores in float32 are its scores, whatever the order of summation.
     """
 
     ids: NDArray[np.int64]
     scores: NDArray[np.float64]
     sure: NDArray[np.bool_]
     clear: NDArray[np.bool_]
-    exact: bool = False
 
     @classmethod
     def of_none(cls, num_rows: int, top: int) -> "Shortlist":

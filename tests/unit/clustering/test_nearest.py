@@ -105,7 +105,9 @@ def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
     scan = CenterScan(centers, matmul="torch-bf16")
     passes = []
     find = scan._way.scan.find
-    monkeypatch.setattr(scan._way.scan, "find", lambda *args: passes.append(args[1]) or find(*args))
+    monkeypatch.setattr(
+        scan._way.scan, "find", lambda *args, **how: passes.append(args[1]) or find(*args, **how)
+    )
     found = scan.nearest(z, 8)
     assert (found.ids == brute_force(z, centers, 8)[0]).all()
     narrow = passes[0]

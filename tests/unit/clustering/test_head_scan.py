@@ -1,0 +1,151 @@
+import numpy as np
+import pytest
+
+from mlcd.clustering import head_scan, nearest, row_threads
+from mlcd.clustering.head_choice import promising_components
+from mlcd.clustering.head_scan import HeadScan
+from mlcd.clustering.heads import Basis
+from mlcd.clustering.nearest import CenterScan
+from mlcd.types import unit_rows
+
+pytestmark = pytest.mark.plain_cpu
+
+ARITHMETICS = ["numpy", "torch-fp32", "torch-bf16", "torch-int8"]
+
+
+def drawn(num, dimension, seed, power=1.0):
+    weights = (1.0 + np.arange(dimension)) ** -power
+    return unit_rows(np.random.default_rng(seed).standard_normal((num, dimension)) * weights)
+
+
+def with_heads(centers, num, matmul="numpy"):
+    scan = CenterScan(centers, matmul=matmul)
+    heads = HeadScan(scan.centers, Basis(scan.centers), num, matmul)
+    scan._way = nearest._Way(scan._way.scan, heads)
+    return scan
+
+
+def cases():
+    families = np.repeat(drawn(40, 96, 2), 16, axis=0)
+    jittered = unit_rows(families + 0.1 * drawn(640, 96, 3))
+    yield "decaying", drawn(200, 96, 0), drawn(700, 96, 1)
+    yield "flat", drawn(200, 96, 0, 0.0), drawn(700, 96, 1, 0.0)
+    yield "families", drawn(200, 96, 4), jittered
+    yield "rows that are centers", jittered[:200], jittered
+    yield "equal centers", drawn(200, 96, 4), families
+    yield "nearly equal", drawn(200, 96, 4), unit_rows(families + 1e-7 * drawn(640, 96, 5))
+    cone = 30 * np.eye(96)[:1]
+    yield "in a cone", unit_rows(drawn(200, 96, 0) + cone), unit_rows(drawn(700, 96, 1) + cone)
+    lengths = np.geomspace(1e-3, 1e3, 200, dtype=np.float32)[:, None]
+    yield "of any length", lengths * drawn(200, 96, 0), 7 * drawn(700, 96, 1)
+    yield "zero rows", 0 * drawn(50, 96, 0), drawn(700, 96, 1)
+    yield "one center", drawn(50, 96, 0), drawn(1, 96, 1)
+
+
+@pytest.mark.parametrize("matmul", ARITHMETICS)
+@pytest.mark.parametrize("block", [128, 4096])
+@pytest.mark.parametrize(
+    ("rows", "centers"), [pytest.param(*case[1:], id=case[0]) for case in cases()]
+)
+def test_the_answer_is_that_of_whole_products(rows, centers, block, matmul, monkeypatch):
+    monkeypatch.setattr(head_scan, "BLOCK_CENTERS", block)
+    scan, plain = with_heads(centers, 24, matmul), CenterScan(centers, matmul="numpy")
+    for top in (1, 8):
+        for threshold in (None, 0.3):
+            expected = plain.nearest(rows, top, threshold)
+            found = scan.nearest(rows, top, threshold)
+            assert (found.ids == expected.ids).all()
+            assert (found.scores == expected.scores).all()
+
+
+@pytest.mark.parametrize("matmul", ARITHMETICS)
+def test_heads_settle_the_rows_where_few_directions_hold_most(matmul, monkeypatch):
+    monkeypatch.setattr(head_scan, "BLOCK_CENTERS", 512)
+    rows, centers = drawn(300, 128, 0), drawn(3000, 128, 1)
+    found = with_heads(centers, 48, matmul).nearest(rows, 8)
+    exact = rows.astype(np.float64) @ centers.astype(np.float64).T
+    assert (found.ids == np.argsort(-exact, axis=1, kind="stable")[:, :8]).all()
+    assert found.scan.proven == 300
+    assert found.scan.products.endswith("heads of 48")
+
+
+def test_where_heads_rule_little_out_whole_products_settle_the_rows(monkeypatch):
+    monkeypatch.setattr(HeadScan, "rooms", (8,))
+    monkeypatch.setattr(nearest, "_BATCH_ROWS", 64)
+    monkeypatch.setattr(HeadScan, "batch_rows", 64)
+    monkeypatch.setattr(row_threads, "allowed_threads", lambda: 1)
+    rows, centers = drawn(200, 128, 0, 0.0), drawn(3000, 128, 1, 0.0)
+    scan, asked = with_heads(centers, 16, "torch-int8"), []
+    shortlist = HeadScan.shortlist
+    monkeypatch.setattr(HeadScan, "shortlist", lambda *args: asked.append(1) or shortlist(*args))
+    found = scan.nearest(rows, 8)
+    assert (found.ids == CenterScan(centers, matmul="numpy").nearest(rows, 8).ids).all()
+    assert found.scan.proven == 0
+    assert len(asked) < 4  # batches: the next ones begin with whole products
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_products_that_float32_cannot_hold_are_left_to_whole_vectors(size):
+    rows, centers = drawn(64, 96, 0) * np.float32(size), drawn(700, 96, 1) * np.float32(size)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = with_heads(centers, 24).nearest(rows, 8)
+    exact = rows.astype(np.float64) @ centers.astype(np.float64).T
+    assert (found.ids == np.argsort(-exact, axis=1, kind="stable")[:, :8]).all()
+
+
+def test_pairs_that_wait_are_few_at_a_time(monkeypatch):
+    monkeypatch.setattr(head_scan, "BLOCK_CENTERS", 128)
+    monkeypatch.setattr(head_scan, "_MOST_WAITING", 1)
+    rows, centers = drawn(100, 96, 0), drawn(3000, 96, 1)
+    found = with_heads(centers, 24).nearest(rows, 8)
+    assert (found.ids == CenterScan(centers, matmul="numpy").nearest(rows, 8).ids).all()
+
+
+@pytest.mark.parametrize("num", [1, 5, 128, 129, 1000])
+def test_the_first_block_is_a_sample_of_all(num, monkeypatch):
+    monkeypatch.setattr(head_scan, "BLOCK_CENTERS", 128)
+    order = head_scan._sample_first(num)
+    assert sorted(order) == list(range(num))
+    assert len(set(np.diff(order[: min(num, 128)]))) <= 1
+    assert order[: min(num, 128)].max() >= 0.8 * num - 1
+
+
+def test_heads_are_promised_where_few_directions_hold_most_and_only_there():
+    rows = drawn(256, 128, 0)
+    for power, few in ((2.0, True), (0.0, False)):
+        scores = CenterScan(centers, matmul="numpy").search(drawn(256, 128, 0, power), 8)[1]
+        num = promising_components(Basis(centers), centers, drawn(256, 128, 0, power), scores)
+        assert (num is not None) is few
+        assert num is None or num <= 64
+
+
+@pytest.mark.parametrize("power", [0.0, 2.0])
+def test_heads_are_timed_once_there_is_work_for_it(power, monkeypatch):
+    monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 1)
+    monkeypatch.setattr(nearest, "_WORTH_HEADS", 1)
+    monkeypatch.setattr(nearest, "_HEADS_EACH", 4)
+    rows, centers = drawn(512, 128, 0, power), drawn(6000, 128, 1, power)
+    scan, timed = CenterScan(centers), []
+    fastest = scan._fastest
+    monkeypatch.setattr(
+        scan, "_fastest", lambda ways, *rest: timed.append(ways) or fastest(ways, *rest)
+    )
+    expected = CenterScan(centers, matmul="numpy").nearest(rows, 8)
+    for _ in range(3):
+        found = scan.nearest(rows, 8)
+        assert (found.ids == expected.ids).all()
+        assert (found.scores == expected.scores).all()
+    assert scan._choice is None
+    with_lister = [way for ways in timed for way in ways if isinstance(way.lister, HeadScan)]
+    assert len(with_lister) == (power > 0)
+
+
+def test_short_vectors_have_no_heads(monkeypatch):
+    monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 1)
+    monkeypatch.setattr(nearest, "_WORTH_HEADS", 1)
+    rows, centers = drawn(512, 32, 0), drawn(600, 32, 1)
+    scan = CenterScan(centers)
+    for _ in range(3):
+        scan.nearest(rows, 8)
+    assert scan._choice is None
+    assert scan._way.lister is None
