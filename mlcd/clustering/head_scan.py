@@ -186,7 +186,10 @@ class _Search:
             self._learn(leaders)
         kept = [pairs.above(self._threshold_B) for pairs in self._held + self._fresh]
         self._held, self._fresh, self._num_fresh = [_Pairs.joined(kept)], [], 0
-        self._leave(np.bincount(self._held[0].rows, minlength=len(self._left_B)) > self._room)
+        too_many_B = np.bincount(self._held[0].rows, minlength=len(self._left_B)) > self._room
+        if too_many_B.any():
+            self._leave(too_many_B)
+            self._held = [self._held[0].above(self._threshold_B)]
 
     def _scored(self, pairs: _Pairs) -> _Pairs:
         scan = self._scan
@@ -230,7 +233,7 @@ class _Search:
         ids, scores = self._exact.first_of_all(
             ids, self._exact.of_each(ids), pairs.rows[rest], pairs.ids[rest]
         )
-        sure = ~self._left_B & (ids[:, -1] >= 0)
+        sure = ids[:, -1] >= 0  # a row that was left has none
         return Shortlist(ids, scores, sure, sure)
 
 

@@ -69,7 +69,9 @@ _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the 
 _WORTH_A_TIMING: Final = 2_500_000_000  # multiplications: 25 ms of two cores
 _WORTH_HEADS: Final = 100_000_000_000  # multiplications: 0.3 to 0.5 s of two cores
 _HEADS_EACH: Final = 2  # rows at least for each component: to make heads costs as much as that
+_BASIS_EACH: Final = 20  # multiplications to find a basis, of the dimension's cube
 _HEADS_LEAST: Final = 128  # components of vectors, below which a product costs little
+_LONGEST: Final = 2.0**40  # centers of which a basis is looked for, so that float32 holds squares
 _TIMED_WAYS: Final = 2  # of fastest products, timed with all that the answer takes
 _NUM_LEVELS: Final = 4  # those of ScanCounts: proven, wider, float32, float64
 
@@ -233,7 +235,8 @@ class CenterScan:
         if self._choice == "arithmetic":
             return _WORTH_A_TIMING
         dimension: int = self.centers.shape[1]
-        return max(_WORTH_HEADS, _HEADS_EACH * dimension * self.centers.size)
+        to_make = _HEADS_EACH * dimension * self.centers.size + _BASIS_EACH * dimension**3
+        return max(_WORTH_HEADS, to_make)
 
     def _with_heads(self, rows: Embeddings, top: int) -> "list[_Way]":
         """Returns the present way, and one with heads where they promise to be faster."""
@@ -242,7 +245,8 @@ class CenterScan:
         from mlcd.clustering.heads import Basis
 
         scan = self._way.scan
-        if self._way.lister is not None or self.centers.shape[1] < _HEADS_LEAST:
+        short = self.centers.shape[1] < _HEADS_LEAST
+        if self._way.lister is not None or short or self._exact.norms.largest > _LONGEST:
             return [self._way]
         _, scores, _ = self._search(self._way, rows, top, None, 0, float64=True)
         basis = Basis(self.centers)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from mlcd.clustering import head_scan, nearest, row_threads
+from mlcd.clustering import head_choice, head_scan, nearest, row_threads
 from mlcd.clustering.head_choice import promising_components
 from mlcd.clustering.head_scan import HeadScan
 from mlcd.clustering.heads import Basis
@@ -84,7 +84,20 @@ def test_where_heads_rule_little_out_whole_products_settle_the_rows(monkeypatch)
     assert len(asked) < 4  # batches: the next ones begin with whole products
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e30])
+@pytest.mark.parametrize("block", [256, 4096])
+def test_single_rows_near_which_too_many_remain_are_left(block, monkeypatch):
+    monkeypatch.setattr(head_scan, "BLOCK_CENTERS", block)
+    monkeypatch.setattr(HeadScan, "rooms", (6,))
+    centers = drawn(3000, 128, 1, 2.0)
+    rows = np.concatenate([drawn(200, 128, 0, 2.0), drawn(20, 128, 0, 0.0)])
+    found = with_heads(centers, 8).nearest(rows, 8)
+    expected = CenterScan(centers, matmul="numpy").nearest(rows, 8)
+    assert (found.ids == expected.ids).all()
+    assert (found.scores == expected.scores).all()
+    assert 0 < found.scan.float32 < 100
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e19, 2e19, 4e19, 1e20, 1e30])
 def test_products_that_float32_cannot_hold_are_left_to_whole_vectors(size):
     rows, centers = drawn(64, 96, 0) * np.float32(size), drawn(700, 96, 1) * np.float32(size)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -93,12 +106,19 @@ def test_products_that_float32_cannot_hold_are_left_to_whole_vectors(size):
     assert (found.ids == np.argsort(-exact, axis=1, kind="stable")[:, :8]).all()
 
 
-def test_pairs_that_wait_are_few_at_a_time(monkeypatch):
+@pytest.mark.parametrize(("most", "num_raised"), [(1, 25), (1 << 20, 6)])
+def test_pairs_wait_until_they_are_many_or_the_blocks_seen_twice_as_many(
+    most, num_raised, monkeypatch
+):
     monkeypatch.setattr(head_scan, "BLOCK_CENTERS", 128)
-    monkeypatch.setattr(head_scan, "_MOST_WAITING", 1)
+    monkeypatch.setattr(head_scan, "_MOST_WAITING", most)
+    raised, search = [], head_scan._Search
+    once = search._raise
+    monkeypatch.setattr(search, "_raise", lambda self: raised.append(1) or once(self))
     rows, centers = drawn(100, 96, 0), drawn(3000, 96, 1)
     found = with_heads(centers, 24).nearest(rows, 8)
     assert (found.ids == CenterScan(centers, matmul="numpy").nearest(rows, 8).ids).all()
+    assert len(raised) == num_raised
 
 
 @pytest.mark.parametrize("num", [1, 5, 128, 129, 1000])
@@ -123,7 +143,8 @@ def test_heads_are_promised_where_few_directions_hold_most_and_only_there():
 def test_heads_are_timed_once_there_is_work_for_it(power, monkeypatch):
     monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 1)
     monkeypatch.setattr(nearest, "_WORTH_HEADS", 1)
-    monkeypatch.setattr(nearest, "_HEADS_EACH", 4)
+    monkeypatch.setattr(nearest, "_HEADS_EACH", 0)
+    monkeypatch.setattr(nearest, "_BASIS_EACH", 0)
     rows, centers = drawn(512, 128, 0, power), drawn(6000, 128, 1, power)
     scan, timed = CenterScan(centers), []
     fastest = scan._fastest
@@ -140,10 +161,14 @@ def test_heads_are_timed_once_there_is_work_for_it(power, monkeypatch):
     assert len(with_lister) == (power > 0)
 
 
-def test_short_vectors_have_no_heads(monkeypatch):
+@pytest.mark.parametrize(("dimension", "length"), [(32, 1.0), (128, 1e13)])
+def test_short_and_huge_vectors_have_no_heads(dimension, length, monkeypatch):
     monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 1)
     monkeypatch.setattr(nearest, "_WORTH_HEADS", 1)
-    rows, centers = drawn(512, 32, 0), drawn(600, 32, 1)
+    monkeypatch.setattr(nearest, "_HEADS_EACH", 0)
+    monkeypatch.setattr(nearest, "_BASIS_EACH", 0)
+    monkeypatch.setattr(head_choice, "promising_components", lambda *_: pytest.fail("asked"))
+    rows, centers = drawn(512, dimension, 0), drawn(600, dimension, 1) * np.float32(length)
     scan = CenterScan(centers)
     for _ in range(3):
         scan.nearest(rows, 8)

@@ -46,3 +46,13 @@ def test_the_bound_is_close_where_few_directions_hold_most():
     over = heads.of(rows) @ heads.of(centers).T - rows @ centers.T
     assert 0 < over.mean() < 0.05
     assert heads.slack < 1e-4
+
+
+@pytest.mark.parametrize("longer", [0.999, 1.0, 1.001])
+def test_tails_are_not_too_short(longer):
+    rows = decaying(200, 96, 0)
+    directions = Basis(decaying(300, 96, 1)).vectors_DD[:, :24]
+    nearest, _ = np.linalg.qr(directions.astype(np.float64))
+    exact = rows - rows.astype(np.float64) @ nearest @ nearest.T
+    tails = Heads(directions * np.float32(longer)).of(rows)[:, -1]
+    assert (tails >= np.linalg.norm(exact, axis=1)).all()

@@ -24,14 +24,15 @@ def order_of(rows, centers):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_pairs_are_scored_in_the_type_of_their_vectors(dtype):
-    rows, centers = drawn(20, 300, 0).astype(dtype), drawn(50, 300, 1).astype(dtype)
+    rows, centers = drawn(20, 300, 0), drawn(50, 300, 1)
     of_rows = np.sort(np.random.default_rng(2).integers(0, 20, 400))
     ids = np.random.default_rng(3).integers(0, 50, 400)
-    found = pair_scores(rows, centers, of_rows, ids)
+    vectors = rows.astype(dtype), centers.astype(dtype)
+    found = pair_scores(*vectors, of_rows, ids)
     expected = exact_scores(rows, centers, of_rows, ids)
     assert found.dtype == dtype
     assert np.abs(found - expected).max() < 300 * np.finfo(dtype).eps
-    assert len(pair_scores(rows, centers, of_rows[:0], ids[:0])) == 0
+    assert len(pair_scores(*vectors, of_rows[:0], ids[:0])) == 0
 
 
 def middle_of_two_float32():
@@ -51,7 +52,14 @@ def equal_centers():
     return drawn(10, 64, 1), np.repeat(drawn(5, 64, 0), 4, axis=0)
 
 
-@pytest.mark.parametrize("of", [middle_of_two_float32, near_ties, equal_centers])
+def tie_for_the_last_place():
+    row, other = drawn(2, 64, 0)
+    return row[None], np.stack([other, row, other])
+
+
+@pytest.mark.parametrize(
+    "of", [middle_of_two_float32, near_ties, equal_centers, tie_for_the_last_place]
+)
 @pytest.mark.parametrize("seed", range(5))
 def test_no_order_of_summation_changes_an_answer(of, seed):
     rows, centers = of()
