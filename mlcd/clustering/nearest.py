@@ -28,6 +28,7 @@ float32 one, then a float64 one that settles any number of ties.
 Shapes: B rows of a batch, K centers, D dimension.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ class CenterScan:
         self._exact = CertifiedScan("numpy", centers)
         self._way = _Way(self._exact) if matmul == "auto" else self._open(matmul)
         self._choice: _Choice | None = "arithmetic" if matmul == "auto" else None
-        self._work = 0
+        self._work, self._choosing = 0, threading.Lock()
 
     @property
     def products(self) -> str:
@@ -208,9 +209,15 @@ class CenterScan:
         have been work enough for that, with heads or without.
         """
         self._work += len(embeddings) * self.centers.size
-        if self._work < self._work_needed() or len(embeddings) < TIMED_ROWS:
-            return
-        rows = np.ascontiguousarray(embeddings[:TIMED_ROWS])
+        if len(embeddings) < TIMED_ROWS or not self._choosing.acquire(blocking=False):
+            return  # where another thread chooses, the present way goes on
+        try:
+            if self._choice is not None and self._work >= self._work_needed():
+                self._take_fastest(np.ascontiguousarray(embeddings[:TIMED_ROWS]), top)
+        finally:
+            self._choosing.release()
+
+    def _take_fastest(self, rows: Embeddings, top: int) -> None:
         names: list[MatmulName] = []
         if self._choice == "arithmetic":
             self._choice = "heads"
@@ -219,9 +226,9 @@ class CenterScan:
         else:
             self._choice = None
             ways = self._with_heads(rows, top)
-        if len(ways) > 1:
-            clock = clock_for(names)
-            self._way = on_one_core(lambda: self._fastest(ways, rows, top, clock))
+        clock = clock_for(names)
+        alone = len(ways) == 1
+        self._way = ways[0] if alone else on_one_core(lambda: self._fastest(ways, rows, top, clock))
 
     def _opened(self, names: Sequence[MatmulName]) -> "list[_Way]":
         ways = []

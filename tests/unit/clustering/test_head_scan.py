@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -159,6 +161,27 @@ def test_heads_are_timed_once_there_is_work_for_it(power, monkeypatch):
     assert scan._choice is None
     with_lister = [way for ways in timed for way in ways if isinstance(way.lister, HeadScan)]
     assert len(with_lister) == (power > 0)
+
+
+def test_one_thread_chooses_and_others_go_on(monkeypatch):
+    monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 1)
+    monkeypatch.setattr(nearest, "_WORTH_HEADS", 1)
+    monkeypatch.setattr(nearest, "_HEADS_EACH", 0)
+    monkeypatch.setattr(nearest, "_BASIS_EACH", 0)
+    rows, centers = drawn(512, 128, 0), drawn(600, 128, 1)
+    scan, chosen, meanwhile = CenterScan(centers), [], []
+
+    def fastest(ways, *_):
+        chosen.append(ways)
+        with ThreadPoolExecutor(1) as other:
+            meanwhile.append(other.submit(scan.nearest, rows, 8).result().scan.products)
+        return ways[-1]
+
+    monkeypatch.setattr(scan, "_fastest", fastest)
+    scan.nearest(rows, 8)
+    assert len(chosen) == 1
+    assert meanwhile == ["numpy fp32"]
+    assert scan._choice == "heads"
 
 
 @pytest.mark.parametrize(("dimension", "length"), [(32, 1.0), (128, 1e13)])
