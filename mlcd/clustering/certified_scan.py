@@ -28,7 +28,7 @@ _RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is
 
 
 @dataclass(frozen=True)
-class Found:
+class CertifiedAnswers:
     """Ids and float64 scores [B, top], and whether they are proven to be the answer, [B]."""
 
     ids: NDArray[np.int64]
@@ -77,7 +77,7 @@ class CertifiedScan:
         seeds: NDArray[np.integer] | None,
         *,
         float64: bool,
-    ) -> Found:
+    ) -> CertifiedAnswers:
         """Returns the first `top` centers of each row, and for which rows they are proven.
 
         kept: the candidates of a row. seeds: ids of distinct centers [B, top], the nearer the
@@ -96,7 +96,7 @@ class CertifiedScan:
         last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
         # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
         proven_B = (left_out_B < last_B) & (ids[:, -1] >= 0) & slack.holds()
-        return Found(ids, scores, proven_B)
+        return CertifiedAnswers(ids, scores, proven_B)
 
     def _scan(
         self,

@@ -32,7 +32,7 @@ from mlcd.clustering.matmul import (
     reached_by,
 )
 from mlcd.clustering.shift import mean_of, offsets, shifted
-from mlcd.clustering.torch_matmul import pair_scores
+from mlcd.clustering.torch_pairs import pair_scores
 from mlcd.cores import cpu_features
 from mlcd.types import Embeddings
 

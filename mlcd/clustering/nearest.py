@@ -49,7 +49,7 @@ from mlcd.clustering.arithmetics import (
     open_device,
 )
 from mlcd.clustering.certificate import double_error
-from mlcd.clustering.certified_scan import CertifiedScan, Found
+from mlcd.clustering.certified_scan import CertifiedAnswers, CertifiedScan
 from mlcd.clustering.exact_scores import ordered
 from mlcd.clustering.query_checks import check_query, check_rows
 from mlcd.clustering.row_threads import batches, in_threads, on_one_core
@@ -356,7 +356,7 @@ class CenterScan:
         _: NDArray[np.integer] | None,
         *,
         float64: bool,
-    ) -> Found:
+    ) -> CertifiedAnswers:
         found = lister.shortlist(z_BD, top, room)
         ids, scores = found.ids[:, :top].copy(), found.scores[:, :top].copy()
         # The scores of a device are summed in an order of its own.
@@ -364,7 +364,7 @@ class CenterScan:
         rows, places = np.nonzero(found.ids[again] >= 0)
         columns = found.ids[again[rows], places]
         ids[again], scores[again] = ordered(z_BD[again], self.centers, rows, columns, top)
-        return Found(ids, scores, found.sure)
+        return CertifiedAnswers(ids, scores, found.sure)
 
     def _in_float64(
         self, z_BD: Embeddings, top: int
@@ -405,5 +405,5 @@ class _Way:
         return self.scan.matmul.name if self.lister is None else self.lister.name
 
 
-_Finder: TypeAlias = Callable[[Embeddings, NDArray[np.integer] | None], Found]
+_Finder: TypeAlias = Callable[[Embeddings, NDArray[np.integer] | None], CertifiedAnswers]
 _Choice: TypeAlias = Literal["arithmetic", "heads"]

@@ -32,7 +32,7 @@ class Shortlist:
 
 
 class Shortlister(Protocol):
-    """What finds shortlists among its centers."""
+    """A device, or a scan of heads, that finds shortlists among its centers."""
 
     name: str
 

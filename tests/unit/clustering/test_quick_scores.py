@@ -6,7 +6,7 @@ from mlcd.clustering.certificate import order_error
 from mlcd.clustering.exact_scores import ExactScores, exact_scores
 from mlcd.clustering.nearest import CenterScan
 from mlcd.clustering.quick_scores import QuickScores, WideCenters, widened
-from mlcd.clustering.torch_matmul import pair_scores
+from mlcd.clustering.torch_pairs import pair_scores
 from mlcd.types import unit_rows
 
 pytestmark = pytest.mark.plain_cpu
