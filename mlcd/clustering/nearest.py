@@ -23,7 +23,8 @@ with max |d| and max |d - d'|, keeps the bound below q; it rises as better cente
 more than M entries exceed it, t becomes the M-th of them. If the bound at a = t lies below the l-th
 best float64 score among the kept, the answer is among them. Of these the bounds of each center, and
 then float32 scores, leave few for float64. Rows that are not proven go through a wider scan, then a
-float32 one, then a float64 one that settles any number of ties.
+float32 one, then a float64 one that settles any number of ties. A GPU's shortlists
+(`mlcd.clustering.device_scan`) or heads (`mlcd.clustering.head_scan`) may come first.
 
 Shapes: B rows of a batch, K centers, D dimension.
 """
