@@ -48,9 +48,12 @@ _NOISE = 0.3  # length of the noise that is added to real vectors
 _COPIES = 16  # of a real center
 _REAL_CENTERS = 4096
 _AUDIT_BLOCK = 8192
-# multiplications of each contender, and rows for each component, by which auto has chosen
+# Calls at least, multiplications, rows for each component and turns of a basis, after which auto
+# has chosen its arithmetic, then heads or none, and has run once.
+_WARM_UP_CALLS: Final = 3
 _WARM_UP: Final = 110_000_000_000
 _WARM_UP_ROWS: Final = 2
+_WARM_UP_TURNS: Final = 20
 _PAUSE: Final = 0.05  # seconds; OpenMP's threads spin for some of them after a call
 _SHARED: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
 _MODEL: Final = "encoders/mobilenet_v2_imagenet/mobilenet_v2_1.0_224.onnx"
@@ -118,9 +121,11 @@ def timed(
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     answers: dict[str, Neighbors] = {}
     clock = time.process_time if options.cpu_seconds else time.perf_counter
-    warm_up = max(_WARM_UP, _WARM_UP_ROWS * rows.shape[1] * centers.size)
+    dimension = rows.shape[1]
+    to_make = _WARM_UP_ROWS * dimension * centers.size + _WARM_UP_TURNS * dimension**3
+    num_calls = 1 - (-max(_WARM_UP, to_make) // (len(rows) * centers.size))
     for work in contenders.values():
-        for _ in range(-(-warm_up // (len(rows) * centers.size))):
+        for _ in range(max(_WARM_UP_CALLS, num_calls)):
             work()
     for _ in range(options.runs):
         for name, work in contenders.items():

@@ -35,8 +35,8 @@ SampleKey: TypeAlias = str
 class ScanCounts:
     """The arithmetic of an exact scan, and how many rows each level of it settled.
 
-    proven: by the first pass. wider: with more candidates. float32, float64: by a scan in that
-    precision.
+    proven: by the first pass. wider: by its further ones, with more candidates or, after heads, of
+    whole vectors. float32, float64: by a scan in that precision.
     """
 
     products: str

@@ -29,7 +29,11 @@ _RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is
 
 @dataclass(frozen=True)
 class CertifiedAnswers:
-    """Ids and float64 scores [B, top], and whether they are proven to be the answer, [B]."""
+    """Ids and scores [B, top], and whether they are proven to be the answer, [B].
+
+    The scores are in float64. Where they are wanted in float32 alone, another order of summation
+    may have made them: that changes neither their order nor what float32 makes of them.
+    """
 
     ids: NDArray[np.int64]
     scores: NDArray[np.float64]

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.arithmetics import BLOCK_CENTERS, MatmulName, open_matmul
+from mlcd.clustering.arithmetics import BLOCK_CENTERS, open_matmul
 from mlcd.clustering.certificate import (
     Norms,
     Slack,
@@ -32,16 +32,18 @@ from mlcd.clustering.certificate import (
     order_error,
     single_error,
 )
+from mlcd.clustering.certified_scan import CertifiedScan
 from mlcd.clustering.exact_scores import ExactScores
 from mlcd.clustering.heads import Basis, Heads
 from mlcd.clustering.matmul import lengths, ranks, single_scores
-from mlcd.clustering.quick_scores import QuickScores, widened
+from mlcd.clustering.quick_scores import QuickScores
 from mlcd.clustering.shortlist import Shortlist
 from mlcd.types import Embeddings
 
 _LEADERS_EACH: Final = 2  # of the first block, for each of the answer
 _UPPER: Final = 0.2  # of the range of a row's products in a block: those scored to raise q
-_MOST_WAITING: Final = 1 << 20  # pairs, until the threshold is raised again: 28 MiB
+_MOST_WAITING: Final = 1 << 20  # pairs, until the threshold is raised again: 24 MiB
+_MOST_HELD: Final = 1 << 21  # pairs, of the rows of a batch: 48 MiB
 _MOST_LEFT: Final = 0.5  # of the rows, above which a whole product is cheaper for all
 
 
@@ -51,27 +53,26 @@ class HeadScan:
     rooms: Final = (512,)
     batch_rows: Final = 1024
 
-    def __init__(
-        self, centers_KD: Embeddings, basis: Basis, num_components: int, matmul: MatmulName
-    ) -> None:
-        self.centers = centers_KD
+    def __init__(self, whole: CertifiedScan, basis: Basis, num_components: int) -> None:
+        """Makes the heads. whole: the scan of whole vectors, whose arithmetic heads have too."""
+        self.centers = centers_KD = whole.centers
         self.heads = Heads(_turned(basis.vectors_DD[:, :num_components]))
         self.order_K = _sample_first(len(centers_KD))
         heads_KH = np.empty((len(centers_KD), num_components + 1), dtype=np.float32)
         for start in range(0, len(centers_KD), BLOCK_CENTERS):
             block = slice(start, start + BLOCK_CENTERS)
             heads_KH[block] = self.heads.of(centers_KD[self.order_K[block]])
-        self.matmul = open_matmul(matmul, heads_KH, BLOCK_CENTERS)
+        self.matmul = open_matmul(whole.name, heads_KH, BLOCK_CENTERS)
         self.norms = Norms.of(heads_KH, self.matmul)
         self.longest = float(lengths(centers_KD).max(initial=0.0))
         self.pair_scores = self.matmul.pair_scores or single_scores
-        self.wide = widened(centers_KD, self.matmul.pair_scores)
+        self.wide = whole.wide
         self.name = f"{self.matmul.name}, heads of {num_components}"
 
     def shortlist(self, rows_BD: Embeddings, top: int, room: int) -> Shortlist:
         """Returns the answer of each row.
 
-        room: the pairs that are kept for a row; one with more is not sure.
+        room: the pairs that are kept for a row, at most; one with more is not sure.
         """
         return _Search(self, rows_BD, top, room).answer()
 
@@ -110,7 +111,8 @@ class _Search:
     """The search for the answers of a batch of rows."""
 
     def __init__(self, scan: HeadScan, rows_BD: Embeddings, top: int, room: int) -> None:
-        self._scan, self._rows_BD, self._top, self._room = scan, rows_BD, top, room
+        self._scan, self._rows_BD, self._top = scan, rows_BD, top
+        self._room = min(room, _MOST_HELD // scan.batch_rows)
         self._loaded = scan.matmul.load(scan.heads.of(rows_BD))
         length_B = lengths(rows_BD)
         self._slack = Slack.of(self._loaded, scan.matmul.rounding, scan.norms)
@@ -148,7 +150,8 @@ class _Search:
         """Returns the pairs of a block whose products exceed the threshold."""
         hits = self._scan.matmul.above(product_BC, self._threshold_B)
         ids, unknown = self._scan.order_K[hits.columns + start], np.float32(np.nan)
-        return _Pairs(hits.rows, ids, hits.scores, np.full(len(ids), unknown))
+        pairs = _Pairs(hits.rows, ids, hits.scores, np.full(len(ids), unknown))
+        return pairs.above(self._threshold_B)  # an arithmetic may find a few others
 
     def _of_first_block(self, product_BC: Any, num: int) -> _Pairs:
         """Returns those of the first block, once the scores of the largest have set a threshold."""

@@ -51,7 +51,7 @@ class Heads:
         dimension, num = basis_DH.shape
         exact = self.basis.astype(np.float64)
         skew = float(np.linalg.norm(exact.T @ exact - np.eye(num)))
-        growth = dimension * _ROUNDOFF / (1 - dimension * _ROUNDOFF)
+        self._growth = growth = dimension * _ROUNDOFF / (1 - dimension * _ROUNDOFF)
         off = growth * (num * (1 + skew)) ** 0.5 + skew
         self.slack = 2 * off + off**2
         # of |x|^2: also what the two sums of squares and a few single steps in float32 lose
@@ -63,11 +63,12 @@ class Heads:
         """
         heads = np.empty((len(rows_ND), self.basis.shape[1] + 1), dtype=np.float32)
         heads[:, :-1] = rows_ND @ self.basis
-        whole_N = inner_products(rows_ND, rows_ND).astype(np.float64)
         # row by row: a strided array would have another sum
         of_head = np.ascontiguousarray(heads[:, :-1])
-        squares_N = whole_N * (1 + self._tail_slack) - inner_products(of_head, of_head) + _TINY
-        heads[:, -1] = _raised(np.sqrt(np.maximum(squares_N, 0)))
+        with np.errstate(over="ignore", invalid="ignore"):  # rows that float32 cannot square
+            whole_N = inner_products(rows_ND, rows_ND).astype(np.float64) / (1 - self._growth)
+            squares_N = whole_N * (1 + self._tail_slack) - inner_products(of_head, of_head) + _TINY
+            heads[:, -1] = _raised(np.sqrt(np.maximum(squares_N, 0)))
         return heads
 
 

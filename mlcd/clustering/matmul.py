@@ -118,7 +118,7 @@ class Matmul(Protocol):
 
 def pairs_at_once(dimension: int) -> int:
     """Returns the number of pairs to score at once."""
-    return max(1, _AT_ONCE // dimension)
+    return max(1, _AT_ONCE // max(1, dimension))
 
 
 def single_scores(

@@ -114,7 +114,7 @@ class CenterScan:
         """Checks and prepares the centers.
 
         matmul: the arithmetic of the scan; auto multiplies in float32 until there is work enough
-        to repay a timing of those that this machine has, on the first rows.
+        to repay a timing of those that this machine has, on the first rows, and later of heads.
 
         Raises InvalidInput for centers that are not finite, ConfigInvalid where torch or a GPU is
         missing.
@@ -128,7 +128,7 @@ class CenterScan:
 
     @property
     def products(self) -> str:
-        """Returns the name of the arithmetic."""
+        """Returns the name of the arithmetic, and of heads where there are any."""
         return self._way.name
 
     def nearest(
@@ -142,14 +142,14 @@ class CenterScan:
         """Returns what `nearest_centers` returns for these centers.
 
         previous: int [N, >= top], distinct ids of centers for each row, such as its last
-        assignment. Their scores bound those of the answer from below, so that the scan looks at
-        less; the answer is the same.
+        assignment. Their scores bound those of the answer from below, so that a scan of whole
+        vectors looks at less; the answer is the same.
         """
         check_query(embeddings, top, self.centers.shape[1])
         num_wanted = min(top, len(self.centers))
         # a threshold is compared with the scores before they are rounded
         float64 = threshold is not None
-        ids, exact, level = self._answer(embeddings, num_wanted, previous, float64=float64)
+        way, ids, exact, level = self._answer(embeddings, num_wanted, previous, float64=float64)
         if threshold is not None:
             ids = np.where(exact >= threshold, ids, -1)
             exact = np.where(exact >= threshold, exact, -np.inf)
@@ -157,7 +157,7 @@ class CenterScan:
         all_scores = np.full((len(embeddings), top), -np.inf, dtype=np.float32)
         all_ids[:, :num_wanted], all_scores[:, :num_wanted] = ids, exact
         counts = np.bincount(level, minlength=_NUM_LEVELS)
-        return Neighbors(all_ids, all_scores, ScanCounts(self.products, *counts.tolist()))
+        return Neighbors(all_ids, all_scores, ScanCounts(way.name, *counts.tolist()))
 
     def search(
         self, embeddings: Embeddings, top: int, previous: NDArray[np.integer] | None = None
@@ -167,7 +167,7 @@ class CenterScan:
 
         embeddings: such as `check_query` has let pass. top: not more than there are centers.
         """
-        return self._answer(embeddings, top, previous, float64=True)
+        return self._answer(embeddings, top, previous, float64=True)[1:]
 
     def _answer(
         self,
@@ -176,8 +176,10 @@ class CenterScan:
         previous: NDArray[np.integer] | None,
         *,
         float64: bool,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """Returns what `search` does. float64: false where scores are wanted in float32 alone."""
+    ) -> "tuple[_Way, NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]":
+        """Returns the way taken, and what `search` does. float64: false where scores are wanted in
+        float32 alone.
+        """
         if previous is not None:
             previous = self._checked(previous[:, :top])
         if self._choice is not None and top:
@@ -202,7 +204,7 @@ class CenterScan:
         num_rows = len(embeddings) if top else 0
         most = _BATCH_ROWS if way.lister is None else way.lister.batch_rows
         in_threads(search, batches(num_rows, most=most, least=_LEAST_ROWS))
-        return ids, scores, level
+        return way, ids, scores, level
 
     def _choose(self, embeddings: Embeddings, top: int) -> None:
         """Takes the way that finds the answer of the first rows fastest, proofs and wider passes
@@ -257,11 +259,13 @@ class CenterScan:
         if self._way.lister is not None or short or self._exact.norms.largest > _LONGEST:
             return [self._way]
         _, scores, _ = self._search(self._way, rows, top, None, 0, float64=True)
-        basis = Basis(self.centers)
-        num = promising_components(basis, self.centers, rows, scores)
-        if num is None:
-            return [self._way]
-        return [self._way, _Way(scan, HeadScan(self.centers, basis, num, scan.name))]
+        try:
+            basis = Basis(self.centers)
+            num = promising_components(basis, self.centers, rows, scores)
+            with_heads = [] if num is None else [_Way(scan, HeadScan(scan, basis, num))]
+        except (MemoryError, np.linalg.LinAlgError):  # the present way needs neither
+            with_heads = []
+        return [self._way, *with_heads]
 
     def _fastest(
         self,
@@ -322,10 +326,12 @@ class CenterScan:
                 found.scores[found.proven],
                 number,
             )
-            open_rows = open_rows[~found.proven]
-            seeds = found.ids[~found.proven]
-            if (seeds < 0).all():  # these would bound nothing
-                seeds = None
+            left = ~found.proven
+            open_rows = open_rows[left]
+            if (found.ids[left] >= 0).any():
+                seeds = found.ids[left]
+            elif seeds is not None:
+                seeds = seeds[left]
         if len(open_rows):
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
         return ids, scores, level

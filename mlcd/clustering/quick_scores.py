@@ -72,6 +72,7 @@ class QuickScores(ExactScores):
         """Tells for each row, [B], whether its first scores, in descending order, are clear."""
         in_order = scores[:, :-1] > scores[:, 1:] + self._order_B1
         low, high = (scores[:, :top] + sign * self._order_B1 for sign in (-1, 1))
-        alike = low.astype(np.float32) == high.astype(np.float32)
+        with np.errstate(over="ignore"):
+            alike = low.astype(np.float32) == high.astype(np.float32)
         clear: NDArray[np.bool_] = np.all(np.hstack([in_order, alike]), axis=1)
         return clear

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from mlcd.clustering import head_choice, head_scan, nearest, row_threads
+from mlcd.clustering import head_choice, head_scan, heads, nearest, row_threads
 from mlcd.clustering.head_choice import promising_components
 from mlcd.clustering.head_scan import HeadScan
 from mlcd.clustering.heads import Basis
@@ -22,9 +22,16 @@ def drawn(num, dimension, seed, power=1.0):
 
 def with_heads(centers, num, matmul="numpy"):
     scan = CenterScan(centers, matmul=matmul)
-    heads = HeadScan(scan.centers, Basis(scan.centers), num, matmul)
+    heads = HeadScan(scan._way.scan, Basis(scan.centers), num)
     scan._way = nearest._Way(scan._way.scan, heads)
     return scan
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Lets a scan choose its way at once."""
+    for name in ("_WORTH_A_TIMING", "_WORTH_HEADS", "_HEADS_EACH", "_BASIS_EACH"):
+        monkeypatch.setattr(nearest, name, 0)
 
 
 def cases():
@@ -142,11 +149,7 @@ def test_heads_are_promised_where_few_directions_hold_most_and_only_there():
 
 
 @pytest.mark.parametrize("power", [0.0, 2.0])
-def test_heads_are_timed_once_there_is_work_for_it(power, monkeypatch):
-    monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 1)
-    monkeypatch.setattr(nearest, "_WORTH_HEADS", 1)
-    monkeypatch.setattr(nearest, "_HEADS_EACH", 0)
-    monkeypatch.setattr(nearest, "_BASIS_EACH", 0)
+def test_heads_are_timed_once_there_is_work_for_it(power, soon, monkeypatch):
     rows, centers = drawn(512, 128, 0, power), drawn(6000, 128, 1, power)
     scan, timed = CenterScan(centers), []
     fastest = scan._fastest
@@ -163,11 +166,7 @@ def test_heads_are_timed_once_there_is_work_for_it(power, monkeypatch):
     assert len(with_lister) == (power > 0)
 
 
-def test_one_thread_chooses_and_others_go_on(monkeypatch):
-    monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 1)
-    monkeypatch.setattr(nearest, "_WORTH_HEADS", 1)
-    monkeypatch.setattr(nearest, "_HEADS_EACH", 0)
-    monkeypatch.setattr(nearest, "_BASIS_EACH", 0)
+def test_one_thread_chooses_and_others_go_on(soon, monkeypatch):
     rows, centers = drawn(512, 128, 0), drawn(600, 128, 1)
     scan, chosen, meanwhile = CenterScan(centers), [], []
 
@@ -184,12 +183,51 @@ def test_one_thread_chooses_and_others_go_on(monkeypatch):
     assert scan._choice == "heads"
 
 
+@pytest.mark.parametrize("error", [MemoryError, np.linalg.LinAlgError])
+def test_heads_that_cannot_be_made_are_done_without(error, soon, monkeypatch):
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr(heads, "Basis", failing)
+    rows, centers = drawn(512, 128, 0, 2.0), drawn(600, 128, 1, 2.0)
+    scan, expected = CenterScan(centers), CenterScan(centers, matmul="numpy").nearest(rows, 8)
+    for _ in range(3):
+        assert (scan.nearest(rows, 8).ids == expected.ids).all()
+    assert scan._choice is None
+    assert scan._way.lister is None
+
+
+def test_an_answer_names_the_way_that_found_it(monkeypatch):
+    """Another thread may choose meanwhile."""
+    rows, centers = drawn(50, 128, 0), drawn(600, 128, 1)
+    scan, chosen = CenterScan(centers, matmul="numpy"), CenterScan(centers, matmul="torch-int8")
+    search = scan._search
+
+    def interrupted(*args, **how):
+        scan._way = chosen._way
+        return search(*args, **how)
+
+    monkeypatch.setattr(scan, "_search", interrupted)
+    assert scan.nearest(rows, 8).scan.products == "numpy fp32"
+    assert scan.nearest(rows, 8).scan.products == "torch int8 cpu"
+
+
+def test_what_heads_leave_is_sought_from_the_previous_labels(monkeypatch):
+    monkeypatch.setattr(HeadScan, "rooms", (1,))
+    rows, centers = drawn(100, 128, 0, 0.0), drawn(600, 128, 1, 0.0)
+    expected = CenterScan(centers, matmul="numpy").nearest(rows, 8)
+    scan, seeds = with_heads(centers, 4, "torch-int8"), []
+    find = scan._way.scan.find
+    monkeypatch.setattr(
+        scan._way.scan, "find", lambda *args, **how: seeds.append(args[3]) or find(*args, **how)
+    )
+    found = scan.nearest(rows, 8, previous=expected.ids)
+    assert (found.ids == expected.ids).all()
+    assert (seeds[0] == expected.ids[: len(seeds[0])]).all()
+
+
 @pytest.mark.parametrize(("dimension", "length"), [(32, 1.0), (128, 1e13)])
-def test_short_and_huge_vectors_have_no_heads(dimension, length, monkeypatch):
-    monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 1)
-    monkeypatch.setattr(nearest, "_WORTH_HEADS", 1)
-    monkeypatch.setattr(nearest, "_HEADS_EACH", 0)
-    monkeypatch.setattr(nearest, "_BASIS_EACH", 0)
+def test_short_and_huge_vectors_have_no_heads(dimension, length, soon, monkeypatch):
     monkeypatch.setattr(head_choice, "promising_components", lambda *_: pytest.fail("asked"))
     rows, centers = drawn(512, dimension, 0), drawn(600, dimension, 1) * np.float32(length)
     scan = CenterScan(centers)

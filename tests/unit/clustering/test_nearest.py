@@ -382,3 +382,11 @@ def test_ties_of_rows_of_any_length_are_settled_in_float64(length):
     for row, own in zip(z, ids, strict=True):
         exact = exact_scores(row[None], centers, np.zeros(1200, np.int64), np.arange(1200))
         assert (own == np.lexsort((np.arange(1200), -exact))[:30]).all()
+
+
+@pytest.mark.parametrize("matmul", ["numpy", "torch-fp32"])
+def test_vectors_without_components_are_all_equal(matmul):
+    found = CenterScan(np.empty((9, 0), np.float32), matmul=matmul).nearest(
+        np.empty((3, 0), np.float32), 2
+    )
+    assert found.ids.tolist() == [[0, 1]] * 3
