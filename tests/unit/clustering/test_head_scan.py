@@ -2,6 +2,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mlcd.clustering import head_choice, head_scan, heads, nearest, row_threads
 from mlcd.clustering.head_choice import promising_components
@@ -65,6 +67,47 @@ def test_the_answer_is_that_of_whole_products(rows, centers, block, matmul, monk
             found = scan.nearest(rows, top, threshold)
             assert (found.ids == expected.ids).all()
             assert (found.scores == expected.scores).all()
+
+
+def of_any_kind(random, num, dimension):
+    vectors = random.standard_normal((num, dimension)) * (1.0 + np.arange(dimension)) ** -1.0
+    kind = random.integers(6)
+    if kind == 0:  # many ties
+        vectors = random.integers(-2, 3, (num, dimension))
+    elif kind == 1:  # rows of very different lengths, some of them zero
+        vectors *= 10.0 ** random.uniform(-20, 15, (num, 1)) * (random.random((num, 1)) < 0.7)
+    elif kind == 2:  # a narrow cone
+        vectors += 1e3 * random.standard_normal((1, dimension))
+    elif kind == 3:  # nearly equal
+        vectors = random.standard_normal((1, dimension)) + 1e-7 * vectors
+    elif kind == 4:  # below what float32 can square
+        vectors *= 10.0 ** random.choice([-40, -25, -19])
+    return vectors.astype(np.float32)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    dimension=st.sampled_from([1, 2, 3, 16, 96]),
+    num=st.integers(1, 700),
+    top=st.integers(1, 12),
+    room=st.sampled_from([1, 4, 512]),
+    matmul=st.sampled_from(ARITHMETICS),
+)
+def test_the_answer_of_any_vectors_is_that_of_whole_products(
+    seed, dimension, num, top, room, matmul
+):
+    random = np.random.default_rng(seed)
+    rows, centers = of_any_kind(random, 30, dimension), of_any_kind(random, num, dimension)
+    if random.random() < 0.3:
+        rows = centers[random.integers(0, num, 30)]
+    with pytest.MonkeyPatch.context() as patched, np.errstate(over="ignore", invalid="ignore"):
+        patched.setattr(head_scan, "BLOCK_CENTERS", 64)
+        patched.setattr(HeadScan, "rooms", (room,))
+        expected = CenterScan(centers, matmul="numpy").nearest(rows, top)
+        found = with_heads(centers, random.integers(1, dimension + 1), matmul).nearest(rows, top)
+    assert (found.ids == expected.ids).all()
+    assert (found.scores == expected.scores).all()
 
 
 @pytest.mark.parametrize("matmul", ARITHMETICS)
