@@ -18,7 +18,7 @@ from mlcd.types import ISSUES
 from service.keys.file import create_key
 from tests.browser.conftest import COLLECTION, GERMAN, JAPANESE, ORIGINAL, fill
 from tests.conftest import run_mlcd
-from tests.integration.running import Server, serving
+from tests.integration.running import Server, serving, until
 
 pytestmark = pytest.mark.browser
 
@@ -183,7 +183,7 @@ def test_the_map_is_lassoed_and_what_is_selected_is_saved_and_searched(
     page.click(".selected button", "Save CSV")
     page.click(".selected button", "Save Parquet")
     saved = [tmp_path / f"{COLLECTION}-selected.{suffix}" for suffix in ("csv", "parquet")]
-    page.until("new Promise(done => setTimeout(() => done(true), 500))")
+    until(lambda: all(path.exists() for path in saved), 30)
     with saved[0].open(encoding="utf-8", newline="") as file:
         ids = [row["id"] for row in csv.DictReader(file)]
     assert len(ids) == selected
@@ -275,6 +275,7 @@ def test_a_curation_is_submitted_with_what_the_form_says(walk, page, explored, p
     embeddings = explored.roots / "embeddings"
     assert run_mlcd("embed", photographs, embeddings, "--model", "hog").returncode == 0
     walk(explored, "#/jobs")
+    page.until("document.querySelector('.submit select')")
     page.value(
         "{const kind = document.querySelector('.submit select'); kind.value = 'curate';"
         " kind.dispatchEvent(new Event('change', {bubbles: true}))}"
