@@ -18,9 +18,9 @@ DOUBLE_MARGIN: Final = 1e-12
 _BLOCK_CENTERS: Final = 512  # centers whose norms are computed at once
 _ROOM: Final = 2.0**126  # float32 ends at 2^128
 _SINGLE, _DOUBLE = 2.0**-24, 2.0**-53  # unit roundoffs
-# float64 errors of a score left out, and of one it is compared with, which another order of
-# summation may have moved by two
-_THREE: Final = 3
+# Errors of float64 that one comparison may meet: one of the score that was left out, and two of the
+# score it is compared with, which may have been summed in another order.
+_ERRORS_COMPARED: Final = 3
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Slack:
         # bounds of |x| and |c|
         row_B, center = rows.lengths + rows.errors + norms.shift, norms.largest + norms.shift
         single = _growth(norms.dimension, _SINGLE)
-        double = _THREE * _growth(norms.dimension, _DOUBLE)
+        double = _ERRORS_COMPARED * _growth(norms.dimension, _DOUBLE)
         growth = _growth(norms.dimension, rounding.sum_roundoff)
         of_row_B = growth * norms.largest_rounded * rows.lengths
         # the offset x.m and the terms m.d in float32, and scores in float64
@@ -119,7 +119,7 @@ def single_error(
     length_B: at least |x| of each row. longest: at least |c| of each center.
     """
     error_B: NDArray[np.float64] = length_B * longest
-    return error_B * (_growth(dimension, _SINGLE) + _THREE * _growth(dimension, _DOUBLE))
+    return error_B * (_growth(dimension, _SINGLE) + _ERRORS_COMPARED * _growth(dimension, _DOUBLE))
 
 
 def order_error(

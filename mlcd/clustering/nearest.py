@@ -221,6 +221,7 @@ class CenterScan:
             self._choosing.release()
 
     def _take_fastest(self, rows: Embeddings, top: int) -> None:
+        """Makes the next choice, by the time that these rows take."""
         names: list[MatmulName] = []
         if self._choice == "arithmetic":
             self._choice = "heads"
