@@ -21,7 +21,6 @@ from mlcd.clustering.certificate import (
 )
 from mlcd.clustering.exact_scores import ExactScores
 from mlcd.clustering.matmul import Rounding, single_scores
-from mlcd.clustering.quick_scores import QuickScores, widened
 from mlcd.types import Embeddings
 
 _RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
@@ -31,8 +30,8 @@ _RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is
 class CertifiedAnswers:
     """Ids and scores [B, top], and whether they are proven to be the answer, [B].
 
-    The scores are in float64. Where they are wanted in float32 alone, another order of summation
-    may have made them: that changes neither their order nor what float32 makes of them.
+    The scores are in float64. Where they are wanted in float32 alone, a shortlist's may have been
+    summed in another order: that changes neither their order nor what float32 makes of them.
     """
 
     ids: NDArray[np.int64]
@@ -71,7 +70,6 @@ class CertifiedScan:
         self.centers, self.name = centers, name
         self.matmul = open_matmul(name, centers, BLOCK_CENTERS)
         self.norms = Norms.of(centers, self.matmul)
-        self.wide = widened(centers, self.matmul.pair_scores)
 
     def find(
         self,
@@ -79,20 +77,16 @@ class CertifiedScan:
         kept: int,
         z_BD: Embeddings,
         seeds: NDArray[np.integer] | None,
-        *,
-        float64: bool,
     ) -> CertifiedAnswers:
         """Returns the first `top` centers of each row, and for which rows they are proven.
 
         kept: the candidates of a row. seeds: ids of distinct centers [B, top], the nearer the
-        better; None for none. float64: false where scores are wanted in float32 alone.
+        better; None for none.
         """
         rows = self.matmul.load(z_BD)
         slack = Slack.of(rows, self.matmul.rounding, self.norms)
         candidates = Candidates(len(z_BD), kept)
         exact = ExactScores(z_BD, self.centers)
-        if self.wide is not None and not float64:
-            exact = QuickScores(z_BD, self.wide, slack.order)
         known = self._scan(exact, rows.data, slack, candidates, top, seeds)
         ids, scores = self._rescored(exact, candidates, known, slack)
         output = self.matmul.rounding.output
@@ -171,8 +165,7 @@ class CertifiedScan:
         able = (known.ids[rows] != ids[:, None]).all(axis=1)
         rows, ids = rows[able], ids[able]
         if rounding.inputs:  # float32 rules most of them out, for less
-            single = self.matmul.pair_scores or single_scores
-            scores = single(exact.z_BD, self.centers, rows, ids)
+            scores = single_scores(exact.z_BD, self.centers, rows, ids)
             able = scores + slack.single[rows] >= least_B[rows]
             rows, ids = rows[able], ids[able]
         return exact.first_of_all(known.ids, known.scores, rows, ids)

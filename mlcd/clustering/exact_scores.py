@@ -116,12 +116,6 @@ class ExactScores:
         """Returns the score of each pair of a row, in ascending order, and a center."""
         return exact_scores(self.z_BD, self.centers, rows, ids)
 
-    def first(
-        self, ids_BM: NDArray[np.int64], scores_BM: NDArray[np.float64], top: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Returns what `first_in_order` does."""
-        return first_in_order(ids_BM, scores_BM, top)
-
     def first_of_all(
         self,
         known_ids_BL: NDArray[np.integer],
@@ -138,4 +132,4 @@ class ExactScores:
         scores_BM = np.full(ids_BM.shape, -np.inf)
         ids_BM[:, :top], scores_BM[:, :top] = known_ids_BL, known_scores_BL
         ids_BM[rows, slot], scores_BM[rows, slot] = ids, self.of_pairs(rows, ids)
-        return self.first(ids_BM, scores_BM, top)
+        return first_in_order(ids_BM, scores_BM, top)

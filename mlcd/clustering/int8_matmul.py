@@ -14,6 +14,8 @@ where the last term is a number for each center, which is added to the products.
 This module is imported only where torch is installed; the labels are the same without it.
 """
 
+from collections.abc import Callable
+from copy import copy
 from functools import cache
 from typing import Any, Final
 
@@ -22,17 +24,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mlcd.clustering.eight_bit_rows import EightBitRows, quantized, round_rows
 from mlcd.clustering.matmul import (
     Hits,
     Loaded,
     Rounding,
     entries_above,
-    inner_products,
     lengths_of,
     reached_by,
 )
 from mlcd.clustering.shift import mean_of, offsets, shifted
-from mlcd.clustering.torch_pairs import pair_scores
 from mlcd.cores import cpu_features
 from mlcd.types import Embeddings
 
@@ -41,20 +42,18 @@ _WIDE, _NARROW = 127, 63  # largest numbers of the rows with and without VNNI
 _BLOCK_CENTERS: Final = 4096
 _PACKED_FOR: Final = 1024  # rows
 _TILE: Final = 64  # centers
-_LOADED: Final = 1 << 18  # components prepared at once
 _MOST_COMPONENTS: Final = 1 << 15  # int32 holds the sums of twice as many
 _NEAR: Final = 1e-3
-_TINY: Final = np.float32(1e-30)
 
 
 class Int8Matmul:
     """The arithmetic of eight-bit integers; see `mlcd.clustering.matmul.Matmul`."""
 
     name = "torch int8 cpu"
-    pair_scores = staticmethod(pair_scores)
 
     def __init__(self, centers_KD: Embeddings, block: int = _BLOCK_CENTERS) -> None:
         self._block = block
+        self.round_rows: Callable[..., None] = round_rows
         self._row_levels = row_levels()
         self._zero = self._row_levels + 1
         # Sums are exact. oneDNN shifts the rows to unsigned numbers, subtracts the shift, converts
@@ -68,35 +67,34 @@ class Int8Matmul:
         ]
 
     def load(self, rows_BD: Embeddings) -> Loaded:
-        unsigned = np.empty(rows_BD.shape, dtype=np.uint8)
-        scales = np.empty(len(rows_BD), dtype=np.float32)
-        squares, left_out = np.empty((2, len(rows_BD)), dtype=np.float32)
-        at_once = max(1, _LOADED // rows_BD.shape[1])  # few, so that they stay in the cache
-        for start in range(0, len(rows_BD), at_once):
-            part = slice(start, start + at_once)
-            rows = shifted(rows_BD[part], self.shift)
-            numbers, scales[part] = _quantized(rows, self._row_levels)
-            np.add(numbers, np.float32(self._zero), out=unsigned[part], casting="unsafe")
-            squares[part] = inner_products(numbers, numbers)
-            rows -= numbers * scales[part, None]
-            left_out[part] = inner_products(rows, rows)
-        lengths = scales * lengths_of(squares, rows_BD.shape[1])
-        errors = lengths_of(left_out, rows_BD.shape[1])
+        rounded = EightBitRows.unwritten(*rows_BD.shape)
+        self.round_rows(rows_BD, self.shift, self._row_levels, rounded)
+        lengths = rounded.scales * lengths_of(rounded.squares, rows_BD.shape[1])
+        errors = lengths_of(rounded.left_out, rows_BD.shape[1])
         # what float32 rounds of the differences and of the shifted rows
         errors += 2.0**-22 * (lengths + errors)
-        data = torch.from_numpy(unsigned), torch.from_numpy(scales)[:, None]
+        data = torch.from_numpy(rounded.unsigned), torch.from_numpy(rounded.scales)[:, None]
         return Loaded(data, lengths, errors, offsets(rows_BD, self.shift))
 
+    def compiled(self) -> "Int8Matmul":
+        from mlcd.clustering import compiled_loops
+
+        compiled = copy(self)
+        compiled.round_rows = compiled_loops.round_rows
+        return compiled
+
     def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
-        numbers, scales = _quantized(shifted(centers_CD, self.shift), _CENTER_LEVELS)
+        numbers, scales = quantized(shifted(centers_CD, self.shift), _CENTER_LEVELS)
         return numbers.astype(np.float64) * scales[:, None]
 
     def multiply(self, rows: tuple[Tensor, Tensor], start: int, stop: int) -> Tensor:
         numbers, scales = rows
         packed, terms = self._blocks[start // self._block]
-        product_BC = _product(numbers, self._zero, *packed)
-        torch.addcmul(terms, product_BC, scales, out=product_BC)
-        return product_BC[:, : stop - start]
+        num = stop - start
+        product_BC = _product(numbers, self._zero, *packed)[:, :num]
+        # row by row in memory, also where a tile is not full
+        out = product_BC if product_BC.is_contiguous() else torch.empty(product_BC.shape)
+        return torch.addcmul(terms[:num], product_BC, scales, out=out)
 
     def reached(self, product_BC: Tensor, k: int) -> NDArray[np.float32]:
         return reached_by(product_BC.numpy(), k)
@@ -106,13 +104,9 @@ class Int8Matmul:
         rows, columns = entries_above(values_BC, threshold_B)
         return Hits(rows, columns, values_BC[rows, columns])
 
-
-def _quantized(rows_BD: Embeddings, levels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Returns whole numbers of at most `levels` in size, and the scale of each row."""
-    largest = np.maximum(rows_BD.max(axis=1), -rows_BD.min(axis=1))
-    scales = np.maximum(largest / np.float32(levels), _TINY)
-    numbers = rows_BD / scales[:, None]
-    return np.rint(numbers, out=numbers), scales
+    def in_float32(self, product_BC: Tensor) -> NDArray[np.float32]:
+        values_BC: NDArray[np.float32] = product_BC.numpy()
+        return values_BC
 
 
 def _packed(
@@ -123,7 +117,7 @@ def _packed(
     """
     full = -(-len(centers_CD) // _TILE) * _TILE
     centers_CD = np.pad(centers_CD, ((0, full - len(centers_CD)), (0, 0)))
-    numbers, scales = _quantized(centers_CD, _CENTER_LEVELS)
+    numbers, scales = quantized(centers_CD, _CENTER_LEVELS)
     weights = torch.ops.onednn.qlinear_prepack(
         torch.from_numpy(numbers.astype(np.int8)), [_PACKED_FOR, centers_CD.shape[1]]
     )

@@ -7,9 +7,8 @@ Shapes: B rows of a batch, C centers of a block, D dimension, E entries of each 
 """
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,11 +64,6 @@ class Loaded:
     offsets: NDArray[np.float64]
 
 
-PairScores: TypeAlias = Callable[
-    [NDArray[Any], NDArray[Any], NDArray[np.int64], NDArray[np.int64]], NDArray[Any]
-]
-
-
 class Matmul(Protocol):
     """An arithmetic that multiplies prepared rows by blocks of the centers that it was made for."""
 
@@ -107,12 +101,12 @@ class Matmul(Protocol):
         """Returns every product greater than its row's threshold, and few others, row by row."""
         ...
 
-    @property
-    def pair_scores(self) -> PairScores | None:
-        """Returns a function of (rows [B, D], centers [K, D], row of each pair, in ascending order,
-        and center of each) that gives the score of each pair, in float32 or in float64 as the
-        vectors are, faster than numpy does; None for none.
-        """
+    def in_float32(self, product_BC: Any) -> NDArray[np.float32]:
+        """Returns the products as an array, row by row in memory."""
+        ...
+
+    def compiled(self) -> "Matmul":
+        """Returns this arithmetic with its own loops compiled, where it has any. It needs numba."""
         ...
 
 
@@ -144,7 +138,6 @@ class NumpyMatmul:
     name = "numpy fp32"
     rounding = Rounding(inputs=False, sum_roundoff=2.0**-24, output=0.0)
     shift = None
-    pair_scores = None
 
     def __init__(self, centers_KD: Embeddings) -> None:
         self._centers_KD = centers_KD
@@ -179,6 +172,12 @@ class NumpyMatmul:
     def above(self, product_BC: NDArray[np.float32], threshold_B: NDArray[np.float32]) -> Hits:
         rows, columns = entries_above(product_BC, threshold_B)
         return Hits(rows, columns, product_BC[rows, columns])
+
+    def in_float32(self, product_BC: NDArray[np.float32]) -> NDArray[np.float32]:
+        return product_BC
+
+    def compiled(self) -> "NumpyMatmul":
+        return self
 
 
 def reached_by(values_BC: NDArray[np.float32], k: int) -> NDArray[np.float32]:

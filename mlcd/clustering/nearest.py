@@ -24,7 +24,8 @@ more than M entries exceed it, t becomes the M-th of them. If the bound at a = t
 best float64 score among the kept, the answer is among them. Of these the bounds of each center, and
 then float32 scores, leave few for float64. Rows that are not proven go through a wider scan, then a
 float32 one, then a float64 one that settles any number of ties. A GPU's shortlists
-(`mlcd.clustering.device_scan`) or heads (`mlcd.clustering.head_scan`) may come first.
+(`mlcd.clustering.device_scan`) or those of compiled loops (`mlcd.clustering.compiled_scan`) may
+come first.
 
 Shapes: B rows of a batch, K centers, D dimension.
 """
@@ -34,6 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -69,11 +71,11 @@ _WIDER: Final = 4
 _ROOM_LEAST: Final = 8  # of the answer, for which a shortlist has room
 _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
 _WORTH_A_TIMING: Final = 2_500_000_000  # multiplications: 25 ms of two cores
-_WORTH_HEADS: Final = 100_000_000_000  # multiplications: 0.3 to 0.5 s of two cores
+# Multiplications: 3 to 5 s of two cores. To load compiled loops takes 0.5 s of a process, and to
+# compile them 5, once on a machine.
+_WORTH_COMPILING: Final = 1_000_000_000_000
 _HEADS_EACH: Final = 2  # rows at least for each component: to make heads costs as much as that
 _BASIS_EACH: Final = 20  # multiplications to find a basis, of the dimension's cube
-_HEADS_LEAST: Final = 128  # components of vectors, below which a product costs little
-_LONGEST: Final = 2.0**40  # centers of which a basis is looked for, so that float32 holds squares
 _TIMED_WAYS: Final = 2  # of fastest products, timed with all that the answer takes
 _NUM_LEVELS: Final = 4  # those of ScanCounts: proven, wider, float32, float64
 
@@ -114,7 +116,8 @@ class CenterScan:
         """Checks and prepares the centers.
 
         matmul: the arithmetic of the scan; auto multiplies in float32 until there is work enough
-        to repay a timing of those that this machine has, on the first rows, and later of heads.
+        to repay a timing of those that this machine has, on the first rows, and later of compiled
+        loops over whole products or over heads.
 
         Raises InvalidInput for centers that are not finite, ConfigInvalid where torch or a GPU is
         missing.
@@ -128,7 +131,7 @@ class CenterScan:
 
     @property
     def products(self) -> str:
-        """Returns the name of the arithmetic, and of heads where there are any."""
+        """Returns the name of the arithmetic, and of what else the present way has."""
         return self._way.name
 
     def nearest(
@@ -209,7 +212,7 @@ class CenterScan:
     def _choose(self, embeddings: Embeddings, top: int) -> None:
         """Takes the way that finds the answer of the first rows fastest, proofs and wider passes
         included: among arithmetics once the rows seen have been work enough, and later, where they
-        have been work enough for that, with heads or without.
+        have been work enough for that, with compiled loops or without.
         """
         self._work += len(embeddings) * self.centers.size
         if len(embeddings) < TIMED_ROWS or not self._choosing.acquire(blocking=False):
@@ -224,12 +227,12 @@ class CenterScan:
         """Makes the next choice, by the time that these rows take."""
         names: list[MatmulName] = []
         if self._choice == "arithmetic":
-            self._choice = "heads"
+            self._choice = "loops"
             names = fastest_matmuls(self.centers)[:_TIMED_WAYS]
             ways = self._opened(names)
         else:
             self._choice = None
-            ways = self._with_heads(rows, top)
+            ways = self._with_loops(rows, top)
         clock = clock_for(names)
         alone = len(ways) == 1
         self._way = ways[0] if alone else on_one_core(lambda: self._fastest(ways, rows, top, clock))
@@ -247,26 +250,24 @@ class CenterScan:
             return _WORTH_A_TIMING
         dimension: int = self.centers.shape[1]
         to_make = _HEADS_EACH * dimension * self.centers.size + _BASIS_EACH * dimension**3
-        return max(_WORTH_HEADS, to_make)
+        return max(_WORTH_COMPILING, to_make)
 
-    def _with_heads(self, rows: Embeddings, top: int) -> "list[_Way]":
-        """Returns the present way, and one with heads where they promise to be faster."""
-        from mlcd.clustering.head_choice import promising_components
-        from mlcd.clustering.head_scan import HeadScan
-        from mlcd.clustering.heads import Basis
-
-        scan = self._way.scan
-        short = self.centers.shape[1] < _HEADS_LEAST
-        if self._way.lister is not None or short or self._exact.norms.largest > _LONGEST:
-            return [self._way]
+    def _with_loops(self, rows: Embeddings, top: int) -> "list[_Way]":
+        """Returns the present way, and those of compiled loops where there are any."""
+        scan, ways = self._way.scan, [self._way]
+        if self._way.lister is not None or find_spec("numba") is None:
+            return ways
         _, scores, _ = self._search(self._way, rows, top, None, 0, float64=True)
         try:
-            basis = Basis(self.centers)
-            num = promising_components(basis, self.centers, rows, scores)
-            with_heads = [] if num is None else [_Way(scan, HeadScan(scan, basis, num))]
-        except (MemoryError, np.linalg.LinAlgError):  # the present way needs neither
-            with_heads = []
-        return [self._way, *with_heads]
+            from mlcd.clustering.compiled_scan import compiled_scans
+
+            for each in compiled_scans(scan, rows, scores):
+                each.shortlist(rows[:1], top, 1)  # compiles the loops
+                ways.append(_Way(scan, each))
+        # numba may be too old for this numpy or find no room for what it makes
+        except (ImportError, MemoryError, OSError, np.linalg.LinAlgError):
+            pass  # the present way needs none of this
+        return ways
 
     def _fastest(
         self,
@@ -351,9 +352,9 @@ class CenterScan:
         kept = max(_KEPT_LEAST[rounding.inputs], _KEPT_EACH[rounding.inputs] * top)
         kept *= 2 if rounding.coarse else 1
         if way.lister is None or way.scan is not self._exact:
-            yield level, partial(way.scan.find, top, kept, float64=float64)
-            yield 1, partial(way.scan.find, top, _WIDER * kept, float64=float64)
-        yield 2, partial(self._exact.find, top, _WIDER * kept, float64=float64)
+            yield level, partial(way.scan.find, top, kept)
+            yield 1, partial(way.scan.find, top, _WIDER * kept)
+        yield 2, partial(self._exact.find, top, _WIDER * kept)
 
     def _shortlisted(
         self,
@@ -414,4 +415,4 @@ class _Way:
 
 
 _Finder: TypeAlias = Callable[[Embeddings, NDArray[np.integer] | None], CertifiedAnswers]
-_Choice: TypeAlias = Literal["arithmetic", "heads"]
+_Choice: TypeAlias = Literal["arithmetic", "loops"]

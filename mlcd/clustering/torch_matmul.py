@@ -14,7 +14,6 @@ from torch import Tensor
 
 from mlcd.clustering.matmul import Hits, Loaded, Rounding, entries_above, lengths, reached_by
 from mlcd.clustering.shift import mean_of, offsets, shifted
-from mlcd.clustering.torch_pairs import pair_scores
 from mlcd.types import Embeddings
 
 _BLOCK_CENTERS: Final = 4096  # rounded at once
@@ -24,8 +23,6 @@ _BF16_OUTPUT: Final = 2.0**-8
 
 class TorchMatmul:
     """The arithmetic of torch; see `mlcd.clustering.matmul.Matmul`."""
-
-    pair_scores = staticmethod(pair_scores)
 
     def __init__(self, centers_KD: Embeddings, *, bf16: bool) -> None:
         keep_float32_exact()
@@ -82,6 +79,13 @@ class TorchMatmul:
         rows, columns = entries_above(*self._comparable(product_BC, threshold_B))
         found = torch.from_numpy(rows), torch.from_numpy(columns)
         return Hits(rows, columns, product_BC[found].float().numpy())
+
+    def in_float32(self, product_BC: Tensor) -> NDArray[np.float32]:
+        values_BC: NDArray[np.float32] = product_BC.float().numpy()
+        return values_BC
+
+    def compiled(self) -> "TorchMatmul":
+        return self
 
     def _comparable(
         self, product_BC: Tensor, threshold_B: NDArray[np.float32]

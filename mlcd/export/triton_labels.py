@@ -37,7 +37,7 @@ _MLCD: Final = Path(__file__).parents[1]
 _CARRIED: Final = (
     *("__init__.py", "version.py", "errors.py", "types.py", "cores.py"),
     *("clustering/__init__.py", "clustering/nearest.py", "clustering/certified_scan.py"),
-    *("clustering/candidates.py", "clustering/quick_scores.py", "clustering/torch_pairs.py"),
+    *("clustering/candidates.py", "clustering/eight_bit_rows.py"),
     *("clustering/certificate.py", "clustering/exact_scores.py", "clustering/matmul.py"),
     *("clustering/row_threads.py", "clustering/torch_matmul.py", "clustering/int8_matmul.py"),
     *("clustering/shift.py", "clustering/arithmetics.py", "clustering/query_checks.py"),

@@ -1,0 +1,350 @@
+"""The loops of the compiled scan, which numba makes machine code of: what a row keeps of a block of
+products, and the float64 scores of what it has kept.
+
+This module is imported only where numba is installed; the labels are the same without it. Machine
+code is kept beside this file or in the user's cache, so that it is made once on a machine, and is
+made anew when this file changes: nothing that another file defines is compiled into it. No loop
+holds Python's lock.
+
+See `mlcd.clustering.compiled_scan`. Shapes: B rows of a batch, C centers of a block, K centers, D
+dimension, M entries held, S best known, G groups.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.clustering.eight_bit_rows import EightBitRows
+
+_Singles: TypeAlias = NDArray[np.float32]
+
+_GROUP: Final = 16  # entries in a group, of which only the largest is looked at first
+_GROUPS_EACH: Final = 2  # groups at least for each entry that is looked for
+_AT_ONCE: Final = 4  # centers that are multiplied by a row at once: they are waited for together
+_LEAST_SCALE: Final = np.float32(1e-30)
+_UPPER: Final = np.float32(0.1)  # of the range of products that are held: those scored first
+_NONE: Final = np.float32(-np.inf)
+_ALL: Final = np.float32(np.inf)
+
+
+class Query(NamedTuple):
+    """What is asked, and how far a score may lie above its product a: it is at most
+
+        a + output |a| + error |d| + length |d - d'| + of_row + offset.
+
+    rows: [B, D], and centers: [K, D], both float32. top: the centers of an answer. most: the
+    entries that are scored for a row, about; one with more is given up. of_row, length, error and
+    offset: as in `mlcd.clustering.certificate.Slack`, and with_any its bound for all centers, [B].
+    center_lengths, center_errors: |d| and |d - d'|, [K]. margin: what comparing bounds may lose
+    besides. All of these are float64.
+    """
+
+    rows: NDArray[np.float32]
+    centers: NDArray[np.float32]
+    top: int
+    most: int
+    of_row: NDArray[np.float64]
+    length: NDArray[np.float64]
+    error: NDArray[np.float64]
+    offset: NDArray[np.float64]
+    with_any: NDArray[np.float64]
+    center_lengths: NDArray[np.float64]
+    center_errors: NDArray[np.float64]
+    output: float
+    margin: float
+
+
+class Kept(NamedTuple):
+    """What is known of each row.
+
+    ids, products: of the entries that are held until they are scored, [B, M]. num: how many these
+    are, [B]. best_ids, best_scores: the first centers of those scored, [B, S]; -1 and -inf where
+    there are fewer. threshold: no product of the answer is at or below it, [B] float32; -inf until
+    some are scored, inf for a row that is given up. num_scored: [B].
+    """
+
+    ids: NDArray[np.int32]
+    products: NDArray[np.float32]
+    num: NDArray[np.int64]
+    best_ids: NDArray[np.int64]
+    best_scores: NDArray[np.float64]
+    threshold: NDArray[np.float32]
+    num_scored: NDArray[np.int64]
+
+
+def _compiled(*may_assume: str) -> Callable[..., Any]:
+    """Returns what compiles a function. may_assume: what may be taken for granted of its floats."""
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        compile_it = partial(numba.njit, nogil=True, error_model="numpy", fastmath=set(may_assume))
+        try:
+            return compile_it(function, cache=True)
+        except RuntimeError:  # there is no folder that it may write to
+            return compile_it(function)
+
+    return compiled
+
+
+@_compiled()
+def keep(product_BC: _Singles, ids_C: NDArray[np.int64], query: Query, kept: Kept) -> None:
+    """Keeps the entries of a block that may be in the answer. ids_C: the centers of the block.
+
+    Where nothing is known of a row, its largest products are scored first, as many as it takes for
+    an answer and few more.
+    """
+    num = product_BC.shape[1]
+    num_groups = num // _GROUP if num >= _GROUP * _GROUPS_EACH * query.top else 0
+    grouped = num_groups * _GROUP
+    # of each group, then the entries that are in none
+    maxima = np.empty(num_groups + num - grouped, np.float32)
+    largest = np.empty(query.top, np.float32)
+    for row in range(len(product_BC)):
+        if kept.threshold[row] == _ALL:
+            continue
+        products, below = product_BC[row], _ALL
+        if num_groups:
+            _write_maxima(products, num_groups, maxima)
+        maxima[num_groups:] = products[grouped:]
+        if kept.threshold[row] == _NONE:
+            below = np.nextafter(_reached(maxima, largest), _NONE)
+            _hold(row, products, maxima, below, _ALL, ids_C, query, kept)
+            _score(row, _NONE, query, kept)
+        _hold(row, products, maxima, kept.threshold[row], below, ids_C, query, kept)
+        if kept.num_scored[row] > query.most:
+            kept.threshold[row], kept.num[row] = _ALL, 0
+
+
+@_compiled()
+def score_kept(query: Query, kept: Kept) -> None:
+    """Scores all entries that are held and may still be in the answer."""
+    for row in range(len(kept.num)):
+        _score_upper(row, _UPPER, query, kept)
+        _score(row, _NONE, query, kept)
+
+
+@_compiled()
+def round_rows(rows_BD: _Singles, shift_D: _Singles, levels: int, rounded: EightBitRows) -> None:
+    """Does what `mlcd.clustering.eight_bit_rows.round_rows` does."""
+    dimension = rows_BD.shape[1]
+    vector, sizes = np.empty(dimension, np.float32), np.empty(dimension, np.float32)
+    maxima = np.empty(dimension // _GROUP, np.float32)
+    for row in range(len(rows_BD)):
+        for component in range(dimension):
+            vector[component] = rows_BD[row, component] - shift_D[component]
+            sizes[component] = abs(vector[component])
+        scale = max(_largest(sizes, maxima) / np.float32(levels), _LEAST_SCALE)
+        rounded.scales[row] = scale
+        rounded.squares[row], rounded.left_out[row] = _write_numbers(
+            vector, scale, np.float32(levels + 1), rounded.unsigned[row]
+        )
+
+
+@_compiled("nnan", "nsz")
+def _write_maxima(values: _Singles, num_groups: int, maxima: _Singles) -> None:
+    """Writes the largest entry of each group. Group g holds the entries g, g + G, …, so that maxima
+    run along contiguous memory, four at a time.
+    """
+    for group in range(num_groups):
+        maxima[group] = values[group]
+    for first in range(0, _GROUP, 4):
+        start = first * num_groups
+        for group in range(num_groups):
+            at = start + group
+            two = max(values[at], values[at + num_groups])
+            others = max(values[at + 2 * num_groups], values[at + 3 * num_groups])
+            maxima[group] = max(maxima[group], two, others)
+
+
+@_compiled()
+def _largest(values: _Singles, maxima: _Singles) -> np.float32:
+    """Returns the largest of values that are not negative. maxima: room for those of groups."""
+    largest: np.float32 = np.float32(0)
+    if len(maxima):
+        _write_maxima(values, len(maxima), maxima)
+    for value in maxima:
+        largest = max(largest, value)
+    for value in values[_GROUP * len(maxima) :]:
+        largest = max(largest, value)
+    return largest
+
+
+@_compiled("reassoc", "contract")
+def _write_numbers(
+    vector: _Singles, scale: np.float32, zero: np.float32, unsigned: NDArray[np.uint8]
+) -> tuple[np.float32, np.float32]:
+    """Writes whole numbers, and returns the sums of their squares and of those of what is left."""
+    inverse = np.float32(1) / scale
+    squares = left_out = np.float32(0)
+    for component in range(len(vector)):
+        number = np.rint(vector[component] * inverse)
+        unsigned[component] = np.uint8(np.int32(number + zero))
+        squares += number * number
+        rest = vector[component] - number * scale
+        left_out += rest * rest
+    return squares, left_out
+
+
+@_compiled()
+def _reached(values: _Singles, largest: _Singles) -> np.float32:
+    """Returns the L-th largest value, and writes all L [L]; -inf where there are fewer."""
+    last = len(largest) - 1
+    largest[:] = _NONE
+    for value in values:
+        if value > largest[last]:
+            at = last
+            while at > 0 and largest[at - 1] < value:
+                largest[at] = largest[at - 1]
+                at -= 1
+            largest[at] = value
+    return largest[last]
+
+
+@_compiled()
+def _hold(
+    row: int,
+    products: _Singles,
+    maxima: _Singles,
+    threshold: np.float32,
+    below: np.float32,
+    ids_C: NDArray[np.int64],
+    query: Query,
+    kept: Kept,
+) -> None:
+    """Holds the entries above the threshold, up to `below`."""
+    num, num_groups = kept.num[row], (len(products) - len(maxima)) // (_GROUP - 1)
+    for at in range(len(maxima)):
+        if maxima[at] <= threshold:
+            continue
+        start, stop, step = at, _GROUP * num_groups, num_groups
+        if at >= num_groups:  # of no group
+            start, stop, step = at + (_GROUP - 1) * num_groups, len(products), len(products)
+        for column in range(start, stop, step):
+            if threshold < products[column] <= below:
+                kept.ids[row, num], kept.products[row, num] = ids_C[column], products[column]
+                num += 1
+                if num == kept.ids.shape[1]:
+                    kept.num[row] = num
+                    _make_room(row, query, kept)
+                    num, threshold = kept.num[row], max(threshold, kept.threshold[row])
+    kept.num[row] = num
+
+
+@_compiled()
+def _make_room(row: int, query: Query, kept: Kept) -> None:
+    """Scores the entries of largest products, more and more of them, until few are left."""
+    share = _UPPER
+    _score_upper(row, share, query, kept)
+    while kept.num[row] > kept.ids.shape[1] // 2:
+        share *= 2
+        _score_upper(row, share, query, kept)
+
+
+@_compiled()
+def _score_upper(row: int, share: np.float32, query: Query, kept: Kept) -> None:
+    """Scores those that are held whose products are in this share of their range, the upper."""
+    lowest = largest = kept.products[row, 0]
+    for held in range(kept.num[row]):
+        largest = max(largest, kept.products[row, held])
+        lowest = min(lowest, kept.products[row, held])
+    _score(row, largest - share * (largest - lowest), query, kept)
+
+
+@_compiled()
+def _score(row: int, lowest: np.float32, query: Query, kept: Kept) -> None:
+    """Scores the entries that are held and may be in the answer, and whose products are not below
+    `lowest`. The others that may be in it are held as before.
+    """
+    ids, products, best_scores = kept.ids[row], kept.products[row], kept.best_scores[row]
+    error, length, last = query.error[row], query.length[row], query.top - 1
+    common = query.offset[row] + query.margin + query.of_row[row]
+    num_left, num_waiting, waiting = 0, 0, np.empty(_AT_ONCE, np.int64)
+    for held in range(kept.num[row]):
+        center, product = ids[held], products[held]
+        upper = common + product + query.output * abs(product)
+        upper += error * query.center_lengths[center] + length * query.center_errors[center]
+        if product <= kept.threshold[row] or upper < best_scores[last]:
+            continue
+        if product < lowest:
+            ids[num_left], products[num_left] = center, product
+            num_left += 1
+            continue
+        waiting[num_waiting] = center
+        num_waiting += 1
+        if num_waiting == _AT_ONCE:
+            _score_centers(row, waiting, query, kept)
+            num_waiting = 0
+    _score_centers(row, waiting[:num_waiting], query, kept)
+    kept.num[row] = num_left
+
+
+@_compiled()
+def _score_centers(row: int, ids: NDArray[np.int64], query: Query, kept: Kept) -> None:
+    """Scores these centers, and raises the threshold by them."""
+    vector, best_ids, best_scores = query.rows[row], kept.best_ids[row], kept.best_scores[row]
+    if len(ids) == _AT_ONCE:
+        scores = _products(
+            vector,
+            query.centers[ids[0]],
+            query.centers[ids[1]],
+            query.centers[ids[2]],
+            query.centers[ids[3]],
+        )
+        for place in range(_AT_ONCE):
+            _insert(best_ids, best_scores, ids[place], scores[place])
+    else:
+        for center in ids:
+            score = _product(vector, query.centers[center])
+            _insert(best_ids, best_scores, center, score)
+    kept.num_scored[row] += len(ids)
+    bound = best_scores[query.top - 1] - query.offset[row] - query.with_any[row] - 2 * query.margin
+    kept.threshold[row] = max(kept.threshold[row], _beyond(bound, query.output))
+
+
+@_compiled()
+def _beyond(bound: float, output: float) -> np.float32:
+    """Returns the threshold at or below which no product, its output rounded, has this bound:
+    `mlcd.clustering.certificate.beyond_reach`.
+    """
+    bound /= 1 + output if bound >= 0 else 1 - output
+    threshold: np.float32 = np.nextafter(np.float32(bound), _NONE)
+    return threshold
+
+
+@_compiled()
+def _insert(ids: NDArray[np.int64], scores: NDArray[np.float64], center: int, score: float) -> None:
+    """Puts a center in its place among the best, by score and then by id."""
+    at = len(ids) - 1
+    if score < scores[at] or (score == scores[at] and center > ids[at]):
+        return
+    while at > 0 and (scores[at - 1] < score or (scores[at - 1] == score and ids[at - 1] > center)):
+        ids[at], scores[at] = ids[at - 1], scores[at - 1]
+        at -= 1
+    ids[at], scores[at] = center, score
+
+
+@_compiled("reassoc", "contract")
+def _product(first: _Singles, second: _Singles) -> float:
+    """Returns the inner product in float64, summed in any order."""
+    product = 0.0
+    for component in range(len(first)):
+        product += np.float64(first[component]) * np.float64(second[component])
+    return product
+
+
+@_compiled("reassoc", "contract")
+def _products(
+    first: _Singles, one: _Singles, two: _Singles, three: _Singles, four: _Singles
+) -> tuple[float, float, float, float]:
+    """Returns the inner products with four others."""
+    with_one = with_two = with_three = with_four = 0.0
+    for component in range(len(first)):
+        of_first = np.float64(first[component])
+        with_one += of_first * np.float64(one[component])
+        with_two += of_first * np.float64(two[component])
+        with_three += of_first * np.float64(three[component])
+        with_four += of_first * np.float64(four[component])
+    return with_one, with_two, with_three, with_four

@@ -1,0 +1,148 @@
+"""The compiled scan: the answers of rows by products that bound their scores, in loops of machine
+code (`mlcd.clustering.compiled_loops`).
+
+Each block of products is looked through once, row by row, while it is in the cache. Where nothing
+is known of a row yet, its largest products are scored in float64, which sets a threshold. Entries
+above it are held, and scored where they are many and in the end; each score may raise the
+threshold. So few are scored, whether products are of whole vectors or of heads, and no small step
+waits for another thread at Python's lock.
+
+The loops sum in an order of their own. An answer is clear where neither its order nor any of its
+scores in float32 depends on that, and sure where no center that was left out can belong to it.
+
+Shapes: B rows of a batch, C centers of a block, K centers, D dimension, S best known.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.clustering.arithmetics import BLOCK_CENTERS
+from mlcd.clustering.bounding_products import (
+    BoundedRows,
+    BoundingProducts,
+    HeadProducts,
+    WholeProducts,
+)
+from mlcd.clustering.certificate import DOUBLE_MARGIN
+from mlcd.clustering.certified_scan import CertifiedScan
+from mlcd.clustering.compiled_loops import Kept, Query, keep, score_kept
+from mlcd.clustering.head_choice import promising_components
+from mlcd.clustering.heads import Basis
+from mlcd.clustering.matmul import lengths
+from mlcd.clustering.shortlist import Shortlist
+from mlcd.types import Embeddings
+
+# Entries of a row that are held until they are scored: one of so many centers, and at least and at
+# most. Those that wait longest are ruled out by most.
+_CENTERS_EACH: Final = 32
+_LEAST_HELD: Final = 64
+_MOST_HELD: Final = 2048
+_SPARE: Final = 8  # centers known beyond the answer, for ties
+_HEADS_LEAST: Final = 128  # components of vectors, below which a product costs little
+_LONGEST: Final = 2.0**40  # centers of which a basis is looked for, so that float32 holds squares
+_MOST_LEFT: Final = 0.5  # of the rows, above which the plain scan is cheaper for all
+
+
+class CompiledScan:
+    """Centers [K, D], made ready for products that bound scores."""
+
+    rooms: Final = (512,)
+    batch_rows: Final = 1024
+
+    def __init__(self, products: BoundingProducts) -> None:
+        self._products = products
+        self.name = f"{products.name}, compiled"
+
+    def shortlist(self, rows_BD: Embeddings, top: int, room: int) -> Shortlist:
+        """Returns the answer of each row.
+
+        room: the centers that are scored for a row, about; one with more is not sure.
+        """
+        products, centers = self._products, self._products.centers
+        rows = products.load(rows_BD)
+        query = self._query(rows_BD, rows, top, room)
+        kept = _nothing_kept(rows.able, len(centers), top + _SPARE)
+        for start in range(0, len(centers), BLOCK_CENTERS):
+            stop = min(start + BLOCK_CENTERS, len(centers))
+            product_BC = products.matmul.multiply(rows.data, start, stop)
+            in_float32 = products.matmul.in_float32(product_BC)
+            keep(in_float32, products.order[start:stop], query, kept)
+            if np.isposinf(kept.threshold).mean() > _MOST_LEFT:
+                return Shortlist.of_none(len(rows_BD), top)
+        score_kept(query, kept)
+        return _answer(kept, top, rows.order)
+
+    def _query(self, rows_BD: Embeddings, rows: BoundedRows, top: int, room: int) -> Query:
+        products, slack = self._products, rows.slack
+        return Query(
+            rows=_read_only(rows_BD),
+            centers=_read_only(products.centers),
+            top=top,
+            most=room,
+            of_row=slack.of_row,
+            length=slack.length,
+            error=slack.error,
+            offset=slack.offset,
+            with_any=slack.with_any(),
+            center_lengths=products.norms.lengths,
+            center_errors=products.norms.errors,
+            output=products.matmul.rounding.output,
+            margin=DOUBLE_MARGIN,
+        )
+
+
+def compiled_scans(
+    scan: CertifiedScan, rows_BD: Embeddings, scores_BL: NDArray[np.float64]
+) -> Iterator[CompiledScan]:
+    """Yields a scan of whole products, and one of heads where these promise to be faster on such
+    rows.
+
+    scores_BL: the scores of each row's answer.
+    """
+    yield CompiledScan(WholeProducts(scan))
+    centers = scan.centers
+    if centers.shape[1] >= _HEADS_LEAST and float(lengths(centers).max(initial=0.0)) <= _LONGEST:
+        basis = Basis(centers)
+        num = promising_components(scan, basis, rows_BD, scores_BL, _MOST_HELD)
+        if num is not None:
+            yield CompiledScan(HeadProducts(scan.name, centers, basis, num))
+
+
+def _read_only(vectors: Embeddings) -> Embeddings:
+    """Returns a view that cannot be written to: loops are compiled once, for such vectors alone."""
+    view = vectors.view()
+    view.flags.writeable = False
+    return view
+
+
+def _nothing_kept(able_B: NDArray[np.bool_], num_centers: int, num_best: int) -> Kept:
+    num, num_held = len(able_B), min(max(_LEAST_HELD, num_centers // _CENTERS_EACH), _MOST_HELD)
+    return Kept(
+        ids=np.empty((num, num_held), np.int32),
+        products=np.empty((num, num_held), np.float32),
+        num=np.zeros(num, np.int64),
+        best_ids=np.full((num, num_best), -1),
+        best_scores=np.full((num, num_best), -np.inf),
+        threshold=np.where(able_B, np.float32(-np.inf), np.float32(np.inf)),
+        num_scored=np.zeros(num, np.int64),
+    )
+
+
+def _answer(kept: Kept, top: int, order_B: NDArray[np.float64]) -> Shortlist:
+    """Returns what is known of each row. order_B: how far apart two orders of summation may place
+    two scores.
+    """
+    scores, order_B1 = kept.best_scores, order_B[:, None]
+    last_B = scores[:, top - 1]
+    given_up_B = np.isposinf(kept.threshold)
+    # Beyond the last that is known, none is nearer than it.
+    sure_B = ~given_up_B & (kept.best_ids[:, top - 1] >= 0) & (scores[:, -1] < last_B - order_B)
+    in_order = scores[:, :top] > scores[:, 1 : top + 1] + order_B1
+    low, high = (scores[:, :top] + sign * order_B1 for sign in (-1, 1))
+    with np.errstate(over="ignore"):
+        alike = low.astype(np.float32) == high.astype(np.float32)
+    clear_B = sure_B & np.all(np.hstack([in_order, alike]), axis=1)
+    return Shortlist(kept.best_ids, scores, sure_B, clear_B)

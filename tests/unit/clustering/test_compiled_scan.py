@@ -1,0 +1,427 @@
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlcd.clustering import (
+    bounding_products,
+    certified_scan,
+    compiled_loops,
+    compiled_scan,
+    eight_bit_rows,
+    nearest,
+    row_threads,
+)
+from mlcd.clustering.bounding_products import HeadProducts, WholeProducts, upper_bounds
+from mlcd.clustering.compiled_scan import CompiledScan
+from mlcd.clustering.eight_bit_rows import EightBitRows
+from mlcd.clustering.head_choice import promising_components
+from mlcd.clustering.heads import Basis
+from mlcd.clustering.nearest import CenterScan
+from mlcd.types import unit_rows
+
+pytestmark = pytest.mark.plain_cpu
+
+ARITHMETICS = ["numpy", "torch-fp32", "torch-bf16", "torch-int8"]
+
+
+def drawn(num, dimension, seed, power=1.0):
+    weights = (1.0 + np.arange(dimension)) ** -power
+    return unit_rows(np.random.default_rng(seed).standard_normal((num, dimension)) * weights)
+
+
+def compiled(centers, num=None, matmul="numpy"):
+    """A compiled scan of heads of so many components, or of whole vectors."""
+    scan = CenterScan(centers, matmul=matmul)
+    whole = scan._way.scan
+    products = WholeProducts(whole)
+    if num is not None:
+        products = HeadProducts(whole.name, whole.centers, Basis(whole.centers), num)
+    scan._way = nearest._Way(whole, CompiledScan(products))
+    return scan
+
+
+def in_blocks_of(num, patched):
+    for module in (bounding_products, certified_scan, compiled_scan):
+        patched.setattr(module, "BLOCK_CENTERS", num)
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Lets a scan choose its way at once."""
+    for name in ("_WORTH_A_TIMING", "_WORTH_COMPILING", "_HEADS_EACH", "_BASIS_EACH"):
+        monkeypatch.setattr(nearest, name, 0)
+
+
+def cases():
+    families = np.repeat(drawn(40, 96, 2), 16, axis=0)
+    jittered = unit_rows(families + 0.1 * drawn(640, 96, 3))
+    yield "decaying", drawn(200, 96, 0), drawn(700, 96, 1)
+    yield "flat", drawn(200, 96, 0, 0.0), drawn(700, 96, 1, 0.0)
+    yield "families", drawn(200, 96, 4), jittered
+    yield "rows that are centers", jittered[:200], jittered
+    yield "equal centers", drawn(200, 96, 4), families
+    yield "nearly equal", drawn(200, 96, 4), unit_rows(families + 1e-7 * drawn(640, 96, 5))
+    cone = 30 * np.eye(96)[:1]
+    yield "in a cone", unit_rows(drawn(200, 96, 0) + cone), unit_rows(drawn(700, 96, 1) + cone)
+    lengths = np.geomspace(1e-3, 1e3, 200, dtype=np.float32)[:, None]
+    yield "of any length", lengths * drawn(200, 96, 0), 7 * drawn(700, 96, 1)
+    yield "zero rows", 0 * drawn(50, 96, 0), drawn(700, 96, 1)
+    yield "one center", drawn(50, 96, 0), drawn(1, 96, 1)
+
+
+@pytest.mark.parametrize("matmul", ARITHMETICS)
+@pytest.mark.parametrize("block", [128, 4096])
+@pytest.mark.parametrize("num", [24, None])
+@pytest.mark.parametrize(
+    ("rows", "centers"), [pytest.param(*case[1:], id=case[0]) for case in cases()]
+)
+def test_the_answer_is_that_of_the_plain_scan(rows, centers, num, block, matmul, monkeypatch):
+    in_blocks_of(block, monkeypatch)
+    scan, plain = compiled(centers, num, matmul), CenterScan(centers, matmul="numpy")
+    for top in (1, 8):
+        for threshold in (None, 0.3):
+            expected = plain.nearest(rows, top, threshold)
+            found = scan.nearest(rows, top, threshold)
+            assert (found.ids == expected.ids).all()
+            assert (found.scores == expected.scores).all()
+
+
+def of_any_kind(random, num, dimension):
+    vectors = random.standard_normal((num, dimension)) * (1.0 + np.arange(dimension)) ** -1.0
+    kind = random.integers(6)
+    if kind == 0:  # many ties
+        vectors = random.integers(-2, 3, (num, dimension))
+    elif kind == 1:  # rows of very different lengths, some of them zero
+        vectors *= 10.0 ** random.uniform(-20, 15, (num, 1)) * (random.random((num, 1)) < 0.7)
+    elif kind == 2:  # a narrow cone
+        vectors += 1e3 * random.standard_normal((1, dimension))
+    elif kind == 3:  # nearly equal
+        vectors = random.standard_normal((1, dimension)) + 1e-7 * vectors
+    elif kind == 4:  # below what float32 can square
+        vectors *= 10.0 ** random.choice([-40, -25, -19])
+    return vectors.astype(np.float32)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 32),
+    dimension=st.sampled_from([1, 2, 3, 16, 96]),
+    num=st.integers(1, 700),
+    top=st.integers(1, 12),
+    room=st.sampled_from([1, 4, 512]),
+    held=st.sampled_from([2, 64]),
+    whole=st.booleans(),
+    matmul=st.sampled_from(ARITHMETICS),
+)
+def test_the_answer_of_any_vectors_is_that_of_the_plain_scan(
+    seed, dimension, num, top, room, held, whole, matmul
+):
+    random = np.random.default_rng(seed)
+    rows, centers = of_any_kind(random, 30, dimension), of_any_kind(random, num, dimension)
+    if random.random() < 0.3:
+        rows = centers[random.integers(0, num, 30)]
+    with pytest.MonkeyPatch.context() as patched, np.errstate(over="ignore", invalid="ignore"):
+        in_blocks_of(64, patched)
+        patched.setattr(CompiledScan, "rooms", (room,))
+        patched.setattr(compiled_scan, "_LEAST_HELD", held)
+        expected = CenterScan(centers, matmul="numpy").nearest(rows, top)
+        components = None if whole else random.integers(1, dimension + 1)
+        found = compiled(centers, components, matmul).nearest(rows, top)
+    assert (found.ids == expected.ids).all()
+    assert (found.scores == expected.scores).all()
+
+
+@pytest.mark.parametrize("matmul", ARITHMETICS)
+def test_heads_settle_the_rows_where_few_directions_hold_most(matmul, monkeypatch):
+    in_blocks_of(512, monkeypatch)
+    rows, centers = drawn(300, 128, 0), drawn(3000, 128, 1)
+    found = compiled(centers, 48, matmul).nearest(rows, 8)
+    exact = rows.astype(np.float64) @ centers.astype(np.float64).T
+    assert (found.ids == np.argsort(-exact, axis=1, kind="stable")[:, :8]).all()
+    assert found.scan.proven == 300
+    assert found.scan.products.endswith("heads of 48, compiled")
+
+
+def test_where_heads_rule_little_out_whole_products_settle_the_rows(monkeypatch):
+    monkeypatch.setattr(CompiledScan, "rooms", (8,))
+    monkeypatch.setattr(nearest, "_BATCH_ROWS", 64)
+    monkeypatch.setattr(CompiledScan, "batch_rows", 64)
+    monkeypatch.setattr(row_threads, "allowed_threads", lambda: 1)
+    rows, centers = drawn(200, 128, 0, 0.0), drawn(3000, 128, 1, 0.0)
+    scan, asked = compiled(centers, 16, "torch-int8"), []
+    shortlist = CompiledScan.shortlist
+    monkeypatch.setattr(
+        CompiledScan, "shortlist", lambda *args: asked.append(1) or shortlist(*args)
+    )
+    found = scan.nearest(rows, 8)
+    assert (found.ids == CenterScan(centers, matmul="numpy").nearest(rows, 8).ids).all()
+    assert found.scan.proven == 0
+    assert len(asked) < 4  # batches: the next ones begin with whole products
+
+
+@pytest.mark.parametrize("block", [256, 4096])
+def test_single_rows_near_which_too_many_remain_are_left(block, monkeypatch):
+    in_blocks_of(block, monkeypatch)
+    monkeypatch.setattr(CompiledScan, "rooms", (6,))
+    centers = drawn(3000, 128, 1, 2.0)
+    rows = np.concatenate([drawn(200, 128, 0, 2.0), drawn(20, 128, 0, 0.0)])
+    found = compiled(centers, 8).nearest(rows, 8)
+    expected = CenterScan(centers, matmul="numpy").nearest(rows, 8)
+    assert (found.ids == expected.ids).all()
+    assert (found.scores == expected.scores).all()
+    assert 0 < found.scan.float32 < 100
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e19, 2e19, 4e19, 1e20, 1e30])
+def test_products_that_float32_cannot_hold_are_left_to_whole_vectors(size):
+    rows, centers = drawn(64, 96, 0) * np.float32(size), drawn(700, 96, 1) * np.float32(size)
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = compiled(centers, 24).nearest(rows, 8)
+    exact = rows.astype(np.float64) @ centers.astype(np.float64).T
+    assert (found.ids == np.argsort(-exact, axis=1, kind="stable")[:, :8]).all()
+
+
+@pytest.mark.parametrize("num", [1, 5, 128, 129, 1000])
+def test_the_first_block_is_a_sample_of_all(num, monkeypatch):
+    in_blocks_of(128, monkeypatch)
+    order = bounding_products._sample_first(num)
+    assert sorted(order) == list(range(num))
+    assert len(set(np.diff(order[: min(num, 128)]))) <= 1
+    assert order[: min(num, 128)].max() >= 0.8 * num - 1
+
+
+def test_heads_are_promised_where_few_directions_hold_most_and_only_there():
+    for power, few in ((2.0, True), (0.0, False)):
+        rows, centers = drawn(256, 128, 0, power), drawn(5000, 128, 1, power)
+        scan = CenterScan(centers, matmul="numpy")
+        scores = scan.search(rows, 8)[1]
+        num = promising_components(scan._way.scan, Basis(centers), rows, scores, 2048)
+        assert (num is not None) is few
+        assert num is None or num <= 64
+
+
+@pytest.mark.parametrize("power", [0.0, 2.0])
+def test_compiled_loops_are_timed_once_there_is_work_for_it(power, soon, monkeypatch):
+    rows, centers = drawn(512, 128, 0, power), drawn(6000, 128, 1, power)
+    scan, timed = CenterScan(centers), []
+    fastest = scan._fastest
+    monkeypatch.setattr(
+        scan, "_fastest", lambda ways, *rest: timed.append(ways) or fastest(ways, *rest)
+    )
+    expected = CenterScan(centers, matmul="numpy").nearest(rows, 8)
+    for _ in range(3):
+        found = scan.nearest(rows, 8)
+        assert (found.ids == expected.ids).all()
+        assert (found.scores == expected.scores).all()
+    assert scan._choice is None
+    names = [way.name for way in timed[-1]]
+    assert [name.endswith("compiled") for name in names] == [False] + [True] * (1 + (power > 0))
+    assert any("heads of" in name for name in names) is (power > 0)
+
+
+def test_one_thread_chooses_and_others_go_on(soon, monkeypatch):
+    rows, centers = drawn(512, 128, 0), drawn(600, 128, 1)
+    scan, chosen, meanwhile = CenterScan(centers), [], []
+
+    def fastest(ways, *_):
+        chosen.append(ways)
+        with ThreadPoolExecutor(1) as other:
+            meanwhile.append(other.submit(scan.nearest, rows, 8).result().scan.products)
+        return ways[-1]
+
+    monkeypatch.setattr(scan, "_fastest", fastest)
+    scan.nearest(rows, 8)
+    assert len(chosen) == 1
+    assert meanwhile == ["numpy fp32"]
+    assert scan._choice == "loops"
+
+
+@pytest.mark.parametrize("error", [ImportError, MemoryError, OSError, np.linalg.LinAlgError])
+def test_loops_that_cannot_be_made_are_done_without(error, soon, monkeypatch):
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr(compiled_scan, "compiled_scans", failing)
+    assert_plain(CenterScan(drawn(600, 128, 1, 2.0)))
+
+
+def test_without_numba_the_scan_stays_plain(soon, monkeypatch):
+    monkeypatch.setattr(nearest, "find_spec", lambda _: None)
+    assert_plain(CenterScan(drawn(600, 128, 1, 2.0)))
+
+
+def assert_plain(scan):
+    rows = drawn(512, 128, 0, 2.0)
+    expected = CenterScan(scan.centers, matmul="numpy").nearest(rows, 8)
+    for _ in range(3):
+        assert (scan.nearest(rows, 8).ids == expected.ids).all()
+    assert scan._choice is None
+    assert scan._way.lister is None
+
+
+def test_without_a_basis_whole_products_are_compiled(soon, monkeypatch):
+    def failing(*_):
+        raise np.linalg.LinAlgError
+
+    monkeypatch.setattr(compiled_scan, "Basis", failing)
+    monkeypatch.setattr(nearest.CenterScan, "_fastest", lambda _, ways, *__: ways[-1])
+    rows, centers = drawn(512, 128, 0, 2.0), drawn(600, 128, 1, 2.0)
+    scan = CenterScan(centers)
+    for _ in range(3):
+        scan.nearest(rows, 8)
+    assert scan.products.endswith(", compiled")
+    assert "heads" not in scan.products
+
+
+def test_an_answer_names_the_way_that_found_it(monkeypatch):
+    """Another thread may choose meanwhile."""
+    rows, centers = drawn(50, 128, 0), drawn(600, 128, 1)
+    scan, chosen = CenterScan(centers, matmul="numpy"), CenterScan(centers, matmul="torch-int8")
+    search = scan._search
+
+    def interrupted(*args, **how):
+        scan._way = chosen._way
+        return search(*args, **how)
+
+    monkeypatch.setattr(scan, "_search", interrupted)
+    assert scan.nearest(rows, 8).scan.products == "numpy fp32"
+    assert scan.nearest(rows, 8).scan.products == "torch int8 cpu"
+
+
+def test_what_heads_leave_is_sought_from_the_previous_labels(monkeypatch):
+    monkeypatch.setattr(CompiledScan, "rooms", (1,))
+    rows, centers = drawn(100, 128, 0, 0.0), drawn(600, 128, 1, 0.0)
+    expected = CenterScan(centers, matmul="numpy").nearest(rows, 8)
+    scan, seeds = compiled(centers, 4, "torch-int8"), []
+    find = scan._way.scan.find
+    monkeypatch.setattr(
+        scan._way.scan, "find", lambda *args, **how: seeds.append(args[3]) or find(*args, **how)
+    )
+    found = scan.nearest(rows, 8, previous=expected.ids)
+    assert (found.ids == expected.ids).all()
+    assert (seeds[0] == expected.ids[: len(seeds[0])]).all()
+
+
+@pytest.mark.parametrize(("dimension", "length"), [(32, 1.0), (128, 1e13)])
+def test_short_and_huge_vectors_have_no_heads(dimension, length, soon, monkeypatch):
+    monkeypatch.setattr(compiled_scan, "promising_components", lambda *_: pytest.fail("asked"))
+    rows, centers = drawn(512, dimension, 0), drawn(600, dimension, 1) * np.float32(length)
+    scan = CenterScan(centers)
+    for _ in range(3):
+        scan.nearest(rows, 8)
+    assert scan._choice is None
+    assert "heads" not in scan.products
+
+
+def middle_of_two_float32():
+    """Scores that lie on the middle of two float32 numbers, and next to it."""
+    rows = np.ones((3, 2), dtype=np.float32)
+    halves = np.float32(2.0**-24) * np.array([1, 1 + 2.0**-20, 1 - 2.0**-20], dtype=np.float32)
+    return rows, np.stack([np.ones(3, dtype=np.float32), halves], axis=1)
+
+
+def near_ties():
+    centers = np.repeat(drawn(1, 64, 0), 30, axis=0)
+    centers[np.arange(30), np.arange(30)] += np.float32(1e-7)
+    return drawn(10, 64, 1), centers
+
+
+def equal_centers():
+    return drawn(10, 64, 1), np.repeat(drawn(5, 64, 0), 4, axis=0)
+
+
+def tie_for_the_last_place():
+    row, other = drawn(2, 64, 0)
+    return row[None], np.stack([other, row, other])
+
+
+@pytest.mark.parametrize(
+    "of", [middle_of_two_float32, near_ties, equal_centers, tie_for_the_last_place]
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_no_order_of_summation_changes_an_answer(of, seed, monkeypatch):
+    rows, centers = of()
+    expected = CenterScan(centers, matmul="numpy").nearest(rows, 2)
+    scan, random = compiled(centers), np.random.default_rng(seed)
+    order_B = scan._way.lister._products.load(rows).order
+
+    def elsewhere(query, kept):
+        """The scores of another order of summation, as far away as one may be."""
+        score_kept(query, kept)
+        kept.best_scores[:] += random.uniform(-0.5, 0.5, kept.best_ids.shape) * order_B[:, None]
+        order = np.lexsort((kept.best_ids, -kept.best_scores), axis=1)
+        for known in (kept.best_ids, kept.best_scores):
+            known[:] = np.take_along_axis(known, order, axis=1)
+
+    score_kept = compiled_scan.score_kept
+    monkeypatch.setattr(compiled_scan, "score_kept", elsewhere)
+    found = scan.nearest(rows, 2)
+    assert (found.ids == expected.ids).all()
+    assert (found.scores == expected.scores).all()
+
+
+def test_more_ties_than_are_known_are_left_to_the_plain_scan():
+    row, other = drawn(2, 64, 0)
+    centers = np.stack([other] * 5 + [row] * 40)
+    found = compiled(centers).nearest(np.stack([row, other]), 8)
+    assert found.ids.tolist() == [list(range(5, 13)), [*range(5), 5, 6, 7]]
+    assert found.scan.proven == 0
+
+
+@pytest.mark.parametrize("num", [48, None])
+def test_few_centers_are_scored_that_bounds_rule_out(num, monkeypatch):
+    rows, centers = drawn(300, 128, 0), drawn(3000, 128, 1)
+    scan, scored = compiled(centers, num, "torch-int8"), []
+    answer = compiled_scan._answer
+
+    def counted(kept, *args):
+        scored.append(kept.num_scored.sum())
+        return answer(kept, *args)
+
+    monkeypatch.setattr(compiled_scan, "_answer", counted)
+    assert scan.nearest(rows, 8).scan.proven == 300
+    last_B1 = np.partition(rows.astype(np.float64) @ centers.T, -8, axis=1)[:, -8, None]
+    able = upper_bounds(scan._way.lister._products, rows) >= last_B1
+    assert able.sum() <= sum(scored) < 1.5 * able.sum()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (7, 15), (20, 300)])
+@pytest.mark.parametrize("levels", [63, 127])
+def test_rows_are_rounded_as_numpy_rounds_them(shape, levels):
+    random = np.random.default_rng(0)
+    rows = random.standard_normal(shape).astype(np.float32)
+    rows[0] = 0
+    shift = random.standard_normal(shape[1]).astype(np.float32) * np.float32(0.1)
+    by_numpy, by_loops = (EightBitRows.unwritten(*shape) for _ in range(2))
+    eight_bit_rows.round_rows(rows, shift, levels, by_numpy)
+    compiled_loops.round_rows(rows, shift, levels, by_loops)
+    numbers = by_loops.unsigned.astype(int) - levels - 1
+    assert abs(numbers).max() <= levels
+    assert (abs(by_loops.unsigned.astype(int) - by_numpy.unsigned) <= 1).all()
+    assert (by_loops.scales == by_numpy.scales).all()
+    rest = (rows - shift).astype(np.float64) - numbers * by_loops.scales[:, None].astype(np.float64)
+    assert by_loops.left_out == pytest.approx((rest**2).sum(axis=1), rel=1e-4, abs=1e-12)
+    assert by_loops.squares == pytest.approx((numbers**2).sum(axis=1), rel=1e-5)
+
+
+def test_machine_code_that_cannot_be_kept_is_made_for_the_process(monkeypatch):
+    def refusing(function, *, cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return function, options
+
+    monkeypatch.setattr(compiled_loops.numba, "njit", refusing)
+    function, options = compiled_loops._compiled("nsz")(len)
+    assert function is len
+    assert options == {"nogil": True, "error_model": "numpy", "fastmath": {"nsz"}}
+
+
+def test_the_core_is_imported_without_numba():
+    asked = "import sys, mlcd.clustering.nearest, mlcd.clustering.int8_matmul as m; m.Int8Matmul"
+    asked += "; sys.exit('numba' in sys.modules)"
+    subprocess.run([sys.executable, "-c", asked], check=True)
