@@ -24,7 +24,8 @@ _Singles: TypeAlias = NDArray[np.float32]
 
 _GROUP: Final = 16  # entries in a group, of which only the largest is looked at first
 _GROUPS_EACH: Final = 2  # groups at least for each entry that is looked for
-_AT_ONCE: Final = 4  # centers that are multiplied by a row at once: they are waited for together
+_AT_ONCE: Final = 8  # centers that are multiplied by a row at once: they are waited for together
+_FEW: Final = 16  # entries of a row, which are scored in any order
 _LEAST_SCALE: Final = np.float32(1e-30)
 _UPPER: Final = np.float32(0.1)  # of the range of products that are held: those scored first
 _NONE: Final = np.float32(-np.inf)
@@ -122,7 +123,8 @@ def keep(product_BC: _Singles, ids_C: NDArray[np.int64], query: Query, kept: Kep
 def score_kept(query: Query, kept: Kept) -> None:
     """Scores all entries that are held and may still be in the answer."""
     for row in range(len(kept.num)):
-        _score_upper(row, _UPPER, query, kept)
+        if kept.num[row] > _FEW:
+            _score_upper(row, _UPPER, query, kept)
         _score(row, _NONE, query, kept)
 
 
@@ -162,7 +164,7 @@ def _write_maxima(values: _Singles, num_groups: int, maxima: _Singles) -> None:
 @_compiled()
 def _largest(values: _Singles, maxima: _Singles) -> np.float32:
     """Returns the largest of values that are not negative. maxima: room for those of groups."""
-    largest: np.float32 = np.float32(0)
+    largest = np.float32(0)
     if len(maxima):
         _write_maxima(values, len(maxima), maxima)
     for value in maxima:
@@ -200,7 +202,8 @@ def _reached(values: _Singles, largest: _Singles) -> np.float32:
                 largest[at] = largest[at - 1]
                 at -= 1
             largest[at] = value
-    return largest[last]
+    reached: np.float32 = largest[last]
+    return reached
 
 
 @_compiled()
@@ -275,32 +278,34 @@ def _score(row: int, lowest: np.float32, query: Query, kept: Kept) -> None:
         waiting[num_waiting] = center
         num_waiting += 1
         if num_waiting == _AT_ONCE:
-            _score_centers(row, waiting, query, kept)
+            _score_some(row, waiting, num_waiting, query, kept)
             num_waiting = 0
-    _score_centers(row, waiting[:num_waiting], query, kept)
+    if num_waiting:
+        _score_some(row, waiting, num_waiting, query, kept)
     kept.num[row] = num_left
 
 
 @_compiled()
-def _score_centers(row: int, ids: NDArray[np.int64], query: Query, kept: Kept) -> None:
-    """Scores these centers, and raises the threshold by them."""
-    vector, best_ids, best_scores = query.rows[row], kept.best_ids[row], kept.best_scores[row]
-    if len(ids) == _AT_ONCE:
-        scores = _products(
-            vector,
-            query.centers[ids[0]],
-            query.centers[ids[1]],
-            query.centers[ids[2]],
-            query.centers[ids[3]],
-        )
-        for place in range(_AT_ONCE):
-            _insert(best_ids, best_scores, ids[place], scores[place])
-    else:
-        for center in ids:
-            score = _product(vector, query.centers[center])
-            _insert(best_ids, best_scores, center, score)
-    kept.num_scored[row] += len(ids)
-    bound = best_scores[query.top - 1] - query.offset[row] - query.with_any[row] - 2 * query.margin
+def _score_some(row: int, ids: NDArray[np.int64], num: int, query: Query, kept: Kept) -> None:
+    """Scores the first of these centers, and raises the threshold by them."""
+    for place in range(num, _AT_ONCE):  # what is in the cache costs little
+        ids[place] = ids[0]
+    centers = (
+        query.centers[ids[0]],
+        query.centers[ids[1]],
+        query.centers[ids[2]],
+        query.centers[ids[3]],
+        query.centers[ids[4]],
+        query.centers[ids[5]],
+        query.centers[ids[6]],
+        query.centers[ids[7]],
+    )
+    scores = _products(query.rows[row], centers)
+    for place in range(num):
+        _insert(kept.best_ids[row], kept.best_scores[row], ids[place], scores[place])
+    kept.num_scored[row] += num
+    known = kept.best_scores[row, query.top - 1]
+    bound = known - query.offset[row] - query.with_any[row] - 2 * query.margin
     kept.threshold[row] = max(kept.threshold[row], _beyond(bound, query.output))
 
 
@@ -327,24 +332,18 @@ def _insert(ids: NDArray[np.int64], scores: NDArray[np.float64], center: int, sc
 
 
 @_compiled("reassoc", "contract")
-def _product(first: _Singles, second: _Singles) -> float:
-    """Returns the inner product in float64, summed in any order."""
-    product = 0.0
-    for component in range(len(first)):
-        product += np.float64(first[component]) * np.float64(second[component])
-    return product
-
-
-@_compiled("reassoc", "contract")
-def _products(
-    first: _Singles, one: _Singles, two: _Singles, three: _Singles, four: _Singles
-) -> tuple[float, float, float, float]:
-    """Returns the inner products with four others."""
-    with_one = with_two = with_three = with_four = 0.0
-    for component in range(len(first)):
-        of_first = np.float64(first[component])
-        with_one += of_first * np.float64(one[component])
-        with_two += of_first * np.float64(two[component])
-        with_three += of_first * np.float64(three[component])
-        with_four += of_first * np.float64(four[component])
-    return with_one, with_two, with_three, with_four
+def _products(vector: _Singles, centers: tuple[_Singles, ...]) -> tuple[float, ...]:
+    """Returns the inner products with eight centers in float64, summed in any order."""
+    one, two, three, four, five, six, seven, eight = centers
+    with_1 = with_2 = with_3 = with_4 = with_5 = with_6 = with_7 = with_8 = 0.0
+    for at in range(len(vector)):
+        component = np.float64(vector[at])
+        with_1 += component * np.float64(one[at])
+        with_2 += component * np.float64(two[at])
+        with_3 += component * np.float64(three[at])
+        with_4 += component * np.float64(four[at])
+        with_5 += component * np.float64(five[at])
+        with_6 += component * np.float64(six[at])
+        with_7 += component * np.float64(seven[at])
+        with_8 += component * np.float64(eight[at])
+    return with_1, with_2, with_3, with_4, with_5, with_6, with_7, with_8
