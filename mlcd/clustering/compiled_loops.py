@@ -12,7 +12,7 @@ dimension, M entries held, S best known, G groups.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numba
 import numpy as np
@@ -33,7 +33,7 @@ _ALL: Final = np.float32(np.inf)
 
 
 class Query(NamedTuple):
-    """What is asked, and how far a score may lie above its product a: it is at most
+    """A question, and how far a score may lie above its product a: it is at most
 
         a + output |a| + error |d| + length |d - d'| + of_row + offset.
 
@@ -59,8 +59,8 @@ class Query(NamedTuple):
     margin: float
 
 
-class Kept(NamedTuple):
-    """What is known of each row.
+class KeptEntries(NamedTuple):
+    """The entries that are held of each row, and its best centers.
 
     ids, products: of the entries that are held until they are scored, [B, M]. num: how many these
     are, [B]. best_ids, best_scores: the first centers of those scored, [B, S]; -1 and -inf where
@@ -79,24 +79,44 @@ class Kept(NamedTuple):
 
 def _compiled(*may_assume: str) -> Callable[..., Any]:
     """Returns what compiles a function. may_assume: what may be taken for granted of its floats."""
-
-    def compiled(function: Callable[..., Any]) -> Any:
-        compile_it = partial(numba.njit, nogil=True, error_model="numpy", fastmath=set(may_assume))
-        try:
-            return compile_it(function, cache=True)
-        except RuntimeError:  # there is no folder that it may write to
-            return compile_it(function)
-
-    return compiled
+    return cast(
+        Callable[..., Any], numba.njit(nogil=True, error_model="numpy", fastmath=set(may_assume))
+    )
 
 
-@_compiled()
-def keep(product_BC: _Singles, ids_C: NDArray[np.int64], query: Query, kept: Kept) -> None:
+def _compiled_once(function: Callable[..., Any]) -> Any:
+    """Compiles a function, which may call others, and keeps its machine code for other processes.
+
+    No class of ours may be in its signature: where another version has none of that name, what is
+    kept could not be read.
+    """
+    compile_it = partial(numba.njit, nogil=True, error_model="numpy")
+    try:
+        return compile_it(function, cache=True)
+    except RuntimeError:  # there is no folder that it may write to
+        return compile_it(function)
+
+
+def read_only(vectors: _Singles) -> _Singles:
+    """Returns a view that cannot be written to: loops are compiled once, for such vectors alone."""
+    view = vectors.view()
+    view.flags.writeable = False
+    return view
+
+
+@_compiled_once
+def keep(
+    product_BC: _Singles,
+    ids_C: NDArray[np.int64],
+    query_fields: tuple[Any, ...],
+    kept_fields: tuple[Any, ...],
+) -> None:
     """Keeps the entries of a block that may be in the answer. ids_C: the centers of the block.
 
     Where nothing is known of a row, its largest products are scored first, as many as it takes for
     an answer and few more.
     """
+    query, kept = Query(*query_fields), KeptEntries(*kept_fields)
     num = product_BC.shape[1]
     num_groups = num // _GROUP if num >= _GROUP * _GROUPS_EACH * query.top else 0
     grouped = num_groups * _GROUP
@@ -119,18 +139,31 @@ def keep(product_BC: _Singles, ids_C: NDArray[np.int64], query: Query, kept: Kep
             kept.threshold[row], kept.num[row] = _ALL, 0
 
 
-@_compiled()
-def score_kept(query: Query, kept: Kept) -> None:
+@_compiled_once
+def score_kept(query_fields: tuple[Any, ...], kept_fields: tuple[Any, ...]) -> None:
     """Scores all entries that are held and may still be in the answer."""
+    query, kept = Query(*query_fields), KeptEntries(*kept_fields)
     for row in range(len(kept.num)):
         if kept.num[row] > _FEW:
             _score_upper(row, _UPPER, query, kept)
         _score(row, _NONE, query, kept)
 
 
-@_compiled()
 def round_rows(rows_BD: _Singles, shift_D: _Singles, levels: int, rounded: EightBitRows) -> None:
     """Does what `mlcd.clustering.eight_bit_rows.round_rows` does."""
+    _round_rows(read_only(rows_BD), shift_D, levels, *rounded)
+
+
+@_compiled_once
+def _round_rows(
+    rows_BD: _Singles,
+    shift_D: _Singles,
+    levels: int,
+    unsigned: NDArray[np.uint8],
+    scales: _Singles,
+    squares: _Singles,
+    left_out: _Singles,
+) -> None:
     dimension = rows_BD.shape[1]
     vector, sizes = np.empty(dimension, np.float32), np.empty(dimension, np.float32)
     maxima = np.empty(dimension // _GROUP, np.float32)
@@ -139,9 +172,9 @@ def round_rows(rows_BD: _Singles, shift_D: _Singles, levels: int, rounded: Eight
             vector[component] = rows_BD[row, component] - shift_D[component]
             sizes[component] = abs(vector[component])
         scale = max(_largest(sizes, maxima) / np.float32(levels), _LEAST_SCALE)
-        rounded.scales[row] = scale
-        rounded.squares[row], rounded.left_out[row] = _write_numbers(
-            vector, scale, np.float32(levels + 1), rounded.unsigned[row]
+        scales[row] = scale
+        squares[row], left_out[row] = _write_numbers(
+            vector, scale, np.float32(levels + 1), unsigned[row]
         )
 
 
@@ -215,7 +248,7 @@ def _hold(
     below: np.float32,
     ids_C: NDArray[np.int64],
     query: Query,
-    kept: Kept,
+    kept: KeptEntries,
 ) -> None:
     """Holds the entries above the threshold, up to `below`."""
     num, num_groups = kept.num[row], (len(products) - len(maxima)) // (_GROUP - 1)
@@ -237,7 +270,7 @@ def _hold(
 
 
 @_compiled()
-def _make_room(row: int, query: Query, kept: Kept) -> None:
+def _make_room(row: int, query: Query, kept: KeptEntries) -> None:
     """Scores the entries of largest products, more and more of them, until few are left."""
     share = _UPPER
     _score_upper(row, share, query, kept)
@@ -247,7 +280,7 @@ def _make_room(row: int, query: Query, kept: Kept) -> None:
 
 
 @_compiled()
-def _score_upper(row: int, share: np.float32, query: Query, kept: Kept) -> None:
+def _score_upper(row: int, share: np.float32, query: Query, kept: KeptEntries) -> None:
     """Scores those that are held whose products are in this share of their range, the upper."""
     lowest = largest = kept.products[row, 0]
     for held in range(kept.num[row]):
@@ -257,7 +290,7 @@ def _score_upper(row: int, share: np.float32, query: Query, kept: Kept) -> None:
 
 
 @_compiled()
-def _score(row: int, lowest: np.float32, query: Query, kept: Kept) -> None:
+def _score(row: int, lowest: np.float32, query: Query, kept: KeptEntries) -> None:
     """Scores the entries that are held and may be in the answer, and whose products are not below
     `lowest`. The others that may be in it are held as before.
     """
@@ -286,7 +319,9 @@ def _score(row: int, lowest: np.float32, query: Query, kept: Kept) -> None:
 
 
 @_compiled()
-def _score_some(row: int, ids: NDArray[np.int64], num: int, query: Query, kept: Kept) -> None:
+def _score_some(
+    row: int, ids: NDArray[np.int64], num: int, query: Query, kept: KeptEntries
+) -> None:
     """Scores the first of these centers, and raises the threshold by them."""
     for place in range(num, _AT_ONCE):  # what is in the cache costs little
         ids[place] = ids[0]

@@ -28,7 +28,7 @@ from mlcd.clustering.bounding_products import (
 )
 from mlcd.clustering.certificate import DOUBLE_MARGIN
 from mlcd.clustering.certified_scan import CertifiedScan
-from mlcd.clustering.compiled_loops import Kept, Query, keep, score_kept
+from mlcd.clustering.compiled_loops import KeptEntries, Query, keep, read_only, score_kept
 from mlcd.clustering.head_choice import promising_components
 from mlcd.clustering.heads import Basis
 from mlcd.clustering.matmul import lengths
@@ -61,7 +61,7 @@ class CompiledScan:
 
         room: the centers that are scored for a row, about; one with more is not sure.
         """
-        products, centers = self._products, self._products.centers
+        products, centers, rows_BD = self._products, self._products.centers, read_only(rows_BD)
         rows = products.load(rows_BD)
         query = self._query(rows_BD, rows, top, room)
         kept = _nothing_kept(rows.able, len(centers), top + _SPARE)
@@ -69,17 +69,17 @@ class CompiledScan:
             stop = min(start + BLOCK_CENTERS, len(centers))
             product_BC = products.matmul.multiply(rows.data, start, stop)
             in_float32 = products.matmul.in_float32(product_BC)
-            keep(in_float32, products.order[start:stop], query, kept)
+            keep(in_float32, products.order[start:stop], tuple(query), tuple(kept))
             if np.isposinf(kept.threshold).mean() > _MOST_LEFT:
                 return Shortlist.of_none(len(rows_BD), top)
-        score_kept(query, kept)
+        score_kept(tuple(query), tuple(kept))
         return _answer(kept, top, rows.order)
 
     def _query(self, rows_BD: Embeddings, rows: BoundedRows, top: int, room: int) -> Query:
         products, slack = self._products, rows.slack
         return Query(
-            rows=_read_only(rows_BD),
-            centers=_read_only(products.centers),
+            rows=rows_BD,
+            centers=read_only(products.centers),
             top=top,
             most=room,
             of_row=slack.of_row,
@@ -111,16 +111,9 @@ def compiled_scans(
             yield CompiledScan(HeadProducts(scan.name, centers, basis, num))
 
 
-def _read_only(vectors: Embeddings) -> Embeddings:
-    """Returns a view that cannot be written to: loops are compiled once, for such vectors alone."""
-    view = vectors.view()
-    view.flags.writeable = False
-    return view
-
-
-def _nothing_kept(able_B: NDArray[np.bool_], num_centers: int, num_best: int) -> Kept:
+def _nothing_kept(able_B: NDArray[np.bool_], num_centers: int, num_best: int) -> KeptEntries:
     num, num_held = len(able_B), min(max(_LEAST_HELD, num_centers // _CENTERS_EACH), _MOST_HELD)
-    return Kept(
+    return KeptEntries(
         ids=np.empty((num, num_held), np.int32),
         products=np.empty((num, num_held), np.float32),
         num=np.zeros(num, np.int64),
@@ -131,7 +124,7 @@ def _nothing_kept(able_B: NDArray[np.bool_], num_centers: int, num_best: int) ->
     )
 
 
-def _answer(kept: Kept, top: int, order_B: NDArray[np.float64]) -> Shortlist:
+def _answer(kept: KeptEntries, top: int, order_B: NDArray[np.float64]) -> Shortlist:
     """Returns what is known of each row. order_B: how far apart two orders of summation may place
     two scores.
     """

@@ -5,6 +5,7 @@ This module is imported only where torch is installed; the labels are the same w
 """
 
 import threading
+import warnings
 from typing import Final
 
 import numpy as np
@@ -113,3 +114,9 @@ def keep_float32_exact() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.set_float32_matmul_precision("highest")
+
+
+# torch warns once of arrays that must not be written to, such as a file's
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.from_numpy(np.broadcast_to(np.float32(0), (1,)))

@@ -17,6 +17,7 @@ from mlcd.clustering import (
     row_threads,
 )
 from mlcd.clustering.bounding_products import HeadProducts, WholeProducts, upper_bounds
+from mlcd.clustering.compiled_loops import KeptEntries
 from mlcd.clustering.compiled_scan import CompiledScan
 from mlcd.clustering.eight_bit_rows import EightBitRows
 from mlcd.clustering.head_choice import promising_components
@@ -350,9 +351,10 @@ def test_no_order_of_summation_changes_an_answer(of, seed, monkeypatch):
     scan, random = compiled(centers), np.random.default_rng(seed)
     order_B = scan._way.lister._products.load(rows).order
 
-    def elsewhere(query, kept):
+    def elsewhere(query, kept_fields):
         """The scores of another order of summation, as far away as one may be."""
-        score_kept(query, kept)
+        score_kept(query, kept_fields)
+        kept = KeptEntries(*kept_fields)
         kept.best_scores[:] += random.uniform(-0.5, 0.5, kept.best_ids.shape) * order_B[:, None]
         order = np.lexsort((kept.best_ids, -kept.best_scores), axis=1)
         for known in (kept.best_ids, kept.best_scores):
@@ -416,9 +418,9 @@ def test_machine_code_that_cannot_be_kept_is_made_for_the_process(monkeypatch):
         return function, options
 
     monkeypatch.setattr(compiled_loops.numba, "njit", refusing)
-    function, options = compiled_loops._compiled("nsz")(len)
+    function, options = compiled_loops._compiled_once(len)
     assert function is len
-    assert options == {"nogil": True, "error_model": "numpy", "fastmath": {"nsz"}}
+    assert options == {"nogil": True, "error_model": "numpy"}
 
 
 def test_the_core_is_imported_without_numba():

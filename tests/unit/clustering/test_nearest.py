@@ -136,7 +136,7 @@ def test_the_arithmetic_is_chosen_once_there_is_work(num_centers, monkeypatch):
     assert scan._choice == "arithmetic"
     monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 1)
     chosen = scan.nearest(z, 8)
-    assert scan._choice == "heads"
+    assert scan._choice == "loops"
     assert (chosen.ids == expected.ids).all()
     assert (chosen.scores == expected.scores).all()
 
