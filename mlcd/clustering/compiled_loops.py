@@ -129,7 +129,8 @@ def keep(
         products, below = product_BC[row], _ALL
         if num_groups:
             _write_maxima(products, num_groups, maxima)
-        maxima[num_groups:] = products[grouped:]
+        for single in range(num - grouped):
+            maxima[num_groups + single] = products[grouped + single]
         if kept.threshold[row] == _NONE:
             below = np.nextafter(_reached(maxima, largest), _NONE)
             _hold(row, products, maxima, below, _ALL, ids_C, query, kept)
@@ -227,7 +228,8 @@ def _write_numbers(
 def _reached(values: _Singles, largest: _Singles) -> np.float32:
     """Returns the L-th largest value, and writes all L [L]; -inf where there are fewer."""
     last = len(largest) - 1
-    largest[:] = _NONE
+    for at in range(len(largest)):
+        largest[at] = _NONE
     for value in values:
         if value > largest[last]:
             at = last
