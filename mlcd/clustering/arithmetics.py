@@ -32,11 +32,12 @@ def fastest_matmuls(centers: Embeddings) -> list[MatmulName]:
     # for few centers torch is not imported: that would take longer than it gains
     few = len(centers) < BLOCK_CENTERS and "torch" not in sys.modules
     if find_spec("torch") is not None and not few:
-        from mlcd.clustering.int8_matmul import computes_int8
+        from mlcd.clustering.int8_matmul import MOST_COMPONENTS, computes_int8
         from mlcd.clustering.torch_matmul import cuda_available
 
         names += ["torch-fp32", "torch-bf16"]
-        names += ["torch-int8"] if computes_int8() else []
+        eight_bits = centers.shape[1] <= MOST_COMPONENTS and computes_int8()
+        names += ["torch-int8"] if eight_bits else []
         device = [DEVICE] if cuda_available() else []
     tile = centers[:BLOCK_CENTERS]
     seconds = on_one_core(lambda: {name: _seconds(open_matmul(name, tile), tile) for name in names})
@@ -47,18 +48,24 @@ def open_matmul(name: MatmulName, centers: Embeddings, block: int = BLOCK_CENTER
     """Opens the named arithmetic of the CPU over these centers, for products with blocks of so many
     of them.
 
-    Raises ConfigInvalid where torch is not installed.
+    Raises ConfigInvalid where torch is not installed, or the arithmetic has no room for so many
+    components.
     """
     if name == "numpy":
         return NumpyMatmul(centers)
     try:
-        from mlcd.clustering.int8_matmul import Int8Matmul
+        from mlcd.clustering.int8_matmul import MOST_COMPONENTS, Int8Matmul
         from mlcd.clustering.torch_matmul import TorchMatmul
     except ImportError as error:
         raise ConfigInvalid(
             f"{name} needs torch", remedy="pip install 'mlcd[train]', or use numpy"
         ) from error
     if name == "torch-int8":
+        if centers.shape[1] > MOST_COMPONENTS:
+            raise ConfigInvalid(
+                f"{name} multiplies {MOST_COMPONENTS} components at most, not {centers.shape[1]}",
+                remedy="use auto or numpy",
+            )
         return Int8Matmul(centers, block)
     return TorchMatmul(centers, bf16=name in ROUNDED_MATMULS)
 

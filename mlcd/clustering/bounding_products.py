@@ -65,8 +65,8 @@ class HeadProducts:
 
     The directions of heads are turned at random within the space they span: else a few components
     would be the largest of every row, and eight bits would be coarse for all others. Centers that
-    are near each other are often neighbors in the file. So the first block is a sample of all,
-    every n-th: it has some of most rows' neighborhoods.
+    are near each other are often neighbors in the file. So the first block is a sample of all: it
+    has some of most rows' neighborhoods.
     """
 
     def __init__(
@@ -116,11 +116,10 @@ def _turned(basis_DH: Embeddings) -> Embeddings:
 
 
 def _sample_first(num: int) -> NDArray[np.int64]:
-    """Returns the ids of so many centers, first those of every n-th, as many as fill a block."""
-    ids = np.arange(num)
-    step = max(1, num // BLOCK_CENTERS)
-    first = (ids % step == 0) & (ids < step * BLOCK_CENTERS)
-    return np.concatenate([ids[first], ids[~first]])
+    """Returns the ids of so many centers, first as many as fill a block, evenly apart."""
+    num_first = min(num, BLOCK_CENTERS)
+    first = np.arange(num_first) * num // num_first
+    return np.concatenate([first, np.setdiff1d(np.arange(num), first)])
 
 
 def _by_id(norms: Norms, order_K: NDArray[np.int64]) -> Norms:

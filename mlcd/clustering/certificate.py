@@ -101,8 +101,11 @@ class Slack:
         """Tells for each row, [B], whether float32 has room for every sum of its products: without
         it nothing bounds them.
         """
-        room = has_room(self.length, self.norms.largest_rounded)
-        return room & (self.with_any() < _ROOM)
+        norms = self.norms
+        room = has_room(self.length, norms.largest_rounded)
+        # the products with the shift, too
+        room &= has_room(self.length + self.error + norms.shift, norms.shift)
+        return room & (norms.shift * norms.largest < _ROOM) & (self.with_any() < _ROOM)
 
     def of_pairs(self, rows: NDArray[np.int64], ids: NDArray[np.integer]) -> NDArray[np.float64]:
         """Returns the bound for each pair of a row and a center."""

@@ -4,7 +4,8 @@ products, and the float64 scores of what it has kept.
 This module is imported only where numba is installed; the labels are the same without it. Machine
 code is kept beside this file or in the user's cache, so that it is made once on a machine, and is
 made anew when this file changes: nothing that another file defines is compiled into it. No loop
-holds Python's lock.
+holds Python's lock. No slice is assigned to: the text of the error for another length would be
+compiled too, for two seconds.
 
 See `mlcd.clustering.compiled_scan`. Shapes: B rows of a batch, C centers of a block, K centers, D
 dimension, M entries held, S best known, G groups.
@@ -26,7 +27,7 @@ _GROUP: Final = 16  # entries in a group, of which only the largest is looked at
 _GROUPS_EACH: Final = 2  # groups at least for each entry that is looked for
 _AT_ONCE: Final = 8  # centers that are multiplied by a row at once: they are waited for together
 _FEW: Final = 16  # entries of a row, which are scored in any order
-_LEAST_SCALE: Final = np.float32(1e-30)
+_LEAST_SCALE: Final = np.float32(1e-30)  # `eight_bit_rows.TINY`
 _UPPER: Final = np.float32(0.1)  # of the range of products that are held: those scored first
 _NONE: Final = np.float32(-np.inf)
 _ALL: Final = np.float32(np.inf)
@@ -65,7 +66,7 @@ class KeptEntries(NamedTuple):
     ids, products: of the entries that are held until they are scored, [B, M]. num: how many these
     are, [B]. best_ids, best_scores: the first centers of those scored, [B, S]; -1 and -inf where
     there are fewer. threshold: no product of the answer is at or below it, [B] float32; -inf until
-    some are scored, inf for a row that is given up. num_scored: [B].
+    enough are scored, inf for a row that is given up. num_scored: [B].
     """
 
     ids: NDArray[np.int32]

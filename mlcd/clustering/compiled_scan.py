@@ -71,7 +71,8 @@ class CompiledScan:
             in_float32 = products.matmul.in_float32(product_BC)
             keep(in_float32, products.order[start:stop], tuple(query), tuple(kept))
             if np.isposinf(kept.threshold).mean() > _MOST_LEFT:
-                return Shortlist.of_none(len(rows_BD), top)
+                kept.threshold[:], kept.num[:] = np.inf, 0
+                break
         score_kept(tuple(query), tuple(kept))
         return _answer(kept, top, rows.order)
 
@@ -80,8 +81,8 @@ class CompiledScan:
         return Query(
             rows=rows_BD,
             centers=read_only(products.centers),
-            top=top,
-            most=room,
+            top=int(top),  # loops are compiled for these types alone
+            most=int(room),
             of_row=slack.of_row,
             length=slack.length,
             error=slack.error,
@@ -106,13 +107,18 @@ def compiled_scans(
     centers = scan.centers
     if centers.shape[1] >= _HEADS_LEAST and float(lengths(centers).max(initial=0.0)) <= _LONGEST:
         basis = Basis(centers)
-        num = promising_components(scan, basis, rows_BD, scores_BL, _MOST_HELD)
+        num_held = _num_held(len(centers))
+        num = promising_components(scan, basis, rows_BD, scores_BL, num_held)
         if num is not None:
             yield CompiledScan(HeadProducts(scan.name, centers, basis, num))
 
 
+def _num_held(num_centers: int) -> int:
+    return min(max(_LEAST_HELD, num_centers // _CENTERS_EACH), _MOST_HELD)
+
+
 def _nothing_kept(able_B: NDArray[np.bool_], num_centers: int, num_best: int) -> KeptEntries:
-    num, num_held = len(able_B), min(max(_LEAST_HELD, num_centers // _CENTERS_EACH), _MOST_HELD)
+    num, num_held = len(able_B), _num_held(num_centers)
     return KeptEntries(
         ids=np.empty((num, num_held), np.int32),
         products=np.empty((num, num_held), np.float32),

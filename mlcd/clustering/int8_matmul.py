@@ -42,7 +42,10 @@ _WIDE, _NARROW = 127, 63  # largest numbers of the rows with and without VNNI
 _BLOCK_CENTERS: Final = 4096
 _PACKED_FOR: Final = 1024  # rows
 _TILE: Final = 64  # centers
-_MOST_COMPONENTS: Final = 1 << 15  # int32 holds the sums of twice as many
+MOST_COMPONENTS: Final = 1 << 15  # int32 holds the sums of twice as many
+_MOST_PRODUCT: Final = 1 << 15  # of two numbers, one of them unsigned
+_ROOM: Final = 2.0**126  # float32 ends at 2^128
+_BEYOND: Final = 2.0**200  # a length that no bound holds for
 _NEAR: Final = 1e-3
 
 
@@ -65,6 +68,9 @@ class Int8Matmul:
             _packed(shifted(centers_KD[start : start + self._block], self.shift), self.shift)
             for start in range(0, len(centers_KD), self._block)
         ]
+        # oneDNN scales the sums for the centers before they are scaled for the rows
+        scale = max((float(scales.max()) for (_, scales, _), _ in self._blocks), default=0.0)
+        self._holds = scale * centers_KD.shape[1] * _MOST_PRODUCT < _ROOM
 
     def load(self, rows_BD: Embeddings) -> Loaded:
         rounded = EightBitRows.unwritten(*rows_BD.shape)
@@ -73,6 +79,8 @@ class Int8Matmul:
         errors = lengths_of(rounded.left_out, rows_BD.shape[1])
         # what float32 rounds of the differences and of the shifted rows
         errors += 2.0**-22 * (lengths + errors)
+        if not self._holds:
+            lengths = np.full(len(rows_BD), _BEYOND)
         data = torch.from_numpy(rounded.unsigned), torch.from_numpy(rounded.scales)[:, None]
         return Loaded(data, lengths, errors, offsets(rows_BD, self.shift))
 

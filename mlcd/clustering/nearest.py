@@ -30,6 +30,7 @@ come first.
 Shapes: B rows of a batch, K centers, D dimension.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -59,6 +60,8 @@ from mlcd.clustering.row_threads import batches, in_threads, on_one_core
 from mlcd.clustering.shortlist import Shortlister
 from mlcd.errors import ConfigInvalid, InvalidInput, Unavailable
 from mlcd.types import Embeddings, Neighbors, ScanCounts
+
+_log = logging.getLogger("mlcd.clustering")
 
 _BATCH_ROWS: Final = 1024
 _LEAST_ROWS: Final = 128  # of a thread's batch
@@ -145,8 +148,8 @@ class CenterScan:
         """Returns what `nearest_centers` returns for these centers.
 
         previous: int [N, >= top], distinct ids of centers for each row, such as its last
-        assignment. Their scores bound those of the answer from below, so that a scan of whole
-        vectors looks at less; the answer is the same.
+        assignment. Their scores bound those of the answer from below, so that a scan that is not
+        compiled looks at less; the answer is the same.
         """
         check_query(embeddings, top, self.centers.shape[1])
         num_wanted = min(top, len(self.centers))
@@ -159,6 +162,7 @@ class CenterScan:
         all_ids = np.full((len(embeddings), top), -1, dtype=np.int32)
         all_scores = np.full((len(embeddings), top), -np.inf, dtype=np.float32)
         all_ids[:, :num_wanted], all_scores[:, :num_wanted] = ids, exact
+        all_scores += np.float32(0)  # -0.0 becomes 0.0: its sign depends on the order of summation
         counts = np.bincount(level, minlength=_NUM_LEVELS)
         return Neighbors(all_ids, all_scores, ScanCounts(way.name, *counts.tolist()))
 
@@ -262,11 +266,11 @@ class CenterScan:
             from mlcd.clustering.compiled_scan import compiled_scans
 
             for each in compiled_scans(scan, rows, scores):
-                each.shortlist(rows[:1], top, 1)  # compiles the loops
+                each.shortlist(rows[:1], top, 1)  # every loop is compiled, or what is kept is read
                 ways.append(_Way(scan, each))
-        # numba may be too old for this numpy or find no room for what it makes
-        except (ImportError, MemoryError, OSError, np.linalg.LinAlgError):
-            pass  # the present way needs none of this
+        except Exception as error:  # noqa: BLE001 - the present way needs none of this
+            # numba may be too old for this numpy, find no room for what it makes, or damaged files
+            _log.warning("the scan goes on without compiled loops, which fail: %r", error)
         return ways
 
     def _fastest(
@@ -368,7 +372,7 @@ class CenterScan:
     ) -> CertifiedAnswers:
         found = lister.shortlist(z_BD, top, room)
         ids, scores = found.ids[:, :top].copy(), found.scores[:, :top].copy()
-        # The scores of a device are summed in an order of its own.
+        # The scores of a device and of compiled loops are summed in orders of their own.
         (again,) = np.nonzero(found.sure if float64 else found.sure & ~found.clear)
         rows, places = np.nonzero(found.ids[again] >= 0)
         columns = found.ids[again[rows], places]

@@ -1,4 +1,4 @@
-"""A shortlist of centers for each row, as a device or a scan of heads finds it."""
+"""A shortlist of centers for each row, as a device or a compiled scan finds it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Shortlist:
 
 
 class Shortlister(Protocol):
-    """A device, or a scan of heads, that finds shortlists among its centers."""
+    """A device, or a compiled scan, that finds shortlists among its centers."""
 
     name: str
 

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pickle import UnpicklingError
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from mlcd.clustering.eight_bit_rows import EightBitRows
 from mlcd.clustering.head_choice import promising_components
 from mlcd.clustering.heads import Basis
 from mlcd.clustering.nearest import CenterScan
+from mlcd.errors import ConfigInvalid
 from mlcd.types import unit_rows
 
 pytestmark = pytest.mark.plain_cpu
@@ -187,13 +189,14 @@ def test_products_that_float32_cannot_hold_are_left_to_whole_vectors(size):
     assert (found.ids == np.argsort(-exact, axis=1, kind="stable")[:, :8]).all()
 
 
-@pytest.mark.parametrize("num", [1, 5, 128, 129, 1000])
+@pytest.mark.parametrize("num", [1, 5, 128, 129, 200, 255, 1000])
 def test_the_first_block_is_a_sample_of_all(num, monkeypatch):
     in_blocks_of(128, monkeypatch)
     order = bounding_products._sample_first(num)
     assert sorted(order) == list(range(num))
-    assert len(set(np.diff(order[: min(num, 128)]))) <= 1
-    assert order[: min(num, 128)].max() >= 0.8 * num - 1
+    apart = np.diff(order[: min(num, 128)])
+    assert apart.max(initial=1) - apart.min(initial=num) <= 1
+    assert order[: min(num, 128)].max() >= num - num / 128 - 1
 
 
 def test_heads_are_promised_where_few_directions_hold_most_and_only_there():
@@ -242,13 +245,16 @@ def test_one_thread_chooses_and_others_go_on(soon, monkeypatch):
     assert scan._choice == "loops"
 
 
-@pytest.mark.parametrize("error", [ImportError, MemoryError, OSError, np.linalg.LinAlgError])
-def test_loops_that_cannot_be_made_are_done_without(error, soon, monkeypatch):
+@pytest.mark.parametrize("error", [ImportError, MemoryError, OSError, UnpicklingError])
+@pytest.mark.parametrize("of", ["compiled_scans", "keep", "score_kept"])
+def test_loops_that_fail_are_done_without_and_said(of, error, soon, monkeypatch, caplog):
     def failing(*_):
-        raise error
+        raise error("out of order")
 
-    monkeypatch.setattr(compiled_scan, "compiled_scans", failing)
+    monkeypatch.setattr(compiled_scan, of, failing)
     assert_plain(CenterScan(drawn(600, 128, 1, 2.0)))
+    assert "the scan goes on without compiled loops" in caplog.text
+    assert f"{error.__name__}('out of order')" in caplog.text
 
 
 def test_without_numba_the_scan_stays_plain(soon, monkeypatch):
@@ -267,7 +273,7 @@ def assert_plain(scan):
 
 def test_without_a_basis_whole_products_are_compiled(soon, monkeypatch):
     def failing(*_):
-        raise np.linalg.LinAlgError
+        raise np.linalg.LinAlgError("no convergence")
 
     monkeypatch.setattr(compiled_scan, "Basis", failing)
     monkeypatch.setattr(nearest.CenterScan, "_fastest", lambda _, ways, *__: ways[-1])
@@ -421,6 +427,51 @@ def test_machine_code_that_cannot_be_kept_is_made_for_the_process(monkeypatch):
     function, options = compiled_loops._compiled_once(len)
     assert function is len
     assert options == {"nogil": True, "error_model": "numpy"}
+
+
+def test_zeros_have_one_sign():
+    weights = drawn(30, 8, 0)
+    rows = np.concatenate([weights, weights], axis=1) * np.float32(1e-25)
+    centers = np.concatenate([weights, -weights], axis=1) * np.float32(1e-25)
+    for scan in (compiled(centers), CenterScan(centers, matmul="numpy")):
+        scores = scan.nearest(rows, 8).scores
+        assert (scores == 0).any()
+        assert not np.signbit(scores[scores == 0]).any()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("matmul", ["torch-bf16", "torch-int8"])
+def test_a_shift_whose_products_float32_cannot_hold_proves_nothing(matmul, sign):
+    steps = np.arange(-8, 9, dtype=np.float32)[:, None] * np.float32(2.0**47)
+    centers = np.float32(2.0**65) + steps * np.ones(4, dtype=np.float32)
+    rows = np.float32(sign * 2.0**65) + steps[:6] * np.ones(4, dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = CenterScan(centers, matmul="numpy").nearest(rows, 4)
+        for scan in (CenterScan(centers, matmul=matmul), compiled(centers, matmul=matmul)):
+            assert (scan.nearest(rows, 4).ids == expected.ids).all()
+
+
+def test_sums_of_eight_bits_that_float32_cannot_hold_prove_nothing():
+    centers = drawn(300, 64, 0, 0.0) * np.float32(2.0**118)
+    rows = drawn(20, 64, 1, 0.0) * np.float32(2.0**-3)
+    expected = CenterScan(centers, matmul="numpy").nearest(rows, 70)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for scan in (
+            CenterScan(centers, matmul="torch-int8"),
+            compiled(centers, None, "torch-int8"),
+        ):
+            found = scan.nearest(rows, 70)
+            assert (found.ids == expected.ids).all()
+            assert found.scan.proven == 0
+
+
+def test_eight_bits_have_room_for_so_many_components_alone():
+    with pytest.raises(ConfigInvalid, match="32768 components at most, not 32769"):
+        CenterScan(drawn(2, 32_769, 0), matmul="torch-int8")
+    scan = CenterScan(drawn(300, 32_769, 0))
+    scan.nearest(scan.centers, 2)
+    assert scan._choice != "arithmetic"
+    assert "int8" not in scan.products
 
 
 def test_the_core_is_imported_without_numba():
