@@ -131,8 +131,8 @@ def _nothing_kept(able_B: NDArray[np.bool_], num_centers: int, num_best: int) ->
 
 
 def _answer(kept: KeptEntries, top: int, order_B: NDArray[np.float64]) -> Shortlist:
-    """Returns what is known of each row. order_B: how far apart two orders of summation may place
-    two scores.
+    """Returns what is known of each row, and nothing of one that was given up. order_B: how far
+    apart two orders of summation may place two scores.
     """
     scores, order_B1 = kept.best_scores, order_B[:, None]
     last_B = scores[:, top - 1]
@@ -144,4 +144,5 @@ def _answer(kept: KeptEntries, top: int, order_B: NDArray[np.float64]) -> Shortl
     with np.errstate(over="ignore"):
         alike = low.astype(np.float32) == high.astype(np.float32)
     clear_B = sure_B & np.all(np.hstack([in_order, alike]), axis=1)
-    return Shortlist(kept.best_ids, scores, sure_B, clear_B)
+    ids = np.where(given_up_B[:, None], -1, kept.best_ids)
+    return Shortlist(ids, scores, sure_B, clear_B)

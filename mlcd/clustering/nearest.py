@@ -334,10 +334,11 @@ class CenterScan:
             )
             left = ~found.proven
             open_rows = open_rows[left]
-            if (found.ids[left] >= 0).any():
+            if seeds is not None:
+                known = (found.ids[left] >= 0).all(axis=1, keepdims=True)
+                seeds = np.where(known, found.ids[left], seeds[left])
+            elif (found.ids[left] >= 0).any():
                 seeds = found.ids[left]
-            elif seeds is not None:
-                seeds = seeds[left]
         if len(open_rows):
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
         return ids, scores, level
