@@ -16,7 +16,7 @@ from mlcd.types import Embeddings
 # what comparing bounds in float64 may lose besides, of scores of about one
 DOUBLE_MARGIN: Final = 1e-12
 _BLOCK_CENTERS: Final = 512  # centers whose norms are computed at once
-_ROOM: Final = 2.0**126  # float32 ends at 2^128
+ROOM: Final = 2.0**126  # float32 ends at 2^128
 _SINGLE, _DOUBLE = 2.0**-24, 2.0**-53  # unit roundoffs
 # Errors of float64 that one comparison may meet: one of the score that was left out, and two of the
 # score it is compared with, which may have been summed in another order.
@@ -105,7 +105,7 @@ class Slack:
         room = has_room(self.length, norms.largest_rounded)
         # the products with the shift, too
         room &= has_room(self.length + self.error + norms.shift, norms.shift)
-        return room & (norms.shift * norms.largest < _ROOM) & (self.with_any() < _ROOM)
+        return room & (norms.shift * norms.largest < ROOM) & (self.with_any() < ROOM)
 
     def of_pairs(self, rows: NDArray[np.int64], ids: NDArray[np.integer]) -> NDArray[np.float64]:
         """Returns the bound for each pair of a row and a center."""
@@ -138,7 +138,7 @@ def order_error(
 
 def has_room(length_B: NDArray[np.float64], longest: float) -> NDArray[np.bool_]:
     """Tells for each row, [B], whether float32 has room for the sum of any product."""
-    room: NDArray[np.bool_] = length_B * longest < _ROOM
+    room: NDArray[np.bool_] = length_B * longest < ROOM
     return room
 
 

@@ -112,10 +112,6 @@ class ExactScores:
         """Returns the score of each row and each of its centers; -inf for an id of -1."""
         return scores_of_each(self.z_BD, self.centers, ids_BM)
 
-    def of_pairs(self, rows: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns the score of each pair of a row, in ascending order, and a center."""
-        return exact_scores(self.z_BD, self.centers, rows, ids)
-
     def first_of_all(
         self,
         known_ids_BL: NDArray[np.integer],
@@ -131,5 +127,6 @@ class ExactScores:
         ids_BM = np.full((len(self.z_BD), slot.max(initial=top - 1) + 1), -1, dtype=np.int64)
         scores_BM = np.full(ids_BM.shape, -np.inf)
         ids_BM[:, :top], scores_BM[:, :top] = known_ids_BL, known_scores_BL
-        ids_BM[rows, slot], scores_BM[rows, slot] = ids, self.of_pairs(rows, ids)
+        ids_BM[rows, slot] = ids
+        scores_BM[rows, slot] = exact_scores(self.z_BD, self.centers, rows, ids)
         return first_in_order(ids_BM, scores_BM, top)

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mlcd.clustering.certificate import ROOM
 from mlcd.clustering.eight_bit_rows import EightBitRows, quantized, round_rows
 from mlcd.clustering.matmul import (
     Hits,
@@ -44,7 +45,6 @@ _PACKED_FOR: Final = 1024  # rows
 _TILE: Final = 64  # centers
 MOST_COMPONENTS: Final = 1 << 15  # int32 holds the sums of twice as many
 _MOST_PRODUCT: Final = 1 << 15  # of two numbers, one of them unsigned
-_ROOM: Final = 2.0**126  # float32 ends at 2^128
 _BEYOND: Final = 2.0**200  # a length that no bound holds for
 _NEAR: Final = 1e-3
 
@@ -70,7 +70,7 @@ class Int8Matmul:
         ]
         # oneDNN scales the sums for the centers before they are scaled for the rows
         scale = max((float(scales.max()) for (_, scales, _), _ in self._blocks), default=0.0)
-        self._holds = scale * centers_KD.shape[1] * _MOST_PRODUCT < _ROOM
+        self._holds = scale * centers_KD.shape[1] * _MOST_PRODUCT < ROOM
 
     def load(self, rows_BD: Embeddings) -> Loaded:
         rounded = EightBitRows.unwritten(*rows_BD.shape)

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pickle import UnpicklingError
 
@@ -11,16 +9,13 @@ from hypothesis import strategies as st
 from mlcd.clustering import (
     bounding_products,
     certified_scan,
-    compiled_loops,
     compiled_scan,
-    eight_bit_rows,
     nearest,
     row_threads,
 )
 from mlcd.clustering.bounding_products import HeadProducts, WholeProducts, upper_bounds
 from mlcd.clustering.compiled_loops import KeptEntries
 from mlcd.clustering.compiled_scan import CompiledScan
-from mlcd.clustering.eight_bit_rows import EightBitRows
 from mlcd.clustering.head_choice import promising_components
 from mlcd.clustering.heads import Basis
 from mlcd.clustering.nearest import CenterScan
@@ -398,37 +393,6 @@ def test_few_centers_are_scored_that_bounds_rule_out(num, monkeypatch):
     assert able.sum() <= sum(scored) < 1.5 * able.sum()
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 15), (20, 300)])
-@pytest.mark.parametrize("levels", [63, 127])
-def test_rows_are_rounded_as_numpy_rounds_them(shape, levels):
-    random = np.random.default_rng(0)
-    rows = random.standard_normal(shape).astype(np.float32)
-    rows[0] = 0
-    shift = random.standard_normal(shape[1]).astype(np.float32) * np.float32(0.1)
-    by_numpy, by_loops = (EightBitRows.unwritten(*shape) for _ in range(2))
-    eight_bit_rows.round_rows(rows, shift, levels, by_numpy)
-    compiled_loops.round_rows(rows, shift, levels, by_loops)
-    numbers = by_loops.unsigned.astype(int) - levels - 1
-    assert abs(numbers).max() <= levels
-    assert (abs(by_loops.unsigned.astype(int) - by_numpy.unsigned) <= 1).all()
-    assert (by_loops.scales == by_numpy.scales).all()
-    rest = (rows - shift).astype(np.float64) - numbers * by_loops.scales[:, None].astype(np.float64)
-    assert by_loops.left_out == pytest.approx((rest**2).sum(axis=1), rel=1e-4, abs=1e-12)
-    assert by_loops.squares == pytest.approx((numbers**2).sum(axis=1), rel=1e-5)
-
-
-def test_machine_code_that_cannot_be_kept_is_made_for_the_process(monkeypatch):
-    def refusing(function, *, cache=False, **options):
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return function, options
-
-    monkeypatch.setattr(compiled_loops.numba, "njit", refusing)
-    function, options = compiled_loops._compiled_once(len)
-    assert function is len
-    assert options == {"nogil": True, "error_model": "numpy"}
-
-
 def test_zeros_have_one_sign():
     weights = drawn(30, 8, 0)
     rows = np.concatenate([weights, weights], axis=1) * np.float32(1e-25)
@@ -472,9 +436,3 @@ def test_eight_bits_have_room_for_so_many_components_alone():
     scan.nearest(scan.centers, 2)
     assert scan._choice != "arithmetic"
     assert "int8" not in scan.products
-
-
-def test_the_core_is_imported_without_numba():
-    asked = "import sys, mlcd.clustering.nearest, mlcd.clustering.int8_matmul as m; m.Int8Matmul"
-    asked += "; sys.exit('numba' in sys.modules)"
-    subprocess.run([sys.executable, "-c", asked], check=True)
