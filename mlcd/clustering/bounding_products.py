@@ -100,7 +100,7 @@ def upper_bounds(products: BoundingProducts, rows_BD: Embeddings) -> NDArray[np.
     of them than fill a block.
     """
     matmul, norms, rows = products.matmul, products.norms, products.load(rows_BD)
-    stored_BK = matmul.in_float32(matmul.multiply(rows.data, 0, len(products.centers)))
+    stored_BK = matmul.sums(rows.data, 0, len(products.centers)).products()
     bounds_BK = raised(stored_BK.astype(np.float64), matmul.rounding.output)
     bounds_BK += np.outer(rows.slack.error, norms.lengths[products.order])
     bounds_BK += np.outer(rows.slack.length, norms.errors[products.order])

@@ -25,6 +25,7 @@ _Singles: TypeAlias = NDArray[np.float32]
 
 _GROUP: Final = 16  # entries in a group, of which only the largest is looked at first
 _GROUPS_EACH: Final = 2  # groups at least for each entry that is looked for
+_HALVINGS: Final = 12  # of a range of values, in search of one
 _AT_ONCE: Final = 8  # centers that are multiplied by a row at once: they are waited for together
 _FEW: Final = 16  # entries of a row, which are scored in any order
 _LEAST_SCALE: Final = np.float32(1e-30)  # `eight_bit_rows.TINY`
@@ -42,7 +43,8 @@ class Query(NamedTuple):
     entries that are scored for a row, about; one with more is given up. of_row, length, error and
     offset: as in `mlcd.clustering.certificate.Slack`, and with_any its bound for all centers, [B].
     center_lengths, center_errors: |d| and |d - d'|, [K]. margin: what comparing bounds may lose
-    besides. All of these are float64.
+    besides. order: how far apart two orders of summation may place two scores, [B]. All of these
+    are float64.
     """
 
     rows: NDArray[np.float32]
@@ -58,6 +60,7 @@ class Query(NamedTuple):
     center_errors: NDArray[np.float64]
     output: float
     margin: float
+    order: NDArray[np.float64]
 
 
 class KeptEntries(NamedTuple):
@@ -66,7 +69,9 @@ class KeptEntries(NamedTuple):
     ids, products: of the entries that are held until they are scored, [B, M]. num: how many these
     are, [B]. best_ids, best_scores: the first centers of those scored, [B, S]; -1 and -inf where
     there are fewer. threshold: no product of the answer is at or below it, [B] float32; -inf until
-    enough are scored, inf for a row that is given up. num_scored: [B].
+    enough are scored, inf for a row that is given up. num_scored: [B]. sure: whether no other
+    center can be in the answer, and clear: whether its order and its scores in float32 are those of
+    any order of summation, [B].
     """
 
     ids: NDArray[np.int32]
@@ -76,6 +81,20 @@ class KeptEntries(NamedTuple):
     best_scores: NDArray[np.float64]
     threshold: NDArray[np.float32]
     num_scored: NDArray[np.int64]
+    sure: NDArray[np.bool_]
+    clear: NDArray[np.bool_]
+
+
+class Products(NamedTuple):
+    """The products of a row: value times scale plus term, float32 both times rounded, so that a
+    product is the same wherever it is computed. values: [at least C], terms: [C]. num_groups: G, of
+    sixteen entries each, of which group g has g, g + G, …; the last entries may be in none.
+    """
+
+    values: NDArray[np.float32]
+    scale: np.float32
+    terms: NDArray[np.float32]
+    num_groups: int
 
 
 def _compiled(*may_assume: str) -> Callable[..., Any]:
@@ -107,48 +126,76 @@ def read_only(vectors: _Singles) -> _Singles:
 
 @_compiled_once
 def keep(
-    product_BC: _Singles,
+    sums: tuple[_Singles, _Singles, _Singles],
     ids_C: NDArray[np.int64],
+    num_left: int,
     query_fields: tuple[Any, ...],
     kept_fields: tuple[Any, ...],
-) -> None:
-    """Keeps the entries of a block that may be in the answer. ids_C: the centers of the block.
+) -> int:
+    """Keeps the entries of a block that may be in the answer, and returns how many rows are given
+    up. sums: values, scales and terms as in `mlcd.clustering.matmul.Sums`. ids_C: the centers of
+    the block. num_left: those of later blocks; after the last all that may be in the answer is
+    scored.
 
-    Where nothing is known of a row, its largest products are scored first, as many as it takes for
-    an answer and few more.
+    Where nothing is known of a row, some of its largest products are scored first, as many as it
+    takes for an answer and few more.
     """
     query, kept = Query(*query_fields), KeptEntries(*kept_fields)
-    num = product_BC.shape[1]
+    values_BC, scales_B, terms_C = sums
+    num = len(ids_C)
     num_groups = num // _GROUP if num >= _GROUP * _GROUPS_EACH * query.top else 0
-    grouped = num_groups * _GROUP
     # of each group, then the entries that are in none
-    maxima = np.empty(num_groups + num - grouped, np.float32)
-    largest = np.empty(query.top, np.float32)
-    for row in range(len(product_BC)):
+    maxima = np.empty(num - (_GROUP - 1) * num_groups, np.float32)
+    columns, num_given_up = np.empty(num, np.int64), 0
+    for row in range(len(values_BC)):
         if kept.threshold[row] == _ALL:
+            num_given_up += 1
             continue
-        products, below = product_BC[row], _ALL
-        if num_groups:
-            _write_maxima(products, num_groups, maxima)
-        for single in range(num - grouped):
-            maxima[num_groups + single] = products[grouped + single]
+        products = Products(values_BC[row], scales_B[row], terms_C, num_groups)
+        below = _ALL
+        _write_maxima(products, maxima)
         if kept.threshold[row] == _NONE:
-            below = np.nextafter(_reached(maxima, largest), _NONE)
-            _hold(row, products, maxima, below, _ALL, ids_C, query, kept)
-            _score(row, _NONE, query, kept)
-        _hold(row, products, maxima, kept.threshold[row], below, ids_C, query, kept)
+            below = np.nextafter(_reached(maxima, query.top), _NONE)
+            num_found = _find(products, maxima, below, _ALL, columns)
+            num_scored = _score_first(row, ids_C, columns[:num_found], query, kept)
+            _hold(row, products, columns[num_scored:num_found], ids_C, query, kept)
+        num_found = _find(products, maxima, kept.threshold[row], below, columns)
+        _hold(row, products, columns[:num_found], ids_C, query, kept)
         if kept.num_scored[row] > query.most:
             kept.threshold[row], kept.num[row] = _ALL, 0
+            num_given_up += 1
+        elif num_left == 0:
+            _score_all(row, query, kept)
+    return num_given_up
 
 
 @_compiled_once
-def score_kept(query_fields: tuple[Any, ...], kept_fields: tuple[Any, ...]) -> None:
-    """Scores all entries that are held and may still be in the answer."""
+def settle(query_fields: tuple[Any, ...], kept_fields: tuple[Any, ...]) -> None:
+    """Tells of which rows the answer is sure, and clear. Of a row that is given up nothing is known
+    then.
+    """
     query, kept = Query(*query_fields), KeptEntries(*kept_fields)
+    last = query.top - 1
     for row in range(len(kept.num)):
-        if kept.num[row] > _FEW:
-            _score_upper(row, _UPPER, query, kept)
-        _score(row, _NONE, query, kept)
+        scores, order = kept.best_scores[row], query.order[row]
+        if kept.threshold[row] == _ALL:
+            for place in range(len(scores)):
+                kept.best_ids[row, place] = -1
+        # beyond the last that is known, none is nearer than it
+        none_beyond = scores[-1] < scores[last] - order
+        kept.sure[row] = kept.best_ids[row, last] >= 0 and none_beyond
+        kept.clear[row] = kept.sure[row] and _is_clear(scores, query.top, order)
+
+
+@_compiled()
+def _is_clear(scores: NDArray[np.float64], top: int, order: float) -> bool:
+    for place in range(top):
+        score = scores[place]
+        if score <= scores[place + 1] + order:
+            return False
+        if np.float32(score - order) != np.float32(score + order):
+            return False
+    return True
 
 
 def round_rows(rows_BD: _Singles, shift_D: _Singles, levels: int, rounded: EightBitRows) -> None:
@@ -167,46 +214,48 @@ def _round_rows(
     left_out: _Singles,
 ) -> None:
     dimension = rows_BD.shape[1]
-    vector, sizes = np.empty(dimension, np.float32), np.empty(dimension, np.float32)
-    maxima = np.empty(dimension // _GROUP, np.float32)
+    vector, zeros = np.empty(dimension, np.float32), np.zeros(dimension, np.float32)
+    num_groups = dimension // _GROUP
+    sizes = Products(np.empty(dimension, np.float32), np.float32(1), zeros, num_groups)
+    maxima = np.empty(dimension - (_GROUP - 1) * num_groups, np.float32)
     for row in range(len(rows_BD)):
         for component in range(dimension):
             vector[component] = rows_BD[row, component] - shift_D[component]
-            sizes[component] = abs(vector[component])
-        scale = max(_largest(sizes, maxima) / np.float32(levels), _LEAST_SCALE)
+            sizes.values[component] = abs(vector[component])
+        _write_maxima(sizes, maxima)
+        largest = np.float32(0)
+        for value in maxima:
+            largest = max(largest, value)
+        scale = max(largest / np.float32(levels), _LEAST_SCALE)
         scales[row] = scale
         squares[row], left_out[row] = _write_numbers(
             vector, scale, np.float32(levels + 1), unsigned[row]
         )
 
 
+@_compiled()
+def _product(products: Products, column: int) -> np.float32:
+    product: np.float32 = products.values[column] * products.scale + products.terms[column]
+    return product
+
+
 @_compiled("nnan", "nsz")
-def _write_maxima(values: _Singles, num_groups: int, maxima: _Singles) -> None:
-    """Writes the largest entry of each group. Group g holds the entries g, g + G, …, so that maxima
-    run along contiguous memory, four at a time.
+def _write_maxima(products: Products, maxima: _Singles) -> None:
+    """Writes the largest entry of each group, then those that are in none. Maxima run along
+    contiguous memory, four at a time.
     """
+    num_groups = products.num_groups
     for group in range(num_groups):
-        maxima[group] = values[group]
+        maxima[group] = _product(products, group)
     for first in range(0, _GROUP, 4):
         start = first * num_groups
         for group in range(num_groups):
             at = start + group
-            two = max(values[at], values[at + num_groups])
-            others = max(values[at + 2 * num_groups], values[at + 3 * num_groups])
-            maxima[group] = max(maxima[group], two, others)
-
-
-@_compiled()
-def _largest(values: _Singles, maxima: _Singles) -> np.float32:
-    """Returns the largest of values that are not negative. maxima: room for those of groups."""
-    largest = np.float32(0)
-    if len(maxima):
-        _write_maxima(values, len(maxima), maxima)
-    for value in maxima:
-        largest = max(largest, value)
-    for value in values[_GROUP * len(maxima) :]:
-        largest = max(largest, value)
-    return largest
+            two = max(_product(products, at), _product(products, at + num_groups))
+            three = max(two, _product(products, at + 2 * num_groups))
+            maxima[group] = max(maxima[group], three, _product(products, at + 3 * num_groups))
+    for place in range(num_groups, len(maxima)):
+        maxima[place] = _product(products, place + (_GROUP - 1) * num_groups)
 
 
 @_compiled("reassoc", "contract")
@@ -226,50 +275,106 @@ def _write_numbers(
 
 
 @_compiled()
-def _reached(values: _Singles, largest: _Singles) -> np.float32:
-    """Returns the L-th largest value, and writes all L [L]; -inf where there are fewer."""
-    last = len(largest) - 1
-    for at in range(len(largest)):
-        largest[at] = _NONE
+def _reached(values: _Singles, num: int) -> np.float32:
+    """Returns a value that at least so many of these reach, and few more; -inf where there are
+    fewer.
+    """
+    if len(values) < num:
+        return _NONE
+    low: np.float32 = values[0]
+    high = low
     for value in values:
-        if value > largest[last]:
-            at = last
-            while at > 0 and largest[at - 1] < value:
-                largest[at] = largest[at - 1]
-                at -= 1
-            largest[at] = value
-    reached: np.float32 = largest[last]
-    return reached
+        low, high = min(low, value), max(high, value)
+    for _ in range(_HALVINGS):
+        middle = low + (high - low) / np.float32(2)
+        num_reaching = _num_reaching(values, middle)
+        if num_reaching >= num:
+            low = middle
+        else:
+            high = middle
+        if num_reaching == num:
+            break
+    return low
+
+
+@_compiled("reassoc")
+def _num_reaching(values: _Singles, least: np.float32) -> np.float32:
+    num = np.float32(0)  # so that eight are counted at a time
+    for at in range(len(values)):
+        num += np.float32(values[at] >= least)
+    return num
+
+
+@_compiled()
+def _find(
+    products: Products,
+    maxima: _Singles,
+    threshold: np.float32,
+    below: np.float32,
+    columns: NDArray[np.int64],
+) -> int:
+    """Writes the columns of the entries above the threshold, up to `below`, and returns how many
+    they are. A column is written before it is compared: a branch would be guessed wrong.
+    """
+    num, num_groups = 0, products.num_groups
+    for group in range(num_groups):
+        if maxima[group] > threshold:
+            for member in range(_GROUP):
+                columns[num] = group + member * num_groups
+                num += threshold < _product(products, columns[num]) <= below
+    for column in range(_GROUP * num_groups, len(products.terms)):
+        columns[num] = column
+        num += threshold < _product(products, column) <= below
+    return num
 
 
 @_compiled()
 def _hold(
     row: int,
-    products: _Singles,
-    maxima: _Singles,
-    threshold: np.float32,
-    below: np.float32,
+    products: Products,
+    columns: NDArray[np.int64],
     ids_C: NDArray[np.int64],
     query: Query,
     kept: KeptEntries,
 ) -> None:
-    """Holds the entries above the threshold, up to `below`."""
-    num, num_groups = kept.num[row], (len(products) - len(maxima)) // (_GROUP - 1)
-    for at in range(len(maxima)):
-        if maxima[at] <= threshold:
+    """Holds the entries of these columns."""
+    num, threshold = kept.num[row], kept.threshold[row]
+    for at in range(len(columns)):
+        product = _product(products, columns[at])
+        if product <= threshold:
             continue
-        start, stop, step = at, _GROUP * num_groups, num_groups
-        if at >= num_groups:  # of no group
-            start, stop, step = at + (_GROUP - 1) * num_groups, len(products), len(products)
-        for column in range(start, stop, step):
-            if threshold < products[column] <= below:
-                kept.ids[row, num], kept.products[row, num] = ids_C[column], products[column]
-                num += 1
-                if num == kept.ids.shape[1]:
-                    kept.num[row] = num
-                    _make_room(row, query, kept)
-                    num, threshold = kept.num[row], max(threshold, kept.threshold[row])
+        kept.ids[row, num], kept.products[row, num] = ids_C[columns[at]], product
+        num += 1
+        if num == kept.ids.shape[1]:
+            kept.num[row] = num
+            _make_room(row, query, kept)
+            num, threshold = kept.num[row], kept.threshold[row]
     kept.num[row] = num
+
+
+@_compiled()
+def _score_first(
+    row: int, ids_C: NDArray[np.int64], columns: NDArray[np.int64], query: Query, kept: KeptEntries
+) -> int:
+    """Scores the centers of the first of these columns, eight by eight until an answer is known,
+    and returns how many.
+    """
+    num, waiting = 0, np.empty(_AT_ONCE, np.int64)
+    while num < min(query.top, len(columns)):
+        num_waiting = min(_AT_ONCE, len(columns) - num)
+        for place in range(num_waiting):
+            waiting[place] = ids_C[columns[num + place]]
+        _score_some(row, waiting, num_waiting, query, kept)
+        num += num_waiting
+    return num
+
+
+@_compiled()
+def _score_all(row: int, query: Query, kept: KeptEntries) -> None:
+    """Scores the entries that are held and may be in the answer."""
+    if kept.num[row] > _FEW:
+        _score_upper(row, _UPPER, query, kept)
+    _score(row, _NONE, query, kept)
 
 
 @_compiled()

@@ -28,7 +28,7 @@ from mlcd.clustering.bounding_products import (
 )
 from mlcd.clustering.certificate import DOUBLE_MARGIN
 from mlcd.clustering.certified_scan import CertifiedScan
-from mlcd.clustering.compiled_loops import KeptEntries, Query, keep, read_only, score_kept
+from mlcd.clustering.compiled_loops import KeptEntries, Query, keep, read_only, settle
 from mlcd.clustering.head_choice import promising_components
 from mlcd.clustering.heads import Basis
 from mlcd.clustering.matmul import lengths
@@ -67,14 +67,15 @@ class CompiledScan:
         kept = _nothing_kept(rows.able, len(centers), top + _SPARE)
         for start in range(0, len(centers), BLOCK_CENTERS):
             stop = min(start + BLOCK_CENTERS, len(centers))
-            product_BC = products.matmul.multiply(rows.data, start, stop)
-            in_float32 = products.matmul.in_float32(product_BC)
-            keep(in_float32, products.order[start:stop], tuple(query), tuple(kept))
-            if np.isposinf(kept.threshold).mean() > _MOST_LEFT:
-                kept.threshold[:], kept.num[:] = np.inf, 0
+            sums = products.matmul.sums(rows.data, start, stop)
+            ids_C = products.order[start:stop]
+            num_left = len(centers) - stop
+            num_given_up = keep(tuple(sums), ids_C, num_left, tuple(query), tuple(kept))
+            if num_given_up > _MOST_LEFT * len(rows_BD):
+                kept.threshold[:] = np.inf
                 break
-        score_kept(tuple(query), tuple(kept))
-        return _answer(kept, top, rows.order)
+        settle(tuple(query), tuple(kept))
+        return Shortlist(kept.best_ids, kept.best_scores, kept.sure, kept.clear)
 
     def _query(self, rows_BD: Embeddings, rows: BoundedRows, top: int, room: int) -> Query:
         products, slack = self._products, rows.slack
@@ -92,6 +93,7 @@ class CompiledScan:
             center_errors=products.norms.errors,
             output=products.matmul.rounding.output,
             margin=DOUBLE_MARGIN,
+            order=rows.order,
         )
 
 
@@ -127,22 +129,6 @@ def _nothing_kept(able_B: NDArray[np.bool_], num_centers: int, num_best: int) ->
         best_scores=np.full((num, num_best), -np.inf),
         threshold=np.where(able_B, np.float32(-np.inf), np.float32(np.inf)),
         num_scored=np.zeros(num, np.int64),
+        sure=np.zeros(num, np.bool_),
+        clear=np.zeros(num, np.bool_),
     )
-
-
-def _answer(kept: KeptEntries, top: int, order_B: NDArray[np.float64]) -> Shortlist:
-    """Returns what is known of each row, and nothing of one that was given up. order_B: how far
-    apart two orders of summation may place two scores.
-    """
-    scores, order_B1 = kept.best_scores, order_B[:, None]
-    last_B = scores[:, top - 1]
-    given_up_B = np.isposinf(kept.threshold)
-    # Beyond the last that is known, none is nearer than it.
-    sure_B = ~given_up_B & (kept.best_ids[:, top - 1] >= 0) & (scores[:, -1] < last_B - order_B)
-    in_order = scores[:, :top] > scores[:, 1 : top + 1] + order_B1
-    low, high = (scores[:, :top] + sign * order_B1 for sign in (-1, 1))
-    with np.errstate(over="ignore"):
-        alike = low.astype(np.float32) == high.astype(np.float32)
-    clear_B = sure_B & np.all(np.hstack([in_order, alike]), axis=1)
-    ids = np.where(given_up_B[:, None], -1, kept.best_ids)
-    return Shortlist(ids, scores, sure_B, clear_B)

@@ -30,6 +30,7 @@ from mlcd.clustering.matmul import (
     Hits,
     Loaded,
     Rounding,
+    Sums,
     entries_above,
     lengths_of,
     reached_by,
@@ -96,13 +97,22 @@ class Int8Matmul:
         return numbers.astype(np.float64) * scales[:, None]
 
     def multiply(self, rows: tuple[Tensor, Tensor], start: int, stop: int) -> Tensor:
-        numbers, scales = rows
-        packed, terms = self._blocks[start // self._block]
-        num = stop - start
-        product_BC = _product(numbers, self._zero, *packed)[:, :num]
+        values, scales, terms = self._sums(rows, start, stop)
+        product_BC = values[:, : len(terms)]
         # row by row in memory, also where a tile is not full
         out = product_BC if product_BC.is_contiguous() else torch.empty(product_BC.shape)
-        return torch.addcmul(terms[:num], product_BC, scales, out=out)
+        return torch.addcmul(terms, product_BC, scales, out=out)
+
+    def sums(self, rows: tuple[Tensor, Tensor], start: int, stop: int) -> Sums:
+        values, scales, terms = self._sums(rows, start, stop)
+        return Sums(values.numpy(), scales[:, 0].numpy(), terms.numpy())
+
+    def _sums(
+        self, rows: tuple[Tensor, Tensor], start: int, stop: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        numbers, scales = rows
+        packed, terms = self._blocks[start // self._block]
+        return _product(numbers, self._zero, *packed), scales, terms[: stop - start]
 
     def reached(self, product_BC: Tensor, k: int) -> NDArray[np.float32]:
         return reached_by(product_BC.numpy(), k)
@@ -111,10 +121,6 @@ class Int8Matmul:
         values_BC = product_BC.numpy()
         rows, columns = entries_above(values_BC, threshold_B)
         return Hits(rows, columns, values_BC[rows, columns])
-
-    def in_float32(self, product_BC: Tensor) -> NDArray[np.float32]:
-        values_BC: NDArray[np.float32] = product_BC.numpy()
-        return values_BC
 
 
 def _packed(

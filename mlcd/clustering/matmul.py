@@ -8,7 +8,7 @@ Shapes: B rows of a batch, C centers of a block, D dimension, E entries of each 
 
 import threading
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +64,27 @@ class Loaded:
     offsets: NDArray[np.float64]
 
 
+class Sums(NamedTuple):
+    """Products before they are scaled: that of row b and center c is values[b, c] scales[b] +
+    terms[c]. All float32: values [B, at least C], row by row in memory; scales [B]; terms [C].
+    """
+
+    values: NDArray[np.float32]
+    scales: NDArray[np.float32]
+    terms: NDArray[np.float32]
+
+    @classmethod
+    def of_products(cls, product_BC: NDArray[np.float32]) -> "Sums":
+        num_rows, num_centers = product_BC.shape
+        return cls(product_BC, np.ones(num_rows, np.float32), np.zeros(num_centers, np.float32))
+
+    def products(self) -> NDArray[np.float32]:
+        """Returns the products, [B, C]."""
+        product_BC = self.values[:, : len(self.terms)] * self.scales[:, None]
+        product_BC += self.terms
+        return product_BC
+
+
 class Matmul(Protocol):
     """An arithmetic that multiplies prepared rows by blocks of the centers that it was made for."""
 
@@ -101,8 +122,8 @@ class Matmul(Protocol):
         """Returns every product greater than its row's threshold, and few others, row by row."""
         ...
 
-    def in_float32(self, product_BC: Any) -> NDArray[np.float32]:
-        """Returns the products as an array, row by row in memory."""
+    def sums(self, rows: Any, start: int, stop: int) -> Sums:
+        """Returns what `multiply` does, not scaled yet."""
         ...
 
     def compiled(self) -> "Matmul":
@@ -173,8 +194,8 @@ class NumpyMatmul:
         rows, columns = entries_above(product_BC, threshold_B)
         return Hits(rows, columns, product_BC[rows, columns])
 
-    def in_float32(self, product_BC: NDArray[np.float32]) -> NDArray[np.float32]:
-        return product_BC
+    def sums(self, rows: Embeddings, start: int, stop: int) -> Sums:
+        return Sums.of_products(self.multiply(rows, start, stop))
 
     def compiled(self) -> "NumpyMatmul":
         return self

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlcd.clustering.matmul import Hits, Loaded, Rounding, entries_above, lengths, reached_by
+from mlcd.clustering.matmul import Hits, Loaded, Rounding, Sums, entries_above, lengths, reached_by
 from mlcd.clustering.shift import mean_of, offsets, shifted
 from mlcd.types import Embeddings
 
@@ -81,9 +81,8 @@ class TorchMatmul:
         found = torch.from_numpy(rows), torch.from_numpy(columns)
         return Hits(rows, columns, product_BC[found].float().numpy())
 
-    def in_float32(self, product_BC: Tensor) -> NDArray[np.float32]:
-        values_BC: NDArray[np.float32] = product_BC.float().numpy()
-        return values_BC
+    def sums(self, rows: Tensor, start: int, stop: int) -> Sums:
+        return Sums.of_products(self.multiply(rows, start, stop).float().numpy())
 
     def compiled(self) -> "TorchMatmul":
         return self

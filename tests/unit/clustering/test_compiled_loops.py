@@ -29,6 +29,25 @@ def test_rows_are_rounded_as_numpy_rounds_them(shape, levels):
     assert by_loops.squares == pytest.approx((numbers**2).sum(axis=1), rel=1e-5)
 
 
+@pytest.mark.parametrize("num", [1, 8, 39, 40])
+def test_as_many_values_are_reached_as_are_asked_for_and_few_more(num):
+    random = np.random.default_rng(num)
+    for _ in range(50):
+        values = random.standard_normal(40).astype(np.float32)
+        num_reaching = (values >= compiled_loops._reached(values, num)).sum()
+        assert num <= num_reaching <= num + 1
+
+
+@pytest.mark.parametrize("values", [[2.0] * 9, [0.0] * 5 + [1e30] * 4, [-1.0] * 8 + [-2.0]])
+def test_equal_values_are_reached_together(values):
+    values = np.array(values, dtype=np.float32)
+    assert (values >= compiled_loops._reached(values, 8)).sum() >= 8
+
+
+def test_fewer_values_than_are_asked_for_reach_anything():
+    assert compiled_loops._reached(np.ones(7, dtype=np.float32), 8) == -np.inf
+
+
 def test_machine_code_that_cannot_be_kept_is_made_for_the_process(monkeypatch):
     def refusing(function, *, cache=False, **options):
         if cache:

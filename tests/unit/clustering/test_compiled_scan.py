@@ -241,7 +241,7 @@ def test_one_thread_chooses_and_others_go_on(soon, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ImportError, MemoryError, OSError, UnpicklingError])
-@pytest.mark.parametrize("of", ["compiled_scans", "keep", "score_kept"])
+@pytest.mark.parametrize("of", ["compiled_scans", "keep", "settle"])
 def test_loops_that_fail_are_done_without_and_said(of, error, soon, monkeypatch, caplog):
     def failing(*_):
         raise error("out of order")
@@ -354,15 +354,15 @@ def test_no_order_of_summation_changes_an_answer(of, seed, monkeypatch):
 
     def elsewhere(query, kept_fields):
         """The scores of another order of summation, as far away as one may be."""
-        score_kept(query, kept_fields)
         kept = KeptEntries(*kept_fields)
         kept.best_scores[:] += random.uniform(-0.5, 0.5, kept.best_ids.shape) * order_B[:, None]
         order = np.lexsort((kept.best_ids, -kept.best_scores), axis=1)
         for known in (kept.best_ids, kept.best_scores):
             known[:] = np.take_along_axis(known, order, axis=1)
+        settle(query, kept_fields)
 
-    score_kept = compiled_scan.score_kept
-    monkeypatch.setattr(compiled_scan, "score_kept", elsewhere)
+    settle = compiled_scan.settle
+    monkeypatch.setattr(compiled_scan, "settle", elsewhere)
     found = scan.nearest(rows, 2)
     assert (found.ids == expected.ids).all()
     assert (found.scores == expected.scores).all()
@@ -380,13 +380,13 @@ def test_more_ties_than_are_known_are_left_to_the_plain_scan():
 def test_few_centers_are_scored_that_bounds_rule_out(num, monkeypatch):
     rows, centers = drawn(300, 128, 0), drawn(3000, 128, 1)
     scan, scored = compiled(centers, num, "torch-int8"), []
-    answer = compiled_scan._answer
+    settle = compiled_scan.settle
 
-    def counted(kept, *args):
-        scored.append(kept.num_scored.sum())
-        return answer(kept, *args)
+    def counted(query, kept_fields):
+        scored.append(KeptEntries(*kept_fields).num_scored.sum())
+        settle(query, kept_fields)
 
-    monkeypatch.setattr(compiled_scan, "_answer", counted)
+    monkeypatch.setattr(compiled_scan, "settle", counted)
     assert scan.nearest(rows, 8).scan.proven == 300
     last_B1 = np.partition(rows.astype(np.float64) @ centers.T, -8, axis=1)[:, -8, None]
     able = upper_bounds(scan._way.lister._products, rows) >= last_B1

@@ -56,6 +56,12 @@ def test_as_many_products_reach_a_value_as_are_asked_for_and_few_more(matmul, k,
     assert num_reaching.mean() <= 2 * k + 1
 
 
+def test_sums_make_the_products(matmul, product):
+    sums = matmul.sums(matmul.load(ROWS).data, 0, len(CENTERS))
+    assert sums.values.shape[1] >= len(CENTERS)
+    assert sums.products() == pytest.approx(as_float32(product), rel=1e-6, abs=1e-7)
+
+
 @pytest.mark.parametrize("k", [1, 5, 12])
 def test_the_largest_columns_are_those_of_a_stable_sort(k):
     values = np.random.default_rng(0).choice([-np.inf, 0.0, 1.0, 2.0], (50, 12)).astype(np.float32)
