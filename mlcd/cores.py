@@ -2,6 +2,7 @@
 
 import math
 import os
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -30,9 +31,10 @@ def cpuset_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@cache  # a scan asks at each call, and files take longer than a scan of few centers may
 def quota_cores(cgroup: Path = _CGROUP) -> float | None:
     """Returns the CPU time per time that the cgroup allows (`docker run --cpus 1.5`), None without
-    a limit.
+    a limit. It is looked up once in a process.
     """
     try:
         if (cgroup / "cpu.max").is_file():

@@ -23,15 +23,18 @@ TIMED_RUNS: Final = 2
 TIMED_ROWS: Final = 256
 
 
-def fastest_matmuls(centers: Embeddings) -> list[MatmulName]:
+def fastest_matmuls(centers: Embeddings, *, import_torch: bool | None = None) -> list[MatmulName]:
     """Returns the arithmetics that are at hand: a GPU's, then those of the CPU, by the time in
     which one core multiplies one tile of these centers.
+
+    import_torch: whether torch is imported for them, where it is installed; None: for many
+    centers. For few that takes longer than it gains, unless a scan goes on for long.
     """
     names: list[MatmulName] = ["numpy"]
     device: list[MatmulName] = []
-    # for few centers torch is not imported: that would take longer than it gains
-    few = len(centers) < BLOCK_CENTERS and "torch" not in sys.modules
-    if find_spec("torch") is not None and not few:
+    if import_torch is None:
+        import_torch = len(centers) >= BLOCK_CENTERS
+    if find_spec("torch") is not None and (import_torch or "torch" in sys.modules):
         from mlcd.clustering.int8_matmul import MOST_COMPONENTS, computes_int8
         from mlcd.clustering.torch_matmul import cuda_available
 

@@ -13,7 +13,7 @@ scores in float32 depends on that, and sure where no center that was left out ca
 Shapes: B rows of a batch, C centers of a block, K centers, D dimension, S best known.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -98,21 +98,22 @@ class CompiledScan:
 
 
 def compiled_scans(
-    scan: CertifiedScan, rows_BD: Embeddings, scores_BL: NDArray[np.float64]
-) -> Iterator[CompiledScan]:
-    """Yields a scan of whole products, and one of heads where these promise to be faster on such
-    rows.
+    scans: Sequence[CertifiedScan], rows_BD: Embeddings, scores_BL: NDArray[np.float64]
+) -> Iterator[tuple[CertifiedScan, CompiledScan]]:
+    """Yields each scan with a compiled one of its products, and the first with one of heads where
+    these promise to be faster on such rows.
 
     scores_BL: the scores of each row's answer.
     """
-    yield CompiledScan(WholeProducts(scan))
-    centers = scan.centers
+    for each in scans:
+        yield each, CompiledScan(WholeProducts(each))
+    scan, centers = scans[0], scans[0].centers
     if centers.shape[1] >= _HEADS_LEAST and float(lengths(centers).max(initial=0.0)) <= _LONGEST:
         basis = Basis(centers)
         num_held = _num_held(len(centers))
         num = promising_components(scan, basis, rows_BD, scores_BL, num_held)
         if num is not None:
-            yield CompiledScan(HeadProducts(scan.name, centers, basis, num))
+            yield scan, CompiledScan(HeadProducts(scan.name, centers, basis, num))
 
 
 def _num_held(num_centers: int) -> int:

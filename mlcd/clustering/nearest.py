@@ -257,15 +257,23 @@ class CenterScan:
         return max(_WORTH_COMPILING, to_make)
 
     def _with_loops(self, rows: Embeddings, top: int) -> "list[_Way]":
-        """Returns the present way, and those of compiled loops where there are any."""
-        scan, ways = self._way.scan, [self._way]
+        """Returns the present way, and those of compiled loops where there are any: over the
+        fastest products, and over those of the present way, as fewer centers may lie within their
+        error.
+        """
+        ways = [self._way]
         if self._way.lister is not None or find_spec("numba") is None:
             return ways
         _, scores, _ = self._search(self._way, rows, top, None, 0, float64=True)
         try:
             from mlcd.clustering.compiled_scan import compiled_scans
 
-            for each in compiled_scans(scan, rows, scores):
+            names = fastest_matmuls(self.centers, import_torch=True)
+            fastest = next(name for name in names if name != DEVICE)
+            scans = [self._way.scan]
+            if fastest != self._way.scan.name:
+                scans.insert(0, CertifiedScan(fastest, self.centers))
+            for scan, each in compiled_scans(scans, rows, scores):
                 each.shortlist(rows[:1], top, 1)  # every loop is compiled, or what is kept is read
                 ways.append(_Way(scan, each))
         except Exception as error:  # noqa: BLE001 - the present way needs none of this

@@ -206,6 +206,7 @@ def test_heads_are_promised_where_few_directions_hold_most_and_only_there():
 
 @pytest.mark.parametrize("power", [0.0, 2.0])
 def test_compiled_loops_are_timed_once_there_is_work_for_it(power, soon, monkeypatch):
+    monkeypatch.setattr(nearest, "fastest_matmuls", lambda *_, **__: ["numpy"])
     rows, centers = drawn(512, 128, 0, power), drawn(6000, 128, 1, power)
     scan, timed = CenterScan(centers), []
     fastest = scan._fastest
@@ -221,6 +222,26 @@ def test_compiled_loops_are_timed_once_there_is_work_for_it(power, soon, monkeyp
     names = [way.name for way in timed[-1]]
     assert [name.endswith("compiled") for name in names] == [False] + [True] * (1 + (power > 0))
     assert any("heads of" in name for name in names) is (power > 0)
+
+
+def test_loops_stand_on_the_fastest_products_and_on_those_of_the_present_way(soon, monkeypatch):
+    """The present way may be numpy's because torch was not imported for so few centers."""
+
+    def fastest_matmuls(_, *, import_torch=None):
+        return ["torch-int8", "numpy"] if import_torch else ["numpy"]
+
+    timed = []
+    monkeypatch.setattr(nearest, "fastest_matmuls", fastest_matmuls)
+    monkeypatch.setattr(
+        nearest.CenterScan, "_fastest", lambda _, ways, *__: timed.append(ways) or ways[1]
+    )
+    rows, centers = drawn(512, 128, 0, 0.0), drawn(600, 128, 1, 0.0)
+    scan = CenterScan(centers)
+    found = [scan.nearest(rows, 8) for _ in range(3)]
+    names = ["numpy fp32", "torch int8 cpu, compiled", "numpy fp32, compiled"]
+    assert [[way.name for way in ways] for ways in timed] == [names]
+    assert (found[-1].scan.products, found[-1].scan.proven) == (names[1], 512)
+    assert (found[-1].ids == found[0].ids).all()
 
 
 def test_one_thread_chooses_and_others_go_on(soon, monkeypatch):

@@ -165,7 +165,7 @@ def test_a_device_without_memory_leaves_the_rows_to_the_cpu(monkeypatch):
     monkeypatch.setattr(device_scan, "mean_of", full)
     with pytest.raises(Unavailable, match="300 centers do not fit on the GPU"):
         CenterScan(centers, matmul="cuda-bf16")
-    monkeypatch.setattr(nearest, "fastest_matmuls", lambda _: ["cuda-bf16", "numpy"])
+    monkeypatch.setattr(nearest, "fastest_matmuls", lambda *_, **__: ["cuda-bf16", "numpy"])
     monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 0)
     found = CenterScan(centers).nearest(rows, 8)
     assert (found.scan.products, found.scan.proven) == ("numpy fp32", len(rows))
