@@ -48,6 +48,19 @@ def test_fewer_values_than_are_asked_for_reach_anything():
     assert compiled_loops._reached(np.ones(7, dtype=np.float32), 8) == -np.inf
 
 
+@pytest.mark.parametrize("num", [0, 1, 3, 4, 5, 30])
+def test_the_best_are_kept_in_order_whatever_order_they_come_in(num):
+    random = np.random.default_rng(num)
+    for _ in range(50):
+        ids, scores = np.full(4, -1), np.full(4, -np.inf)
+        come = [(center, float(random.integers(-3, 3))) for center in random.permutation(num)]
+        for place, (center, score) in enumerate(come):
+            compiled_loops._insert(ids, scores, place, center, score)
+        best = sorted(come, key=lambda each: (-each[1], each[0]))[:4]
+        assert list(zip(ids, scores, strict=True))[: len(best)] == best
+        assert (ids[len(best) :] == -1).all()
+
+
 def test_machine_code_that_cannot_be_kept_is_made_for_the_process(monkeypatch):
     def refusing(function, *, cache=False, **options):
         if cache:
