@@ -76,6 +76,16 @@ def start_together(size, *arguments, **options):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def told_by(process):
+    """What it says first of itself; all that it has written, where it ends without a word."""
+    written = []
+    for line in process.stderr:
+        written.append(line)
+        if line.startswith("mlcd:"):
+            return line
+    pytest.fail(f"status {process.wait()}: {''.join(written)}")
+
+
 def read_lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -315,7 +325,7 @@ def test_a_process_that_dies_or_hangs_is_named(arguments, tmp_path, number):
     wait_for_steps(tmp_path / "run", 15, process)
     hit = worker_of(process, 1)
     os.kill(hit, number)
-    told = next(line for line in process.stderr if line.startswith("mlcd:"))
+    told = told_by(process)
     if number == signal.SIGSTOP:
         os.kill(hit, signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
@@ -347,7 +357,7 @@ def test_a_process_that_dies_or_hangs_while_a_checkpoint_is_written_is_named(
         "main()\n"
     )
     process = start_together(2, *arguments("run"), program=[str(program)])
-    told = next(line for line in process.stderr if line.startswith("mlcd:"))
+    told = told_by(process)
     if number == signal.SIGSTOP:
         os.kill(worker_of(process, rank), signal.SIGKILL)
     process.communicate(timeout=120)

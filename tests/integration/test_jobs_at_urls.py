@@ -308,6 +308,7 @@ def test_servers_that_are_killed_lose_no_job_and_leave_nothing_half(
 ):
     """Ten kills, of every second server with its worker; some while a job is submitted."""
     expected, (settings, start) = done_here(queue, tmp_path, SLOW), apart
+    name = "out-of-servers"  # the store may hold what another test has made
     chance, files, accepted = random.Random(2), used.filesystem(), []
     machines = contextlib.ExitStack()
     with running_faults(used, seed=5, rate=0.01, delay_s=0.01) as faults, machines:
@@ -321,7 +322,7 @@ def test_servers_that_are_killed_lose_no_job_and_leave_nothing_half(
         server, worker = Server(SLOW, **settings), begin(0)
         machines.callback(lambda: end(server.process))
         for number in range(10):
-            asked = {"kind": "embed", "input": images, "output": f"{ROOT}/out-{number}"}
+            asked = {"kind": "embed", "input": images, "output": f"{ROOT}/{name}-{number}"}
 
             def submit(asked=asked, number=number):
                 head = {"Idempotency-Key": f"out-{number}"}
@@ -352,7 +353,7 @@ def test_servers_that_are_killed_lose_no_job_and_leave_nothing_half(
             accepted.append(answers[-1]["id"])
         for number, job_id in enumerate(accepted):
             wait_for_end(queue, job_id)
-            check_alike(used, f"jobs/out-{number}", expected)
+            check_alike(used, f"jobs/{name}-{number}", expected)
     assert len(set(accepted)) == 10
     assert len(queue.page(limit=20).jobs) == 10 + 1  # and the one that was done here
 
