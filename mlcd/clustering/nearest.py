@@ -75,7 +75,7 @@ _ROOM_LEAST: Final = 8  # of the answer, for which a shortlist has room
 _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
 _WORTH_A_TIMING: Final = 2_500_000_000  # multiplications: 25 ms of two cores
 # Multiplications: 12 s of two cores with AVX2. To load compiled loops and to time them takes 1 to
-# 2 s, and to compile them 6 to 9 more, once on a machine.
+# 2 s, and to compile them 6 to 11 more, once on a machine.
 _WORTH_COMPILING: Final = 1_000_000_000_000
 _HEADS_EACH: Final = 2  # rows at least for each component: to make heads costs as much as that
 _BASIS_EACH: Final = 20  # multiplications to find a basis, of the dimension's cube
