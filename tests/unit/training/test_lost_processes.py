@@ -1,0 +1,30 @@
+import pytest
+import torch
+
+from mlcd.errors import Unavailable
+from mlcd.world import World
+from training.parallel.processes import Processes
+
+
+@pytest.fixture
+def one_of_two(monkeypatch):
+    monkeypatch.setattr(Processes, "_lost", lambda _, work: Unavailable(f"lost at {work}"))
+    return Processes(World(size=2), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711",
+        "[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for recv",
+        "Application timeout caused pair closure",
+    ],
+)
+def test_a_process_that_does_not_answer_is_lost(one_of_two, told):
+    with pytest.raises(Unavailable, match="lost at step 2"), one_of_two.watched(["step 2"]):
+        raise RuntimeError(told)
+
+
+def test_another_error_stays_what_it_is(one_of_two):
+    with pytest.raises(RuntimeError, match="shapes"), one_of_two.watched(["step 2"]):
+        raise RuntimeError("shapes cannot be multiplied")
