@@ -77,7 +77,7 @@ def start_together(size, *arguments, **options):
 
 
 def told_by(process):
-    """What it says first of itself; all that it has written, where it ends without a word."""
+    """Returns what it says first; it is a failure where it ends without a word."""
     written = []
     for line in process.stderr:
         written.append(line)
