@@ -86,9 +86,11 @@ class KeptEntries(NamedTuple):
 
 
 class Products(NamedTuple):
-    """The products of a row: value times scale plus term, float32 both times rounded, so that a
-    product is the same wherever it is computed. values: [at least C], terms: [C]. num_groups: G, of
-    sixteen entries each, of which group g has g, g + G, …; the last entries may be in none.
+    """The products of a row: value times scale plus term, rounded to float32 after each of the two
+    steps, so that a product is the same wherever it is computed.
+
+    values: [at least C], terms: [C]. num_groups: G, of sixteen entries each, of which group g has
+    g, g + G, …; the last entries may be in none.
     """
 
     values: NDArray[np.float32]
@@ -459,8 +461,8 @@ def _score_eight(
     best_ids: NDArray[np.int64],
     best_scores: NDArray[np.float64],
 ) -> None:
-    """Multiplies eight centers by a row, and puts the first so many of them among the best.
-    num_known: how many have been put there.
+    """Multiplies eight centers by a row, and puts the first `num` of them among the best. The
+    others fill the eight up. num_known: how many have been put there before.
     """
     scores = _products(
         vector,
@@ -494,7 +496,7 @@ def _insert(
     ids: NDArray[np.int64], scores: NDArray[np.float64], num: int, center: int, score: float
 ) -> None:
     """Puts a center in its place among the best, by score and then by id. num: how many have been
-    put there.
+    put there before.
     """
     at = min(num, len(ids) - 1)
     if num >= len(ids) and (score < scores[at] or (score == scores[at] and center > ids[at])):
