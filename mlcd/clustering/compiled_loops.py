@@ -12,7 +12,6 @@ dimension, M entries held, S best known, G groups.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numba
@@ -26,12 +25,14 @@ _Singles: TypeAlias = NDArray[np.float32]
 _GROUP: Final = 16  # entries in a group, of which only the largest is looked at first
 _GROUPS_EACH: Final = 2  # groups at least for each entry that is looked for
 _HALVINGS: Final = 12  # of a range of values, in search of one
-_AT_ONCE: Final = 8  # centers that are multiplied by a row at once: they are waited for together
+AT_ONCE: Final = 8  # centers that are multiplied by a row at once: they are waited for together
 _FEW: Final = 16  # entries of a row, which are scored in any order
 _LEAST_SCALE: Final = np.float32(1e-30)  # `eight_bit_rows.TINY`
 _UPPER: Final = np.float32(0.1)  # of the range of products that are held: those scored first
 _NONE: Final = np.float32(-np.inf)
 _ALL: Final = np.float32(np.inf)
+
+_OPTIONS: Final = {"nogil": True, "error_model": "numpy", "_nrt": False}
 
 
 class Query(NamedTuple):
@@ -71,7 +72,8 @@ class KeptEntries(NamedTuple):
     there are fewer. threshold: no product of the answer is at or below it, [B] float32; -inf until
     enough are scored, inf for a row that is given up. num_scored: [B]. sure: whether no other
     center can be in the answer, and clear: whether its order and its scores in float32 are those of
-    any order of summation, [B].
+    any order of summation, [B]. waiting: memory for the centers that are scored at once, [8].
+    maxima, columns: memory for what is looked at in a block, at least [C].
     """
 
     ids: NDArray[np.int32]
@@ -83,6 +85,9 @@ class KeptEntries(NamedTuple):
     num_scored: NDArray[np.int64]
     sure: NDArray[np.bool_]
     clear: NDArray[np.bool_]
+    waiting: NDArray[np.int64]
+    maxima: NDArray[np.float32]
+    columns: NDArray[np.int64]
 
 
 class Products(NamedTuple):
@@ -101,16 +106,7 @@ class Products(NamedTuple):
 
 def _compiled(*may_assume: str) -> Callable[..., Any]:
     """Returns what compiles a function. may_assume: what may be taken for granted of its floats."""
-    return cast(
-        Callable[..., Any], numba.njit(nogil=True, error_model="numpy", fastmath=set(may_assume))
-    )
-
-
-def _inlined(function: Callable[..., Any]) -> Any:
-    """Compiles a function as a part of those that call it: to hand over all arrays of a query takes
-    a fifth of a microsecond, as much as to score four centers.
-    """
-    return numba.njit(nogil=True, error_model="numpy", inline="always")(function)
+    return cast(Callable[..., Any], numba.njit(fastmath=set(may_assume), **_OPTIONS))
 
 
 def _compiled_once(function: Callable[..., Any]) -> Any:
@@ -119,11 +115,10 @@ def _compiled_once(function: Callable[..., Any]) -> Any:
     No class of ours may be in its signature: where another version has none of that name, what is
     kept could not be read.
     """
-    compile_it = partial(numba.njit, nogil=True, error_model="numpy")
     try:
-        return compile_it(function, cache=True)
+        return numba.njit(function, cache=True, **_OPTIONS)
     except RuntimeError:  # there is no folder that it may write to
-        return compile_it(function)
+        return numba.njit(function, **_OPTIONS)
 
 
 def read_only(vectors: _Singles) -> _Singles:
@@ -154,8 +149,8 @@ def keep(
     num = len(ids_C)
     num_groups = num // _GROUP if num >= _GROUP * _GROUPS_EACH * query.top else 0
     # of each group, then the entries that are in none
-    maxima = np.empty(num - (_GROUP - 1) * num_groups, np.float32)
-    columns, num_given_up = np.empty(num, np.int64), 0
+    maxima = kept.maxima[: num - (_GROUP - 1) * num_groups]
+    columns, num_given_up = kept.columns, 0
     for row in range(len(values_BC)):
         if kept.threshold[row] == _ALL:
             num_given_up += 1
@@ -193,23 +188,35 @@ def settle(query_fields: tuple[Any, ...], kept_fields: tuple[Any, ...]) -> None:
         # beyond the last that is known, none is nearer than it
         none_beyond = scores[-1] < scores[last] - order
         kept.sure[row] = kept.best_ids[row, last] >= 0 and none_beyond
-        kept.clear[row] = kept.sure[row] and _is_clear(scores, query.top, order)
+        kept.clear[row] = kept.sure[row] and _is_clear(row, query, kept)
 
 
 @_compiled()
-def _is_clear(scores: NDArray[np.float64], top: int, order: float) -> bool:
-    for place in range(top):
-        score = scores[place]
-        if score <= scores[place + 1] + order:
-            return False
+def _is_clear(row: int, query: Query, kept: KeptEntries) -> bool:
+    ids, scores, order = kept.best_ids[row], kept.best_scores[row], query.order[row]
+    for place in range(query.top):
+        score, following = scores[place], scores[place + 1]
         if np.float32(score - order) != np.float32(score + order):
+            return False
+        # the scores of equal centers are equal in any order of summation, and their ids decide
+        equal = score == following and _is_same(query.centers, ids[place], ids[place + 1])
+        if score <= following + order and not equal:
+            return False
+    return True
+
+
+@_compiled()
+def _is_same(centers: _Singles, one: int, other: int) -> bool:
+    for component in range(centers.shape[1]):
+        if centers[one, component] != centers[other, component]:
             return False
     return True
 
 
 def round_rows(rows_BD: _Singles, shift_D: _Singles, levels: int, rounded: EightBitRows) -> None:
     """Does what `mlcd.clustering.eight_bit_rows.round_rows` does."""
-    _round_rows(read_only(rows_BD), shift_D, levels, *rounded)
+    memory_4D = np.zeros((4, rows_BD.shape[1]), np.float32)
+    _round_rows(read_only(rows_BD), shift_D, levels, memory_4D, *rounded)
 
 
 @_compiled_once
@@ -217,16 +224,17 @@ def _round_rows(
     rows_BD: _Singles,
     shift_D: _Singles,
     levels: int,
+    memory_4D: _Singles,
     unsigned: NDArray[np.uint8],
     scales: _Singles,
     squares: _Singles,
     left_out: _Singles,
 ) -> None:
+    """Does so by memory that holds zeros."""
     dimension = rows_BD.shape[1]
-    vector, zeros = np.empty(dimension, np.float32), np.zeros(dimension, np.float32)
     num_groups = dimension // _GROUP
-    sizes = Products(np.empty(dimension, np.float32), np.float32(1), zeros, num_groups)
-    maxima = np.empty(dimension - (_GROUP - 1) * num_groups, np.float32)
+    vector, sizes = memory_4D[0], Products(memory_4D[1], np.float32(1), memory_4D[2], num_groups)
+    maxima = memory_4D[3, : dimension - (_GROUP - 1) * num_groups]
     for row in range(len(rows_BD)):
         for component in range(dimension):
             vector[component] = rows_BD[row, component] - shift_D[component]
@@ -337,7 +345,7 @@ def _find(
     return num
 
 
-@_inlined
+@_compiled()
 def _hold(
     row: int,
     products: Products,
@@ -361,16 +369,16 @@ def _hold(
     kept.num[row] = num
 
 
-@_inlined
+@_compiled()
 def _score_first(
     row: int, ids_C: NDArray[np.int64], columns: NDArray[np.int64], query: Query, kept: KeptEntries
 ) -> int:
     """Scores the centers of the first of these columns, eight by eight until an answer is known,
     and returns how many.
     """
-    num, waiting = 0, np.empty(_AT_ONCE, np.int64)
+    num, waiting = 0, kept.waiting
     while num < min(query.top, len(columns)):
-        num_waiting = min(_AT_ONCE, len(columns) - num)
+        num_waiting = min(AT_ONCE, len(columns) - num)
         for place in range(num_waiting):
             waiting[place] = ids_C[columns[num + place]]
         _score_some(row, waiting, num_waiting, query, kept)
@@ -378,7 +386,7 @@ def _score_first(
     return num
 
 
-@_inlined
+@_compiled()
 def _score_all(row: int, query: Query, kept: KeptEntries) -> None:
     """Scores the entries that are held and may be in the answer."""
     if kept.num[row] > _FEW:
@@ -414,7 +422,7 @@ def _score(row: int, lowest: np.float32, query: Query, kept: KeptEntries) -> Non
     ids, products, best_scores = kept.ids[row], kept.products[row], kept.best_scores[row]
     error, length, last = query.error[row], query.length[row], query.top - 1
     common = query.offset[row] + query.margin + query.of_row[row]
-    num_left, num_waiting, waiting = 0, 0, np.empty(_AT_ONCE, np.int64)
+    num_left, num_waiting, waiting = 0, 0, kept.waiting
     for held in range(kept.num[row]):
         center, product = ids[held], products[held]
         upper = common + product + query.output * abs(product)
@@ -427,7 +435,7 @@ def _score(row: int, lowest: np.float32, query: Query, kept: KeptEntries) -> Non
             continue
         waiting[num_waiting] = center
         num_waiting += 1
-        if num_waiting == _AT_ONCE:
+        if num_waiting == AT_ONCE:
             _score_some(row, waiting, num_waiting, query, kept)
             num_waiting = 0
     if num_waiting:
@@ -435,13 +443,13 @@ def _score(row: int, lowest: np.float32, query: Query, kept: KeptEntries) -> Non
     kept.num[row] = num_left
 
 
-@_inlined
+@_compiled()
 def _score_some(
     row: int, ids: NDArray[np.int64], num: int, query: Query, kept: KeptEntries
 ) -> None:
     """Scores the first of these centers, and raises the threshold by them."""
     best_ids, best_scores = kept.best_ids[row], kept.best_scores[row]
-    for place in range(num, _AT_ONCE):  # what is in the cache costs little
+    for place in range(num, AT_ONCE):  # what is in the cache costs little
         ids[place] = ids[0]
     _score_eight(
         query.rows[row], query.centers, ids, num, kept.num_scored[row], best_ids, best_scores

@@ -28,7 +28,7 @@ from mlcd.clustering.bounding_products import (
 )
 from mlcd.clustering.certificate import DOUBLE_MARGIN
 from mlcd.clustering.certified_scan import CertifiedScan
-from mlcd.clustering.compiled_loops import KeptEntries, Query, keep, read_only, settle
+from mlcd.clustering.compiled_loops import AT_ONCE, KeptEntries, Query, keep, read_only, settle
 from mlcd.clustering.head_choice import promising_components
 from mlcd.clustering.heads import Basis
 from mlcd.clustering.matmul import lengths
@@ -122,6 +122,7 @@ def _num_held(num_centers: int) -> int:
 
 def _nothing_kept(able_B: NDArray[np.bool_], num_centers: int, num_best: int) -> KeptEntries:
     num, num_held = len(able_B), _num_held(num_centers)
+    block = min(num_centers, BLOCK_CENTERS)
     return KeptEntries(
         ids=np.empty((num, num_held), np.int32),
         products=np.empty((num, num_held), np.float32),
@@ -132,4 +133,7 @@ def _nothing_kept(able_B: NDArray[np.bool_], num_centers: int, num_best: int) ->
         num_scored=np.zeros(num, np.int64),
         sure=np.zeros(num, np.bool_),
         clear=np.zeros(num, np.bool_),
+        waiting=np.empty(AT_ONCE, np.int64),
+        maxima=np.empty(block, np.float32),
+        columns=np.empty(block, np.int64),
     )

@@ -12,15 +12,15 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Literal, TypeVar
 
-from threadpoolctl import OpenBLASController, ThreadpoolController
+from threadpoolctl import LibController, OpenBLASController, ThreadpoolController
 
 from mlcd.cores import available_cores
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-_controllers: dict[bool, ThreadpoolController] = {}
+_loaded: dict[bool, list[LibController]] = {}
 
 
 def in_threads(work: Callable[[_Item], object], items: Sequence[_Item]) -> None:
@@ -73,8 +73,7 @@ def allowed_threads() -> int:
 def _threads_of_blas() -> int:
     """Returns as many as there are cores where the process cannot look at its libraries now."""
     try:
-        libraries = _controller().select(user_api="blas").lib_controllers
-        of_each = [each.num_threads for each in libraries]  # `info` asks for much more
+        of_each = [each.num_threads for each in _libraries("blas")]
     except OSError:
         return available_cores()
     return max(of_each) if of_each else available_cores()
@@ -85,7 +84,7 @@ class _Limit:
 
     lock = threading.Lock()
     users = 0
-    held: Any = None
+    held: Sequence[tuple[LibController, int]] = ()  # limited libraries, and their threads before
     before = 1  # the threads of BLAS before its first user
     allowed = sys.maxsize
 
@@ -103,21 +102,28 @@ def limited_blas() -> Iterator[None]:
     finally:
         with _Limit.lock:
             _Limit.users -= 1
-            if _Limit.users == 0 and _Limit.held is not None:
-                _let_this_thread_set_limits()
-                _Limit.held.restore_original_limits()
+            if _Limit.users == 0:
+                _set_threads(_Limit.held)
 
 
-def _one_thread_of_blas() -> Any:
-    """Returns the limit, set; None where the process cannot look at its libraries now, since it has
-    too many open files: its answers are the same, and take longer.
+def _one_thread_of_blas() -> list[tuple[LibController, int]]:
+    """Sets the limit, and returns the libraries and the threads that each had; none where the
+    process cannot look at its libraries now, since it has too many open files: its answers are the
+    same, and take longer.
     """
     try:
-        libraries = _controller().select(user_api="blas")
+        libraries = _libraries("blas")
     except OSError:
-        return None
+        return []
+    before = [(each, each.num_threads) for each in libraries]
+    _set_threads([(each, 1) for each in libraries])
+    return before
+
+
+def _set_threads(threads_of: Sequence[tuple[LibController, int]]) -> None:
     _let_this_thread_set_limits()
-    return libraries.limit(limits=1)
+    for library, num_threads in threads_of:
+        library.set_num_threads(num_threads)
 
 
 def _let_this_thread_set_limits() -> None:
@@ -130,12 +136,16 @@ def _limit_openmp() -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.get_num_threads()  # sets this thread's limit at its first call, and not again
     with suppress(OSError):  # too many open files: it only takes longer
-        _controller().limit(limits=1, user_api="openmp")
+        for library in _libraries("openmp"):
+            library.set_num_threads(1)
 
 
-def _controller() -> ThreadpoolController:
-    """Returns the libraries that are loaded, looked up again when torch has joined them."""
+def _libraries(kind: Literal["blas", "openmp"]) -> list[LibController]:
+    """Returns the libraries that are loaded, looked up again when torch has joined them.
+
+    A limit is set on each by itself: threadpoolctl's own asks all for all that they can tell.
+    """
     with_torch = "torch" in sys.modules
-    if with_torch not in _controllers:
-        _controllers[with_torch] = ThreadpoolController()
-    return _controllers[with_torch]
+    if with_torch not in _loaded:
+        _loaded[with_torch] = ThreadpoolController().lib_controllers
+    return [each for each in _loaded[with_torch] if each.user_api == kind]

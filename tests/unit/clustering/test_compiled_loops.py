@@ -70,7 +70,7 @@ def test_machine_code_that_cannot_be_kept_is_made_for_the_process(monkeypatch):
     monkeypatch.setattr(compiled_loops.numba, "njit", refusing)
     function, options = compiled_loops._compiled_once(len)
     assert function is len
-    assert options == {"nogil": True, "error_model": "numpy"}
+    assert options == compiled_loops._OPTIONS
 
 
 def test_the_core_is_imported_without_numba():

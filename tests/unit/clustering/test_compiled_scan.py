@@ -89,6 +89,19 @@ def test_the_answer_is_that_of_the_plain_scan(rows, centers, num, block, matmul,
             assert (found.scores == expected.scores).all()
 
 
+def test_equal_centers_are_in_a_clear_order_and_centers_of_equal_score_are_not():
+    centers = np.repeat(drawn(20, 96, 1), 2, axis=0)
+    row = np.eye(96, dtype=np.float32)[:1]
+    mirrored = centers[::2] * (2 * row - 1)
+    for others, clear in ((centers[1::2], True), (mirrored, False)):
+        centers[1::2] = others
+        products = WholeProducts(CenterScan(centers, matmul="numpy")._way.scan)
+        found = CompiledScan(products).shortlist(row, 8, 512)
+        exact = centers[:, 0].astype(np.float64)
+        assert found.ids[0, :8].tolist() == np.argsort(-exact, kind="stable")[:8].tolist()
+        assert (found.sure.all(), found.clear.all()) == (True, clear)
+
+
 def of_any_kind(random, num, dimension):
     vectors = random.standard_normal((num, dimension)) * (1.0 + np.arange(dimension)) ** -1.0
     kind = random.integers(6)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import threadpool_limits
 
 from mlcd.clustering import row_threads
 from mlcd.clustering.row_threads import (
@@ -75,7 +75,9 @@ def test_an_error_of_one_thread_is_the_callers():
 
 def test_work_on_one_core_has_one_thread_of_every_library():
     def found():
-        threads = {each["num_threads"] for each in threadpool_info()}
+        threads = {
+            each.num_threads for kind in ("blas", "openmp") for each in row_threads._libraries(kind)
+        }
         return threads, torch.get_num_threads(), threading.current_thread()
 
     with threadpool_limits(2), threads_of_torch(2):
@@ -90,10 +92,10 @@ def test_work_on_one_core_has_one_thread_of_every_library():
 
 
 def test_too_many_open_files_cost_only_time(monkeypatch):
-    def refused():
-        raise OSError(24, "Too many open files")
+    def refused(kind):
+        raise OSError(24, f"Too many open files to look at {kind}")
 
-    monkeypatch.setattr(row_threads, "_controller", refused)
+    monkeypatch.setattr(row_threads, "_libraries", refused)
     done = []
     in_threads(done.append, range(5))
     assert sorted(done) == [*range(5)]

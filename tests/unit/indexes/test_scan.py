@@ -66,9 +66,9 @@ def test_each_product_has_one_thread_and_the_others_theirs_again(monkeypatch, nu
 
 
 def test_a_search_goes_on_where_the_libraries_cannot_be_looked_at(monkeypatch):
-    def refused():
-        raise OSError(24, "Too many open files")
+    def refused(kind):
+        raise OSError(24, f"Too many open files to look at {kind}")
 
-    monkeypatch.setattr(row_threads, "_controller", refused)
+    monkeypatch.setattr(row_threads, "_libraries", refused)
     rows = np.eye(4, dtype=np.float32)
     assert scan(rows[2:3], rows, 1).ids.tolist() == [[2]]
