@@ -10,6 +10,10 @@ centers 16 times, with noise; CLIP's vectors of class names, with rows that are 
 noise. The last three need ../shared/data and are left out where it is not. --features: where the
 features are kept for the next time.
 
+Contenders take turns. In its turn each waits until the threads of the one before it have stopped, is
+called once, and then timed for a tenth of a second or one call: in a job, too, a call follows
+another. --idle times the first call after the wait instead.
+
 It prints medians (least to most), effective GF/s (of the products that brute force needs), rows by
 the level of the scan that settled them, and with --memory what each contender takes beyond the
 data. A sample of rows is audited against float64 brute force: label sets must be identical on every
@@ -55,15 +59,17 @@ _WARM_UP: Final = 1_010_000_000_000
 _WARM_UP_ROWS: Final = 2
 _WARM_UP_TURNS: Final = 20
 _PAUSE: Final = 0.05  # seconds; OpenMP's threads spin for some of them after a call
+_TURN: Final = 0.1  # seconds for which a contender is timed
 _SHARED: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
 _MODEL: Final = "encoders/mobilenet_v2_imagenet/mobilenet_v2_1.0_224.onnx"
 _TEXTS: Final = "encoders/clip_text_labels"
 _KINDS: Final = ("random", "families", "photographs", "jittered", "texts")
 _ON_DEVICE: Final = {"cpu": ("numpy", "torch-bf16"), "cuda": ("cuda-bf16",)}
-# AVX2 for oneDNN, torch and both OpenBLAS
+# AVX2 for oneDNN, torch, its MKL and both OpenBLAS
 _PLAIN_CPU: Final = (
     "ONEDNN_MAX_CPU_ISA=AVX2",
     "ATEN_CPU_CAPABILITY=avx2",
+    "MKL_ENABLE_INSTRUCTIONS=AVX2",
     "OPENBLAS_CORETYPE=Zen",
 )
 
@@ -130,9 +136,13 @@ def timed(
     for _ in range(options.runs):
         for name, work in contenders.items():
             time.sleep(_PAUSE)
-            started = clock()
-            answers[name] = work()
-            seconds[name].append(clock() - started)
+            if not options.idle:
+                work()
+            started, num_calls = clock(), 0
+            while num_calls == 0 or (clock() - started < _TURN and not options.idle):
+                answers[name] = work()
+                num_calls += 1
+            seconds[name].append((clock() - started) / num_calls)
     return seconds, answers
 
 
@@ -150,6 +160,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--plain-cpu", action="store_true")
     parser.add_argument("--without-bf16", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cpu-seconds", action="store_true")
+    parser.add_argument("--idle", action="store_true")
     parser.add_argument("--embeddings", type=Path, help="An artifact; then --centers-of as well.")
     parser.add_argument("--centers-of", type=Path)
     parser.add_argument("--device", choices=list(_ON_DEVICE))
@@ -271,7 +282,7 @@ def report(
     flop: int,
     options: argparse.Namespace,
 ) -> None:
-    line = f"{name:12} {statistics.median(times):7.3f} s ({min(times):.3f} to {max(times):.3f})"
+    line = f"{name:12} {statistics.median(times):8.4f} s ({min(times):.4f} to {max(times):.4f})"
     line += f"  {flop / statistics.median(times) / 1e9:6.1f} GF/s"
     if theirs is not None:
         ratio = statistics.median(their / our for our, their in zip(times, theirs, strict=True))
