@@ -10,8 +10,8 @@ centers 16 times, with noise; CLIP's vectors of class names, with rows that are 
 noise. The last three need ../shared/data and are left out where it is not. --features: where the
 features are kept for the next time.
 
-Contenders take turns. In its turn each waits until the threads of the one before it have stopped, is
-called once, and then timed for a tenth of a second or one call: in a job, too, a call follows
+Contenders take turns. In its turn each waits until the threads of the one before it have stopped,
+is called once, and then timed for a tenth of a second or one call: in a job, too, a call follows
 another. --idle times the first call after the wait instead.
 
 It prints medians (least to most), effective GF/s (of the products that brute force needs), rows by
