@@ -294,7 +294,8 @@ def test_workers_that_are_killed_leave_nothing_half(atomic, used, queue, images,
         for process in [start(name, faults.url, "--drain") for name in ("first", "second")]:
             told += process.communicate(timeout=240)[0]
             assert process.returncode == 0, told
-    assert {queue.get(job_id).state for job_id in submitted} == {"succeeded"}
+    jobs = [queue.get(job_id) for job_id in submitted]
+    assert {job.state for job in jobs} == {"succeeded"}, [job.problem for job in jobs]
     for number in range(10):
         check_alike(used, f"jobs/out-{number}", expected)
     assert SECRET not in told
