@@ -32,6 +32,7 @@ _UPPER: Final = np.float32(0.1)  # of the range of products that are held: those
 _NONE: Final = np.float32(-np.inf)
 _ALL: Final = np.float32(np.inf)
 
+# of numba, for every loop
 _OPTIONS: Final = {"nogil": True, "error_model": "numpy", "_nrt": False}
 
 
@@ -230,7 +231,9 @@ def _round_rows(
     squares: _Singles,
     left_out: _Singles,
 ) -> None:
-    """Does so by memory that holds zeros."""
+    """Rounds rows as above. memory_4D: zeros, which hold a row, the sizes of its components and
+    their maxima.
+    """
     dimension = rows_BD.shape[1]
     num_groups = dimension // _GROUP
     vector, sizes = memory_4D[0], Products(memory_4D[1], np.float32(1), memory_4D[2], num_groups)
