@@ -18,8 +18,9 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from pymilvus import MilvusClient, MilvusException
 
+# by way of ours, as pymilvus closes pytest's handlers where it is imported by itself
+from mlcd.collections.milvus.milvus_connection import MilvusClient, MilvusException
 from tests.conftest import free_port
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -4,7 +4,7 @@ Nothing but this module asks pymilvus for anything. No message shows more of the
 and database.
 """
 
-import logging
+import logging.config
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,13 +12,32 @@ from contextlib import contextmanager
 from typing import Any, Final, Self, TypeVar
 
 import grpc
-from pymilvus import DataType, MilvusClient, MilvusException
 
 from mlcd.collections.milvus.graph_kinds import METRIC, Graph
 from mlcd.collections.milvus.milvus_address import MilvusAddress
 from mlcd.collections.milvus.milvus_schemas import PINNED, Schema
 from mlcd.errors import ConfigInvalid, Conflict, DiskFull, MlcdError, StoreUnreachable
 from mlcd.types import Embeddings
+
+
+@contextmanager
+def _logging_as_it_is() -> Iterator[None]:
+    """Keeps a module from configuring logging as it is imported. That closes every handler which
+    the process has: a server would log nothing more.
+    """
+
+    def ignore(config: Any) -> None:
+        pass
+
+    configure, logging.config.dictConfig = logging.config.dictConfig, ignore
+    try:
+        yield
+    finally:
+        logging.config.dictConfig = configure
+
+
+with _logging_as_it_is():
+    from pymilvus import DataType, MilvusClient, MilvusException
 
 _CONNECT_S: Final = 5.0
 _CALL_S: Final = 120.0  # of a search, a write or a listing; a caller has a deadline of its own

@@ -2,6 +2,8 @@ import io
 import json
 import logging
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -181,3 +183,27 @@ def test_libraries_are_heard_from_warnings_on_and_ours_as_the_level_says(root):
         "library",
         "ours",
     ]
+
+
+OPENED_LATER = """
+import importlib, logging
+from service.log import Log
+from service.telemetry.logs import configure_logs
+
+configure_logs(Log(format="text"))
+importlib.import_module("{module}")
+logging.getLogger("mlcd.service").warning("still heard")
+"""
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["mlcd.collections.milvus.milvus_store", "mlcd.collections.postgres.postgres_store"],
+)
+def test_a_store_that_is_opened_later_leaves_the_log(module):
+    pytest.importorskip("pymilvus")
+    code = OPENED_LATER.format(module=module)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "still heard" in done.stderr
