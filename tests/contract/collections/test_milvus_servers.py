@@ -84,6 +84,7 @@ def test_a_server_shows_the_password_nowhere(guarded):
         _, said = server.stop()
         guarded.start()
     assert [answer.status_code for answer in shown] == [201, 200, 503, 503, 200, 200, 503]
+    assert said.count('"message":"request"') == len(shown) - 1  # /metrics is logged at debug
     assert SECRET not in said + "".join(answer.text for answer in shown)
 
 
