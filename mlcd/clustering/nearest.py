@@ -258,8 +258,8 @@ class CenterScan:
 
     def _with_loops(self, rows: Embeddings, top: int) -> "list[_Way]":
         """Returns the present way, and those of compiled loops where there are any: over the
-        fastest products, and over those of the present way, as fewer centers may lie within their
-        error.
+        fastest products, and over others, as fewer centers may lie within their error. These are
+        of the present way, or the next fastest where its own are the fastest.
         """
         ways = [self._way]
         if self._way.lister is not None or find_spec("numba") is None:
@@ -269,10 +269,10 @@ class CenterScan:
             from mlcd.clustering.compiled_scan import compiled_scans
 
             names = fastest_matmuls(self.centers, import_torch=True)
-            fastest = next(name for name in names if name != DEVICE)
-            scans = [self._way.scan]
-            if fastest != self._way.scan.name:
-                scans.insert(0, CertifiedScan(fastest, self.centers))
+            fastest, *others = (name for name in names if name != DEVICE)
+            present = self._way.scan.name
+            two = [fastest, *(others[:1] if present == fastest else [present])]
+            scans = [self._way.scan if name == present else self._open(name).scan for name in two]
             for scan, each in compiled_scans(scans, rows, scores):
                 each.shortlist(rows[:1], top, 1)  # every loop is compiled, or what is kept is read
                 ways.append(_Way(scan, each))
