@@ -57,7 +57,7 @@ class WholeProducts:
     def load(self, rows_BD: Embeddings) -> BoundedRows:
         loaded = self.matmul.load(rows_BD)
         slack = Slack.of(loaded, self.matmul.rounding, self.norms)
-        return BoundedRows(loaded.data, slack, slack.order, slack.holds())
+        return BoundedRows(loaded.data, slack, slack.order(), slack.holds())
 
 
 class HeadProducts:

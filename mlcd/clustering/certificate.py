@@ -5,6 +5,7 @@ They are derived in `mlcd.clustering.nearest`. Shapes: B rows of a batch, K cent
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -28,13 +29,14 @@ class Norms:
     """The lengths of centers d = c - m, less the shift, and of their rounded values d', in float64.
 
     lengths: |d| of each, [K]. largest: the largest of them. largest_rounded: max |d'|. errors:
-    |d - d'| of each, [K]. shift: |m|. dimension: D.
+    |d - d'| of each, [K]. largest_error: the largest of them. shift: |m|. dimension: D.
     """
 
     lengths: NDArray[np.float64]
     largest: float
     largest_rounded: float
     errors: NDArray[np.float64]
+    largest_error: float
     shift: float
     dimension: int
 
@@ -53,9 +55,18 @@ class Norms:
                 part[1], part[2] = _lengths(rounded), _lengths(exact - rounded)
             else:
                 part[1] = part[0]
-        largest, largest_rounded = of_center[:2].max(axis=1, initial=0.0).tolist()
-        shift = float(np.linalg.norm(shift_D))
-        return cls(of_center[0], largest, largest_rounded, of_center[2], shift, centers.shape[1])
+        return cls.of_each(of_center, float(np.linalg.norm(shift_D)), centers.shape[1])
+
+    @classmethod
+    def of_each(cls, lengths_3K: NDArray[np.float64], shift: float, dimension: int) -> "Norms":
+        """Returns the norms of centers whose |d|, |d'| and |d - d'| these are."""
+        largest, largest_rounded, largest_error = lengths_3K.max(axis=1, initial=0.0).tolist()
+        lengths_K, _, errors_K = lengths_3K
+        return cls(lengths_K, largest, largest_rounded, errors_K, largest_error, shift, dimension)
+
+    def longest(self) -> float:
+        """Returns at least |c| of each center."""
+        return self.largest + self.shift
 
 
 @dataclass(frozen=True)
@@ -63,66 +74,60 @@ class Slack:
     """The bound on the error of a row's products before their output is rounded.
 
     of_row: all of it but |y - y'| |d| + |y'| |d - d'|, [B]. length, error: |y'| and |y - y'|, [B].
-    offset: what scores exceed products by, x.m, [B]. single: the bound on the error of any score in
-    float32, [B]. order: how far apart two orders of summation in float64 may place two scores, [B].
+    row: at least |x|, and at least |y'|, [B]. offset: what scores exceed products by, x.m, [B].
     """
 
     of_row: NDArray[np.float64]
     length: NDArray[np.float64]
     error: NDArray[np.float64]
+    row: NDArray[np.float64]
     offset: NDArray[np.float64]
-    single: NDArray[np.float64]
-    order: NDArray[np.float64]
     norms: Norms
 
     @classmethod
     def of(cls, rows: Loaded, rounding: Rounding, norms: Norms) -> "Slack":
-        # bounds of |x| and |c|
-        row_B, center = rows.lengths + rows.errors + norms.shift, norms.largest + norms.shift
+        # Few steps, each over all rows: between two of them another thread may take Python's lock.
+        row_B = rows.lengths + rows.errors + norms.shift
         single = _growth(norms.dimension, _SINGLE)
         double = _ERRORS_COMPARED * _growth(norms.dimension, _DOUBLE)
         growth = _growth(norms.dimension, rounding.sum_roundoff)
-        of_row_B = growth * norms.largest_rounded * rows.lengths
+        of_row_B = rows.lengths * (growth * norms.largest_rounded)
         # the offset x.m and the terms m.d in float32, and scores in float64
-        of_row_B += single * norms.shift * row_B + 4 * _SINGLE * norms.shift * norms.largest
-        of_row_B += double * row_B * center
-        of_single_B = single_error(row_B, center, norms.dimension)
-        order_B = order_error(row_B, center, norms.dimension)
-        return cls(of_row_B, rows.lengths, rows.errors, rows.offsets, of_single_B, order_B, norms)
+        of_row_B += row_B * (single * norms.shift + double * norms.longest())
+        of_row_B += 4 * _SINGLE * norms.shift * norms.largest
+        return cls(of_row_B, rows.lengths, rows.errors, row_B, rows.offsets, norms)
 
+    def single(self) -> NDArray[np.float64]:
+        """Returns the bound on the error of any score in float32, [B]."""
+        dimension = self.norms.dimension
+        growth = _growth(dimension, _SINGLE) + _ERRORS_COMPARED * _growth(dimension, _DOUBLE)
+        single_B: NDArray[np.float64] = self.row * (growth * self.norms.longest())
+        return single_B
+
+    def order(self) -> NDArray[np.float64]:
+        """Returns how far apart two orders of summation in float64 may place two scores, [B]."""
+        return order_error(self.row, self.norms.longest(), self.norms.dimension)
+
+    @cached_property
     def with_any(self) -> NDArray[np.float64]:
         """Returns the bound for each row and all centers, [B]."""
-        norms = self.norms
-        bound_B: NDArray[np.float64] = self.of_row + self.error * norms.largest
-        bound_B += self.length * norms.errors.max(initial=0.0)
+        bound_B: NDArray[np.float64] = self.of_row + self.error * self.norms.largest
+        bound_B += self.length * self.norms.largest_error
         return bound_B
 
     def holds(self) -> NDArray[np.bool_]:
-        """Tells for each row, [B], whether float32 has room for every sum of its products: without
-        it nothing bounds them.
+        """Tells for each row, [B], whether float32 has room for every sum of its products, those
+        with the shift too: without it nothing bounds them.
         """
         norms = self.norms
-        room = has_room(self.length, norms.largest_rounded)
-        # the products with the shift, too
-        room &= has_room(self.length + self.error + norms.shift, norms.shift)
-        return room & (norms.shift * norms.largest < ROOM) & (self.with_any() < ROOM)
+        room_B = has_room(self.row, max(norms.largest_rounded, norms.shift))
+        return room_B & (self.with_any < ROOM) & (norms.shift * norms.largest < ROOM)
 
     def of_pairs(self, rows: NDArray[np.int64], ids: NDArray[np.integer]) -> NDArray[np.float64]:
         """Returns the bound for each pair of a row and a center."""
         bound: NDArray[np.float64] = self.error[rows] * self.norms.lengths[ids]
         bound += self.length[rows] * self.norms.errors[ids] + self.of_row[rows]
         return bound
-
-
-def single_error(
-    length_B: NDArray[np.float64], longest: float, dimension: int
-) -> NDArray[np.float64]:
-    """Returns the bound on the error of any score in float32, against its float64 score, [B].
-
-    length_B: at least |x| of each row. longest: at least |c| of each center.
-    """
-    error_B: NDArray[np.float64] = length_B * longest
-    return error_B * (_growth(dimension, _SINGLE) + _ERRORS_COMPARED * _growth(dimension, _DOUBLE))
 
 
 def order_error(
@@ -132,7 +137,7 @@ def order_error(
 
     length_B: at least |x| of each row. longest: at least |c| of each center.
     """
-    error_B: NDArray[np.float64] = 4 * _growth(dimension, _DOUBLE) * length_B * longest
+    error_B: NDArray[np.float64] = length_B * (4 * _growth(dimension, _DOUBLE) * longest)
     return error_B
 
 

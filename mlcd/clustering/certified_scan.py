@@ -59,7 +59,7 @@ class _Known:
         """Returns a threshold at or below which no product belongs to a center as near as the last
         of these.
         """
-        return beyond_reach(self.least() - slack.offset, slack.with_any(), rounding.output)
+        return beyond_reach(self.least() - slack.offset, slack.with_any, rounding.output)
 
 
 class CertifiedScan:
@@ -90,7 +90,7 @@ class CertifiedScan:
         known = self._scan(exact, rows.data, slack, candidates, top, seeds)
         ids, scores = self._rescored(exact, candidates, known, slack)
         output = self.matmul.rounding.output
-        left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack.with_any()
+        left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack.with_any
         last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
         # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
         proven_B = (left_out_B < last_B) & (ids[:, -1] >= 0) & slack.holds()
@@ -108,7 +108,7 @@ class CertifiedScan:
         """Collects the centers whose product is within reach of the answer, and returns some of
         the nearest.
         """
-        matmul, rounding, slack_B = self.matmul, self.matmul.rounding, slack.with_any()
+        matmul, rounding, slack_B = self.matmul, self.matmul.rounding, slack.with_any
         if seeds is not None:
             candidates.pass_over(_Known.of(seeds, exact).beyond(slack, rounding))
         reached_B, next_raise, num_centers = None, _RAISED_EVERY, len(self.centers)
@@ -166,6 +166,6 @@ class CertifiedScan:
         rows, ids = rows[able], ids[able]
         if rounding.inputs:  # float32 rules most of them out, for less
             scores = single_scores(exact.z_BD, self.centers, rows, ids)
-            able = scores + slack.single[rows] >= least_B[rows]
+            able = scores + slack.single()[rows] >= least_B[rows]
             rows, ids = rows[able], ids[able]
         return exact.first_of_all(known.ids, known.scores, rows, ids)

@@ -88,7 +88,7 @@ class CompiledScan:
             length=slack.length,
             error=slack.error,
             offset=slack.offset,
-            with_any=slack.with_any(),
+            with_any=slack.with_any,
             center_lengths=products.norms.lengths,
             center_errors=products.norms.errors,
             output=products.matmul.rounding.output,

@@ -91,10 +91,8 @@ class DeviceScan:
             )
         # Copies of the last center fill its group up: they change no maximum of it.
         self._rounded_KD[num:] = self._rounded_KD[num - 1 : num]
-        exact_K, rounded_K, errors_K = lengths_3K.cpu().numpy()
-        largest, largest_rounded = (float(each.max(initial=0.0)) for each in (exact_K, rounded_K))
         shift = float(shift_D.double().norm())
-        self._norms = Norms(exact_K, largest, largest_rounded, errors_K, shift, dimension)
+        self._norms = Norms.of_each(lengths_3K.cpu().numpy(), shift, dimension)
         self._rounding = Rounding(inputs=True, sum_roundoff=_SINGLE, output=0.0)
         self._streams: SimpleQueue[torch.cuda.Stream | None] = SimpleQueue()
         for _ in range(_IN_FLIGHT):
@@ -146,7 +144,7 @@ class DeviceScan:
         # A row without a bound is left to the CPU, and is no danger to the device as zeros.
         holds_B = cast(Tensor, slack.holds())
         rows_BD.masked_fill_(~holds_B[:, None], 0.0)
-        slack_B = cast(Tensor, slack.with_any()).masked_fill(~holds_B, 0.0)
+        slack_B = cast(Tensor, slack.with_any).masked_fill(~holds_B, 0.0)
         groups_BG, tiles_BT = maxima(rows_BD, self._rounded_KD)
         if tiles_BT.shape[1] >= _TILES_EACH * top:
             tiles = _Largest.of(tiles_BT, max(room, top))
@@ -173,7 +171,7 @@ class DeviceScan:
         ids.masked_fill_((ids >= self._num_centers) | (nearest.values <= limit_B1), -1)
         scores = in_float64(exact_BD, self._centers_KD, ids)
         best = _Largest.of(scores, top + room // _SPARED)
-        apart_B1 = cast(Tensor, slack.order)[:, None]
+        apart_B1 = cast(Tensor, slack.order())[:, None]
         least_B1 = best.last(top) - apart_B1
         sure_B &= best.complete(torch.nextafter(least_B1, least_B1 - 1))
         sure_B &= holds_B

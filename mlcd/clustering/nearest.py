@@ -334,6 +334,8 @@ class CenterScan:
                 break
             part_BD = z_BD if len(open_rows) == len(z_BD) else z_BD[open_rows]
             found = found_by(part_BD, seeds)
+            if len(part_BD) == len(z_BD) and found.proven.all():  # the ordinary case
+                return found.ids, found.scores, np.full(len(z_BD), number)
             settled = open_rows[found.proven]
             ids[settled], scores[settled], level[settled] = (
                 found.ids[found.proven],
@@ -385,7 +387,8 @@ class CenterScan:
         (again,) = np.nonzero(found.sure if float64 else found.sure & ~found.clear)
         rows, places = np.nonzero(found.ids[again] >= 0)
         columns = found.ids[again[rows], places]
-        ids[again], scores[again] = ordered(z_BD[again], self.centers, rows, columns, top)
+        if len(again):
+            ids[again], scores[again] = ordered(z_BD[again], self.centers, rows, columns, top)
         return CertifiedAnswers(ids, scores, found.sure)
 
     def _in_float64(

@@ -46,14 +46,14 @@ def test_the_bound_holds_for_every_product(name, case):
     slack = Slack.of(rows, way.matmul.rounding, way.norms)
     of_row, of_center = np.divmod(np.arange(exact.size), len(centers))
     bound = slack.of_pairs(of_row, of_center).reshape(exact.shape)
-    assert (bound <= slack.with_any()[:, None] * (1 + 1e-15)).all()
+    assert (bound <= slack.with_any[:, None] * (1 + 1e-15)).all()
     # What a score exceeds the offset by is what the product is of.
     shifted = exact - slack.offset[:, None]
     output = way.matmul.rounding.output
     assert (shifted <= raised(product, output) + bound).all()
     assert (shifted >= lowered(product, output) - bound).all()
     single = z @ centers.T
-    assert (np.abs(single - exact) <= slack.single[:, None]).all()
+    assert (np.abs(single - exact) <= slack.single()[:, None]).all()
 
 
 @pytest.mark.parametrize("name", ["torch-bf16", "torch-int8"])
@@ -66,7 +66,7 @@ def test_a_common_mean_does_not_widen_the_bound(name):
     for mean in (0 * one, one):
         way = CenterScan((centers + mean).astype(np.float32), matmul=name)._way.scan
         rows = way.matmul.load((z + mean).astype(np.float32))
-        slack = Slack.of(rows, way.matmul.rounding, way.norms).with_any()
+        slack = Slack.of(rows, way.matmul.rounding, way.norms).with_any
         product = way.matmul.multiply(rows.data, 0, 300)
         widths.append((slack + way.matmul.rounding.output * float(abs(product).max())).mean())
     assert widths[1] < {"torch-bf16": 4, "torch-int8": 1.1}[name] * widths[0]
