@@ -44,12 +44,17 @@ def is_first() -> bool:
     return torchrun_variable("RANK", 0) == 0
 
 
-def is_of_gloo(error: RuntimeError) -> bool:
-    """Tells whether the library that processes talk by has lost one of them, or waited too long.
+def is_of_lost_process(error: RuntimeError) -> bool:
+    """Tells whether another process is gone, or did not answer in time.
 
-    Its errors name its files, but for that of a connection which it closed after an earlier wait.
+    torch has a class for what its store or NCCL says of that. gloo's errors name its files, but for
+    that of a connection which it closed after an earlier wait.
     """
-    return "gloo" in str(error) or "pair closure" in str(error)
+    import torch.distributed as dist
+
+    told = str(error)
+    words = ("gloo", "pair closure", "Connection", "NCCL")
+    return isinstance(error, dist.DistError) or any(each in told for each in words)
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,7 @@ def one_voice(world: World) -> Iterator[None]:
         time.sleep(_LAST_WORD_S)
         raise Elsewhere from error
     except RuntimeError as error:
-        if not (is_of_gloo(error) or "Connection" in str(error) or "NCCL" in str(error)):
+        if not is_of_lost_process(error):
             raise
         time.sleep(_LAST_WORD_S)
         if store.add(_FAILURES, 1) == 1:

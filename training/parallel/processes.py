@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, Unavailable
-from mlcd.world import Elsewhere, World, is_of_gloo, open_world, torchrun_variable
+from mlcd.world import Elsewhere, World, is_of_lost_process, open_world, torchrun_variable
 
 _TIMEOUT: Final = timedelta(minutes=5)  # the longest wait of one process for another
 _NO_TIMEOUT: Final = timedelta(days=30)
@@ -106,7 +106,7 @@ class Processes:
         try:
             yield
         except RuntimeError as error:
-            if self.world.size == 1 or not (isinstance(error, dist.DistError) or is_of_gloo(error)):
+            if self.world.size == 1 or not is_of_lost_process(error):
                 raise
             raise self._lost(work[0]) from error
 

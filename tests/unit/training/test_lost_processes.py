@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.distributed import DistStoreError
 
 from mlcd.errors import Unavailable
 from mlcd.world import World
@@ -13,16 +14,18 @@ def one_of_two(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "told",
+    "error",
     [
-        "[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711",
-        "[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for recv",
-        "Application timeout caused pair closure",
+        RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:47"),
+        RuntimeError("[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for it"),
+        RuntimeError("Application timeout caused pair closure"),
+        RuntimeError("NCCL Error 6: remote process exited or there was a network error"),
+        DistStoreError("wait timeout after 15000ms, keys: /rank"),
     ],
 )
-def test_a_process_that_does_not_answer_is_lost(one_of_two, told):
+def test_a_process_that_does_not_answer_is_lost(one_of_two, error):
     with pytest.raises(Unavailable, match="lost at step 2"), one_of_two.watched(["step 2"]):
-        raise RuntimeError(told)
+        raise error
 
 
 def test_another_error_stays_what_it_is(one_of_two):
