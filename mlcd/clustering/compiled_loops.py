@@ -217,7 +217,7 @@ def _is_same(centers: _Singles, one: int, other: int) -> bool:
 def round_rows(rows_BD: _Singles, shift_D: _Singles, levels: int, rounded: EightBitRows) -> None:
     """Does what `mlcd.clustering.eight_bit_rows.round_rows` does."""
     memory_4D = np.zeros((4, rows_BD.shape[1]), np.float32)
-    _round_rows(read_only(rows_BD), shift_D, levels, memory_4D, *rounded)
+    _round_rows(read_only(rows_BD), shift_D, levels, memory_4D, tuple(rounded))
 
 
 @_compiled_once
@@ -226,14 +226,12 @@ def _round_rows(
     shift_D: _Singles,
     levels: int,
     memory_4D: _Singles,
-    unsigned: NDArray[np.uint8],
-    scales: _Singles,
-    squares: _Singles,
-    left_out: _Singles,
+    rounded_fields: tuple[Any, ...],
 ) -> None:
     """Rounds rows as above. memory_4D: zeros, which hold a row, the sizes of its components and
     their maxima.
     """
+    unsigned, scales, squares, left_out, offsets = rounded_fields
     dimension = rows_BD.shape[1]
     num_groups = dimension // _GROUP
     vector, sizes = memory_4D[0], Products(memory_4D[1], np.float32(1), memory_4D[2], num_groups)
@@ -251,6 +249,7 @@ def _round_rows(
         squares[row], left_out[row] = _write_numbers(
             vector, scale, np.float32(levels + 1), unsigned[row]
         )
+        offsets[row] = _inner_product(rows_BD[row], shift_D)
 
 
 @_compiled()
@@ -292,6 +291,14 @@ def _write_numbers(
         rest = vector[component] - number * scale
         left_out += rest * rest
     return squares, left_out
+
+
+@_compiled("reassoc", "contract")
+def _inner_product(vector: _Singles, other: _Singles) -> np.float32:
+    total = np.float32(0)
+    for component in range(len(vector)):
+        total += vector[component] * other[component]
+    return total
 
 
 @_compiled()

@@ -20,17 +20,18 @@ class EightBitRows(NamedTuple):
     """Rows y in whole numbers q, each with a scale s, so that s q is near y.
 
     unsigned: q + levels + 1, uint8 [B, D]. The others are float32 [B]: scales; squares: the sum of
-    q^2; and left_out: that of (y - s q)^2.
+    q^2; left_out: that of (y - s q)^2; and offsets: x.m for a row x = y + m, less the shift m.
     """
 
     unsigned: NDArray[np.uint8]
     scales: NDArray[np.float32]
     squares: NDArray[np.float32]
     left_out: NDArray[np.float32]
+    offsets: NDArray[np.float32]
 
     @classmethod
     def unwritten(cls, num_rows: int, dimension: int) -> "EightBitRows":
-        return cls(np.empty((num_rows, dimension), np.uint8), *np.empty((3, num_rows), np.float32))
+        return cls(np.empty((num_rows, dimension), np.uint8), *np.empty((4, num_rows), np.float32))
 
 
 def round_rows(
@@ -47,6 +48,7 @@ def round_rows(
         rounded.squares[part] = inner_products(numbers, numbers)
         rows -= numbers * scales[:, None]
         rounded.left_out[part] = inner_products(rows, rows)
+        rounded.offsets[part] = rows_BD[part] @ shift_D
 
 
 def quantized(rows_BD: Embeddings, levels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

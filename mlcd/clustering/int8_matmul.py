@@ -35,7 +35,7 @@ from mlcd.clustering.matmul import (
     lengths_of,
     reached_by,
 )
-from mlcd.clustering.shift import mean_of, offsets, shifted
+from mlcd.clustering.shift import mean_of, shifted
 from mlcd.cores import cpu_features
 from mlcd.types import Embeddings
 
@@ -83,7 +83,7 @@ class Int8Matmul:
         if not self._holds:
             lengths = np.full(len(rows_BD), _BEYOND)
         data = torch.from_numpy(rounded.unsigned), torch.from_numpy(rounded.scales)[:, None]
-        return Loaded(data, lengths, errors, offsets(rows_BD, self.shift))
+        return Loaded(data, lengths, errors, rounded.offsets.astype(np.float64))
 
     def compiled(self) -> "Int8Matmul":
         from mlcd.clustering import compiled_loops

@@ -27,6 +27,9 @@ def test_rows_are_rounded_as_numpy_rounds_them(shape, levels):
     rest = (rows - shift).astype(np.float64) - numbers * by_loops.scales[:, None].astype(np.float64)
     assert by_loops.left_out == pytest.approx((rest**2).sum(axis=1), rel=1e-4, abs=1e-12)
     assert by_loops.squares == pytest.approx((numbers**2).sum(axis=1), rel=1e-5)
+    offsets = rows.astype(np.float64) @ shift.astype(np.float64)
+    assert by_loops.offsets == pytest.approx(offsets, rel=1e-4, abs=1e-5)
+    assert by_numpy.offsets == pytest.approx(offsets, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("num", [1, 8, 39, 40])
