@@ -97,6 +97,11 @@ class CompiledScan:
         )
 
 
+def compiled_scan(scan: CertifiedScan) -> CompiledScan:
+    """Returns a compiled scan of the products of whole vectors."""
+    return CompiledScan(WholeProducts(scan))
+
+
 def compiled_scans(
     scans: Sequence[CertifiedScan], rows_BD: Embeddings, scores_BL: NDArray[np.float64]
 ) -> Iterator[tuple[CertifiedScan, CompiledScan]]:
@@ -106,7 +111,7 @@ def compiled_scans(
     scores_BL: the scores of each row's answer.
     """
     for each in scans:
-        yield each, CompiledScan(WholeProducts(each))
+        yield each, compiled_scan(each)
     scan, centers = scans[0], scans[0].centers
     if centers.shape[1] >= _HEADS_LEAST and float(lengths(centers).max(initial=0.0)) <= _LONGEST:
         basis = Basis(centers)

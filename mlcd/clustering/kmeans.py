@@ -9,7 +9,7 @@ the rows, the seed and the number of clusters, and not on batch size, threads or
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -17,10 +17,10 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.arithmetics import ROUNDED_MATMULS, MatmulName, fastest_matmuls
+from mlcd.clustering.arithmetics import DEVICE, ROUNDED_MATMULS, MatmulName, fastest_matmuls
 from mlcd.clustering.exact_scores import exact_scores
 from mlcd.clustering.heads import Basis
-from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.nearest import WORTH_COMPILING, CenterScan
 from mlcd.clustering.nearest_center import NearestCenter
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers
@@ -41,9 +41,11 @@ _BASIS_COST: Final = 16  # products of as many vectors for each pair of componen
 _MANY_CENTERS: Final = 4096  # fewer do not repay a timing of the arithmetics
 _TIMED_PASSES: Final = 2  # one without known centers, one with them
 _TIMED_ROWS: Final = 2048
+_ONE: Final = "nearest_center"  # the name of the way that is always there
 _ALONE: Final = World()
 
 _NearestTo = Callable[[Embeddings, NDArray[np.int32] | None], NDArray[np.int32]]
+_ScanOf = Callable[[Embeddings], CenterScan | None]
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def kmeans(
     state = (
         start if isinstance(start, State) else State(_first(unit, num_clusters, seed, start, world))
     )
-    members = members or _OwnMembers(unit, num_clusters, world)
+    members = members or _OwnMembers(unit, num_clusters, world, iterations + 1)
     while True:
         check_equal(world, state.centers, state.iteration)
         on_start(state)
@@ -167,11 +169,11 @@ def kmeans(
 class _OwnMembers:
     """The `MemberSums` of the rows of this process: the sums are updated row by row."""
 
-    def __init__(self, rows: Rows, num_clusters: int, world: World) -> None:
+    def __init__(self, rows: Rows, num_clusters: int, world: World, num_passes: int) -> None:
         self._rows, self._world = rows, world
         self._start, self._stop = world.own_rows(rows.num_rows)
         self._sums = ClusterSums.zeros(num_clusters, rows.dimension)
-        self._nearest = _Nearest(self._stop - self._start)
+        self._nearest = _Nearest(self._stop - self._start, num_passes)
         self._kept: list[tuple[int, Embeddings]] = []
         self.assignment = np.full(self._stop - self._start, -1, dtype=np.int32)
 
@@ -265,9 +267,10 @@ class _Nearest:
     the same answer.
     """
 
-    def __init__(self, num_rows: int) -> None:
-        self._num_rows = num_rows
-        self._matmul: MatmulName | None = None
+    def __init__(self, num_rows: int, num_passes: int = 1) -> None:
+        """num_passes: those over the rows for which it is made, at most."""
+        self._num_rows, self._num_planned = num_rows, num_passes
+        self._scans: dict[str, _ScanOf] | None = None
         self._basis: Basis | None = None
         self._last: _Fastest | None = None
         self._num_passes = 0
@@ -276,24 +279,43 @@ class _Nearest:
         """Returns a function of rows [N, D] and the last ids of their centers ([N] or None) to ids
         int32 [N].
         """
-        if self._matmul is None:
-            self._matmul = fastest_matmuls(centers)[0] if len(centers) >= _MANY_CENTERS else "numpy"
+        if self._scans is None:
+            self._scans = self._scans_at_hand(centers)
         if self._basis is None and self._repays_a_basis(*centers.shape):
             self._basis = Basis(centers)
         settled = self._last if self._num_passes >= _TIMED_PASSES else None
         self._last = None  # which would keep its centers on a GPU
         one = NearestCenter(centers, self._basis, settled.one.one_in if settled else None)
-        ways: list[_NearestTo] = [one.nearest]
-        # In bfloat16 or on a GPU the general scan multiplies faster; in float32 the special one
-        # does less other work.
-        if self._matmul in ROUNDED_MATMULS:
-            try:
-                ways.append(partial(_by_scan, CenterScan(centers, matmul=self._matmul)))
-            except Unavailable:  # a GPU that has no room
-                self._matmul = "numpy"
+        ways: dict[str, _NearestTo] = {_ONE: one.nearest}
+        for name, scan_of in list(self._scans.items()):
+            if settled is not None and settled.chosen != name:
+                continue
+            scan = scan_of(centers)
+            if scan is None:
+                del self._scans[name]
+            else:
+                ways[name] = partial(_by_scan, scan)
         self._last = _Fastest(one, ways, settled.chosen if settled else None)
         self._num_passes += 1
         return self._last
+
+    def _scans_at_hand(self, centers: Embeddings) -> "dict[str, _ScanOf]":
+        """Returns scans for any l centers that may be faster: in bfloat16, eight bits or on a GPU
+        they multiply faster, and compiled loops do less other work. In float32 `NearestCenter`
+        does.
+        """
+        work = self._num_rows * self._num_planned * centers.size
+        worth_compiling = work >= WORTH_COMPILING
+        if len(centers) < _MANY_CENTERS and not worth_compiling:
+            return {}
+        fastest, *others = fastest_matmuls(centers, import_torch=worth_compiling or None)
+        scans: dict[str, _ScanOf] = {}
+        if fastest in ROUNDED_MATMULS:
+            scans[fastest] = partial(_plain_scan, matmul=fastest)
+        if worth_compiling and fastest != DEVICE:
+            for each in (fastest, *others[:1]):
+                scans[f"{each}, compiled"] = partial(CenterScan.compiled, matmul=each)
+        return scans
 
     def _repays_a_basis(self, num_centers: int, dimension: int) -> bool:
         """Tells whether one pass takes longer than to find the directions that hold most."""
@@ -304,15 +326,17 @@ class _Nearest:
 class _Fastest:
     """Several ways to the same answer, timed on the first rows unless one is already chosen."""
 
-    def __init__(self, one: NearestCenter, ways: Sequence[_NearestTo], chosen: int | None) -> None:
+    def __init__(
+        self, one: NearestCenter, ways: Mapping[str, _NearestTo], chosen: str | None
+    ) -> None:
         self.one, self._ways = one, ways
-        self.chosen = 0 if len(ways) == 1 else chosen
+        self.chosen = _ONE if len(ways) == 1 else chosen
 
     def __call__(self, rows: Embeddings, previous: NDArray[np.int32] | None) -> NDArray[np.int32]:
         if self.chosen is None and len(rows) >= 2 * _TIMED_ROWS:
-            seconds = [self._seconds(way, rows, previous) for way in self._ways]
-            self.chosen = seconds.index(min(seconds))
-        return self._ways[self.chosen or 0](rows, previous)
+            seconds = {name: self._seconds(way, rows, previous) for name, way in self._ways.items()}
+            self.chosen = min(seconds, key=seconds.__getitem__)
+        return self._ways[self.chosen or _ONE](rows, previous)
 
     @staticmethod
     def _seconds(way: _NearestTo, rows: Embeddings, previous: NDArray[np.int32] | None) -> float:
@@ -321,6 +345,13 @@ class _Fastest:
         began = time.perf_counter()
         way(rows[timed], None if previous is None else previous[timed])
         return time.perf_counter() - began
+
+
+def _plain_scan(centers: Embeddings, matmul: MatmulName) -> CenterScan | None:
+    try:
+        return CenterScan(centers, matmul=matmul)
+    except Unavailable:  # a GPU that has no room
+        return None
 
 
 def _by_scan(

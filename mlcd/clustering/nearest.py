@@ -76,10 +76,11 @@ _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the 
 _WORTH_A_TIMING: Final = 2_500_000_000  # multiplications: 25 ms of two cores
 # Multiplications: 12 s of two cores with AVX2. To load compiled loops and to time them takes 1 to
 # 2 s, and to compile them 6 to 11 more, once on a machine.
-_WORTH_COMPILING: Final = 1_000_000_000_000
+WORTH_COMPILING: Final = 1_000_000_000_000
 _HEADS_EACH: Final = 2  # rows at least for each component: to make heads costs as much as that
 _BASIS_EACH: Final = 20  # multiplications to find a basis, of the dimension's cube
 _TIMED_WAYS: Final = 2  # of fastest products, timed with all that the answer takes
+_LOOPS_FAIL: Final = "the scan goes on without compiled loops, which fail: %r"
 _NUM_LEVELS: Final = 4  # those of ScanCounts: proven, wider, float32, float64
 
 
@@ -131,6 +132,23 @@ class CenterScan:
         self._way = _Way(self._exact) if matmul == "auto" else self._open(matmul)
         self._choice: _Choice | None = "arithmetic" if matmul == "auto" else None
         self._work, self._choosing = 0, threading.Lock()
+
+    @classmethod
+    def compiled(cls, centers: Embeddings, matmul: MatmulName) -> "CenterScan | None":
+        """Returns a scan in compiled loops over this arithmetic of the CPU; None where numba is
+        missing, or fails, which a warning says.
+        """
+        if find_spec("numba") is None:
+            return None
+        made = cls(centers, matmul=matmul)
+        try:
+            from mlcd.clustering.compiled_scan import compiled_scan
+
+            made._way = made._warm(made._way.scan, compiled_scan(made._way.scan), 1)
+        except Exception as error:  # noqa: BLE001 - there are other ways
+            _log.warning(_LOOPS_FAIL, error)
+            return None
+        return made
 
     @property
     def products(self) -> str:
@@ -254,7 +272,7 @@ class CenterScan:
             return _WORTH_A_TIMING
         dimension: int = self.centers.shape[1]
         to_make = _HEADS_EACH * dimension * self.centers.size + _BASIS_EACH * dimension**3
-        return max(_WORTH_COMPILING, to_make)
+        return max(WORTH_COMPILING, to_make)
 
     def _with_loops(self, rows: Embeddings, top: int) -> "list[_Way]":
         """Returns the present way, and those of compiled loops where there are any: over the
@@ -274,12 +292,16 @@ class CenterScan:
             two = [fastest, *(others[:1] if present == fastest else [present])]
             scans = [self._way.scan if name == present else self._open(name).scan for name in two]
             for scan, each in compiled_scans(scans, rows, scores):
-                each.shortlist(rows[:1], top, 1)  # every loop is compiled, or what is kept is read
-                ways.append(_Way(scan, each))
+                ways.append(self._warm(scan, each, top))
         except Exception as error:  # noqa: BLE001 - the present way needs none of this
             # numba may be too old for this numpy, find no room for what it makes, or damaged files
-            _log.warning("the scan goes on without compiled loops, which fail: %r", error)
+            _log.warning(_LOOPS_FAIL, error)
         return ways
+
+    def _warm(self, scan: CertifiedScan, loops: Shortlister, top: int) -> "_Way":
+        """Has every loop compiled, or what is kept of it read."""
+        loops.shortlist(self.centers[:1], top, 1)
+        return _Way(scan, loops)
 
     def _fastest(
         self,

@@ -51,7 +51,7 @@ def in_blocks_of(num, patched):
 @pytest.fixture
 def soon(monkeypatch):
     """Lets a scan choose its way at once."""
-    for name in ("_WORTH_A_TIMING", "_WORTH_COMPILING", "_HEADS_EACH", "_BASIS_EACH"):
+    for name in ("_WORTH_A_TIMING", "WORTH_COMPILING", "_HEADS_EACH", "_BASIS_EACH"):
         monkeypatch.setattr(nearest, name, 0)
 
 

@@ -102,7 +102,7 @@ def scans(monkeypatch):
 
     monkeypatch.setattr(kmeans_module, "_by_scan", counted)
     monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
-    monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda centers: [ON_GPU])
+    monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda *_, **__: [ON_GPU])
     # the scan is found to be the faster way
     seconds = staticmethod(lambda way, *rows: float(not isinstance(way, partial)))
     monkeypatch.setattr(kmeans_module._Fastest, "_seconds", seconds)
