@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Final, Protocol
 
 import numpy as np
@@ -305,17 +306,14 @@ class _Nearest:
         does.
         """
         work = self._num_rows * self._num_planned * centers.size
-        worth_compiling = work >= WORTH_COMPILING
-        if len(centers) < _MANY_CENTERS and not worth_compiling:
+        with_loops = work >= WORTH_COMPILING and find_spec("numba") is not None
+        if len(centers) < _MANY_CENTERS and not with_loops:
             return {}
-        fastest, *others = fastest_matmuls(centers, import_torch=worth_compiling or None)
-        scans: dict[str, _ScanOf] = {}
-        if fastest in ROUNDED_MATMULS:
-            scans[fastest] = partial(_plain_scan, matmul=fastest)
-        if worth_compiling and fastest != DEVICE:
-            for each in (fastest, *others[:1]):
-                scans[f"{each}, compiled"] = partial(CenterScan.compiled, matmul=each)
-        return scans
+        fastest, *others = fastest_matmuls(centers, import_torch=with_loops or None)
+        if with_loops and fastest != DEVICE:
+            names = (fastest, *others[:1])
+            return {name: partial(CenterScan.compiled, matmul=name) for name in names}
+        return {fastest: partial(_plain_scan, matmul=fastest)} if fastest in ROUNDED_MATMULS else {}
 
     def _repays_a_basis(self, num_centers: int, dimension: int) -> bool:
         """Tells whether one pass takes longer than to find the directions that hold most."""

@@ -135,11 +135,9 @@ class CenterScan:
 
     @classmethod
     def compiled(cls, centers: Embeddings, matmul: MatmulName) -> "CenterScan | None":
-        """Returns a scan in compiled loops over this arithmetic of the CPU; None where numba is
-        missing, or fails, which a warning says.
+        """Returns a scan in compiled loops over this arithmetic of the CPU; None where numba fails,
+        which a warning says.
         """
-        if find_spec("numba") is None:
-            return None
         made = cls(centers, matmul=matmul)
         try:
             from mlcd.clustering.compiled_scan import compiled_scan

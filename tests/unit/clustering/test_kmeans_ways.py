@@ -4,6 +4,7 @@ import pytest
 from mlcd.clustering import compiled_scan
 from mlcd.clustering import kmeans as kmeans_module
 from mlcd.clustering.kmeans import kmeans
+from mlcd.clustering.nearest import CenterScan
 from mlcd.types import unit_rows
 
 pytestmark = pytest.mark.plain_cpu
@@ -36,8 +37,7 @@ def tried(monkeypatch):
 def test_compiled_loops_find_the_same_clusters(tried):
     rows = drawn_rows()
     found = kmeans([rows], 100, iterations=4, tolerance=0.0)
-    ways = ["nearest_center", "torch-int8", "torch-int8, compiled", "numpy, compiled"]
-    alone = ["nearest_center", "numpy, compiled"]
+    ways, alone = ["nearest_center", "torch-int8", "numpy"], ["nearest_center", "numpy"]
     assert tried == [ways, ways, alone, alone, alone]
     with pytest.MonkeyPatch.context() as without:
         without.setattr(kmeans_module, "WORTH_COMPILING", np.inf)
@@ -54,11 +54,20 @@ def test_loops_that_fail_are_not_asked_again(tried, monkeypatch, caplog):
 
     monkeypatch.setattr(compiled_scan, "compiled_scan", failing)
     kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
-    assert tried == [["nearest_center", "torch-int8"]] * 4
+    assert tried == [["nearest_center"]] * 4
     assert caplog.text.count("numba needs another numpy") == 2
 
 
+def test_a_scan_is_plain_without_numba(tried, monkeypatch):
+    monkeypatch.setattr(kmeans_module, "find_spec", lambda _: None)
+    monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
+    monkeypatch.setattr(CenterScan, "compiled", None)
+    kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
+    assert tried == [["nearest_center", "torch-int8"]] * 4
+
+
 def test_the_loops_are_not_loaded_for_little_work(tried, monkeypatch):
+    monkeypatch.setattr(CenterScan, "compiled", None)
     monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 6000 * 100 * 48 * 5 + 1)
     monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
     kmeans([drawn_rows()], 100, iterations=4, tolerance=0.0)
