@@ -1,30 +1,35 @@
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from service.inference.engine.worker import _measured
+from service.inference.engine import worker
 
 
-def timed_encoder(seconds_each):
-    sizes = []
+@pytest.fixture
+def trial(monkeypatch):
+    """Measures an encoder by a clock that it alone moves; the sizes of its batches, and times."""
 
-    def encode(items):
-        sizes.append(len(items))
-        time.sleep(seconds_each * len(items))
+    def measured(seconds_each):
+        now, sizes = [0.0], []
+        monkeypatch.setattr(worker, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
-    return encode, sizes
+        def encode(items):
+            sizes.append(len(items))
+            now[0] += seconds_each * len(items)
+
+        return sizes, worker._measured(encode, np.zeros((32, 1)))
+
+    return measured
 
 
-def test_a_large_batch_that_takes_long_is_tried_in_part_and_its_time_follows():
-    encode, sizes = timed_encoder(0.1)
-    times = _measured(encode, np.zeros((32, 1)))
-    assert 1 <= max(sizes) <= 5
-    assert times["longest_s"] == pytest.approx(3.2, rel=0.5)
+def test_a_large_batch_that_takes_long_is_tried_in_part_and_its_time_follows(trial):
+    sizes, times = trial(0.1)
+    assert sizes == [1, 5]
+    assert times == {"shortest_s": pytest.approx(0.1), "longest_s": pytest.approx(3.2)}
 
 
-def test_a_batch_that_takes_little_is_run_whole():
-    encode, sizes = timed_encoder(0.0001)
-    times = _measured(encode, np.zeros((32, 1)))
-    assert max(sizes) == 32
-    assert times["longest_s"] > times["shortest_s"]
+def test_a_batch_that_takes_little_is_run_whole(trial):
+    sizes, times = trial(0.0001)
+    assert sizes == [1, 32]
+    assert times == {"shortest_s": pytest.approx(0.0001), "longest_s": pytest.approx(0.0032)}
