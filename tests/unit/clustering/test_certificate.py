@@ -74,7 +74,7 @@ def test_a_common_mean_does_not_widen_the_bound(name):
 
 @pytest.mark.parametrize(("component", "has_room"), [(2.0**60, True), (2.0**62, False)])
 def test_nothing_is_bounded_where_the_product_with_the_shift_has_no_room(component, has_room):
-    """Of equal centers only the mean is long."""
+    """Equal centers are all at their mean, so that only the mean is long."""
     way = CenterScan(np.full((4, 16), component, np.float32), matmul="torch-bf16")._way.scan
     rows = way.matmul.load(np.ones((2, 16), dtype=np.float32))
     slack = Slack.of(rows, way.matmul.rounding, way.norms)
