@@ -97,7 +97,7 @@ class CompiledScan:
         )
 
 
-def compiled_scan(scan: CertifiedScan) -> CompiledScan:
+def of_whole_vectors(scan: CertifiedScan) -> CompiledScan:
     """Returns a compiled scan of the products of whole vectors."""
     return CompiledScan(WholeProducts(scan))
 
@@ -111,7 +111,7 @@ def compiled_scans(
     scores_BL: the scores of each row's answer.
     """
     for each in scans:
-        yield each, compiled_scan(each)
+        yield each, of_whole_vectors(each)
     scan, centers = scans[0], scans[0].centers
     if centers.shape[1] >= _HEADS_LEAST and float(lengths(centers).max(initial=0.0)) <= _LONGEST:
         basis = Basis(centers)

@@ -269,8 +269,8 @@ class _Nearest:
     """
 
     def __init__(self, num_rows: int, num_passes: int = 1) -> None:
-        """num_passes: those over the rows for which it is made, at most."""
-        self._num_rows, self._num_planned = num_rows, num_passes
+        """num_passes: how many passes over the rows are asked for, at most."""
+        self._num_rows, self._most_passes = num_rows, num_passes
         self._scans: dict[str, _ScanOf] | None = None
         self._basis: Basis | None = None
         self._last: _Fastest | None = None
@@ -301,11 +301,11 @@ class _Nearest:
         return self._last
 
     def _scans_at_hand(self, centers: Embeddings) -> "dict[str, _ScanOf]":
-        """Returns scans for any l centers that may be faster: in bfloat16, eight bits or on a GPU
-        they multiply faster, and compiled loops do less other work. In float32 `NearestCenter`
-        does.
+        """Returns the scans that may be faster here than `NearestCenter`, by name: those that
+        multiply in bfloat16, in eight bits or on a GPU, and compiled ones, which do less beside the
+        products. In float32 a scan that is not compiled does more.
         """
-        work = self._num_rows * self._num_planned * centers.size
+        work = self._num_rows * self._most_passes * centers.size
         with_loops = work >= WORTH_COMPILING and find_spec("numba") is not None
         if len(centers) < _MANY_CENTERS and not with_loops:
             return {}

@@ -140,10 +140,10 @@ class CenterScan:
         """
         made = cls(centers, matmul=matmul)
         try:
-            from mlcd.clustering.compiled_scan import compiled_scan
+            from mlcd.clustering.compiled_scan import of_whole_vectors
 
-            made._way = made._warm(made._way.scan, compiled_scan(made._way.scan), 1)
-        except Exception as error:  # noqa: BLE001 - there are other ways
+            made._way = made._warm(made._way.scan, of_whole_vectors(made._way.scan), 1)
+        except Exception as error:  # noqa: BLE001 - as in `_with_loops`
             _log.warning(_LOOPS_FAIL, error)
             return None
         return made
@@ -297,7 +297,7 @@ class CenterScan:
         return ways
 
     def _warm(self, scan: CertifiedScan, loops: Shortlister, top: int) -> "_Way":
-        """Has every loop compiled, or what is kept of it read."""
+        """Returns the way by these loops, once each is compiled, or read where it is kept."""
         loops.shortlist(self.centers[:1], top, 1)
         return _Way(scan, loops)
 
