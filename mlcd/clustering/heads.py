@@ -12,7 +12,7 @@ With the tails r_x, r_c that Q leaves out, by Cauchy-Schwarz,
     x.c = (Q'x).(Q'c) + r_x.r_c <= y.w + |r_x| |r_c| + (2 h + h^2) |x| |c|,
     |r|^2 = |x|^2 - |Q'x|^2 <= |x|^2 - |y|^2 + 2 h (1 + h) |x|^2.
 
-Shapes: N rows, K centers, D dimension, H components of a head.
+Shapes: N rows, B rows of a part, K centers, D dimension, H components of a head.
 """
 
 from typing import Final
@@ -24,6 +24,7 @@ from mlcd.clustering.matmul import inner_products
 from mlcd.types import Embeddings
 
 _SAMPLE_CENTERS: Final = 8192
+_ROWS_AT_ONCE: Final = 4096
 _ROUNDOFF: Final = 2.0**-24
 _TINY: Final = 2.0**-120  # squares of float32 below this lose digits
 
@@ -62,14 +63,18 @@ class Heads:
         exceed.
         """
         heads = np.empty((len(rows_ND), self.basis.shape[1] + 1), dtype=np.float32)
-        heads[:, :-1] = rows_ND @ self.basis
-        # row by row: a strided array would have another sum
-        of_head = np.ascontiguousarray(heads[:, :-1])
-        with np.errstate(over="ignore", invalid="ignore"):  # rows that float32 cannot square
-            whole_N = inner_products(rows_ND, rows_ND).astype(np.float64) / (1 - self._growth)
-            squares_N = whole_N * (1 + self._tail_slack) - inner_products(of_head, of_head) + _TINY
-            heads[:, -1] = _raised(np.sqrt(np.maximum(squares_N, 0)))
+        for start in range(0, len(rows_ND), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            of_head = rows_ND[part] @ self.basis
+            heads[part, :-1] = of_head
+            heads[part, -1] = self._tails(rows_ND[part], of_head)
         return heads
+
+    def _tails(self, rows_BD: Embeddings, heads_BH: Embeddings) -> NDArray[np.float32]:
+        with np.errstate(over="ignore", invalid="ignore"):  # rows that float32 cannot square
+            whole_B = inner_products(rows_BD, rows_BD).astype(np.float64) / (1 - self._growth)
+            squares_B = whole_B * (1 + self._tail_slack) - inner_products(heads_BH, heads_BH)
+            return _raised(np.sqrt(np.maximum(squares_B + _TINY, 0)))
 
 
 def _raised(values: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -22,7 +22,7 @@ MAX_ROWS: Final = 2**29
 _TOGETHER: Final = 1 << 17  # components converted at once: small enough for the cache
 _WORTH_THREADS: Final = 1 << 20  # components: 3 ms of a core; two threads begin in half of one
 _LEAST_COLUMNS: Final = 32  # of a thread: narrower ones share lines of the cache
-_CENTERS_AT_ONCE: Final = 8192
+_CONVERTED: Final = 1 << 20  # components of sums at once in float64, of which there are four copies
 _ROWS_OF_A_MEAN: Final = 2**28
 
 
@@ -107,7 +107,7 @@ class ClusterSums:
 
     def _products(self, centers: Embeddings) -> NDArray[np.float64]:
         products = np.zeros(len(centers))
-        for part in _parts(len(centers)):
+        for part in _parts(*centers.shape):
             sums = self.sums[part].astype(np.float64)
             products[part] = np.einsum("kd,kd->k", sums, centers[part].astype(np.float64)) / SCALE
         return products
@@ -119,7 +119,7 @@ class ClusterSums:
         """
         means = np.zeros(self.sums.shape, dtype=np.float32)
         lengths = np.zeros(len(self.sizes))
-        for part in _parts(len(self.sizes)):
+        for part in _parts(*self.sums.shape):
             sums = self.sums[part].astype(np.float64) / SCALE
             norms = np.linalg.norm(sums, axis=1)
             # The sum of opposite rows is only their rounding.
@@ -144,6 +144,7 @@ def mean_of(rows: Rows, world: World) -> NDArray[np.float32]:
     return mean
 
 
-def _parts(num_centers: int) -> Iterator[slice]:
-    for start in range(0, num_centers, _CENTERS_AT_ONCE):
-        yield slice(start, min(start + _CENTERS_AT_ONCE, num_centers))
+def _parts(num_centers: int, dimension: int) -> Iterator[slice]:
+    together = max(1, _CONVERTED // max(1, dimension))
+    for start in range(0, num_centers, together):
+        yield slice(start, min(start + together, num_centers))

@@ -92,6 +92,7 @@ def _clustering(work: PlannedWork, rates: Rates) -> Stage:
         iterations=work.updates,
         processes=work.machines,
         flops_per_s=rates.products_per_s,
+        threads=1,  # the cores of a machine are not told
     )
     read = float(plan.rows_bytes * plan.passes)
     seconds, formula = _slower(
