@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _TIMEOUT: Final = timedelta(minutes=30)  # the longest time that one process waits for another
 # seconds; a failure ends all connections, and a process that notices waits so long for the reason
 _LAST_WORD_S: Final = 2.0
+_OF_TALK: Final = ("Connection", "NCCL")  # in errors of processes that talk
 _FAILURES: Final = "mlcd/failures"
 _Integers = TypeVar("_Integers", np.int64, np.int32)
 
@@ -47,14 +48,13 @@ def is_first() -> bool:
 def is_of_lost_process(error: RuntimeError) -> bool:
     """Tells whether another process is gone, or did not answer in time.
 
-    torch has a class for what its store or NCCL says of that. gloo's errors name its files, but for
-    that of a connection which it closed after an earlier wait.
+    torch has a class for what its store or NCCL says. gloo's errors name its files, but for that of
+    a connection which it closed after an earlier wait.
     """
     import torch.distributed as dist
 
-    told = str(error)
-    words = ("gloo", "pair closure", "Connection", "NCCL")
-    return isinstance(error, dist.DistError) or any(each in told for each in words)
+    of_gloo = any(each in str(error) for each in ("gloo", "pair closure"))
+    return of_gloo or isinstance(error, dist.DistError)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,8 @@ def one_voice(world: World) -> Iterator[None]:
         time.sleep(_LAST_WORD_S)
         raise Elsewhere from error
     except RuntimeError as error:
-        if not is_of_lost_process(error):
+        # Little but the talk of processes raises a RuntimeError here, of a class or not.
+        if not is_of_lost_process(error) and not any(each in str(error) for each in _OF_TALK):
             raise
         time.sleep(_LAST_WORD_S)
         if store.add(_FAILURES, 1) == 1:

@@ -147,7 +147,8 @@ def kmeans(
     state = (
         start if isinstance(start, State) else State(_first(unit, num_clusters, seed, start, world))
     )
-    members = members or _OwnMembers(unit, num_clusters, world, iterations + 1)
+    left = iterations - state.iteration + 1
+    members = members or _OwnMembers(unit, num_clusters, world, left)
     while True:
         check_equal(world, state.centers, state.iteration)
         on_start(state)
@@ -269,7 +270,9 @@ class _Nearest:
     """
 
     def __init__(self, num_rows: int, num_passes: int = 1) -> None:
-        """num_passes: how many passes over the rows are asked for, at most."""
+        """num_passes: how many passes over the rows are asked for, at most; a single one does not
+        repay compiled loops.
+        """
         self._num_rows, self._most_passes = num_rows, num_passes
         self._scans: dict[str, _ScanOf] | None = None
         self._basis: Basis | None = None
@@ -286,7 +289,9 @@ class _Nearest:
             self._basis = Basis(centers)
         settled = self._last if self._num_passes >= _TIMED_PASSES else None
         self._last = None  # which would keep its centers on a GPU
-        one = NearestCenter(centers, self._basis, settled.one.one_in if settled else None)
+        by_scan = settled is not None and settled.chosen not in (None, _ONE)
+        basis = None if by_scan else self._basis
+        one = NearestCenter(centers, basis, settled.one.one_in if settled else None)
         ways: dict[str, _NearestTo] = {_ONE: one.nearest}
         for name, scan_of in list(self._scans.items()):
             if settled is not None and settled.chosen != name:
@@ -306,11 +311,11 @@ class _Nearest:
         products. In float32 a scan that is not compiled does more.
         """
         work = self._num_rows * self._most_passes * centers.size
-        with_loops = work >= WORTH_COMPILING and find_spec("numba") is not None
-        if len(centers) < _MANY_CENTERS and not with_loops:
+        is_long = self._most_passes > 1 and work >= WORTH_COMPILING
+        if len(centers) < _MANY_CENTERS and not is_long:
             return {}
-        fastest, *others = fastest_matmuls(centers, import_torch=with_loops or None)
-        if with_loops and fastest != DEVICE:
+        fastest, *others = fastest_matmuls(centers, import_torch=is_long or None)
+        if is_long and fastest != DEVICE and _loops_work(fastest, centers):
             names = (fastest, *others[:1])
             return {name: partial(CenterScan.compiled, matmul=name) for name in names}
         return {fastest: partial(_plain_scan, matmul=fastest)} if fastest in ROUNDED_MATMULS else {}
@@ -343,6 +348,12 @@ class _Fastest:
         began = time.perf_counter()
         way(rows[timed], None if previous is None else previous[timed])
         return time.perf_counter() - began
+
+
+def _loops_work(matmul: MatmulName, centers: Embeddings) -> bool:
+    if find_spec("numba") is None:
+        return False
+    return CenterScan.compiled(centers[:1], matmul=matmul) is not None
 
 
 def _plain_scan(centers: Embeddings, matmul: MatmulName) -> CenterScan | None:

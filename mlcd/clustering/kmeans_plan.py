@@ -16,9 +16,9 @@ _TILE_ROWS: Final = 1024
 _TILE_CENTERS: Final = 8192
 _RUNS: Final = 3
 CENTER_BYTES: Final = 4  # the number of a row's center
-# For each component of the centers: these in float32, and the next ones, 8; in eight bits and in
-# bfloat16, while the first passes time both, 3; their heads, where no more than two are held, 3.
-_COMPONENT_BYTES: Final = 8 + 3 + 3
+# For each component of the centers: these in float32, and the next ones, 8; in two arithmetics,
+# while the first passes time both, 6; two of their heads, as no more are held, 3.
+_COMPONENT_BYTES: Final = 8 + 6 + 3
 # Measured: Python with numpy, torch and numba, and what a thread takes for products and in BLAS.
 _LIBRARY_BYTES: Final = 320 * 2**20
 _THREAD_BYTES: Final = 64 * 2**20
@@ -31,8 +31,8 @@ _MEASURED_BYTES: Final = 56
 class Plan:
     """The cost of a clustering.
 
-    memory_bytes: of each process, with Python and its libraries. flops: of all passes. seconds: at
-    the measured rate.
+    memory_bytes: of each process. library_bytes: of which Python and its libraries. flops: of all
+    passes. seconds: at the measured rate.
     """
 
     num_rows: int
@@ -41,6 +41,7 @@ class Plan:
     passes: int
     processes: int
     memory_bytes: int
+    library_bytes: int
     flops: float
     flops_per_s: float
 
@@ -79,20 +80,18 @@ def plan(
     iterations: int,
     processes: int = 1,
     flops_per_s: float | None = None,
-    threads: int | None = None,
     row_bytes: int = CENTER_BYTES,
 ) -> Plan:
     """Computes the memory, the arithmetic and the time of at most `iterations` updates.
 
     row_bytes: what is kept of each row, for k-means the number of its center. flops_per_s: of each
-    process; None times a tile on this machine. threads: of each process; None for as many as this
-    one may have.
+    process; None times a tile on this machine.
     """
     matrix = num_clusters * dimension
     centers, sums = _COMPONENT_BYTES * matrix, 8 * matrix * (1 if processes == 1 else 3)
     # A block as read, its rows sorted by cluster, and their float64 form.
     block = BLOCK_ROWS * dimension * 4 * 3
-    libraries = _LIBRARY_BYTES + _THREAD_BYTES * (threads or allowed_threads())
+    libraries = _LIBRARY_BYTES + _THREAD_BYTES * allowed_threads()
     own_rows = -(-num_rows // processes)
     rows = own_rows * row_bytes + kept_bytes(own_rows, dimension)
     measured = _MEASURED_BYTES * min(num_rows, MEASURED_EACH * num_clusters)
@@ -104,6 +103,7 @@ def plan(
         passes=passes,
         processes=processes,
         memory_bytes=libraries + max(centers + sums, 4 * matrix + measured) + block + rows,
+        library_bytes=libraries,
         flops=2.0 * num_rows * num_clusters * dimension * passes,
         flops_per_s=flops_per_s or measured_rate(num_clusters, dimension),
     )

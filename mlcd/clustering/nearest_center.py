@@ -114,7 +114,9 @@ class NearestCenter:
         """Times each way, and keeps the heads of the fastest alone."""
         fastest = np.inf
         for one_in in (0, *_HEADS):
-            head = _Head.of(basis, self._centers_KD, one_in) if one_in else None
+            head = None  # which would be held while the next is made
+            if one_in:
+                head = _Head.of(basis, self._centers_KD, one_in)
             with limited_blas():  # as where threads share the rows
                 began = time.perf_counter()
                 self._batch(z_BD, previous, head)

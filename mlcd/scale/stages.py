@@ -51,9 +51,9 @@ class PlannedWork:
 class Stage:
     """The cost of one stage.
 
-    seconds: with all machines at work. memory_bytes: of each machine, beside Python and the engine.
-    storage_bytes: of what stays. network_bytes: into or between all machines together. formula:
-    how the seconds came about, in numbers.
+    seconds: with all machines at work. memory_bytes: of each machine, beside libraries and the
+    engine. storage_bytes: of what stays. network_bytes: into or between all machines together.
+    formula: how the seconds came about, in numbers.
     """
 
     name: str
@@ -92,7 +92,6 @@ def _clustering(work: PlannedWork, rates: Rates) -> Stage:
         iterations=work.updates,
         processes=work.machines,
         flops_per_s=rates.products_per_s,
-        threads=1,  # the cores of a machine are not told
     )
     read = float(plan.rows_bytes * plan.passes)
     seconds, formula = _slower(
@@ -104,7 +103,8 @@ def _clustering(work: PlannedWork, rates: Rates) -> Stage:
         seconds += sums / rates.network_bytes_per_s
         formula += f" + {sums:.3g} bytes of sums / {rates.network_bytes_per_s:.3g} bytes/s"
     moved = read + sums * work.machines
-    return Stage("cluster", seconds, plan.memory_bytes, _FLOAT * centers, moved, formula)
+    memory = plan.memory_bytes - plan.library_bytes
+    return Stage("cluster", seconds, memory, _FLOAT * centers, moved, formula)
 
 
 def _labeling(work: PlannedWork, rates: Rates) -> Stage:

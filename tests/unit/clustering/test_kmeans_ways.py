@@ -3,8 +3,10 @@ import pytest
 
 from mlcd.clustering import compiled_scan
 from mlcd.clustering import kmeans as kmeans_module
-from mlcd.clustering.kmeans import kmeans
+from mlcd.clustering.kmeans import assigned, kmeans
 from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.nearest_center import NearestCenter
+from mlcd.clustering.rows import ArrayRows
 from mlcd.types import unit_rows
 
 pytestmark = pytest.mark.plain_cpu
@@ -29,7 +31,7 @@ def tried(monkeypatch):
     monkeypatch.setattr(kmeans_module, "_Fastest", noted)
     monkeypatch.setattr(fastest, "_seconds", staticmethod(lambda *_: 0.0))
     monkeypatch.setattr(
-        kmeans_module, "fastest_matmuls", lambda *_, **__: ["torch-int8", "numpy", "torch-bf16"]
+        kmeans_module, "fastest_matmuls", lambda *_, **__: ["torch-bf16", "numpy", "torch-fp32"]
     )
     return names
 
@@ -37,7 +39,7 @@ def tried(monkeypatch):
 def test_compiled_loops_find_the_same_clusters(tried):
     rows = drawn_rows()
     found = kmeans([rows], 100, iterations=4, tolerance=0.0)
-    ways, alone = ["nearest_center", "torch-int8", "numpy"], ["nearest_center", "numpy"]
+    ways, alone = ["nearest_center", "torch-bf16", "numpy"], ["nearest_center", "numpy"]
     assert tried == [ways, ways, alone, alone, alone]
     with pytest.MonkeyPatch.context() as without:
         without.setattr(kmeans_module, "WORTH_COMPILING", np.inf)
@@ -54,8 +56,28 @@ def test_loops_that_fail_are_not_asked_again(tried, monkeypatch, caplog):
 
     monkeypatch.setattr(compiled_scan, "of_whole_vectors", failing)
     kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
-    assert tried == [["nearest_center"]] * 4
-    assert caplog.text.count("numba needs another numpy") == 2
+    assert tried == [["nearest_center", "torch-bf16"]] * 4
+    assert caplog.text.count("numba needs another numpy") == 1
+
+
+def test_the_loops_are_not_loaded_for_a_single_pass(tried, monkeypatch):
+    monkeypatch.setattr(CenterScan, "compiled", None)
+    rows = drawn_rows()
+    assigned(ArrayRows([rows]), rows[:100], None)
+    assert tried == [["nearest_center"]]
+
+
+def test_heads_are_not_made_beside_a_scan_that_is_chosen(tried, monkeypatch):
+    made = []
+    monkeypatch.setattr(kmeans_module, "_MANY_ROWS", 1)
+    monkeypatch.setattr(kmeans_module, "_MANY_COMPONENTS", 1)
+    monkeypatch.setattr(
+        kmeans_module,
+        "NearestCenter",
+        lambda centers, basis, one_in: made.append(basis) or NearestCenter(centers, basis, one_in),
+    )
+    kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
+    assert [basis is None for basis in made] == [False, False, True, True]
 
 
 def test_a_scan_is_plain_without_numba(tried, monkeypatch):
@@ -63,7 +85,7 @@ def test_a_scan_is_plain_without_numba(tried, monkeypatch):
     monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
     monkeypatch.setattr(CenterScan, "compiled", None)
     kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
-    assert tried == [["nearest_center", "torch-int8"]] * 4
+    assert tried == [["nearest_center", "torch-bf16"]] * 4
 
 
 def test_the_loops_are_not_loaded_for_little_work(tried, monkeypatch):
@@ -71,4 +93,4 @@ def test_the_loops_are_not_loaded_for_little_work(tried, monkeypatch):
     monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 6000 * 100 * 48 * 5 + 1)
     monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
     kmeans([drawn_rows()], 100, iterations=4, tolerance=0.0)
-    assert {way for ways in tried for way in ways} == {"nearest_center", "torch-int8"}
+    assert {way for ways in tried for way in ways} == {"nearest_center", "torch-bf16"}

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch.distributed import DistStoreError
+from torch.distributed import DistNetworkError, DistStoreError
 
 from mlcd.errors import Unavailable
 from mlcd.world import World
@@ -19,7 +19,7 @@ def one_of_two(monkeypatch):
         RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:47"),
         RuntimeError("[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for it"),
         RuntimeError("Application timeout caused pair closure"),
-        RuntimeError("NCCL Error 6: remote process exited or there was a network error"),
+        DistNetworkError("failed to recv, got 0 bytes"),
         DistStoreError("wait timeout after 15000ms, keys: /rank"),
     ],
 )
