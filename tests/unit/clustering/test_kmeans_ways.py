@@ -3,6 +3,7 @@ import pytest
 
 from mlcd.clustering import compiled_scan
 from mlcd.clustering import kmeans as kmeans_module
+from mlcd.clustering.arithmetics import DEVICE
 from mlcd.clustering.kmeans import assigned, kmeans
 from mlcd.clustering.nearest import CenterScan
 from mlcd.clustering.nearest_center import NearestCenter
@@ -94,3 +95,11 @@ def test_the_loops_are_not_loaded_for_little_work(tried, monkeypatch):
     monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
     kmeans([drawn_rows()], 100, iterations=4, tolerance=0.0)
     assert {way for ways in tried for way in ways} == {"nearest_center", "torch-bf16"}
+
+
+def test_a_gpu_needs_no_loops(tried, monkeypatch):
+    monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda *_, **__: [DEVICE, "numpy"])
+    monkeypatch.setattr(CenterScan, "compiled", None)
+    monkeypatch.setattr(kmeans_module, "_plain_scan", lambda centers, **_: CenterScan(centers))
+    kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
+    assert tried == [["nearest_center", DEVICE]] * 4
