@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TIMEOUT: Final = timedelta(minutes=30)  # the longest time that one process waits for another
 # seconds; a failure ends all connections, and a process that notices waits so long for the reason
 _LAST_WORD_S: Final = 2.0
-_OF_TALK: Final = ("Connection", "NCCL")  # in errors of processes that talk
+_WEAK_SIGNS: Final = ("Connection", "NCCL")  # of a lost process, in an error of no class
 _FAILURES: Final = "mlcd/failures"
 _Integers = TypeVar("_Integers", np.int64, np.int32)
 
@@ -199,8 +199,8 @@ def one_voice(world: World) -> Iterator[None]:
         time.sleep(_LAST_WORD_S)
         raise Elsewhere from error
     except RuntimeError as error:
-        # Little but the talk of processes raises a RuntimeError here, of a class or not.
-        if not is_of_lost_process(error) and not any(each in str(error) for each in _OF_TALK):
+        # Hardly anything but a lost process raises a RuntimeError here, so a weak sign is enough.
+        if not is_of_lost_process(error) and not any(each in str(error) for each in _WEAK_SIGNS):
             raise
         time.sleep(_LAST_WORD_S)
         if store.add(_FAILURES, 1) == 1:

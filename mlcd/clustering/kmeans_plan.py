@@ -19,7 +19,8 @@ CENTER_BYTES: Final = 4  # the number of a row's center
 # For each component of the centers: these in float32, and the next ones, 8; in two arithmetics,
 # while the first passes time both, 6; two of their heads, as no more are held, 3.
 _COMPONENT_BYTES: Final = 8 + 6 + 3
-# Measured: Python with numpy, torch and numba, and what a thread takes for products and in BLAS.
+# Python with numpy, torch and numba takes about so much, and each thread so much for products, by
+# measurement.
 _LIBRARY_BYTES: Final = 320 * 2**20
 _THREAD_BYTES: Final = 64 * 2**20
 # Of so many rows for each cluster the distances are measured in the end, and sorted by cluster.
@@ -31,8 +32,8 @@ _MEASURED_BYTES: Final = 56
 class Plan:
     """The cost of a clustering.
 
-    memory_bytes: of each process. library_bytes: of which Python and its libraries. flops: of all
-    passes. seconds: at the measured rate.
+    memory_bytes: of each process. library_bytes: the part of it that Python, its libraries and
+    its threads take. flops: of all passes. seconds: at the measured rate.
     """
 
     num_rows: int

@@ -111,7 +111,7 @@ class NearestCenter:
         return nearest
 
     def _choose(self, basis: Basis, z_BD: Embeddings, previous: NDArray[np.int32] | None) -> None:
-        """Times each way, and keeps the heads of the fastest alone."""
+        """Times each way, and keeps the heads of the fastest one only."""
         fastest = np.inf
         for one_in in (0, *_HEADS):
             head = None  # which would be held while the next is made

@@ -51,7 +51,7 @@ class PlannedWork:
 class Stage:
     """The cost of one stage.
 
-    seconds: with all machines at work. memory_bytes: of each machine, beside libraries and the
+    seconds: with all machines at work. memory_bytes: of each machine, beside Python and the
     engine. storage_bytes: of what stays. network_bytes: into or between all machines together.
     formula: how the seconds came about, in numbers.
     """

@@ -103,3 +103,13 @@ def test_a_gpu_needs_no_loops(tried, monkeypatch):
     monkeypatch.setattr(kmeans_module, "_plain_scan", lambda centers, **_: CenterScan(centers))
     kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
     assert tried == [["nearest_center", DEVICE]] * 4
+
+
+def test_passes_that_are_done_do_not_count(tried, monkeypatch):
+    rows, states = drawn_rows(), []
+    monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 6000 * 100 * 48 * 5)
+    kmeans([rows], 100, iterations=4, tolerance=0.0, on_start=states.append)
+    assert "torch-bf16" in tried[0]
+    tried.clear()
+    kmeans([rows], 100, iterations=4, tolerance=0.0, start=states[1])
+    assert tried == [["nearest_center"]] * 4
