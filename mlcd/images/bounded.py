@@ -7,6 +7,7 @@ decode.
 
 import io
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from mlcd.errors import ImageRejected
@@ -60,11 +61,18 @@ def check_scans(jpeg: bytes) -> None:
         # Pictures and films behind the picture hold such bytes by chance; the rest looks at markers
         # only.
         return
-    offset, scans = 0, 0
-    while (found := _MARKER.search(jpeg, offset)) and (marker := found[1][0]) != _END:
+    scans = 0
+    for marker, _ in jpeg_markers(jpeg):
         scans += marker == _SCAN
         if scans > MAX_SCANS:
             raise ImageRejected("undecodable", f"a JPEG of more than {MAX_SCANS} scans")
-        offset = found.end()
+
+
+def jpeg_markers(jpeg: bytes) -> Iterator[tuple[int, int]]:
+    """Yields each marker before the end of the picture, and the offset of what follows it."""
+    offset = 0
+    while (match := _MARKER.search(jpeg, offset)) and (marker := match[1][0]) != _END:
+        offset = match.end()
+        yield marker, offset
         if marker >= _LOWEST_WITH_LENGTH and marker not in _WITHOUT_LENGTH:
             offset += int.from_bytes(jpeg[offset : offset + 2], "big")

@@ -3,22 +3,23 @@
 Each kind of file becomes the same whatever the decoder:
 
     RGB, L, 1-bit        unchanged
-    P, PA, LA, RGBA      over a white background, transparency of the palette included
+    P, PA, LA, RGBA      over a white background, transparency of the palette included; a BMP whose
+                         alpha is 0 everywhere has none
     CMYK, YCCK           by Pillow's conversion; embedded ICC profiles are ignored, as in the
                          training of CLIP and MLCD
-    I;16, I (0..65535)   scaled to 8 bits, rounded
+    I;16, I (0..65535)   scaled to 8 bits, rounded; of a TIFF by its bits and where its white is
     F, LAB, other I      refused: their range has no single meaning
     animations           the first frame
     EXIF orientation     applied, or ignored where parity with CLIP's training pipeline is
-                         wanted (a TIFF's is a field of the format itself, which Pillow applies
-                         always)
+                         wanted (that of TIFF and HEIC is a field of the format itself, which is
+                         applied always)
 """
 
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NoReturn
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
@@ -26,15 +27,22 @@ from PIL.Image import Transpose
 
 from mlcd.errors import ImageRejected
 from mlcd.images.bounded import BoundedFile, check_scans
+from mlcd.images.heic import HEIC, has_heic, is_heic, open_heic
 from mlcd.images.jpeg import has_simplejpeg, require_simplejpeg, shrunk
+from mlcd.images.jpeg_end import load_without_end
+from mlcd.images.png import drop_unneeded_chunks, scale_transparency
+from mlcd.images.tiff import check_layout, gray_range, refuse_unknown_layout
 
 ExifPolicy = Literal["apply", "ignore"]
 
-# The MPO files of many phones open as JPEG. EPS and PDF are excluded because they run interpreters.
+# What Pillow reads. The MPO files of many phones open as JPEG. EPS and PDF are excluded because
+# they run interpreters.
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+_JPEG: Final = ("JPEG", "MPO")
 _WHITE: Final = (255, 255, 255)
 _TRANSPARENT_MODES: Final = ("RGBA", "LA", "PA", "La", "RGBa")
 _PLAIN_MODES: Final = ("RGB", "L", "1", "P", "CMYK", "YCbCr", "RGBX", "HSV")
+_DAMAGED: Final = "the image is damaged or incomplete"
 _MAX_16_BIT: Final = 65535
 _TURNS: Final = {
     2: Transpose.FLIP_LEFT_RIGHT,
@@ -132,8 +140,15 @@ def decode_small(data: bytes, *, longest: int, limits: DecodeLimits = DEFAULT_LI
     )
 
 
+def supported_formats() -> tuple[str, ...]:
+    """Returns the formats that are read with what is installed."""
+    return (*FORMATS, HEIC) if has_heic() else FORMATS
+
+
 def format_of(data: bytes) -> str:
-    """Returns one of FORMATS, by the first bytes alone, or "other"."""
+    """Returns one of FORMATS or "HEIC", by the first bytes alone, or "other"."""
+    if is_heic(data):
+        return HEIC
     Image.init()
     start = data[:16].ljust(16, b"\0")
     found = (name for name in FORMATS if Image.OPEN[name][1](start))  # type: ignore[misc]
@@ -160,7 +175,7 @@ def open_image(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> OpenedI
     except ImageRejected:
         raise
     except Exception as error:  # as in _decode
-        raise ImageRejected("undecodable", "the image is damaged or incomplete") from error
+        raise ImageRejected("undecodable", _DAMAGED) from error
 
 
 def _decode(
@@ -185,9 +200,7 @@ def _decode(
                     if shortest is None
                     else shrunk(opened.data, image, shortest=shortest(image.size))
                 )
-                if small is None:
-                    image.load()
-                picture, extent = small or (image, image.size)
+                picture, extent = small or (_load(image, opened.data), image.size)
                 # The EXIF of the whole file decides, before conversions drop it.
                 turn = _turn(image) if exif == "apply" else None
                 return _upright(picture, extent, image.size, turn)
@@ -196,7 +209,7 @@ def _decode(
     except (
         Exception
     ) as error:  # decoders fed with hostile bytes raise anything: struct.error, SyntaxError, …
-        raise ImageRejected("undecodable", "the image is damaged or incomplete") from error
+        raise ImageRejected("undecodable", _DAMAGED) from error
 
 
 def _upright(
@@ -224,24 +237,59 @@ def _check_length(data: bytes, limits: DecodeLimits) -> None:
 
 
 def _open(data: bytes, limits: DecodeLimits) -> Image.Image:
+    kind = format_of(data)
+    file = BoundedFile(drop_unneeded_chunks(data) if kind == "PNG" else data)
     try:
-        file = BoundedFile(data)
-        image = Image.open(file, formats=FORMATS)
+        image = open_heic(file) if kind == HEIC else Image.open(file, formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise ImageRejected(
             "too-many-pixels", f"more than the limit of {limits.max_pixels} pixels"
         ) from error
     except UnidentifiedImageError as error:
-        raise ImageRejected("unsupported-format", f"not one of {', '.join(FORMATS)}") from error
+        _refuse_unidentified(data, kind, error)
     width, height = image.size
     if width * height > limits.max_pixels:
         raise ImageRejected(
             "too-many-pixels",
             f"{width} x {height} pixels, more than the limit of {limits.max_pixels}",
         )
-    if image.format in ("JPEG", "MPO"):
+    if image.format in _JPEG:
         check_scans(data)
+    elif image.format == "TIFF":
+        check_layout(image)
     file.allow_pixels()
+    return image
+
+
+def _refuse_unidentified(data: bytes, kind: str, error: UnidentifiedImageError) -> NoReturn:
+    """Raises ImageRejected; a file that begins as one of FORMATS does is damaged, not foreign."""
+    if kind == "other":
+        formats = ", ".join(supported_formats())
+        raise ImageRejected("unsupported-format", f"not one of {formats}") from error
+    if kind == "TIFF":
+        refuse_unknown_layout(data)
+    raise ImageRejected("undecodable", _DAMAGED) from error
+
+
+def _load(image: Image.Image, data: bytes) -> Image.Image:
+    """Returns the picture with its pixels; integers of more than 8 bits are brought to 8."""
+    num_pixels = image.width * image.height
+    try:
+        image.load()
+    except OSError:
+        picture = load_without_end(data) if image.format in _JPEG else None
+        if picture is None:
+            raise
+        return picture
+    if image.width * image.height > num_pixels:  # HEIC: the stream may differ from the header
+        raise ImageRejected("undecodable", "more pixels than its header states")
+    if image.format == "PNG":
+        scale_transparency(image, data)
+    if image.format == "BMP" and image.mode == "RGBA" and image.getchannel("A").getbbox() is None:
+        return image.convert("RGB")
+    if image.mode.startswith("I"):
+        tiff = image.format == "TIFF"
+        return _from_integers(image, *(gray_range(image) if tiff else (_MAX_16_BIT, False)))
     return image
 
 
@@ -253,8 +301,6 @@ def _turn(image: Image.Image) -> Transpose | None:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):
-        return _from_integers(image).convert("RGB")
     if image.mode in _TRANSPARENT_MODES or "transparency" in image.info:
         rgba = image.convert("RGBA")
         canvas = Image.new("RGB", rgba.size, _WHITE)
@@ -267,10 +313,12 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _from_integers(image: Image.Image) -> Image.Image:
-    values = np.asarray(image).astype(np.int64)
-    if values.size and (values.min() < 0 or values.max() > _MAX_16_BIT):
+def _from_integers(image: Image.Image, highest: int, inverted: bool) -> Image.Image:  # noqa: FBT001
+    """Scales 0..highest to 0..255; inverted: `highest` is black."""
+    values = np.asarray(image)
+    if values.size and (values.min() < 0 or values.max() > highest):
         raise ImageRejected(
-            "unsupported-format", "integer pixels outside 0..65535 have no defined range"
+            "unsupported-format", f"integer pixels outside 0..{highest} have no defined range"
         )
-    return Image.fromarray(((values * 255 + _MAX_16_BIT // 2) // _MAX_16_BIT).astype(np.uint8))
+    levels = ((np.arange(highest + 1) * 255 + highest // 2) // highest).astype(np.uint8)
+    return Image.fromarray((levels[::-1] if inverted else levels)[values])

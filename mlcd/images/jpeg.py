@@ -13,7 +13,7 @@ from mlcd.errors import ConfigInvalid
 
 _BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
 # without the markers between them for tables, reserved use and conditioning
-_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _MAX_SEGMENTS: Final = 1024
 _WHOLE: Final = 8
 
@@ -88,7 +88,7 @@ def _frame(data: bytes) -> int | None:
             data[position + 1],
             int.from_bytes(data[position + 2 : position + 4], "big"),
         )
-        if marker in _FRAMES:
+        if marker in FRAMES:
             return marker
         position += 2 + length
     return None

@@ -58,6 +58,9 @@ _IMAGE_SUFFIXES: Final = frozenset(
         ".ppm",
         ".pgm",
         ".avif",
+        ".heic",
+        ".heif",
+        ".hif",
     ]
 )
 

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Response
 
-from mlcd.images.decode import FORMATS
+from mlcd.images.decode import supported_formats
 from mlcd.version import __version__
 from mlcd.wire.embedding import PairCalibration
 from mlcd.wire.nearest_centers import Audit
@@ -31,7 +31,7 @@ async def info(resources: Opened, response: Response) -> Info:
         engine=encoder.engine,
         precision=encoder.precision,
         preprocess=asdict(encoder.preprocess),
-        image_formats=[*FORMATS],
+        image_formats=[*supported_formats()],
         texts=None if resources.texts is None else _described_texts(resources.texts),
         centers=None if resources.lookup is None else _center_set(resources, resources.lookup),
         collections=sorted(resources.collections),
