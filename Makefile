@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml constraints.txt
 		sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
 		$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,train,starter,redis,triton,layout,s3,gcs,azure,postgres,milvus,quantize,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[serve,train,starter,redis,triton,layout,heif,s3,gcs,azure,postgres,milvus,quantize,dev]'
 	@# An oracle of the tests, read by file: its dependencies (torchvision, timm) do not go with the CPU build of torch.
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps open_clip_torch
 	@touch $@

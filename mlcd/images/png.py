@@ -1,5 +1,7 @@
-"""What Pillow does not do for a PNG: pass over chunks that no pixel needs, as browsers do, and
-compare a transparent value with the values of the file.
+"""Corrections of how Pillow reads PNG.
+
+Chunks that no pixel needs are passed over, as in browsers, and a transparent value is compared at
+the depth of the file.
 """
 
 import re

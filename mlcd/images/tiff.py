@@ -1,5 +1,6 @@
-"""What Pillow does not do for a TIFF: read gray of more than 8 bits by its tags, and refuse the
-layouts that it reads wrongly.
+"""Corrections of how Pillow reads TIFF.
+
+Gray of more than 8 bits is read by its tags, and layouts that Pillow reads wrongly are refused.
 """
 
 import contextlib

@@ -42,9 +42,11 @@ def test_brands_tell_heic_from_avif():
 
 
 def test_without_the_extra_the_refusal_names_it(tmp_path):
-    (tmp_path / "photo.heic").write_bytes(ftyp(b"heic", b"mif1") + bytes(99))
-    Image.fromarray(RGB).save(tmp_path / "other.png")
-    embed = ["mlcd", "embed", str(tmp_path), str(tmp_path / "out"), "--model", "pixels"]
+    images = tmp_path / "images"
+    images.mkdir()
+    (images / "photo.heic").write_bytes(ftyp(b"heic", b"mif1") + bytes(99))
+    Image.fromarray(RGB).save(images / "other.png")
+    embed = ["mlcd", "embed", str(images), str(tmp_path / "out"), "--model", "pixels"]
     code = f"{HIDE}from mlcd.__main__ import main; sys.argv = {embed!r}; main()"
     subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
     (line,) = (tmp_path / "out" / "errors.jsonl").read_text().splitlines()
