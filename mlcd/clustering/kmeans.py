@@ -42,6 +42,8 @@ _BASIS_COST: Final = 16  # products of as many vectors for each pair of componen
 _MANY_CENTERS: Final = 4096  # fewer do not repay a timing of the arithmetics
 _TIMED_PASSES: Final = 2  # one without known centers, one with them
 _TIMED_ROWS: Final = 2048
+# 1 - J below this is the rounding of rows in float32, whose length is 1 only as nearly
+_LEAST_DISTANCE: Final = 2.0**-24
 _ONE: Final = "nearest_center"  # the name of the way that is always there
 _ALONE: Final = World()
 
@@ -119,7 +121,7 @@ def kmeans(
     *,
     iterations: int = 25,
     seed: int = 0,
-    tolerance: float = 1e-6,
+    tolerance: float = 5e-6,
     start: Embeddings | State | None = None,
     world: World = _ALONE,
     members: MemberSums | None = None,
@@ -130,7 +132,7 @@ def kmeans(
     length are made so.
 
     The iteration ends after `iterations` updates, or when J grows by less than `tolerance` of
-    itself. start: the first centers, or the state to go on from. on_start gets the state at the
+    what it lacks to 1. start: the first centers, or the state to go on from. on_start gets the state at the
     start of every iteration. world: the processes that share the rows. members: finds and sums
     the members elsewhere.
 
@@ -397,8 +399,12 @@ def _one_level(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
 
 
 def _settled(history: tuple[float, ...], repaired: int, tolerance: float) -> bool:
+    """Tells whether an update gained less than `tolerance` of 1 - J.
+
+    A share of J would end at once where rows lie in a narrow cone and J is nearly 1 throughout.
+    """
     gain = history[-1] - history[-2] if len(history) > 1 else math.inf
-    return not repaired and gain < tolerance * abs(history[-1])
+    return not repaired and gain < tolerance * max(1.0 - history[-1], _LEAST_DISTANCE)
 
 
 def check_equal(world: World, centers: Embeddings, iteration: int) -> None:

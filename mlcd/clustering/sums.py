@@ -106,10 +106,16 @@ class ClusterSums:
         )
 
     def _products(self, centers: Embeddings) -> NDArray[np.float64]:
+        """Returns [K] the inner product of each sum and its center.
+
+        Centers are made of unit length in float64: the rounding of their lengths in float32 is more
+        than an update gains where all rows are close to their centers.
+        """
         products = np.zeros(len(centers))
         for part in _parts(*centers.shape):
-            sums = self.sums[part].astype(np.float64)
-            products[part] = np.einsum("kd,kd->k", sums, centers[part].astype(np.float64)) / SCALE
+            sums, exact = self.sums[part].astype(np.float64), centers[part].astype(np.float64)
+            lengths = np.linalg.norm(exact, axis=1)
+            products[part] = np.einsum("kd,kd->k", sums, exact) / SCALE / lengths
         return products
 
     def directions(self) -> tuple[Embeddings, NDArray[np.float64]]:

@@ -45,6 +45,9 @@ from mlcd.world import World
 
 CHECKPOINT: Final = ".checkpoint.npz"
 _ITERATIONS, _ITERATIONS_OF_MANY = 25, 3
+# Version of the objective and of the rule that ends the iterations; a checkpoint of another one is
+# not used, so that an update of mlcd midway gives the same centers.
+_STOP_RULE: Final = 2
 # first counter of the hash, so that the audited rows are not the first centers
 _AUDITED_STREAM: Final = 2
 _ALONE: Final = World()
@@ -329,6 +332,7 @@ def _save_state(draft: Draft, state: State) -> None:
             centers=state.centers,
             counts=np.array([state.iteration, state.repaired, state.num_splits]),
             objective=np.array(state.objective, dtype=np.float64),
+            stop_rule=np.array(_STOP_RULE),
             request=np.array(_request_text(draft)),
         )
 
@@ -345,7 +349,7 @@ def _saved_state(draft: Draft) -> State | None:
             (draft.path / CHECKPOINT).open("rb") as file,
             np.load(file, allow_pickle=False) as saved,
         ):
-            if str(saved["request"]) != _request_text(draft):
+            if str(saved["request"]) != _request_text(draft) or saved["stop_rule"] != _STOP_RULE:
                 return None
             iteration, repaired, num_splits = (int(count) for count in saved["counts"])
             history = tuple(float(value) for value in saved["objective"])

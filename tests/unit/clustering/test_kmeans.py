@@ -206,7 +206,9 @@ def test_past_two_to_the_twenty_four_rows_nothing_saturates():
     assert result.objective == pytest.approx(once.objective, abs=1e-12)
     assert result.centers.tobytes() == once.centers.tobytes()
     assert (result.sizes == repeats * once.sizes).all()
-    exact = (tile.astype(np.float64) @ result.centers.T.astype(np.float64)).max(axis=1).mean()
+    centers = result.centers.astype(np.float64)
+    centers /= np.linalg.norm(centers, axis=1, keepdims=True)
+    exact = (tile.astype(np.float64) @ centers.T).max(axis=1).mean()
     assert result.objective[-1] == pytest.approx(exact, abs=1e-9)
 
 
@@ -308,3 +310,35 @@ def test_copies_of_one_row_in_float16_are_not_split():
     result = kmeans([rows], 3, iterations=12, start=start)
     assert result.sizes.min() > 0
     assert result.num_splits <= 1
+
+
+def narrow_cone(spread, num=3000, dimension=32):
+    """Returns rows of 20 groups whose mean cosine with their common direction is 1 - spread / 2."""
+    generator = np.random.default_rng(3)
+    means = generator.standard_normal((20, dimension))
+    offsets = 0.4 * means[generator.integers(0, 20, num)] + generator.standard_normal(
+        (num, dimension)
+    )
+    offsets *= np.sqrt(spread / (offsets**2).sum(axis=1).mean())
+    return unit_rows(np.eye(dimension)[0] + offsets)
+
+
+@pytest.mark.parametrize("spread", [2e-5, 2e-7])
+def test_rows_in_a_narrow_cone_are_clustered_to_the_end(spread):
+    rows = narrow_cone(spread)
+    start = rows[:20]
+    settled = kmeans([rows], 20, start=start, iterations=60)
+    to_the_end = kmeans([rows], 20, start=start, iterations=60, tolerance=-1.0)
+    left = 1 - np.array(to_the_end.objective)
+    assert len(settled.objective) > 10
+    assert 1 - settled.objective[-1] <= left[-1] + 1e-3 * (left[0] - left[-1])
+
+
+def test_the_objective_of_a_narrow_cone_never_falls():
+    rows = narrow_cone(2e-8)
+    objective = np.array(kmeans([rows], 20, start=rows[:20], tolerance=-1.0).objective)
+    assert (np.diff(objective) >= -1e-13).all()
+
+
+def test_equal_rows_need_one_update():
+    assert len(kmeans([np.repeat(unit_rows(np.ones((1, 7))), 30, axis=0)], 1).objective) == 2
