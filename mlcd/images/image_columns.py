@@ -3,7 +3,6 @@
 Names of columns and of classes follow what such tables are published with.
 """
 
-import json
 import threading
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +21,11 @@ from mlcd.images.faults import refuse_fault
 from mlcd.images.names import decoded, encoded, printable
 from mlcd.images.shard_index import Listing, list_once
 from mlcd.images.source import FilesSource, ListingProblem
+from mlcd.images.text_columns import CLASS_COLUMNS, TextColumn, check_single
 from mlcd.types import SampleKey
 
 _IMAGE_COLUMNS: Final = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes")
-_CLASS_COLUMNS: Final = ("class_name", "label", "class", "cls", "fine_label")
+_KEY_COLUMN: Final = "key"
 _ROW_DIGITS: Final = 8
 _MOST_NAMED: Final = 20  # columns in a message
 # the rows of a file; key is null where the row has none of its own
@@ -118,8 +118,10 @@ class ColumnsSource(FilesSource):
             with self._opened(path) as rows:
                 image = self._column(rows.schema, path)
                 batches = [
-                    _listed_batch(group, start, self._bytes(images), keys, class_names)
-                    for group, start, images, keys, class_names in _batches(rows, image)
+                    _listed_batch(group, start, self._bytes(images, path), keys, class_names)
+                    for group, start, images, keys, class_names in _Columns(
+                        rows.schema, image, path
+                    ).batches(rows)
                 ]
         except (OSError, pa.ArrowException) as error:
             refuse_fault(path, error)
@@ -130,7 +132,7 @@ class ColumnsSource(FilesSource):
         for path, name in self._names():
             try:
                 with self._opened(path) as opened:
-                    rows = _captioned_rows(opened)
+                    rows = _captioned_rows(opened, path)
             except (OSError, pa.ArrowException) as error:
                 refuse_fault(path, error)
                 continue  # its images are not listed either
@@ -150,13 +152,13 @@ class ColumnsSource(FilesSource):
                         column = rows.column(group, self._column(rows.schema, path))
                 except (OSError, pa.ArrowException) as error:
                     raise ImageRejected("unreadable", "the row group cannot be read") from error
-                self._group = ((path, group), self._bytes(column))
+                self._group = ((path, group), self._bytes(column, path))
             return self._group[1][row].as_py() or b""
 
-    def _bytes(self, column: Any) -> Any:
+    def _bytes(self, column: Any, path: str) -> Any:
         if self._url_column is None:
-            return _image_bytes(column)
-        return column.cast(pa.large_binary())
+            return _image_bytes(column, path)
+        return column.cast(pa.large_string()).cast(pa.large_binary())
 
     def _column(self, schema: pa.Schema, path: str) -> str:
         """Returns the column of images or of URLs. Raises InvalidInput where there is none."""
@@ -180,32 +182,35 @@ def _within(part: str | None, class_names: Any) -> Any:
     return class_names if part is None else pc.binary_join_element_wise(part, class_names, "/")
 
 
-def _batches(rows: TableRows, image: str) -> Iterator[tuple[int, int, Any, Any, Any]]:
-    """Yields (group, first row in it, images, keys, class names) of a few rows each; None for
-    missing columns.
-    """
-    columns = rows.schema.names
-    key = "key" if "key" in columns else None
-    class_name = next((column for column in _CLASS_COLUMNS if column in columns), None)
-    names = _class_names(rows.schema, class_name)
-    wanted = [column for column in (image, key, class_name) if column is not None]
-    for group in range(rows.num_groups):
-        start = 0
-        for batch in rows.batches(group, wanted):
-            keys, classes = (
-                None if column is None else batch.column(column) for column in (key, class_name)
-            )
-            yield (
-                group,
-                start,
-                batch.column(image),
-                keys,
-                classes if names is None else _named(classes, names),
-            )
-            start += batch.num_rows
+class _Columns:
+    """The columns of a file that are listed: those of images, of keys and of classes."""
+
+    def __init__(self, schema: pa.Schema, image: str, path: str) -> None:
+        """Raises InvalidInput for a column of keys or classes that holds no texts, and for two
+        columns of one name.
+        """
+        check_single(schema, image, path)
+        names = set(schema.names)
+        label = next((name for name in CLASS_COLUMNS if name in names), None)
+        self._image = image
+        self._key = TextColumn(schema, _KEY_COLUMN, path) if _KEY_COLUMN in names else None
+        self._class = None if label is None else TextColumn(schema, label, path)
+
+    def batches(self, rows: TableRows) -> Iterator[tuple[int, int, Any, Any, Any]]:
+        """Yields (group, first row in it, images, keys, class names) of a few rows each; keys and
+        class names are large_string, null where there are none.
+        """
+        texts = [column for column in (self._key, self._class) if column is not None]
+        wanted = [self._image, *(column.name for column in texts)]
+        for group in range(rows.num_groups):
+            start = 0
+            for batch in rows.batches(group, wanted):
+                keys, classes = (_texts(column, batch) for column in (self._key, self._class))
+                yield group, start, batch.column(self._image), keys, classes
+                start += batch.num_rows
 
 
-def _captioned_rows(rows: TableRows) -> pa.Table:
+def _captioned_rows(rows: TableRows, path: str) -> pa.Table:
     """Returns the columns key, null where a row has none of its own, and captions of a file; no
     rows if it has no captions.
     """
@@ -213,14 +218,17 @@ def _captioned_rows(rows: TableRows) -> pa.Table:
     captions = next((column for column in CAPTION_COLUMNS if column in columns), None)
     if captions is None:
         return pa.table({"key": pa.array([], pa.large_string()), "captions": pa.array([])})
-    table = rows.read([column for column in ("key", captions) if column in columns])
-    keys = _texts(table["key"] if "key" in columns else None, len(table))
-    return pa.table(
-        {
-            "key": pa.array([text or None for text in keys], pa.large_string()),
-            "captions": table[captions],
-        }
-    )
+    check_single(rows.schema, captions, path)
+    table = rows.read([column for column in (_KEY_COLUMN, captions) if column in columns])
+    key = TextColumn(rows.schema, _KEY_COLUMN, path) if _KEY_COLUMN in columns else None
+    return pa.table({"key": _texts(key, table), "captions": table[captions]})
+
+
+def _texts(column: TextColumn | None, rows: pa.RecordBatch | pa.Table) -> pa.Array:
+    """Returns the texts of a column of these rows; null in all of them where there is none."""
+    if column is None:
+        return pa.nulls(rows.num_rows, pa.large_string())
+    return column.read(rows.column(column.name))
 
 
 def _value(cell: Any, item: str) -> Any:
@@ -240,39 +248,20 @@ def _keys(own: Any, name: str) -> Any:
     return pc.coalesce(own, pc.binary_join_element_wise(name, numbers, "/"))
 
 
-def _class_names(schema: pa.Schema, column: str | None) -> list[str] | None:
-    """Returns the names of the numbers in a column of classes, where the file states them as
-    Hugging Face does.
-    """
-    try:
-        facts = json.loads(schema.metadata[b"huggingface"])["info"]["features"][column]
-        return list(map(str, facts["names"])) if facts["_type"] == "ClassLabel" else None
-    except (KeyError, ValueError, TypeError):
-        return None
-
-
 def _listed_batch(
     group: int, start: int, images: Any, keys: Any, class_names: Any
 ) -> pa.RecordBatch:
     num = len(images)
     return pa.record_batch(
         [
-            pa.array([text or None for text in _texts(keys, num)], pa.large_string()),
-            pa.array(_texts(class_names, num), pa.string()),
+            keys,
+            class_names.cast(pa.string()),
             pc.fill_null(pc.binary_length(images), 0).cast(pa.int64()),
             pa.array(np.full(num, group), pa.int32()),
             pa.array(np.arange(start, start + num), pa.int32()),
         ],
         schema=_ROWS,
     )
-
-
-def _named(numbers: Any, names: list[str]) -> Any:
-    """Returns the name of each number; null for -1, which marks images without a class, and for
-    unnamed numbers.
-    """
-    known = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, len(names)))
-    return pa.array(names, pa.string()).take(pc.if_else(known, numbers, None))
 
 
 def _image_column(schema: pa.Schema, path: str) -> str:
@@ -287,22 +276,20 @@ def _image_column(schema: pa.Schema, path: str) -> str:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(test(kind) for test in tests)
 
 
-def _texts(values: Any, num: int) -> list[str | None]:
-    return [
-        None if value is None else str(value)
-        for value in ([None] * num if values is None else values.to_pylist())
-    ]
-
-
-def _image_bytes(column: Any) -> Any:
+def _image_bytes(column: Any, path: str) -> Any:
     if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
         column = pc.struct_field(column, "bytes")
+    if pa.types.is_binary_view(column.type):
+        column = column.cast(pa.large_binary())
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
         raise InvalidInput(
-            f"the image column holds {column.type}",
+            f"{printable(path)}: the image column holds {column.type}",
             remedy="it must hold the encoded files, as binary",
         )
     return column

@@ -7,6 +7,7 @@ import sys
 import tarfile
 import zipfile
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -479,6 +480,107 @@ def test_numbers_of_classes_become_their_names_where_the_file_has_them(tmp_path)
 
     assert classes("named.parquet") == ["dog", "cat", None, None]
     assert classes("numbers.parquet") == ["1", "0", "-1", None]
+
+
+def write_classes(path, column, labels, names=None, **columns):
+    """Writes a table of images with one column of classes, as parquet or as an Arrow dataset."""
+    table = pa.table({"image": [png(number) for number in range(len(labels))], **columns})
+    table = table.append_column(column, labels)
+    if names is not None:
+        facts = {column: {"_type": "ClassLabel", "names": names}}
+        table = table.replace_schema_metadata(
+            {"huggingface": json.dumps({"info": {"features": facts}})}
+        )
+    if path.suffix == ".parquet":
+        pq.write_table(table, path)
+        return path
+    path.mkdir()
+    with (path / "a.arrow").open("wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
+    return path
+
+
+@pytest.mark.parametrize("form", ["a.parquet", "a"])
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (pa.array([1.0, 0.0, -1.0, np.nan, None, 7.0]), ["dog", "cat", None, None, None, None]),
+        (pa.array([1.0, 0.5, np.inf], pa.float32()), ["dog", None, None]),
+        (pa.array([1, 0, None], pa.uint8()), ["dog", "cat", None]),
+        (pa.array([True, False, None]), [None, None, None]),
+        (pa.array(["dog", "0", "1.0", "-1", "wolf", "", "nan", None]),
+         ["dog", "cat", "dog", None, "wolf", None, None, None]),
+        (pa.array(["dog", "0"], pa.large_string()), ["dog", "cat"]),
+        (pa.array(["dog", "0"], pa.string_view()), ["dog", "cat"]),
+        (pa.array(["dog", "0", None, "dog"]).dictionary_encode(), ["dog", "cat", None, "dog"]),
+        (pa.array(["1", "0"]).cast(pa.decimal128(5, 2)), ["dog", "cat"]),
+        (pa.array([b"dog", b"1"]), ["dog", "dog"]),
+        (pa.nulls(2), [None, None]),
+    ],
+)  # fmt: skip
+def test_class_labels_name_numbers_of_any_type_and_texts(tmp_path, form, labels, expected):
+    path = write_classes(tmp_path / form, "label", labels, ["cat", "dog"])
+    source = open_source(str(path))
+    assert list(source.entries.class_names()) == expected
+    assert not source.problems
+
+
+@pytest.mark.parametrize("form", ["a.parquet", "a"])
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (pa.array([1.0, 2.5, np.nan, None, -1.0]), ["1", "2.5", None, None, "-1"]),
+        (pa.array([1.0, 0.1], pa.float32()), ["1", "0.1"]),
+        (pa.array([1.0, 0.5], pa.float16()), ["1", "0.5"]),
+        (pa.array([2**63 + 1, None], pa.uint64()), ["9223372036854775809", None]),
+        (pa.array([2, None]), ["2", None]),
+        (pa.array(["1.50", "3.00"]).cast(pa.decimal128(5, 2)), ["1.5", "3"]),
+        (pa.array([True, False, None]), ["True", "False", None]),
+        (pa.array(["1.0", "", None, "ü"]), ["1.0", None, None, "ü"]),
+        (pa.array(["a", ""], pa.string_view()), ["a", None]),
+        (pa.array([1.0, np.nan, 1.0]).dictionary_encode(), ["1", None, "1"]),
+        (pa.array([0, None], pa.timestamp("us")), ["1970-01-01 00:00:00.000000", None]),
+    ],
+)  # fmt: skip
+def test_one_and_one_point_zero_are_one_class_and_nan_is_none(tmp_path, form, labels, expected):
+    source = open_source(str(write_classes(tmp_path / form, "label", labels)))
+    assert list(source.entries.class_names()) == expected
+    assert not source.problems
+
+
+@pytest.mark.parametrize("form", ["a.parquet", "a"])
+@pytest.mark.parametrize("column", ["label", "key"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([[1], [2, 3]]),
+        pa.array([{"a": 1}, {"a": 2}]),
+        pa.array([b"\xff\xfe", b"a"]),
+        pa.array([b"\xff\xfe", b"a"]).view(pa.string()),
+    ],
+)
+def test_a_column_without_texts_is_named_and_is_no_damage(tmp_path, form, column, values):
+    path = write_classes(tmp_path / form, column, values)
+    is_checked_by_arrow = form == "a" and values.type == pa.string()
+    if is_checked_by_arrow:  # a stream's texts are validated as it is opened
+        return
+    with pytest.raises(InvalidInput, match=f"the column {column} of .*/a.* holds "):
+        open_source(str(path)).entries  # noqa: B018
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    for name in ("label", "key", "image"):
+        table = pa.table({"image": [png(1)], "label": ["a"], "key": ["k"]})
+        pq.write_table(table.append_column(name, table[name]), tmp_path / "a.parquet")
+        with pytest.raises(InvalidInput, match=f"a.parquet has 2 columns named {name}"):
+            open_source(str(tmp_path / "a.parquet")).entries  # noqa: B018
+
+
+def test_keys_of_numbers_are_whole_and_missing_ones_are_rows(tmp_path):
+    write_classes(tmp_path / "a.parquet", "key", pa.array([7.0, np.nan, None, 2.5]))
+    keys = list(open_source(str(tmp_path / "a.parquet")).entries.keys())
+    assert keys == ["7", "a/00000001", "a/00000002", "2.5"]
 
 
 def test_the_listing_digest_changes_with_the_files(tmp_path):
