@@ -132,7 +132,7 @@ def kmeans(
     length are made so.
 
     The iteration ends after `iterations` updates, or when J grows by less than `tolerance` of
-    what it lacks to 1. start: the first centers, or the state to go on from. on_start gets the state at the
+    1 - J. start: the first centers, or the state to go on from. on_start gets the state at the
     start of every iteration. world: the processes that share the rows. members: finds and sums
     the members elsewhere.
 

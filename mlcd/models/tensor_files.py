@@ -1,6 +1,7 @@
 """The tensors in files of weights: safetensors, or pickles that hold tensors and nothing else."""
 
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,18 +11,35 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
-from mlcd.models.weight_files import weight_files
+from mlcd.models.weight_files import read_index, weight_files
 
 _PICKLED: Final = (".bin", ".pt", ".pth")
 _NESTED: Final = ("state_dict", "model")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a file of weights, or of all shards of an index."""
-    state: dict[str, Tensor] = {}
+    """Returns the tensors of a file of weights, or of all shards of an index.
+
+    Raises ArtifactInvalid naming a shard that lacks tensors which the index promises.
+    """
+    index, state = read_index(path) or {}, {}
     for file in weight_files(path):
-        state |= _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickled(file)
+        tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickled(file)
+        _check_complete(file, tensors, index, path.name)
+        state |= tensors
     return state
+
+
+def _check_complete(
+    file: Path, tensors: Mapping[str, Tensor], index: Mapping[str, str], index_name: str
+) -> None:
+    missing = [name for name, shard in index.items() if shard == file.name and name not in tensors]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ArtifactInvalid(
+            f"{file} has no tensor {missing[0]}{more}, which {index_name} names there",
+            remedy="restore both files from one version of the model",
+        )
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -5,6 +5,8 @@ This module finds and identifies weights and loads nothing.
 
 import hashlib
 import json
+import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +18,8 @@ from mlcd.models.runs import refuse_unfinished
 HF_CONFIG: Final = "config.json"
 OPEN_CLIP_CONFIG: Final = "open_clip_config.json"
 HF_PREPROCESSING: Final = ("preprocessor_config.json", "processor_config.json")
+_LFS: Final = b"version https://git-lfs"
+_SEPARATORS: Final = re.compile(r"[/\\\0]")
 _KINDS: Final = ("model", "checkpoint", "run")
 _WEIGHTS: Final = (
     "model.safetensors", "model.safetensors.index.json", "open_clip_model.safetensors",
@@ -59,7 +63,9 @@ def source_files(spec: str) -> list[Path]:
     path = locate(spec)
     if path.is_file():
         beside = [path.with_name(name) for name in (HF_CONFIG, OPEN_CLIP_CONFIG, *HF_PREPROCESSING)]
-        return [path, *(name for name in beside if name.is_file())]
+        return list(
+            dict.fromkeys([path, *weight_files(path), *(name for name in beside if name.is_file())])
+        )
     configs = [name for name in path.glob("*.json") if name.is_file()]
     return sorted({*configs, *weight_files(weights_in(path))})
 
@@ -74,18 +80,60 @@ def weights_in(folder: Path) -> Path:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Returns the shards of an index, or the file itself."""
+    """Returns the shards of an index, or the file itself.
+
+    Raises ArtifactInvalid naming one that is missing or that holds no weights.
+    """
+    names = sorted(set((read_index(path) or {}).values()))
+    files = [path.with_name(name) for name in names] or [path]
+    for file in files:
+        _check_file(file, None if file == path else path.name)
+    return files
+
+
+def read_index(path: Path) -> dict[str, str] | None:
+    """Returns the name of the shard of each tensor in an index; None where the file is none.
+
+    Raises ArtifactInvalid for one that is damaged.
+    """
     if not path.name.endswith(".index.json"):
-        return [path]
+        return None
+    _check_file(path, None)
     try:
-        names = sorted(set(json.loads(path.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        index = dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ArtifactInvalid(
-            f"{path} is no index of weights", remedy="restore the file"
+            f"{path} cannot be read as an index of weights", remedy="restore the file"
         ) from error
-    if any("/" in name for name in names):
-        raise ArtifactInvalid(f"{path} names files elsewhere", remedy="restore the file")
-    return [path.with_name(name) for name in names]
+    for tensor, name in index.items():
+        if not isinstance(name, str) or name in ("", ".", "..") or _SEPARATORS.search(name):
+            raise ArtifactInvalid(
+                f"{path} gives {tensor} the file {name!r}, which is not beside it",
+                remedy="restore the file",
+            )
+    if not index:
+        raise ArtifactInvalid(f"{path} names no tensor", remedy="restore the file")
+    return index
+
+
+def _check_file(path: Path, index: str | None) -> None:
+    """Raises ArtifactInvalid where weights are missing, a directory or a pointer of Git LFS."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_LFS))
+    except OSError as error:
+        reason = os.strerror(error.errno).lower() if error.errno else "it cannot be read"
+        problem = "is missing" if isinstance(error, FileNotFoundError) else f"is unusable: {reason}"
+        named = f", which {index} names" if index else ""
+        raise ArtifactInvalid(
+            f"{path}{named}, {problem}" if named else f"{path} {problem}",
+            remedy="restore the file, or download the model again",
+        ) from error
+    if start == _LFS:
+        raise ArtifactInvalid(
+            f"{path} is a Git LFS pointer, not the weights",
+            remedy="run `git lfs pull` in its repository, or download the file itself",
+        )
 
 
 def digest_of_weights(spec: str) -> str:

@@ -28,6 +28,7 @@ from mlcd.models.configs import write_hf_config, write_hf_preprocessing
 from mlcd.models.rope import patch_angles, rotate
 from mlcd.models.servable import Servable, tower_of
 from mlcd.models.vit import ViT, ViTConfig
+from mlcd.models.weight_files import digest_of_weights
 from mlcd.models.zoo import PUBLISHED, LoadOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -327,24 +328,112 @@ def test_bare_weights_take_the_rest_from_a_named_tower_and_are_never_guessed(
         zoo.load(str(file), LoadOptions(like="large"))
 
 
-def test_sharded_weights_are_read_by_their_index(tmp_path):
+def write_shards(folder, suffix=".safetensors"):
+    """Writes a tower in two shards with their index, and returns the tower's fingerprint."""
     trunk = tower(SIZES[1])
-    write_hf(trunk, tmp_path)
-    whole = zoo.load(str(tmp_path))
+    write_hf(trunk, folder)
+    fingerprint = zoo.load(str(folder)).fingerprint()
     state = write_state(trunk.state_dict(), "hf")
-    (tmp_path / "model.safetensors").unlink()
+    (folder / "model.safetensors").unlink()
     names = sorted(state)
     for part, chosen in enumerate((names[:9], names[9:])):
-        save_file(
-            {name: state[name].contiguous() for name in chosen},
-            tmp_path / f"part-{part}.safetensors",
-        )
-    index = {name: f"part-{int(name in names[9:])}.safetensors" for name in names}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    assert zoo.load(str(tmp_path)).fingerprint() == whole.fingerprint()
-    (tmp_path / "part-1.safetensors").unlink()
-    with pytest.raises(ArtifactInvalid, match=r"part-1.*missing"):
+        tensors = {name: state[name].contiguous() for name in chosen}
+        save = save_file if suffix == ".safetensors" else torch.save
+        save(tensors, folder / f"part-{part}{suffix}")
+    index = {name: f"part-{int(name in names[9:])}{suffix}" for name in names}
+    stem = "model" if suffix == ".safetensors" else "pytorch_model"
+    write_index(folder / f"{stem}{suffix}.index.json", index)
+    return fingerprint
+
+
+def write_index(path, index):
+    path.write_text(json.dumps({"weight_map": index}))
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
+def test_sharded_weights_are_read_by_their_index(tmp_path, suffix):
+    fingerprint = write_shards(tmp_path, suffix)
+    assert zoo.load(str(tmp_path)).fingerprint() == fingerprint
+    (index,) = tmp_path.glob("*.index.json")
+    before = digest_of_weights(str(index))
+    shard = tmp_path / f"part-1{suffix}"
+    shard.write_bytes(shard.read_bytes() + b"0")
+    assert digest_of_weights(str(index)) != before
+
+
+def remove(shard):
+    shard.unlink()
+
+
+def put_a_folder(shard):
+    shard.unlink()
+    shard.mkdir()
+
+
+def put_a_pointer(shard):
+    shard.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+
+
+def cut_short(shard):
+    shard.write_bytes(shard.read_bytes()[:-9])
+
+
+def empty(shard):
+    shard.write_bytes(b"")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (remove, "index.json names, is missing"),
+        (put_a_folder, "is unusable: is a directory"),
+        (put_a_pointer, "is a Git LFS pointer.*git lfs pull"),
+        (cut_short, "cannot be read as"),
+        (empty, "cannot be read as"),
+    ],
+)
+def test_a_shard_that_cannot_be_read_is_named(tmp_path, suffix, damage, message):
+    write_shards(tmp_path, suffix)
+    damage(tmp_path / f"part-1{suffix}")
+    with pytest.raises(ArtifactInvalid, match=f"part-1{suffix}.*{message}"):
         zoo.load(str(tmp_path))
+    if damage not in (cut_short, empty):  # which a digest tells from the whole file
+        with pytest.raises(ArtifactInvalid, match=f"part-1{suffix}.*{message}"):
+            digest_of_weights(str(tmp_path))
+
+
+def test_a_tensor_that_is_not_in_its_shard_is_named(tmp_path):
+    write_shards(tmp_path)
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())["weight_map"]
+    write_index(path, {**index, "extra": "part-0.safetensors"})
+    with pytest.raises(ArtifactInvalid, match=r"part-0\.safetensors has no tensor extra, which"):
+        zoo.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "\xff",
+     '{"weight_map": {"a": ".."}}', '{"weight_map": {"a": "../x.bin"}}', '{"weight_map": [1]}',
+     '{"weight_map": {"a": "a\\\\b"}}', "[" * 100_000,
+     "version https://git-lfs.github.com/spec/v1"],
+)  # fmt: skip
+def test_a_damaged_index_is_named(tmp_path, text):
+    write_shards(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(text, encoding="latin-1")
+    for read in (digest_of_weights, zoo.load):
+        with pytest.raises(ArtifactInvalid, match=r"model\.safetensors\.index\.json "):
+            read(str(tmp_path))
+
+
+def test_a_single_file_that_is_a_pointer_is_named(tmp_path):
+    write_hf(tower(SIZES[1]), tmp_path)
+    put_a_pointer(tmp_path / "model.safetensors")
+    for spec in (tmp_path, tmp_path / "model.safetensors"):
+        for read in (digest_of_weights, zoo.load):
+            with pytest.raises(ArtifactInvalid, match="is a Git LFS pointer"):
+                read(str(spec))
 
 
 @pytest.mark.parametrize(
