@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlcd.artifacts.manifest import published_path
 from mlcd.commands.common_options import (
     FINISHED,
     announce,
@@ -35,7 +34,8 @@ _INTERRUPTED = 130
 @click.option(
     "--resume",
     metavar="RUN",
-    help="Go on with an interrupted run; the settings that decide its result stay.",
+    help="Go on with an interrupted run; the settings that decide its result stay, except "
+    "schedule.steps.",
 )
 @click.option(
     "--replay",
@@ -193,12 +193,11 @@ def _overrides(
 def _config(
     recipe: str | None, overrides: tuple[str, ...], resume: str | None
 ) -> "RunConfig | PairsConfig":
-    from training.pairs.pairs_config import change_config, load_any_config
-    from training.run import read_run_fields
+    from training.pairs.pairs_config import load_any_config
+    from training.resume import resume_config
 
     if resume is not None:
-        run = published_path(Path(resume))
-        return change_config(read_run_fields(run), overrides).model_copy(update={"out": str(run)})
+        return resume_config(Path(resume), overrides)
     assert recipe is not None
     return load_any_config(recipe, overrides)
 

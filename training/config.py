@@ -26,7 +26,7 @@ from training.parallel.backbone import Gathered, Precision
 from training.parallel.instance_head import InstanceConfig, InstanceKind
 from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
 from training.parallel.products import Products
-from training.start import tower_fields
+from training.start import SIZES, tower_fields
 
 _SOME_CLASSES = 500
 _MANY_CLASSES = 10_000  # the most classes that are all drawn as negatives
@@ -74,6 +74,7 @@ _OTHER_NAMES = {
     "amp": "compute.precision",
     "output": "out",
 }
+_TEXT_SIZES: Final = ("context_length", "width", "depth", "heads", "mlp_width", "activation")
 _VERBATIM = (
     "data.images",
     "data.labels",
@@ -819,8 +820,9 @@ def load_config(
 
     fallback: sections and top-level keys for what neither the recipe nor an override names; its
     data section does not apply to a recipe with data.mix. With model.start the tower's sizes are
-    those of the weights. Raises ConfigInvalid, which names the key and, for a misspelled one, makes
-    a suggestion, and the errors of `training.start.open_start`.
+    those of the weights, whatever a built-in recipe states. Raises ConfigInvalid, which names the
+    key and, for a misspelled one, makes a suggestion, and the errors of
+    `training.start.open_start`.
     """
     return validate_config(read_fields(recipe, overrides, fallback=fallback))
 
@@ -829,12 +831,31 @@ def read_fields(
     recipe: str, overrides: Sequence[str] = (), *, fallback: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Returns the fields of a recipe as `load_config` builds a configuration of them."""
-    fields = overridden(_read_recipe(recipe), overrides, fallback or {})
+    stated = _read_recipe(recipe)
+    if recipe in built_in_recipes():
+        stated = _without_replaced_towers(stated, overrides)
+    fields = overridden(stated, overrides, fallback or {})
     tower = fields.get("model")
     if isinstance(tower, dict) and (start := tower.get("start")) is not None:
         sizes = tower_fields(str(start), tower.get("like"), tower)
         fields["model"] = {**tower, **sizes}
     return fields
+
+
+def _without_replaced_towers(fields: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns the fields without the sizes of towers that the overrides start from weights.
+
+    A recipe that states a resolution alone, and no tower, keeps it.
+    """
+    started = overridden({}, overrides, {})
+    kept = dict(fields)
+    for section, sizes in (("model", SIZES), ("text", _TEXT_SIZES)):
+        given, stated = started.get(section), fields.get(section)
+        if not isinstance(given, Mapping) or not isinstance(stated, Mapping):
+            continue
+        if given.get("start") not in (None, stated.get("start")) and "width" in stated:
+            kept[section] = {name: stated[name] for name in stated if name not in sizes}
+    return kept
 
 
 def overridden(

@@ -23,6 +23,7 @@ from mlcd.models.servable import Servable
 from mlcd.parts.encoded import check_outside, images_parent
 from mlcd.progress import Stages
 from mlcd.world import World
+from training.changed_settings import check_same_settings
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.checkpoint.classifier_contents import ClassifierContents
 from training.class_examples import write_examples
@@ -53,7 +54,7 @@ from training.telemetry.throughput import Throughput, measured_peak_tflops
 from training.tower import freeze, initial_model
 
 CONFIG = "config.yaml"
-_CHECKPOINTS = "checkpoints"
+CHECKPOINTS = "checkpoints"
 
 
 def run_training(config: RunConfig, reporter: Stages, *, cores: int | None = None) -> Artifact:
@@ -165,9 +166,10 @@ def choose_algorithms(config: TrainingConfig, device: torch.device) -> None:
 
 
 def _refuse_earlier(out: Path, request: Request) -> None:
-    """Raises Conflict if a run of an earlier version is at `out`, finished or not.
+    """Raises Conflict if a run of an earlier version or of other settings is at `out`, finished or
+    not.
 
-    Such a run would go on with other crops and other negatives.
+    One of an earlier version would go on with other crops and other negatives.
     """
     finished = (
         open_artifact(out, verify_files=False).request().identity()
@@ -185,6 +187,7 @@ def _refuse_earlier(out: Path, request: Request) -> None:
                 "negatives otherwise",
                 remedy="end it with that version, or remove it or give another output directory",
             )
+    check_same_settings(out, request)
 
 
 def write_config(config: TrainingConfig, run: Path) -> None:
@@ -377,7 +380,7 @@ def open_draft(out: Path, request: Request, processes: Processes) -> Iterator[Dr
             refuse_full_disk(error, out)
             raise
         except (InvalidInput, ConfigInvalid):
-            if any(checkpoint_steps(draft.path / _CHECKPOINTS)):
+            if any(checkpoint_steps(draft.path / CHECKPOINTS)):
                 draft.keep()
             raise
 
@@ -472,4 +475,4 @@ def log_paths(run: Path) -> tuple[str, ...]:
     names: Sequence[str] = [
         path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()
     ]
-    return tuple(sorted(name for name in names if not name.startswith(f"{_CHECKPOINTS}/")))
+    return tuple(sorted(name for name in names if not name.startswith(f"{CHECKPOINTS}/")))

@@ -13,11 +13,11 @@ from mlcd.models.zoo import LoadOptions, at_resolution
 
 # The field of a centers artifact's config that names the classes a head was trained on.
 CLASSES: Final = "classes"
-_SIZES: Final = (
+SIZES: Final = (
     "image_size", "patch_size", "width", "depth", "heads", "mlp_width", "embedding_dim",
     "activation", "positions", "norm_eps", "registers",
 )  # fmt: skip
-_NEEDED: Final = _SIZES[:7]
+_NEEDED: Final = SIZES[:7]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def tower_fields(spec: str, like: str | None, given: Mapping[str, Any]) -> dict[
     ConfigInvalid if it contradicts the weights.
     """
     if given.keys() >= set(_NEEDED):
-        return {name: given[name] for name in _SIZES if name in given}
+        return {name: given[name] for name in SIZES if name in given}
     return sizes_from(open_start(spec, like, Path()).model, spec, given)
 
 
@@ -75,7 +75,7 @@ def sizes_from(model: Servable, spec: str, given: Mapping[str, Any]) -> dict[str
     """
     config = model.trunk.config
     stated = config.to_dict()
-    for name in _SIZES:
+    for name in SIZES:
         if name != "image_size" and name in given and given[name] != stated[name]:
             raise ConfigInvalid(
                 f"model.{name}={given[name]}, but the weights at {spec} have {stated[name]}",
@@ -87,7 +87,7 @@ def sizes_from(model: Servable, spec: str, given: Mapping[str, Any]) -> dict[str
             f"model.image_size={size} is not a multiple of the patches of {spec}, which have"
             f" {config.patch_size} pixels"
         )
-    return {**{name: stated[name] for name in _SIZES}, "image_size": size}
+    return {**{name: stated[name] for name in SIZES}, "image_size": size}
 
 
 def at_size(model: Servable, image_size: int) -> Servable:

@@ -35,6 +35,7 @@ from mlcd.artifacts.manifest import (
     Artifact,
     FileEntry,
     Request,
+    canonical_json,
     draft_path,
     measure,
     open_artifact,
@@ -85,6 +86,21 @@ def find_published(out: Path, request: Request) -> Artifact | None:
         _clear_notes(out)
     uploads_of(out, draft_path(out), shared=False).clear_notes()
     return artifact
+
+
+def change_begun(out: Path, config: Mapping[str, Any]) -> None:
+    """Gives the unfinished work at `out` another config, with which its next attempt goes on.
+
+    The caller decides that what is done stays valid. Raises Conflict where a process works on it.
+    """
+    path = draft_path(out)
+    descriptor = lock_directory(path, fcntl.LOCK_EX, make=False)
+    try:
+        identity = json.loads((path / REQUEST).read_text())
+        changed = canonical_json({**identity, "config": dict(config)})
+        write_synced(path / REQUEST, changed.encode())
+    finally:
+        os.close(descriptor)
 
 
 class Draft:

@@ -70,7 +70,7 @@ class Request:
 
     def canonical(self) -> str:
         """Returns the identity as JSON, the same text for the same request."""
-        return _canonical(self.identity())
+        return canonical_json(self.identity())
 
 
 @dataclass(frozen=True)
@@ -257,15 +257,15 @@ def _digest(manifest: Mapping[str, Any]) -> str:
         "files": manifest["files"],
         "children": manifest["children"],
     }
-    return hashlib.sha256(_canonical(identity).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()
 
 
 def _checksum(manifest: Mapping[str, Any]) -> str:
     content = {name: value for name, value in manifest.items() if name != "checksum"}
-    return hashlib.sha256(_canonical(content).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
 
 
-def _canonical(value: object) -> str:
+def canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 

@@ -426,13 +426,73 @@ def test_a_run_goes_on_with_more_skips_allowed_but_with_nothing_else_changed(arg
     process.communicate(timeout=120)
     assert process.returncode == 0
     refused = call_mlcd("train", "--resume", tmp_path / "run", "optim.lr=0.1")
-    assert (refused.returncode, "other input or settings" in refused.stderr) == (2, True)
+    assert refused.returncode == 2
+    assert "other settings: optim.lr=0.1, before 0.001: leave them out" in refused.stderr
     process = start_mlcd("train", "--resume", tmp_path / "run", "optim.max_skips=3")
     wait_for_steps(tmp_path / "run", 40, process)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
     assert process.returncode == 130
     assert "max_skips: 3" in (tmp_path / "run.partial" / "config.yaml").read_text()
+
+
+def stop_after(run, number, process):
+    wait_for_steps(run, number, process)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert (process.returncode, run.exists()) == (0, False), errors
+
+
+def test_a_run_goes_on_with_other_accumulation_and_other_checkpoints(arguments, alone, tmp_path):
+    options = ["compute.precision=fp64", "compute.accumulation=2", "schedule.steps=60"]
+    whole, run = alone("resumed-whole", *options), tmp_path / "run"
+    stop_after(run, 8, start_mlcd(*arguments("run", *options)))
+    result = call_mlcd(
+        "train", "--resume", run, "compute.accumulation=4", "checkpoint.every_steps=7"
+    )
+    assert result.returncode == 0, result.stderr
+    assert_alike(run, whole, tolerance=1e-9)
+    config = json.loads((run / "manifest.json").read_text())["config"]
+    assert (config["compute"]["accumulation"], config["checkpoint"]["every_steps"]) == (4, 7)
+    ours, theirs = (last_weights(each, 60) for each in (run, whole))
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in theirs)
+    assert call_mlcd("verify", run).returncode == 0
+    done = call_mlcd("train", "--resume", run, "schedule.steps=99")
+    assert (
+        done.returncode,
+        "is finished, with other settings: schedule.steps=99" in done.stderr,
+    ) == (
+        2,
+        True,
+    )
+
+
+def test_other_checkpoints_change_no_bit_of_a_run_that_goes_on(arguments, alone, tmp_path):
+    whole, run = alone("resumed-bits", "schedule.steps=60"), tmp_path / "run"
+    stop_after(run, 8, start_mlcd(*arguments("run", "schedule.steps=60")))
+    assert call_mlcd("train", "--resume", run, "checkpoint.every_steps=7").returncode == 0
+    ours, theirs = (last_weights(each, 60) for each in (run, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_run_goes_on_to_another_number_of_steps_and_no_other_setting(arguments, tmp_path):
+    run = tmp_path / "run"
+    stop_after(run, 12, start_mlcd(*arguments("run", "schedule.steps=5000")))
+    for overrides, words in (
+        (["optim.lr=0.1", "loss.scale=9"], ["optim.lr=0.1, before 0.001", "loss.scale=9.0"]),
+        (["schedule.steps=10"], ["schedule.steps=10, but", "has reached step"]),
+    ):
+        refused = call_mlcd("train", "--resume", run, *overrides)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+        assert all(word in refused.stderr for word in words), refused.stderr
+    again = call_mlcd(*arguments("run", "schedule.steps=70"))
+    assert (again.returncode, "schedule.steps=70, before 5000" in again.stderr) == (2, True)
+    reached = len(steps_of(tmp_path / "run.partial"))
+    result = call_mlcd("train", "--resume", run, f"schedule.steps={reached + 20}")
+    assert result.returncode == 0, result.stderr
+    assert [line["step"] for line in steps_of(run)] == list(range(reached + 20))
+    lr = [line["lr"] for line in steps_of(run)]
+    assert lr[-1] < 0.05 * lr[reached - 1]  # the cosine ends at the new total
 
 
 def test_a_nan_at_step_7_is_caught_by_all_processes_and_replayed_by_one(arguments, tmp_path):

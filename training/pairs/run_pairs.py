@@ -21,6 +21,7 @@ from mlcd.models.zoo import LoadOptions
 from mlcd.parts.encoded import check_source, images_parent
 from mlcd.progress import Stages
 from mlcd.randomness import Stream, hash_counters
+from training.changed_settings import check_same_settings
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.data.loader import StepBatches
 from training.pairs.cached_views import image_views
@@ -127,6 +128,7 @@ def _run(config: PairsConfig, reporter: Stages, processes: Processes) -> Artifac
         if features is not None:
             parents.append(features.artifact.as_parent_of(out, "embeddings"))
         request = _request(config, pairs, text, tuple(parents))
+        check_same_settings(out, request)
         done = find_published(out, request)
     if done is not None:
         return done

@@ -26,6 +26,7 @@ from mlcd.pipelines.verify import verify
 from tests.unit.training.running import SILENT, before_step, read_log
 from training.config import load_config
 from training.evaluation.seen import seen_by
+from training.pairs.pairs_config import load_any_config
 from training.run import run_training
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -348,3 +349,39 @@ def test_a_left_out_branch_adds_nothing():
         trunk.norm_post(trunk.norm_pre(trunk.cls.expand(3, 1, -1) + trunk.pos[:1])[:, 0])
     )
     assert torch.allclose(trunk(x, None, dropped), only_norms, atol=1e-6)
+
+
+@pytest.mark.parametrize("recipe", ["smoke", "small", "demo-digits", "mlcd-vit-b32-continue"])
+def test_a_built_in_recipe_takes_the_shape_of_the_weights(recipe, tmp_path):
+    write_open_clip(tmp_path / "weights")
+    places = ["data.images=I", "data.labels=L", "out=OUT", f"model.start={tmp_path / 'weights'}"]
+    assert load_config(recipe, places).model.vit() == TOWER
+    assert load_config(recipe, [*places, "model.image_size=48"]).model.image_size == 48
+    for name, typed, stated in (
+        ("width", 96, 32),
+        ("depth", 3, 2),
+        ("positions", "rope", "learned"),
+    ):
+        with pytest.raises(
+            ConfigInvalid, match=f"model.{name}={typed}, but the weights at .* have {stated}"
+        ):
+            load_config(recipe, [*places, f"model.{name}={typed}"])
+
+
+def test_a_recipe_of_a_resolution_keeps_it_and_one_of_one_s_own_is_compared(tmp_path):
+    write_open_clip(tmp_path / "weights")
+    places = ["data.images=I", "data.labels=L", "out=OUT", f"model.start={tmp_path / 'weights'}"]
+    assert load_config("stage2-336", places).model.image_size == 336
+    own = tmp_path / "own.yaml"
+    own.write_text("model: {width: 96}\nschedule: {steps: 90}\n")
+    with pytest.raises(ConfigInvalid, match=r"model\.width=96, but the weights"):
+        load_config(str(own), places)
+
+
+@pytest.mark.parametrize("recipe", ["clip", "siglip"])
+def test_a_built_in_recipe_of_pairs_takes_the_shape_of_the_weights(recipe, tmp_path):
+    write_open_clip(tmp_path / "weights")
+    start = f"model.start={tmp_path / 'weights'}"
+    config = load_any_config(recipe, ["data.pairs=P", "out=OUT", start, "text.start=TEXT"])
+    assert config.model.vit() == TOWER
+    assert config.text.start == "TEXT"
