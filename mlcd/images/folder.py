@@ -22,8 +22,8 @@ from mlcd.images.entries import Entry
 from mlcd.images.faults import unavailable
 from mlcd.images.names import decoded, encoded, is_candidate, printable
 from mlcd.images.read_ahead import ReadAhead
-from mlcd.images.remote_files import is_remote, read, threads
-from mlcd.images.source import Source
+from mlcd.images.remote_files import is_object_store, is_remote, read, threads
+from mlcd.images.source import ListingProblem, Source
 from mlcd.types import SampleKey
 
 _CONNECTIONS: Final = 16  # images that are on their way from a store at one time
@@ -48,14 +48,19 @@ class FolderSource(Source):
         if folders:
             table = pa.concat_tables(folders).sort_by("key")
             class_names = pc.struct_field(
-                pc.extract_regex(table["key"], r"(?s)^(?P<parent>.*)/"), "parent"
+                pc.extract_regex(table["key"], r"(?s)^(?P<parent>.+)/"), "parent"
             )
             yield table.add_column(1, "class_name", class_names)
 
     def _walk(self) -> Iterator[list[dict[str, Any]]]:
-        """Yields the contents of each folder. fsspec's own walk skips folders that it
-        cannot list.
+        """Yields the contents of the folder, in parts.
+
+        Keys of an object store are texts, of which `//`, `.` and `..` are parts like others: a list
+        of each folder would miss some. fsspec's own walk skips folders that it cannot list.
         """
+        if is_object_store(self._filesystem):
+            yield self._objects()
+            return
         folders = [self._root]
         while folders:
             folder = folders.pop()
@@ -63,10 +68,27 @@ class FolderSource(Source):
                 listed = self._filesystem.ls(folder, detail=True)
             except OSError as error:
                 raise unavailable(folder, error) from error
-            # object stores list a folder in itself
+            # a folder may be listed in itself
             inside = [info for info in listed if info["name"].rstrip("/") != folder]
             folders += [info["name"].rstrip("/") for info in inside if info["type"] == "directory"]
             yield inside
+
+    def _objects(self) -> list[dict[str, Any]]:
+        """Returns the objects below the root, without the empty ones that stand for folders.
+
+        One whose name ends as a folder's is a problem: a store's library reads it under another
+        name.
+        """
+        try:
+            listed = self._filesystem.find(self._root, detail=True).values()
+        except OSError as error:
+            raise unavailable(self._root, error) from error
+        objects = [info for info in listed if info["name"].startswith(f"{self._root}/")]
+        for info in objects:
+            if info["name"].endswith("/") and info["size"]:
+                key = printable(info["name"][len(self._root) + 1 :])
+                self.problems.append(ListingProblem(key, "its name ends with /, as a folder's"))
+        return [info for info in objects if not info["name"].endswith("/")]
 
     def _table_of(self, files: Iterable[dict[str, Any]]) -> pa.Table:
         """Returns the files as a table, without classes.
@@ -76,10 +98,9 @@ class FolderSource(Source):
         keys, sizes, paths = [], [], []
         for info in files:
             name = info["name"][len(self._root) + 1 :]
-            relative = PurePosixPath(name)
-            if info["type"] != "directory" and is_candidate(relative):
+            if info["type"] != "directory" and is_candidate(PurePosixPath(name)):
                 is_file = info["type"] == "file"
-                keys.append(printable(relative.as_posix()))
+                keys.append(printable(name))
                 sizes.append(int(info["size"]) if is_file else 0)
                 paths.append(
                     _NO_FILE if not is_file else None if name == keys[-1] else encoded(name)

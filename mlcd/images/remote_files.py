@@ -18,6 +18,7 @@ from mlcd.store_errors import is_final, translated
 
 RANGE_BYTES: Final = 8 << 20  # of one request: large beside what a request costs
 CONNECTIONS: Final = 4  # ranges that are on their way at one time
+_OBJECT_STORES: Final = frozenset(["s3", "s3a", "gs", "gcs", "az", "abfs"])
 _PATIENCE_S: Final = 60.0  # how long a store may fail
 _FIRST_PAUSE_S: Final = 0.2
 _MAX_PAUSE_S: Final = 10.0
@@ -25,6 +26,12 @@ _MAX_PAUSE_S: Final = 10.0
 
 def is_remote(filesystem: Any) -> bool:
     return not isinstance(filesystem, LocalFileSystem)
+
+
+def is_object_store(filesystem: Any) -> bool:
+    """Tells whether names are keys, and not paths through folders that exist."""
+    protocols = filesystem.protocol
+    return not _OBJECT_STORES.isdisjoint([protocols] if isinstance(protocols, str) else protocols)
 
 
 def shown(filesystem: Any, path: str) -> str:

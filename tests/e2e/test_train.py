@@ -490,7 +490,7 @@ def test_a_run_goes_on_to_another_number_of_steps_and_no_other_setting(arguments
     reached = len(steps_of(tmp_path / "run.partial"))
     result = call_mlcd("train", "--resume", run, f"schedule.steps={reached + 20}")
     assert result.returncode == 0, result.stderr
-    assert [line["step"] for line in steps_of(run)] == list(range(reached + 20))
+    assert [line["step"] for line in steps_of(run)] == list(range(1, reached + 21))
     lr = [line["lr"] for line in steps_of(run)]
     assert lr[-1] < 0.05 * lr[reached - 1]  # the cosine ends at the new total
 

@@ -26,6 +26,7 @@ from mlcd.errors import (
     NotFound,
     Unavailable,
 )
+from mlcd.images.sources import open_source
 from mlcd.pipelines.sync import sync
 from mlcd.progress import Reporter
 from tests.conftest import call_mlcd, write_digits
@@ -224,3 +225,37 @@ def test_the_command_says_what_it_did_and_no_secret_anywhere(used, artifact, tmp
     files = used.filesystem()
     assert all(SECRET.encode() not in files.cat_file(name) for name in files.find("bucket/told"))
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == SECRET
+
+
+# Keys are texts: what is a step between folders of a disk is a part of a name here.
+ODD_KEYS = (
+    "a/2.png", "a//b/4.png", "a/b/4.png", "a///c.png", "/lead.png", "./dot.png", "../up.png",
+    "a/../2.png", "e f/ü ñ.png", "p%20q.png", "p q.png", "h#1.png", "q?1.png", "s*t.png", "[z].png",
+    "b\\c.png", "e\u0301.png", "\u00e9.png", "as-a-folder", "as-a-folder/5.png",
+)  # fmt: skip
+
+
+def test_every_key_is_listed_and_read_as_itself_or_counted(used):
+    files = used.filesystem()
+    files.mkdir("odd")
+
+    def put(key, body):
+        files.call_s3("put_object", Bucket="odd", Key=key, Body=body)
+
+    for number, key in enumerate(ODD_KEYS):
+        put(f"ph/{key}", b"body %d" % number)
+    put("ph/empty/", b"")
+    put("ph/full/", b"not empty")
+    put("ph-beside/1.png", b"of another folder")
+    put("/top.png", b"top")
+    source = open_source("s3://odd/ph")
+    found = {entry.key: source.read(entry) for entry in source.entries}
+    assert found == {key: b"body %d" % number for number, key in enumerate(ODD_KEYS)}
+    assert [problem.key for problem in source.problems] == ["full/"]
+    classes = dict(zip(source.entries.keys(), source.entries.class_names(), strict=True))
+    assert (classes["a//b/4.png"], classes["a/b/4.png"]) == ("a//b", "a/b")
+    assert (classes["/lead.png"], classes["[z].png"]) == (None, None)
+    assert not list(source.changed_files(list(source.entries)))
+    whole = open_source("s3://odd")
+    assert {entry.key: whole.read(entry) for entry in whole.entries}["/top.png"] == b"top"
+    assert len(whole.entries) == len(ODD_KEYS) + 2
