@@ -1,9 +1,11 @@
 """The parts of a data set that the names of its files state, as Hugging Face's hub does."""
 
 import re
-from collections.abc import Sequence
-from pathlib import PurePosixPath
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Final
+
+from mlcd.locations import is_url
 
 _PARTS: Final = {
     "train": "train",
@@ -19,6 +21,33 @@ _FIRST: Final = re.compile(rf"({'|'.join(_PARTS)})(?![a-z])")
 def part_folder(name: str) -> str:
     """Returns the name of the folder that such a part would be."""
     return _PARTS.get(name, name)
+
+
+def parts_of_classes(class_names: Iterable[str]) -> dict[str, str]:
+    """Returns the part that each first folder of the classes' paths is: train, val or test.
+
+    It is empty unless two folders are parts: one alone may be a class, such as the train of a
+    railway. Folders without classes in them are parts where no class stands beside them.
+    """
+    folders = [name.partition("/") for name in class_names]
+    alone = {first for first, slash, _ in folders if not slash}
+    found = {first: part for first, _, _ in folders if (part := _PARTS.get(first.lower()))}
+    if any(first not in found for first in alone):
+        found = {first: part for first, part in found.items() if first not in alone}
+    return found if len(found) > 1 else {}
+
+
+def propose_parts(location: str, parts: Mapping[str, str]) -> str:
+    """Returns the remedy for images whose folders are parts: the options that give them apart."""
+    names = {part: folder for folder, part in parts.items()}
+    if "train" not in names:
+        return "give the two sides with --train and --test"
+    train, test = names["train"], names.get("test") or names["val"]
+    if not is_url(location) and not (Path(location) / train).is_dir():
+        return "give the files of each part with --train and --test"
+    sides = (f"{option} {location.rstrip('/')}/{name}" for option, name in
+             (("--train", train), ("--test", test)))  # fmt: skip
+    return f"give {' '.join(sides)}"
 
 
 def part_of_files(paths: Sequence[str]) -> dict[str, str]:

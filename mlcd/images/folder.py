@@ -189,8 +189,12 @@ class FolderSource(Source):
         return (entry.key for entry in files if self._size(entry) != entry.size_bytes)
 
     def _size(self, entry: Entry) -> int | None:
+        path = self._path(entry)
         try:
-            return int(self._filesystem.info(self._path(entry))["size"])
+            info = self._filesystem.info(path)
+            if info["type"] == "directory" and is_object_store(self._filesystem):
+                info = self._filesystem.info(path, refresh=True)  # a listing hides such a key
+            return int(info["size"])
         except (OSError, ValueError):
             return None
 

@@ -110,15 +110,12 @@ def _name_of(names: Sequence[str]) -> Callable[[Any], str | None]:
     known = set(names)
 
     def name_of(value: Any) -> str | None:
-        if isinstance(value, str):
-            if value in known:
-                return value
-            number = _number_in(value)
-            if number is None:
-                return value or None
-        else:
-            number = _number(value)
-        if number is None or not math.isfinite(number) or number != int(number):
+        if value in known:
+            return str(value)
+        number = _number_in(value) if isinstance(value, str) else _number(value)
+        if number is None:
+            return value or None if isinstance(value, str) else None
+        if not math.isfinite(number) or number != int(number):
             return None
         return names[int(number)] if 0 <= number < len(names) else None
 

@@ -14,6 +14,7 @@ from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.labels import NAMES, part_name, write_part
 from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.errors import ImageRejected, InvalidInput
+from mlcd.images.dataset_parts import parts_of_classes, propose_parts
 from mlcd.images.entries import Entry
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
@@ -35,7 +36,8 @@ LabelsOf = Callable[[Entry], Sequence[tuple[int, float]]]
 def label_classes(images: str, out: Path, reporter: Reporter) -> Artifact:
     """Labels each image with the class that its folder, or its shard, names.
 
-    Raises InvalidInput where fewer than two classes are named.
+    Raises InvalidInput where fewer than two classes are named, and where the folders are parts of a
+    data set, which would make each class several.
     """
     source = open_source(images)
     names = sorted({name for name in source.entries.class_names() if name is not None})
@@ -43,6 +45,14 @@ def label_classes(images: str, out: Path, reporter: Reporter) -> Artifact:
         raise InvalidInput(
             f"{images} names {len(names)} classes, and there is nothing to tell apart",
             remedy="put the images of each class into a folder of its own",
+        )
+    if parts := parts_of_classes(names):
+        first = min(parts)
+        raise InvalidInput(
+            f"the folders {', '.join(sorted(parts))} of {images} are parts of a data set, and would"
+            f" make {len(names)} classes",
+            remedy=f"label one part alone, such as {images.rstrip('/')}/{first}; in `mlcd evaluate`"
+            f" {propose_parts(images, parts)}",
         )
     number = {name: index for index, name in enumerate(names)}
 

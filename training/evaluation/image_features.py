@@ -79,7 +79,7 @@ class ImageSet:
             )
         class_names = [name for name in entries.class_names() if name is not None]
         given = None
-        if (folders := folder_split(class_names)) is not None:
+        if (folders := folder_split(class_names, source.location)) is not None:
             given, class_names = folders
         return cls(source, entries.select(known), splits[known], tuple(class_names), given)
 

@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import InvalidInput
+from mlcd.images.dataset_parts import parts_of_classes, propose_parts
 from mlcd.keys import held_out
 from mlcd.types import SampleKey
 
 # The share of the samples that are not held out. CLIP states no share.
 VALIDATION_FRACTION: Final = 0.2
-_VALIDATION_FOLDERS: Final = ("val", "valid")
-SPLIT_FOLDERS: Final = ("train", *_VALIDATION_FOLDERS, "test")
+_ORDER: Final = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -62,34 +62,42 @@ def with_validation(split: Split, positions: NDArray[np.float64]) -> Split:
     return Split(split.train & ~validation, validation, split.test, split.folders)
 
 
-def folder_split(class_names: Sequence[str]) -> tuple[Split, list[str]] | None:
+def folder_split(class_names: Sequence[str], location: str = "") -> tuple[Split, list[str]] | None:
     """Returns the split that folders make, and the classes within it; None if folders are classes.
 
-    Folders make a split if they are the first parts of the classes' paths and at least two of
-    train, val, valid and test hold classes. test is tested on; without it val, or valid, is. Raises
-    InvalidInput if train is missing, or if other classes are beside them.
+    Folders make a split if they are the first parts of the classes' paths and at least two of them
+    are called train, val, valid, validation, dev or test, in capitals or not. test is tested on;
+    without it the others but train are. location: that of the images, to name the two sides by.
+    Raises InvalidInput if train is missing, if other classes are beside them, or if they hold none.
     """
-    parts = [name.partition("/") for name in class_names]
-    found = {first for first, slash, _ in parts if slash and first in SPLIT_FOLDERS}
-    if len(found) < 2:
+    found = parts_of_classes(class_names)
+    if not found:
         return None
-    remedy = "give the two sides with --train and --test"
-    named = ", ".join(name for name in SPLIT_FOLDERS if name in found)
-    if "train" not in found:
+    parts = [name.partition("/") for name in class_names]
+    remedy = propose_parts(location, found)
+    named = ", ".join(sorted(found, key=lambda folder: (_ORDER.index(found[folder]), folder)))
+    if "train" not in found.values():
         raise InvalidInput(
             f"the folders {named} look like splits, but there is no train", remedy=remedy
+        )
+    if not any(slash for _, slash, _ in parts):
+        raise InvalidInput(
+            f"the folders {named} are parts of a data set, and images in them have no class",
+            remedy="put them into one sub-folder per class within each part",
         )
     other = next(("".join(part) for part in parts if not part[1] or part[0] not in found), None)
     if other is not None:
         raise InvalidInput(
             f"the folders {named} look like splits, but {other} stands beside them", remedy=remedy
         )
-    first = np.array([first for first, _, _ in parts])
-    validation = np.isin(first, _VALIDATION_FOLDERS)
-    tested = {"test"} & found or found - {"train"}
-    test = np.isin(first, sorted(tested))
-    folders = (" and ".join(sorted(found - tested)), " and ".join(sorted(tested)))
-    return Split(first == "train", validation & ~test, test, folders), [
+    part_of = np.array([found[first] for first, _, _ in parts])
+    tested = "test" if "test" in found.values() else "val"
+    test = part_of == tested
+    folders = (
+        " and ".join(sorted(folder for folder, part in found.items() if part != tested)),
+        " and ".join(sorted(folder for folder, part in found.items() if part == tested)),
+    )
+    return Split(part_of == "train", (part_of == "val") & ~test, test, folders), [
         name for _, _, name in parts
     ]
 

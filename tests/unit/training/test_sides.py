@@ -270,7 +270,8 @@ def test_folders_called_train_val_valid_and_test_are_splits():
     assert (split.test.tolist(), split.folders) == ([False, True], ("train", "valid"))
     for no_split in (
         ["train/a", "train/b"],
-        ["train", "test"],
+        ["train", "bus"],
+        ["train", "test", "bus"],
         ["a", "b"],
         ["training/a", "testing/a"],
     ):
@@ -284,6 +285,24 @@ def test_folders_called_train_val_valid_and_test_are_splits():
             InvalidInput, match=f"train, test look like splits, but {beside} stands beside them"
         ):
             folder_split(["train/a", "test/a", beside])
+
+
+def test_other_names_of_parts_are_splits_and_parts_without_classes_are_refused(tmp_path):
+    split, classes = folder_split(["Train/a", "validation/a", "TEST/a"])
+    assert (classes, split.folders) == (["a"] * 3, ("Train and validation", "TEST"))
+    assert (split.validation.tolist(), split.test.tolist()) == (
+        [False, True, False],
+        [False, False, True],
+    )
+    split, _ = folder_split(["train/a", "dev/a"])
+    assert split.test.tolist() == [False, True]
+    with pytest.raises(InvalidInput, match="train, test are parts of a data set, and images in"):
+        folder_split(["train", "test"])
+    (tmp_path / "train").mkdir()
+    with pytest.raises(
+        InvalidInput, match=f"give --train {tmp_path}/train --test {tmp_path}/validation"
+    ):
+        folder_split(["train/a", "validation/a", "other/a"], str(tmp_path))
 
 
 def test_a_run_is_not_evaluated_on_what_it_trains_on(digits, split_folders):

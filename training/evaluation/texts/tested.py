@@ -132,7 +132,7 @@ def tested_classes(tested: Tested) -> TestedClasses:
             remedy="put the images into one sub-folder per class to evaluate",
         )
     class_names = [name for name in tested.class_names if name is not None]
-    if (split := folder_split(class_names)) is None:
+    if (split := folder_split(class_names, tested.location)) is None:
         return TestedClasses(known, class_names, sorted(set(class_names)))
     given, within = split
     places = np.flatnonzero(given.test)
