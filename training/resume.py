@@ -50,9 +50,10 @@ def resume_config(run: Path, overrides: Sequence[str]) -> RunConfig | PairsConfi
     if "schedule.steps" in changes:
         _check_steps(out, config.schedule.steps)
     if changes and is_first():
-        # A crash between the two is mended by the next --resume: the draft still has the old ones.
-        write_config(config, draft_path(out))
+        # First what is refused while a process works on the run. After a crash between the two,
+        # the next --resume changes the draft back.
         change_begun(out, with_changes(begun["config"], wanted))
+        write_config(config, draft_path(out))
     return config
 
 

@@ -22,7 +22,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
     Raises ArtifactInvalid naming a shard that lacks tensors which the index promises.
     """
-    index, state = read_index(path) or {}, {}
+    index = read_index(path) or {}
+    state: dict[str, Tensor] = {}
     for file in weight_files(path):
         tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickled(file)
         _check_complete(file, tensors, index, path.name)
