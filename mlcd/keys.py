@@ -1,6 +1,10 @@
-"""The split of sample keys, which decides what is held out for evaluation."""
+"""The keys of samples: how foreign ones are compared, and their split, which decides what is held
+out for evaluation.
+"""
 
 import hashlib
+import posixpath
+import unicodedata
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,6 +14,19 @@ from mlcd.errors import ConfigInvalid
 from mlcd.types import SampleKey
 
 HELD_OUT_FRACTION = 0.2
+
+
+def normalize_key(key: str) -> SampleKey:
+    """Returns the form in which keys are compared that are not the same: NFC, and the path without
+    `./` and repeated slashes. Keys are stored as they are, because files are found by them.
+    """
+    path = posixpath.normpath(unicodedata.normalize("NFC", key))
+    return path[1:] if path.startswith("//") else path  # POSIX keeps two slashes at the start
+
+
+def normalize_class(name: str) -> str:
+    """Returns the name of a class in NFC: the folders of some systems spell it otherwise."""
+    return unicodedata.normalize("NFC", name)
 
 
 def split_positions(

@@ -1,16 +1,18 @@
 """The captions that files beside images hold: a text or JSON file of one image, a table of many."""
 
-import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, Final
 
 from mlcd.errors import InvalidInput
+from mlcd.images.names import printable
+from mlcd.text_tables import csv_rows, decode_text, json_rows, open_text, shown_columns, split_lines
 
 SIDECARS: Final = (".json", ".txt")  # the first that states a caption counts
 TABLES: Final = tuple(
     name + suffix for name in ("captions", "metadata", "labels") for suffix in (".jsonl", ".csv")
 )
+TABLES_OF_CAPTIONS: Final = "captions."  # other tables may be there for other columns
 CAPTION_COLUMNS: Final = ("captions", "caption", "text")  # the first that is there counts
 MAX_BYTES: Final = 1 << 24  # of a file beside one image
 _PATH_COLUMNS: Final = ("path", "file_name", "image", "key")
@@ -27,32 +29,54 @@ def captions_beside(suffix: str, data: bytes, item: str) -> list[str]:
             f"{item}{suffix} has more than {MAX_BYTES} bytes",
             remedy="a file beside an image holds its captions",
         )
+    text = decode_text(data, item + suffix)
+    if suffix != ".json":
+        return captions_among({"captions": split_lines(text)}, item + suffix)
     try:
-        text = data.decode("utf-8-sig")
-        facts = json.loads(text) if suffix == ".json" else {"captions": text.split("\n")}
+        facts = json.loads(text)
     except (ValueError, RecursionError) as error:
-        kind = "JSON" if suffix == ".json" else "text"
-        raise InvalidInput(f"{item}{suffix} is not {kind} in UTF-8", remedy="mend it") from error
+        raise InvalidInput(f"{item}{suffix} is not JSON", remedy="mend it") from error
     return captions_among(facts, item + suffix) if isinstance(facts, dict) else []
 
 
-def captions_in_table(name: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields a path, relative to the table's folder, and a caption of it, from the lines of a
+def captions_in_table(
+    name: str, file: IO[bytes], *, is_of_captions: bool = True
+) -> Iterator[tuple[str, str]]:
+    """Yields a path, relative to the table's folder, and a caption of it, from the open file of a
     table in CSV or JSON lines. A path may have several rows.
+
+    is_of_captions: the table is to hold captions, and is refused where it has rows and no column of
+    them. Raises InvalidInput naming the first row that cannot be read.
     """
-    rows = map(json.loads, lines) if name.endswith(".jsonl") else csv.DictReader(lines)
-    number = 0
-    try:
-        for number, row in enumerate(rows, start=1):
-            item = f"{name}, row {number},"
-            if not isinstance(row, dict):
-                raise InvalidInput(f"{item} is no object", remedy="give an object in each line")
+    seen: tuple[str, ...] = ()
+    is_captioned = False
+    for number, row in _rows(name, file):
+        item = f"{name}, line {number},"
+        if not isinstance(row, dict):
+            raise InvalidInput(f"{item} is no object", remedy="give an object in each line")
+        seen = seen or tuple(row)
+        if any(column in row for column in CAPTION_COLUMNS):
+            is_captioned = True
             for caption in captions_among(row, item):
                 yield _path(row, item), caption
-    except (ValueError, RecursionError, csv.Error) as error:
+    is_separated_otherwise = len(seen) == 1 and any(mark in seen[0] for mark in ";\t")
+    if seen and not is_captioned and (is_of_captions or is_separated_otherwise):
         raise InvalidInput(
-            f"{name} cannot be read after row {number}", remedy="mend it, in UTF-8"
-        ) from error
+            f"{name} has the columns {shown_columns(seen)}, and no captions",
+            remedy=f"give a path in one of {', '.join(_PATH_COLUMNS)} and a text in "
+            f"one of {', '.join(CAPTION_COLUMNS)}, separated by commas",
+        )
+
+
+def _rows(name: str, file: IO[bytes]) -> Iterator[tuple[int, Any]]:
+    with open_text(file, name) as lines:
+        if name.endswith(".jsonl"):
+            yield from json_rows(name, lines)
+            return
+        rows = csv_rows(name, lines)
+        _, header = next(rows, (0, []))
+        for number, row in rows:
+            yield number, dict(zip(header, row, strict=True))
 
 
 def captions_among(facts: Mapping[str, Any], item: str) -> list[str]:
@@ -79,9 +103,12 @@ def _checked(text: Any, item: str) -> str:
 
 def _path(row: Mapping[str, Any], item: str) -> str:
     path = next((row[column] for column in _PATH_COLUMNS if row.get(column)), None)
-    if not isinstance(path, str):
-        raise InvalidInput(
-            f"{item} names no image",
-            remedy=f"give the image's path in a column {', '.join(_PATH_COLUMNS)}",
-        )
-    return path
+    try:
+        if isinstance(path, str):
+            return printable(path)
+    except UnicodeEncodeError:
+        pass
+    raise InvalidInput(
+        f"{item} names no image: it has the columns {shown_columns(tuple(row))}",
+        remedy=f"give the image's path in a column {', '.join(_PATH_COLUMNS)}",
+    )

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from mlcd.images.entries import Entries
+from mlcd.images.matched_keys import Unmatched, match_keys
 from mlcd.images.source import Source
 
 _BLOCK: Final = 1 << 16  # captions that are Python objects at a time
@@ -18,9 +19,11 @@ class Captions:
     """The captions of n images, several or none of each.
 
     texts: [n] large_list of large_string. An image takes 8 bytes, a caption 8 and its own.
+    unmatched: names in a table beside the images that are none of theirs.
     """
 
     texts: pa.LargeListArray
+    unmatched: Unmatched
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -38,14 +41,17 @@ def read_captions(source: Source, entries: Entries) -> Captions:
     """Reads the captions that lie beside the images of a source; () for an image without.
 
     entries: those of the source, or some of them. Raises InvalidInput naming a caption that is no
-    text, Unavailable where a file system fails.
+    text or may be of two images, Unavailable where a file system fails.
     """
     keys, texts = [], []
     found = source.captions()
     while block := list(islice(found, _BLOCK)):
         keys.append(pa.array([key for key, _ in block], pa.large_string()))
         texts.append(pa.array([text for _, text in block], pa.large_string()))
-    index_of_text = entries.find(pa.chunked_array(keys, pa.large_string()))
+    matched = match_keys(
+        pa.chunked_array(keys, pa.large_string()), entries.key_column(), source.location
+    )
+    index_of_text = matched.indices
     order = np.argsort(index_of_text, kind="stable")
     order = order[index_of_text[order] >= 0]
     counts = np.bincount(index_of_text[order], minlength=len(entries))
@@ -54,4 +60,5 @@ def read_captions(source: Source, entries: Entries) -> Captions:
         pa.chunked_array(texts, pa.large_string()).take(pa.array(order, pa.int64())).chunks
         or [pa.array([], pa.large_string())]
     )
-    return Captions(pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values))
+    lists = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
+    return Captions(lists, matched.unmatched)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from mlcd.keys import normalize_class
 from mlcd.types import SampleKey
 
 _TYPES: Final = {
@@ -49,8 +50,11 @@ class Entries(Sequence[Entry]):
 
     @classmethod
     def of(cls, tables: Iterable[pa.Table]) -> "Entries":
-        """Joins the rows of all tables, which have the same columns; strings may be of any type."""
-        typed = [table.cast(_typed(table.schema)) for table in tables]
+        """Joins the rows of all tables, which have the same columns; strings may be of any type.
+
+        Names of classes become NFC here, for every kind of source.
+        """
+        typed = [_with_normal_classes(table).cast(_typed(table.schema)) for table in tables]
         return cls(pa.concat_tables(typed or [pa.schema(_TYPES.items()).empty_table()]))
 
     @classmethod
@@ -101,14 +105,19 @@ class Entries(Sequence[Entry]):
     def sizes_bytes(self) -> Iterator[int]:
         return self._values("size_bytes")
 
+    def key_column(self) -> pa.ChunkedArray:
+        """Returns [N] large_string: the keys of all entries."""
+        own = self._table["key"]
+        if isinstance(self._rows, range) and self._rows == range(len(own)):
+            return own
+        return own.take(pa.array(self._rows, pa.int64()))
+
     def find(self, keys: pa.ChunkedArray) -> NDArray[np.int32]:
         """Returns [n] int32: the index of each of n keys (large_string) among these entries, -1
         where it is missing.
         """
-        own = self._table["key"]
-        if not isinstance(self._rows, range) or self._rows != range(len(own)):
-            own = own.take(pa.array(self._rows, pa.int64()))
-        indices: NDArray[np.int32] = pc.fill_null(pc.index_in(keys, value_set=own), -1).to_numpy()
+        found = pc.index_in(keys, value_set=self.key_column())
+        indices: NDArray[np.int32] = pc.fill_null(found, -1).to_numpy()
         return indices
 
     def indices_of(self, keys: pa.ChunkedArray) -> NDArray[np.int64]:
@@ -157,6 +166,18 @@ def _with_wide_indices(table: pa.Table) -> pa.Table:
             wide = pa.dictionary(pa.int32(), field.type.value_type)
             table = table.set_column(number, field.name, pa.chunked_array(chunks, wide))
     return table
+
+
+def _with_normal_classes(table: pa.Table) -> pa.Table:
+    """Returns the table with classes as `normalize_class` has them."""
+    place = table.schema.get_field_index("class_name")
+    names = table.column(place)
+    stated = pc.unique(names)
+    normal = [None if name is None else normalize_class(name) for name in stated.to_pylist()]
+    if normal == stated.to_pylist():
+        return table
+    spelled = pa.array(normal, pa.string()).take(pc.index_in(names, value_set=stated))
+    return table.set_column(place, "class_name", spelled)
 
 
 def _typed(schema: pa.Schema) -> pa.Schema:

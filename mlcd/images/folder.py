@@ -15,6 +15,7 @@ from mlcd.images.caption_files import (
     MAX_BYTES,
     SIDECARS,
     TABLES,
+    TABLES_OF_CAPTIONS,
     captions_beside,
     captions_in_table,
 )
@@ -129,24 +130,28 @@ class FolderSource(Source):
         except (OSError, ValueError) as error:
             raise ImageRejected("unreadable", "the file cannot be read") from error
 
-    def captions(self) -> Iterator[tuple[SampleKey, str]]:
+    def captions(self) -> Iterator[tuple[str, str]]:
         """Yields the captions of the first table of the folder that has some, else those in files
         beside the images.
         """
         files = self._files_in(self._root)
-        for table in (f"{self._root}/{name}" for name in TABLES):
-            captions = self._captions_in_table(table) if table in files else iter(())
+        for name in TABLES:
+            table = f"{self._root}/{name}"
+            if table not in files:
+                continue
+            captions = self._captions_in_table(
+                table, is_of_captions=name.startswith(TABLES_OF_CAPTIONS)
+            )
             if first := next(captions, None):
                 yield first
                 yield from captions
                 return
         yield from self._captions_beside()
 
-    def _captions_in_table(self, table: str) -> Iterator[tuple[SampleKey, str]]:
+    def _captions_in_table(self, table: str, *, is_of_captions: bool) -> Iterator[tuple[str, str]]:
         try:
-            with self._filesystem.open(table, "rt", encoding="utf-8-sig", newline="") as lines:
-                for path, caption in captions_in_table(printable(table), lines):
-                    yield printable(posixpath.normpath(path)), caption
+            with self._filesystem.open(table, "rb") as file:
+                yield from captions_in_table(printable(table), file, is_of_captions=is_of_captions)
         except OSError as error:
             raise unavailable(table, error) from error
 

@@ -22,7 +22,6 @@ from mlcd.images.names import decoded, encoded, printable
 from mlcd.images.shard_index import Listing, list_once
 from mlcd.images.source import FilesSource, ListingProblem
 from mlcd.images.text_columns import CLASS_COLUMNS, TextColumn, check_single
-from mlcd.types import SampleKey
 
 _IMAGE_COLUMNS: Final = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes")
 _KEY_COLUMN: Final = "key"
@@ -128,7 +127,7 @@ class ColumnsSource(FilesSource):
             return Listing(_ROWS.empty_table(), damaged=True)
         return Listing(pa.Table.from_batches(batches, schema=_ROWS), damaged=False)
 
-    def captions(self) -> Iterator[tuple[SampleKey, str]]:
+    def captions(self) -> Iterator[tuple[str, str]]:
         for path, name in self._names():
             try:
                 with self._opened(path) as opened:

@@ -14,7 +14,6 @@ from mlcd.images.remote_files import shown, threads
 from mlcd.images.source import FilesSource
 from mlcd.locations import check_no_credentials
 from mlcd.store_errors import translated
-from mlcd.types import SampleKey
 
 _WEB: Final = ("http://", "https://")
 _LINE_DIGITS: Final = 8
@@ -54,7 +53,7 @@ class UrlListSource(FilesSource):
         url: bytes = entry.locator[1]
         return url
 
-    def captions(self) -> Iterator[tuple[SampleKey, str]]:
+    def captions(self) -> Iterator[tuple[str, str]]:
         return iter(())
 
     def files_of(self, entries: Sequence[Entry]) -> list[str]:

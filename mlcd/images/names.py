@@ -35,10 +35,16 @@ def is_candidate(path: PurePath) -> bool:
     """Tells whether a file at this path below a folder counts as an image; hidden files and
     sidecars do not.
     """
-    hidden = any(
-        (part.startswith(".") and part != "..") or part == "__MACOSX" for part in path.parts
-    )
-    return not hidden and path.suffix.lower() not in _SIDECARS
+    return not _is_hidden(path) and path.suffix.lower() not in _SIDECARS
+
+
+def is_sidecar(path: PurePath, *suffixes: str) -> bool:
+    """Tells whether a file in an archive is one beside images with one of the suffixes."""
+    return path.suffix in suffixes and not _is_hidden(path)
+
+
+def _is_hidden(path: PurePath) -> bool:
+    return any((part.startswith(".") and part != "..") or part == "__MACOSX" for part in path.parts)
 
 
 def printable(name: str) -> str:

@@ -132,9 +132,9 @@ class Source(ABC):
     def _read(self, entry: Entry) -> bytes: ...
 
     @abstractmethod
-    def captions(self) -> Iterator[tuple[SampleKey, str]]:
-        """Yields the captions that lie beside the images, each with the key of its image, which
-        may have several.
+    def captions(self) -> Iterator[tuple[str, str]]:
+        """Yields the captions that lie beside the images, each with the key of its image as it is
+        stated there (see `mlcd.images.matched_keys`). An image may have several.
         """
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
@@ -12,11 +12,11 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mlcd.errors import ImageRejected
+from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.caption_files import MAX_BYTES, SIDECARS, captions_beside
 from mlcd.images.entries import Entry, constant
 from mlcd.images.faults import refuse_fault
-from mlcd.images.names import decoded, encoded, is_candidate, printable
+from mlcd.images.names import decoded, encoded, is_candidate, is_sidecar, printable
 from mlcd.images.read_ahead import ReadAhead
 from mlcd.images.remote_files import (
     CONNECTIONS,
@@ -28,12 +28,15 @@ from mlcd.images.remote_files import (
     threads,
 )
 from mlcd.images.shard_index import MEMBERS, Listing, list_once
+from mlcd.images.sidecars import Spellings, sample_of, stem_of, stems_of
 from mlcd.images.source import FilesSource, ListingProblem
+from mlcd.images.tar_members import Member, TarMembers
 from mlcd.images.tar_spans import NOWHERE, spans_ahead
 from mlcd.store_errors import translated
-from mlcd.types import SampleKey
+from mlcd.text_tables import decode_text
 
-_TAR_BLOCK: Final = 512
+_CLASS: Final = ".cls"
+_MAX_CLASS_BYTES: Final = 1 << 12
 
 
 class TarSource(FilesSource):
@@ -62,85 +65,108 @@ class TarSource(FilesSource):
             )
 
     def _list_members(self, path: str) -> Listing:
-        names: list[PurePosixPath] = []
-        offsets: list[int] = []
-        sizes: list[int] = []
-        class_of: dict[str, str] = {}
-        target_of: dict[int, PurePosixPath] = {}
+        images: list[Member] = []
+        classes: dict[str, str] = {}
+        links: list[Member] = []
         damaged = False
         try:
-            with (
-                opened(self._filesystem, path) as raw,
-                tarfile.open(fileobj=raw, mode="r:") as archive,
-            ):
-                for member in archive:
-                    # tarfile would keep them all, a kilobyte each
-                    archive.members.clear()  # type: ignore[attr-defined]
-                    name = PurePosixPath(member.name)
-                    if (
-                        member.isreg()
-                        and name.suffix == ".cls"
-                        and (text := archive.extractfile(member))
-                    ):
-                        class_of[_sample(name)] = text.read(256).decode("utf-8", "replace").strip()
-                    elif not member.isdir() and is_candidate(name):
-                        is_read = member.isreg() and ".." not in name.parts
-                        names.append(name)
-                        offsets.append(member.offset_data if is_read else NOWHERE)
-                        sizes.append(member.size if is_read else 0)
-                        if member.islnk():
-                            target_of[len(names) - 1] = PurePosixPath(member.linkname)
-                # tarfile takes anything that is not a header for the end, but only zeros are.
-                raw.seek(archive.offset)
-                damaged = raw.read(_TAR_BLOCK) != bytes(_TAR_BLOCK)
+            with opened(self._filesystem, path) as raw:
+                members = TarMembers(raw)
+                for member in members:
+                    if is_candidate(member.name):
+                        images.append(member)
+                    elif is_sidecar(member.name, _CLASS):
+                        if member.target is not None or not member.is_file:
+                            links.append(member)
+                            continue
+                        raw.seek(member.offset)
+                        data = raw.read(min(member.size, _MAX_CLASS_BYTES))
+                        classes[stem_of(member.name)] = self._class_in(path, member, data)
+                damaged = members.is_damaged
         except (OSError, tarfile.TarError, EOFError) as error:
             refuse_fault(path, error)
             damaged = True
-        if target_of:  # GNU tar writes all names of a file but the first as hard links to it
-            index_of = {name: index for index, name in enumerate(names) if index not in target_of}
-            for index, target in target_of.items():
-                if (first := index_of.get(target)) is not None:
-                    offsets[index], sizes[index] = offsets[first], sizes[first]
-        samples = [_sample(name) for name in names]
-        num_images = Counter(samples)
-        keys = [
-            printable(sample if num_images[sample] == 1 else name.as_posix())
-            for sample, name in zip(samples, names, strict=True)
+        for link, data in self._linked(path, links, _MAX_CLASS_BYTES):
+            classes[stem_of(link.name)] = self._class_in(path, link, data)
+        names = [image.name for image in images]
+        columns = [
+            _keys(names),
+            _classes_of(names, classes),
+            [image.offset for image in images],
+            [image.size for image in images],
         ]
-        class_names = [class_of.get(sample) for sample in samples]
-        return Listing(pa.table([keys, class_names, offsets, sizes], schema=MEMBERS), damaged)
+        return Listing(pa.table(columns, schema=MEMBERS), damaged)
 
-    def captions(self) -> Iterator[tuple[SampleKey, str]]:
+    def captions(self) -> Iterator[tuple[str, str]]:
         shards = dict(self._names())
         for path, entries in groupby(self.entries, lambda entry: decoded(entry.locator[0])):
-            captions = self._captions_of_samples(path)
+            names, sidecars = self._sidecars(path)
+            spellings = Spellings(sidecars)
+            name_of = dict(zip(_keys(names), names, strict=True))
             for entry in entries:
-                name = PurePosixPath(entry.key.removeprefix(f"{shards[path]}/"))
-                for text in captions.get(_sample(name), ()):
+                name = name_of.get(entry.key.removeprefix(f"{shards[path]}/"))
+                for text in () if name is None else self._captions(path, name, sidecars, spellings):
                     yield entry.key, text
 
-    def _captions_of_samples(self, path: str) -> dict[str, list[str]]:
-        """Returns the captions of each sample of a shard, as far as it can be read."""
-        found: dict[str, dict[str, list[str]]] = {suffix: {} for suffix in SIDECARS}
+    def _captions(
+        self, path: str, name: PurePosixPath, sidecars: dict[str, bytes], spellings: Spellings
+    ) -> list[str]:
+        """Returns the captions in the nearest file beside an image that has some."""
+        for stem in stems_of(name):
+            for suffix in SIDECARS:
+                if (sidecar := spellings.find(stem + suffix)) is not None:
+                    item = f"{printable(path)}: {printable(sidecar.removesuffix(suffix))}"
+                    if texts := captions_beside(suffix, sidecars[sidecar], item):
+                        return texts
+        return []
+
+    def _sidecars(self, path: str) -> tuple[list[PurePosixPath], dict[str, bytes]]:
+        """Returns the names of a shard's images and the files that may hold their captions, as far
+        as it can be read.
+        """
+        names: list[PurePosixPath] = []
+        sidecars: dict[str, bytes] = {}
+        links: list[Member] = []
         try:
-            with (
-                opened(self._filesystem, path) as raw,
-                tarfile.open(fileobj=raw, mode="r:") as archive,
-            ):
-                for member in archive:
-                    archive.members.clear()  # type: ignore[attr-defined]
-                    name = PurePosixPath(member.name)
-                    suffix = name.name[len(name.name.split(".", 1)[0]) :]
-                    if suffix in found and (file := archive.extractfile(member)):
-                        sample = printable(_sample(name))
-                        item = f"{printable(path)}: {sample}"
-                        texts = captions_beside(suffix, file.read(MAX_BYTES + 1), item)
-                        if texts:
-                            found[suffix][sample] = texts
+            with opened(self._filesystem, path) as raw:
+                for member in TarMembers(raw):
+                    if is_candidate(member.name):
+                        names.append(member.name)
+                    elif is_sidecar(member.name, *SIDECARS):
+                        if member.target is not None or not member.is_file:
+                            links.append(member)
+                            continue
+                        raw.seek(member.offset)
+                        data = raw.read(min(member.size, MAX_BYTES + 1))
+                        sidecars[member.name.as_posix()] = data
         except (OSError, tarfile.TarError, EOFError) as error:
             refuse_fault(path, error)
-        first, second = (found[suffix] for suffix in SIDECARS)
-        return second | first
+        for link, data in self._linked(path, links, MAX_BYTES + 1):
+            sidecars[link.name.as_posix()] = data
+        return names, sidecars
+
+    def _linked(
+        self, path: str, links: Iterable[Member], max_bytes: int
+    ) -> Iterator[tuple[Member, bytes]]:
+        """Yields the files beside images that are hard links, with what they link to.
+
+        Raises InvalidInput for a link that leads to no file of the shard.
+        """
+        data_at: dict[int, bytes] = {}  # many links lead to one file
+        for link in links:
+            if not link.is_file:
+                raise InvalidInput(
+                    f"{printable(path)}: {printable(str(link.name))} is a link to no file of the "
+                    "shard, or is no plain file",
+                    remedy="write the files themselves: tar --dereference --hard-dereference",
+                )
+            if link.offset not in data_at:
+                end = link.offset + min(link.size, max_bytes)
+                data_at[link.offset] = read(self._filesystem, path, link.offset, end)
+            yield link, data_at[link.offset]
+
+    def _class_in(self, path: str, member: Member, data: bytes) -> str:
+        return decode_text(data, f"{printable(path)}: {printable(str(member.name))}").strip()
 
     @contextmanager
     def _reading_ahead(self, entries: Iterable[Entry]) -> Iterator[ReadAhead | None]:
@@ -176,6 +202,36 @@ class TarSource(FilesSource):
             raise ImageRejected("unreadable", "the shard cannot be read") from error
 
 
-def _sample(name: PurePosixPath) -> str:
-    """Returns webdataset's key: the path up to the first dot of its last part."""
-    return (name.parent / name.name.split(".", 1)[0]).as_posix()
+def _keys(names: Sequence[PurePosixPath]) -> list[str]:
+    """Returns the key of each image within its shard: webdataset's, or the whole name of one of
+    several images that share it.
+    """
+    samples = [sample_of(name) for name in names]
+    num_images = Counter(samples)
+    return [
+        printable(sample if num_images[sample] == 1 else name.as_posix())
+        for sample, name in zip(samples, names, strict=True)
+    ]
+
+
+def _classes_of(names: Sequence[PurePosixPath], classes: Mapping[str, str]) -> list[str | None]:
+    """Returns the class of each image.
+
+    classes: by the name of the .cls file, without the suffix. One of a longer name, as
+    `a.coarse.cls`, is that of webdataset's sample `a` where it is the only one and of no image's own
+    name.
+    """
+    own = {stem_of(name) for name in names}
+    of_sample: dict[str, list[str]] = {}
+    for stem in classes.keys() - own:
+        of_sample.setdefault(sample_of(PurePosixPath(stem)), []).append(stem)
+    spellings = Spellings(classes)
+
+    def class_of(name: PurePosixPath) -> str | None:
+        for stem in stems_of(name):
+            if (found := spellings.find(stem)) is not None:
+                return classes[found]
+        longer = of_sample.get(stem_of(name), ())
+        return classes[longer[0]] if len(longer) == 1 else None
+
+    return [class_of(name) for name in names]

@@ -12,7 +12,6 @@ from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.entries import Entry
 from mlcd.images.read_ahead import ReadAhead
 from mlcd.images.source import Source
-from mlcd.types import SampleKey
 
 
 class UrlSource(Source):
@@ -31,7 +30,7 @@ class UrlSource(Source):
             sha256.update(f"{entry.key}\0".encode() + self._links.read(entry) + b"\0")
         return sha256.hexdigest()
 
-    def captions(self) -> Iterator[tuple[SampleKey, str]]:
+    def captions(self) -> Iterator[tuple[str, str]]:
         return self._links.captions()
 
     def files_of(self, entries: Sequence[Entry]) -> list[str]:

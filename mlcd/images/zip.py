@@ -16,7 +16,6 @@ from mlcd.images.entries import Entry, constant
 from mlcd.images.faults import refuse_fault
 from mlcd.images.names import class_of_path, decoded, encoded, is_candidate, printable
 from mlcd.images.source import FilesSource, ListingProblem
-from mlcd.types import SampleKey
 
 
 class ZipSource(FilesSource):
@@ -55,7 +54,7 @@ class ZipSource(FilesSource):
                 }
             )
 
-    def captions(self) -> Iterator[tuple[SampleKey, str]]:
+    def captions(self) -> Iterator[tuple[str, str]]:
         for path, entries in groupby(self.entries, lambda entry: decoded(entry.locator[0])):
             with self._filesystem.open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
                 names = set(archive.namelist())

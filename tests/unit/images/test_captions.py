@@ -169,16 +169,16 @@ def test_captions_of_some_entries_in_their_order(tmp_path):
         ({"a.json": b'{"caption": 3}'}, r"a caption of .*a\.json is no text"),
         ({"a.json": rb'{"caption": "\ud800"}'}, r"a caption of .*a\.json is no text"),
         ({"a.txt": b"\xff"}, r"a\.txt is not text in UTF-8"),
-        ({"captions.jsonl": b'{"caption": "x"}'}, r"captions\.jsonl, row 1, names no image"),
+        ({"captions.jsonl": b'{"caption": "x"}'}, r"captions\.jsonl, line 1, names no image"),
         (
             {"captions.jsonl": b'{"path": "a.jpg"}\n7'},
-            r"captions\.jsonl, row 2, is no object",
+            r"captions\.jsonl, line 2, is no object",
         ),
         (
             {"captions.jsonl": b'{"path": "a.jpg"}\n}'},
-            r"captions\.jsonl cannot be read after row 1",
+            r"captions\.jsonl, line 2 is not JSON",
         ),
-        ({"captions.csv": b"path,caption\na.jpg,\xff\n"}, r"captions\.csv cannot be read"),
+        ({"captions.csv": b"path,caption\na.jpg,\xff\n"}, r"captions\.csv, near line 1, is not text in UTF-8"),
     ],
 )
 def test_what_cannot_be_read_is_named(members, named, tmp_path):
