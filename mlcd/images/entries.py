@@ -3,6 +3,7 @@
 An image takes 20 bytes, its key and the source's own columns (9 bytes in tar shards).
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from mlcd.images.matched_keys import match_keys
 from mlcd.keys import normalize_class
 from mlcd.types import SampleKey
+
+_log = logging.getLogger(__name__)
 
 _TYPES: Final = {
     "key": pa.large_string(),
@@ -120,10 +124,14 @@ class Entries(Sequence[Entry]):
         indices: NDArray[np.int32] = pc.fill_null(found, -1).to_numpy()
         return indices
 
-    def indices_of(self, keys: pa.ChunkedArray) -> NDArray[np.int64]:
-        """Returns the indices of those of the keys that are among these entries, ascending."""
-        found = self.find(keys)
-        return np.sort(found[found >= 0]).astype(np.int64)
+    def indices_of(self, keys: pa.ChunkedArray, table: str) -> NDArray[np.int64]:
+        """Returns the indices of those of the keys of a table that are among these entries,
+        ascending; logs how many are not.
+        """
+        matched = match_keys(keys, self.key_column(), table)
+        if matched.unmatched.num:
+            _log.warning("%s: %s", table, matched.unmatched)
+        return np.unique(matched.indices[matched.indices >= 0])
 
     def repeated_key(self) -> SampleKey | None:
         """Returns the first key that an earlier entry also has; None where all are distinct."""

@@ -24,6 +24,7 @@ from mlcd.images.faults import unavailable
 from mlcd.images.names import decoded, encoded, is_candidate, printable
 from mlcd.images.read_ahead import ReadAhead
 from mlcd.images.remote_files import is_object_store, is_remote, read, threads
+from mlcd.images.sidecars import Spellings
 from mlcd.images.source import ListingProblem, Source
 from mlcd.types import SampleKey
 
@@ -159,20 +160,25 @@ class FolderSource(Source):
         """Yields captions from files that have the name of an image, but for the suffix."""
         read = (entry for entry in self.entries if entry.locator != (_NO_FILE,))
         for folder, entries in groupby(read, lambda entry: posixpath.dirname(self._path(entry))):
-            files = self._files_in(folder)
+            files = Spellings(self._files_in(folder))
             for entry in entries:
                 stem = posixpath.splitext(self._path(entry))[0]
-                beside = (suffix for suffix in SIDECARS if stem + suffix in files)
-                found = (captions_beside(each, *self._sidecar(stem, each)) for each in beside)
+                beside = ((suffix, files.find(stem + suffix)) for suffix in SIDECARS)
+                found = (
+                    captions_beside(suffix, *self._sidecar(file, suffix))
+                    for suffix, file in beside
+                    if file is not None
+                )
                 for text in next(filter(None, found), []):
                     yield entry.key, text
 
-    def _sidecar(self, stem: str, suffix: str) -> tuple[bytes, str]:
+    def _sidecar(self, file: str, suffix: str) -> tuple[bytes, str]:
         """Returns the start of a file, and the name for it without the suffix."""
         try:
-            return self._filesystem.cat_file(stem + suffix, end=MAX_BYTES + 1), printable(stem)
+            data = self._filesystem.cat_file(file, end=MAX_BYTES + 1)
         except OSError as error:
-            raise unavailable(stem + suffix, error) from error
+            raise unavailable(file, error) from error
+        return data, printable(file.removesuffix(suffix))
 
     def _files_in(self, folder: str) -> set[str]:
         """Returns the paths of the files of a folder, without links and special files."""

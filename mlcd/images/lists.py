@@ -9,11 +9,12 @@ import pyarrow as pa
 
 from mlcd.errors import InvalidInput
 from mlcd.images.entries import Entry, constant
-from mlcd.images.names import decoded, encoded, printable
+from mlcd.images.names import encoded, printable
 from mlcd.images.remote_files import shown, threads
 from mlcd.images.source import FilesSource
 from mlcd.locations import check_no_credentials
 from mlcd.store_errors import translated
+from mlcd.text_tables import read_list
 
 _WEB: Final = ("http://", "https://")
 _LINE_DIGITS: Final = 8
@@ -22,7 +23,7 @@ _ASKED: Final = 16  # files of a store that are asked about at one time
 
 def lines_of(filesystem: Any, path: str) -> list[str]:
     """Returns the lines of a list, without empty ones."""
-    return list(filter(None, decoded(filesystem.cat_file(path)).splitlines()))
+    return list(filter(None, read_list(filesystem.cat_file(path), printable(path))))
 
 
 def is_web(line: str) -> bool:
@@ -37,7 +38,7 @@ class UrlListSource(FilesSource):
 
     def entry_tables(self) -> Iterator[pa.Table]:
         for path, name in self._names_to_list():
-            lines = decoded(self._filesystem.cat_file(path)).splitlines()
+            lines = read_list(self._filesystem.cat_file(path), printable(path))
             numbered = [(number, line) for number, line in enumerate(lines, 1) if line]
             yield pa.table(
                 {

@@ -39,26 +39,34 @@ class Unmatched:
         """Returns the fault for people, after the name of the table."""
         return f"{self.first!r} is the key of no image ({self.num} of {self.num_keys} keys)"
 
+    @property
+    def are_all(self) -> bool:
+        return self.num == self.num_keys > 0
+
     def check(self, table: str, images: str, *, may_be_unmatched: bool = False) -> None:
         """Raises InvalidInput where a key is no image's; if they may be, only where all are."""
-        if not self.num or (may_be_unmatched and self.num < self.num_keys):
+        if not self.num or (may_be_unmatched and not self.are_all):
             return
-        every = self.num == self.num_keys
         hint = (
-            "; it is written with \\, and keys with /" if every and "\\" in str(self.first) else ""
+            "; it is written with \\, and keys with /"
+            if self.are_all and "\\" in str(self.first)
+            else ""
         )
         raise InvalidInput(
             f"{table}: {self.first!r} is the key of no image of {images} ({self.num} of "
             f"{self.num_keys} keys{hint})",
             remedy="keys are as `mlcd embed` lists them, in a folder the path inside of it"
-            if every
+            if self.are_all
             else f"give the images that the table was made for, or {_ALLOW}",
         )
 
 
 @dataclass(frozen=True)
 class MatchedKeys:
-    """indices: int64 [n], of the image that each key of a table means; -1 where it is no image's."""
+    """The images that the keys of a table mean.
+
+    indices: int64 [n], -1 for the key of no image.
+    """
 
     indices: NDArray[np.int64]
     unmatched: Unmatched

@@ -69,7 +69,7 @@ class Source(ABC):
 
         Raises InvalidInput where it has none of them.
         """
-        indices = self.entries.indices_of(keys)
+        indices = self.entries.indices_of(keys, f"the selection of {self.location}")
         if not len(indices):
             raise InvalidInput(
                 f"{self.location} has none of the images that are selected",

@@ -85,7 +85,7 @@ class TarSource(FilesSource):
                 damaged = members.is_damaged
         except (OSError, tarfile.TarError, EOFError) as error:
             refuse_fault(path, error)
-            damaged = True
+            damaged, links = True, [link for link in links if link.is_file]
         for link, data in self._linked(path, links, _MAX_CLASS_BYTES):
             classes[stem_of(link.name)] = self._class_in(path, link, data)
         names = [image.name for image in images]
@@ -141,6 +141,7 @@ class TarSource(FilesSource):
                         sidecars[member.name.as_posix()] = data
         except (OSError, tarfile.TarError, EOFError) as error:
             refuse_fault(path, error)
+            links = [link for link in links if link.is_file]
         for link, data in self._linked(path, links, MAX_BYTES + 1):
             sidecars[link.name.as_posix()] = data
         return names, sidecars
@@ -218,8 +219,8 @@ def _classes_of(names: Sequence[PurePosixPath], classes: Mapping[str, str]) -> l
     """Returns the class of each image.
 
     classes: by the name of the .cls file, without the suffix. One of a longer name, as
-    `a.coarse.cls`, is that of webdataset's sample `a` where it is the only one and of no image's own
-    name.
+    `a.coarse.cls`, is that of webdataset's sample `a` where it is the only one, and no image
+    `a.coarse.png` has it.
     """
     own = {stem_of(name) for name in names}
     of_sample: dict[str, list[str]] = {}

@@ -3,7 +3,7 @@
 import posixpath
 import threading
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any
@@ -15,6 +15,7 @@ from mlcd.images.caption_files import MAX_BYTES, SIDECARS, captions_beside
 from mlcd.images.entries import Entry, constant
 from mlcd.images.faults import refuse_fault
 from mlcd.images.names import class_of_path, decoded, encoded, is_candidate, printable
+from mlcd.images.sidecars import Spellings
 from mlcd.images.source import FilesSource, ListingProblem
 
 
@@ -57,7 +58,7 @@ class ZipSource(FilesSource):
     def captions(self) -> Iterator[tuple[str, str]]:
         for path, entries in groupby(self.entries, lambda entry: decoded(entry.locator[0])):
             with self._filesystem.open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
-                names = set(archive.namelist())
+                names = Spellings(archive.namelist())
                 for entry in entries:
                     stem = posixpath.splitext(entry.locator[1])[0]
                     for text in next(filter(None, _captions(archive, names, stem, path)), []):
@@ -76,14 +77,14 @@ class ZipSource(FilesSource):
 
 
 def _captions(
-    archive: zipfile.ZipFile, names: Collection[str], stem: str, path: str
+    archive: zipfile.ZipFile, names: Spellings, stem: str, path: str
 ) -> Iterator[list[str]]:
     """Yields the captions in each file beside an image."""
     for suffix in SIDECARS:
-        if stem + suffix in names:
+        if (name := names.find(stem + suffix)) is not None:
             item = f"{printable(path)}: {printable(stem)}"
             try:
-                with archive.open(stem + suffix) as file:
+                with archive.open(name) as file:
                     data = file.read(MAX_BYTES + 1)
             except Exception as error:  # as in reading an image
                 raise InvalidInput(

@@ -3,10 +3,11 @@
 import errno
 import io
 import json
+import logging
 import os
 import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
@@ -17,6 +18,7 @@ from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import Request
 from mlcd.artifacts.selection import Selection
 from mlcd.errors import Conflict, ImageRejected, InvalidInput, NotFound
+from mlcd.images.captions import Captions, read_captions
 from mlcd.images.entries import Entry
 from mlcd.images.folder import FolderSource
 from mlcd.images.source import Source
@@ -27,6 +29,8 @@ from mlcd.parts.encoded import check_outside, images_parent
 from mlcd.parts.used_embeddings import open_used_embeddings
 from mlcd.progress import Meter, Stages
 from mlcd.types import SampleKey
+
+_log = logging.getLogger(__name__)
 
 Form = Literal["links", "tar", "parquet"]
 _SHARD_IMAGES: Final = 4096
@@ -43,10 +47,13 @@ _SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True)
 class KeptImages:
-    """The images that a selection keeps, and the captions that lie beside some of them."""
+    """The images that a selection keeps, those that it was made from, and the captions of the
+    latter where they are asked for.
+    """
 
     source: Source
-    captions: dict[SampleKey, list[str]] = field(default_factory=dict)
+    everything: Source
+    captions: Captions | None = None
 
     @classmethod
     def open(cls, selection: Selection, images: str | None) -> "KeptImages":
@@ -59,7 +66,7 @@ class KeptImages:
                 f"{place} lacks the image {kept[int(missing.argmax())].as_py()}",
                 remedy="put it back, or give the images' place with --images",
             )
-        return cls(source.only(kept))
+        return cls(source.only(kept), source)
 
     def read(self, entry: Entry) -> bytes:
         try:
@@ -71,12 +78,21 @@ class KeptImages:
             ) from error
 
     def with_captions(self) -> "KeptImages":
-        keys = self.source.entries.keys()
-        captions: dict[SampleKey, list[str]] = {key: [] for key in keys}
-        for key, text in self.source.captions():
-            if key in captions:
-                captions[key].append(text)
-        return KeptImages(self.source, captions)
+        captions = read_captions(self.everything, self.everything.entries)
+        if captions.unmatched.num:
+            _log.warning("captions of %s: %s", self.source.location, captions.unmatched)
+        return replace(self, captions=captions)
+
+    def captions_of(self, entries: Sequence[Entry]) -> dict[SampleKey, list[str]]:
+        """Returns the captions of each of these images."""
+        if self.captions is None:
+            return {entry.key: [] for entry in entries}
+        keys = pa.chunked_array([pa.array([entry.key for entry in entries], pa.large_string())])
+        places = self.everything.entries.find(keys).tolist()
+        return {
+            entry.key: list(self.captions.of(place))
+            for entry, place in zip(entries, places, strict=True)
+        }
 
 
 def extract(
@@ -149,24 +165,26 @@ def _write_tar(
     kept: KeptImages, entries: list[Entry], start: int, path: Path, meter: Meter
 ) -> None:
     """Writes a shard in webdataset's layout; the samples are named by their number."""
+    captions = kept.captions_of(entries)
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
         for number, entry in enumerate(entries, start):
-            for suffix, data in _members(kept, entry):
+            for suffix, data in _members(kept, entry, captions[entry.key]):
                 member = tarfile.TarInfo(f"{number:09d}{suffix}")
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
             meter.advance()
 
 
-def _members(kept: KeptImages, entry: Entry) -> Iterator[tuple[str, bytes]]:
+def _members(kept: KeptImages, entry: Entry, captions: list[str]) -> Iterator[tuple[str, bytes]]:
     yield PurePosixPath(entry.key).suffix.lower() or ".image", kept.read(entry)
     if entry.class_name is not None:
         yield ".cls", entry.class_name.encode()
-    facts = {"key": entry.key, "captions": kept.captions[entry.key]}
+    facts = {"key": entry.key, "captions": captions}
     yield ".json", json.dumps({name: value for name, value in facts.items() if value}).encode()
 
 
 def _write_parquet(kept: KeptImages, entries: list[Entry], path: Path, meter: Meter) -> None:
+    captions = kept.captions_of(entries)
     with pq.ParquetWriter(path, _SCHEMA) as writer:
         for first in range(0, len(entries), _GROUP_ROWS):
             some = entries[first : first + _GROUP_ROWS]
@@ -175,7 +193,7 @@ def _write_parquet(kept: KeptImages, entries: list[Entry], path: Path, meter: Me
                     "key": entry.key,
                     "image": {"bytes": kept.read(entry), "path": entry.key},
                     "class_name": entry.class_name,
-                    "captions": kept.captions[entry.key] or None,
+                    "captions": captions[entry.key] or None,
                 }
                 for entry in some
             ]

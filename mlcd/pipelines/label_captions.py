@@ -3,6 +3,7 @@ Huang et al., 2024).
 """
 
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from mlcd.images.sources import open_source
 from mlcd.pipelines.label_classes import label_by
 from mlcd.progress import Reporter
 
+_log = logging.getLogger(__name__)
+
 _FEWEST: Final = 2  # images; a token of one alone tells nothing about others
 
 
@@ -29,7 +32,11 @@ def label_captions(images: str, out: Path, reporter: Reporter, *, top: int) -> A
     """
     source = open_source(images)
     tokenizer = _tokenizer()
-    tokens = _tokens(tokenizer, read_captions(source, source.entries))
+    captions = read_captions(source, source.entries)
+    captions.unmatched.check(f"the captions of {images}", images, may_be_unmatched=True)
+    if captions.unmatched.num:
+        _log.warning("captions of %s: %s", images, captions.unmatched)
+    tokens = _tokens(tokenizer, captions)
     images_of = Counter(token for each in tokens for token in each)
     chosen = sorted(token for token, num in images_of.items() if num >= _FEWEST)
     if len(chosen) < 2:

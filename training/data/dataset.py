@@ -19,6 +19,7 @@ from mlcd.artifacts.selection import Selection
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.jpeg import require_simplejpeg
+from mlcd.images.matched_keys import match_keys
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.keys import held_out, split_positions
@@ -137,7 +138,8 @@ def _join(mixed: MixedSource, table: LabelTable, config: RunConfig) -> tuple[Par
     kept_out = held_out(split_positions(entries.keys(), entries.class_names()), hold_out)
     if mixed.selection is not None:
         kept_out |= _left_out(entries, mixed)
-    row_of_label = entries.find(table.labeled_keys())
+    matched = match_keys(table.labeled_keys(), entries.key_column(), mixed.labels)
+    row_of_label = matched.indices
     labeled = np.zeros(len(entries), dtype=np.bool_)
     labeled[row_of_label[row_of_label >= 0]] = True
     rows = np.flatnonzero(labeled & ~kept_out)
@@ -154,7 +156,11 @@ def _join(mixed: MixedSource, table: LabelTable, config: RunConfig) -> tuple[Par
     num_missing = int((row_of_label < 0).sum())
     if num_missing:
         _log.warning(
-            "%d images labeled in %s are not in %s", num_missing, mixed.labels, mixed.images
+            "%d images labeled in %s are not in %s, such as %s",
+            num_missing,
+            mixed.labels,
+            mixed.images,
+            matched.unmatched.first,
         )
     scores = None
     if config.loss.label_weights is not None:
@@ -167,7 +173,8 @@ def _left_out(entries: Entries, mixed: MixedSource) -> NDArray[np.bool_]:
     """Returns which images the selection of a data set does not keep, [N]."""
     left_out = np.ones(len(entries), np.bool_)
     assert mixed.selection is not None
-    left_out[entries.indices_of(Selection.open(brought(mixed.selection)).kept_keys())] = False
+    kept = Selection.open(brought(mixed.selection)).kept_keys()
+    left_out[entries.indices_of(kept, mixed.selection)] = False
     return left_out
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
@@ -14,6 +13,7 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.captions import Captions, read_captions
 from mlcd.images.entries import Entries
 from mlcd.images.jpeg import require_simplejpeg
+from mlcd.images.matched_keys import match_keys
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.keys import held_out, split_positions
@@ -87,6 +87,11 @@ def open_pairs(config: PairsConfig) -> PairSet:
         _log.warning("%s: %s: %s", config.data.pairs, problem.key, problem.detail)
     entries = source.entries
     captions = read_captions(source, entries)
+    captions.unmatched.check(
+        f"the captions of {config.data.pairs}", config.data.pairs, may_be_unmatched=True
+    )
+    if captions.unmatched.num:
+        _log.warning("captions of %s: %s", config.data.pairs, captions.unmatched)
     kept_out = held_out(
         split_positions(entries.keys(), entries.class_names()), config.data.hold_out
     )
@@ -108,8 +113,8 @@ def embedded(pairs: PairSet, embeddings: EmbeddingsArtifact) -> tuple[PairSet, N
 
     Raises InvalidInput if there are none.
     """
-    keys = pa.chunked_array([pa.array(embeddings.keys, pa.large_string())])
-    index_of_row = pairs.entries.find(keys)
+    matched = match_keys(embeddings.keys, pairs.entries.key_column(), str(embeddings.artifact.path))
+    index_of_row = matched.indices
     row_of_index = np.full(len(pairs) + 1, -1, dtype=np.int64)
     row_of_index[index_of_row] = np.arange(len(index_of_row))  # the last stands for other keys
     found = np.flatnonzero(row_of_index[:-1] >= 0)
