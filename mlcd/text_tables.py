@@ -44,14 +44,16 @@ def read_list(data: bytes, item: str) -> list[str]:
     return split_lines(data.decode("utf-8", "surrogateescape"))
 
 
-def open_text(file: IO[bytes], item: str, *, errors: str = "strict") -> io.TextIOWrapper:
+def open_text(
+    file: IO[bytes], item: str, *, errors: str = "strict", newline: str = ""
+) -> io.TextIOWrapper:
     """Returns an open binary file as text, with its line ends as they are.
 
     Raises InvalidInput for UTF-16.
     """
     _refuse_utf_16(file.read(4), item)
     file.seek(0)
-    return io.TextIOWrapper(file, encoding="utf-8-sig", errors=errors, newline="")
+    return io.TextIOWrapper(file, encoding="utf-8-sig", errors=errors, newline=newline)
 
 
 def csv_rows(item: str, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mlcd.artifacts.manifest import Artifact, open_artifact, verify_file
 from mlcd.errors import ArtifactInvalid
-from mlcd.keys import held_out
+from mlcd.keys import held_out, normalize_class
 from mlcd.types import Embeddings, Fingerprint, SampleKey, unit_rows
 
 ERRORS = "errors.jsonl"
@@ -168,8 +168,8 @@ class EmbeddingsArtifact:
         """Returns the class of each row where the source had one: for evaluation, never for
         training.
         """
-        names: list[str | None] = self._column("class_name").to_pylist()
-        return names
+        stated = self._column("class_name").to_pylist()
+        return [None if name is None else normalize_class(name) for name in stated]
 
     @cached_property
     def splits(self) -> NDArray[np.float64]:

@@ -24,6 +24,7 @@ from mlcd.artifacts.disk import locked, translated_os_errors
 from mlcd.artifacts.manifest import MANIFEST, Artifact, read_manifest
 from mlcd.artifacts.sealed_json import read_sealed, write_sealed
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
+from mlcd.text_tables import decode_text, split_lines
 
 GIVEN_NAMES: Final = "given-names.json"
 MADE_NAMES: Final = "names.json"  # a file of the artifact itself
@@ -173,11 +174,10 @@ def read_names_file(path: Path, num_centers: int) -> dict[int, str | None]:
     Raises NotFound, and InvalidInput naming the first id or name that is not allowed.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path} is no text in UTF-8", remedy="save it as UTF-8") from error
+        data = path.read_bytes()
     except OSError as error:
         raise NotFound(f"{path} cannot be read", remedy="give a file of names") from error
+    text = decode_text(data, str(path))
     pairs = _json_pairs(path, text) if text.lstrip().startswith("{") else _line_pairs(path, text)
     found: dict[int, str | None] = {}
     for identifier, name in pairs:
@@ -227,10 +227,10 @@ def _json_pairs(path: Path, text: str) -> list[tuple[str, Any]]:
 
 
 def _line_pairs(path: Path, text: str) -> list[tuple[str, Any]]:
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in split_lines(text) if line.strip()]
     delimiter = "\t" if lines and "\t" in lines[0] else ","
     try:
-        rows = list(csv.reader(lines, delimiter=delimiter))
+        rows = list(csv.reader(lines, delimiter=delimiter, strict=True))
     except csv.Error as error:
         raise InvalidInput(
             f"{path} is no table: {error}", remedy="give lines of id<TAB>name"

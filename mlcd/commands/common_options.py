@@ -205,6 +205,13 @@ def ray_options_with_workers(command: Callable[..., None]) -> Callable[..., None
     return wrapped
 
 
+unmatched_option: Callable[[_Command], _Command] = click.option(
+    "--allow-unmatched",
+    is_flag=True,
+    help="Leave out rows of tables that match no image, and do not refuse them.",
+)
+
+
 def announce(line: str) -> None:
     """Prints a line for people on standard error."""
     click.echo(f"mlcd: {line}", err=True)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mlcd.commands.common_options import ARTIFACT, FINISHED, LOCAL_PATH, announce, reporter_option
+from mlcd.commands.common_options import (
+    ARTIFACT,
+    FINISHED,
+    LOCAL_PATH,
+    announce,
+    reporter_option,
+    unmatched_option,
+)
 from mlcd.locations import shown
 from mlcd.progress import Reporter
 
@@ -56,6 +63,7 @@ _IMAGENET: Final = "imagenet"  # the words that come with the package
     " image's key, and `text`.",
 )
 @click.option("--labels", type=ARTIFACT, help="For --captions: the labels of the images.")
+@unmatched_option
 @click.option("--metadata", metavar="FIELD", help="Name by the values of this field.")
 @click.option(
     "--collection", type=LOCAL_PATH, help="For --metadata: the collection that has the field."
@@ -80,6 +88,7 @@ def name(
     metadata: str | None,
     collection: Path | None,
     least_share: float,
+    allow_unmatched: bool,
     reporter: Reporter,
 ) -> None:
     """Name CENTERS by hand, or from evidence: by words, captions or metadata of their members.
@@ -114,7 +123,13 @@ def name(
         from mlcd.parts.text_files import read_texts
         from mlcd.pipelines.name_by_terms import name_by_captions
 
-        naming = name_by_captions(centers, read_texts(captions), labels, least_share=least_share)
+        naming = name_by_captions(
+            centers,
+            read_texts(captions),
+            labels,
+            least_share=least_share,
+            may_be_unmatched=allow_unmatched,
+        )
     elif metadata is not None and collection is not None:
         from mlcd.pipelines.name_by_terms import name_by_metadata
 

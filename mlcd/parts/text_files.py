@@ -1,20 +1,19 @@
 """A file of texts, each with the key that names it for ever: .txt, .jsonl, .csv or parquet."""
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeAlias
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from mlcd.artifacts.manifest import Parent, measure
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.locations import Location, local_path, seen_from
 from mlcd.text_checks import is_unicode
+from mlcd.text_tables import csv_rows, json_rows, open_text, shown_columns
 from mlcd.types import SampleKey
 
 # what a tokenizer still reads within a second; far more than any model takes
@@ -59,11 +58,11 @@ def read_texts(location: Location) -> TextFile:
         ) from error
     if not rows:
         raise InvalidInput(f"{path} holds no text")
-    keys = [_key(path, number, key) for number, (key, _) in enumerate(rows, 1)]
+    keys = [_key(path, number, key) for number, key, _ in rows]
     (key, num), *_ = Counter(keys).most_common(1)
     if num > 1:
         raise InvalidInput(f"{path} has {num} texts of the id {key!r}", remedy="give each its own")
-    return TextFile(path, keys, [text for _, text in rows], measure(path).sha256)
+    return TextFile(path, keys, [text for _, _, text in rows], measure(path).sha256)
 
 
 def _key(path: Path, number: int, key: object) -> SampleKey:
@@ -81,55 +80,64 @@ def _key(path: Path, number: int, key: object) -> SampleKey:
     return name
 
 
+_Row: TypeAlias = tuple[int, object, object]  # number of the line or row, id, text
+
+
 def _lines(path: Path) -> Iterator[str]:
     """Yields lines; bytes that are no UTF-8 make theirs alone unusable."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
-        for line in file:
+    with (
+        path.open("rb") as file,
+        open_text(file, str(path), errors="surrogateescape", newline="\n") as lines,
+    ):
+        for line in lines:
             yield line.removesuffix("\n").removesuffix("\r")
 
 
-def _txt(path: Path) -> Iterator[tuple[None, object]]:
-    for line in _lines(path):
-        yield None, line
-
-
-def _jsonl(path: Path) -> Iterator[tuple[object, object]]:
+def _txt(path: Path) -> Iterator[_Row]:
     for number, line in enumerate(_lines(path), 1):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"line {number}: {error}") from error
-        yield (row.get("id"), row.get("text")) if isinstance(row, dict) else (None, row)
+        yield number, None, line
 
 
-def _csv(path: Path) -> Iterator[tuple[object, object]]:
-    types: dict[str, Any] = dict.fromkeys(_COLUMNS, pa.string())
-    table = pyarrow.csv.read_csv(
-        path,
-        parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=types, strings_can_be_null=False),
-    )
-    for key, text in _rows(path, table):
-        yield key or None, text  # an empty cell is no id
+def _jsonl(path: Path) -> Iterator[_Row]:
+    for number, row in json_rows(str(path), _lines(path)):
+        if isinstance(row, dict):
+            yield number, row.get("id"), row.get("text")
+        else:
+            yield number, None, row
 
 
-def _parquet(path: Path) -> Iterator[tuple[object, object]]:
-    schema = pq.read_schema(path)
-    return _rows(path, pq.read_table(path, columns=[n for n in _COLUMNS if n in schema.names]))
+def _csv(path: Path) -> Iterator[_Row]:
+    with path.open("rb") as file, open_text(file, str(path)) as lines:
+        rows = csv_rows(str(path), lines)
+        _, header = next(rows, (0, []))
+        _check_columns(path, header)
+        places = [header.index(name) if name in header else None for name in _COLUMNS]
+        for number, (_, row) in enumerate(rows, 1):
+            key, text = (None if place is None else row[place] for place in places)
+            yield number, key or None, text  # an empty cell is no id
 
 
-def _rows(path: Path, table: pa.Table) -> Iterator[tuple[object, object]]:
-    if "text" not in table.column_names:
-        raise InvalidInput(f"{path} has no column `text`", remedy="name the column of texts so")
-    for name in _COLUMNS:
-        if table.column_names.count(name) > 1:
-            raise InvalidInput(f"{path} has two columns `{name}`", remedy="rename one")
+def _parquet(path: Path) -> Iterator[_Row]:
+    names = pq.read_schema(path).names
+    _check_columns(path, names)
+    table = pq.read_table(path, columns=[name for name in _COLUMNS if name in names])
     texts = table["text"].to_pylist()
-    ids = table["id"].to_pylist() if "id" in table.column_names else [None] * len(texts)
-    return zip(ids, texts, strict=True)
+    ids = table["id"].to_pylist() if "id" in names else [None] * len(texts)
+    return zip(range(1, len(texts) + 1), ids, texts, strict=True)
 
 
-_READERS: Final[dict[str, Callable[[Path], Iterator[tuple[object, object]]]]] = {
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    if "text" not in names:
+        raise InvalidInput(
+            f"{path} has the columns {shown_columns(names)}, and no column `text`",
+            remedy="name the column of texts so",
+        )
+    for name in _COLUMNS:
+        if names.count(name) > 1:
+            raise InvalidInput(f"{path} has two columns `{name}`", remedy="rename one")
+
+
+_READERS: Final[dict[str, Callable[[Path], Iterator[_Row]]]] = {
     ".txt": _txt,
     ".jsonl": _jsonl,
     ".csv": _csv,

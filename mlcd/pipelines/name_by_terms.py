@@ -1,5 +1,6 @@
 """The naming of centers without a text tower: by captions, or by a field of a collection."""
 
+import logging
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ from mlcd.collections.clusters import Clusters
 from mlcd.collections.collection import Collection
 from mlcd.collections.columns import Column, Scalar
 from mlcd.errors import InvalidInput
+from mlcd.images.matched_keys import match_keys
 from mlcd.naming.chosen_names import LEAST_SHARE
 from mlcd.naming.term_scores import class_tf_idf, contrast
 from mlcd.naming.terms import MemberTerms, tokens
@@ -19,16 +21,24 @@ from mlcd.parts.text_files import TextFile
 from mlcd.pipelines.name import Members, Naming, name_members, open_centers
 from mlcd.types import Embeddings, Neighbors
 
+_log = logging.getLogger(__name__)
+
 _SHOWN_CAPTION: Final = 200  # characters
 
 
 def name_by_captions(
-    path: Path, captions: TextFile, labels: Path, *, least_share: float = LEAST_SHARE
+    path: Path,
+    captions: TextFile,
+    labels: Path,
+    *,
+    least_share: float = LEAST_SHARE,
+    may_be_unmatched: bool = False,
 ) -> Naming:
     """Names the centers at `path` by the words of their members' captions.
 
-    captions: of keys as in `labels`, which tell the center of each. Raises InvalidInput for labels
-    of other centers, or where no caption is of a labeled image.
+    captions: of keys as in `labels`, which tell the center of each. may_be_unmatched: captions of
+    no labeled image are left out and logged. Raises InvalidInput for labels of other centers, or
+    for captions of no labeled image.
     """
     artifact, _ = open_centers(path)
     table = LabelTable.open(labels)
@@ -37,17 +47,19 @@ def name_by_captions(
             f"{labels} are not of these centers", remedy=f"label with --centers {path}"
         )
     centers = np.concatenate([ids for ids, _ in table.first_labels()])
-    center_of = dict(zip(table.labeled_keys().to_pylist(), centers.tolist(), strict=True))
+    matched = match_keys(captions.keys, table.labeled_keys(), str(captions.path))
+    matched.unmatched.check(str(captions.path), str(labels), may_be_unmatched=may_be_unmatched)
+    if matched.unmatched.num:
+        _log.warning("%s: %s", captions.path, matched.unmatched)
     known = [
-        (key, text, center_of[key])
-        for key, text in zip(captions.keys, captions.texts, strict=True)
-        if key in center_of and isinstance(text, str)
+        (key, text, int(centers[index]))
+        for key, text, index in zip(
+            captions.keys, captions.texts, matched.indices.tolist(), strict=True
+        )
+        if index >= 0 and isinstance(text, str)
     ]
     if not known:
-        raise InvalidInput(
-            f"no caption in {captions.path} is of an image in {labels}",
-            remedy="its ids must be the keys of the labels",
-        )
+        raise InvalidInput(f"{captions.path} holds no text of an image in {labels}")
     lists = [[each for each in tokens(text) if fits_a_name(each)] for _, text, _ in known]
     members = Members(
         MemberTerms.of_lists(lists),

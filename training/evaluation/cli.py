@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 
-from mlcd.commands.common_options import ARTIFACT_OUT, LOCAL_PATH, WEIGHTS, reporter_option
+from mlcd.commands.common_options import (
+    ARTIFACT_OUT,
+    LOCAL_PATH,
+    WEIGHTS,
+    reporter_option,
+    unmatched_option,
+)
 from mlcd.progress import Reporter
 from mlcd.world import is_first
 from training.evaluation.fine_tuning.cli import evaluate_fine_tune
@@ -81,6 +87,7 @@ def _common_options(command: _Command) -> _Command:
             help="embedding: as served. pooled: before the projection, not normalized, as CLIP's "
             "protocol.",
         ),
+        unmatched_option,
         click.option("--out", type=ARTIFACT_OUT, help="Also write the results as an artifact."),
         reporter_option,
     ]
@@ -205,6 +212,7 @@ def _measure(
     test: str | None,
     split: Path | None,
     seen: bool,
+    allow_unmatched: bool,
     out: Path | None,
     reporter: Reporter,
 ) -> None:
@@ -224,7 +232,7 @@ def _measure(
         results = evaluate_all(
             _represented(checkpoints, sides),
             protocol,
-            Subject(images, sides, seen, parts),
+            Subject(images, sides, seen, parts, allow_unmatched),
             out=out,
             reporter=reporter,
             world=processes.world,

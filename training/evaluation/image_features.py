@@ -9,22 +9,21 @@ from dataclasses import dataclass
 from typing import Final, Literal, Self
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.artifacts.labels import DIGEST_BYTES
-from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.errors import ConfigInvalid
 from mlcd.images.entries import Entries
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.source import Source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import split_positions
 from mlcd.models.servable import Servable
-from mlcd.types import SampleKey
 from mlcd.world import World
 from training.data.order import own_part
+from training.evaluation.listed import Listed
 from training.evaluation.splits import (
     Split,
     folder_split,
@@ -84,19 +83,14 @@ class ImageSet:
         return cls(source, entries.select(known), splits[known], tuple(class_names), given)
 
     @classmethod
-    def listed(cls, source: Source, keys: Sequence[SampleKey]) -> Self:
+    def listed(cls, source: Source, listed: Listed) -> Self:
         """Lists the images of these keys, whatever their class is.
 
-        Raises InvalidInput for a key of no image.
+        Raises InvalidInput as `Listed.places` does.
         """
-        places = source.entries.find(pa.chunked_array([pa.array(keys, pa.large_string())]))
-        if len(missing := np.flatnonzero(places < 0)):
-            raise InvalidInput(
-                f"{keys[missing[0]]} is listed and not in {source.location} ({len(missing)} of "
-                f"{len(keys)})",
-                remedy="keys are the paths within the images' folder",
-            )
-        entries = source.entries.select(places.astype(np.int64))
+        places = listed.places(source.entries.key_column(), source.location)
+        entries = source.entries.select(places)
+        keys = list(entries.keys())
         positions = split_positions(keys, [None] * len(keys))
         return cls(source, entries, positions, ("",) * len(keys), key_split(keys))
 

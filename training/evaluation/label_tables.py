@@ -1,7 +1,6 @@
 """Tables of images that have several labels each, such as the objects that a photograph shows."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import InvalidInput, NotFound
+from mlcd.images.matched_keys import match_keys
+from mlcd.keys import normalize_class
+from mlcd.text_tables import decode_text, json_rows, shown_columns, split_lines
 from mlcd.types import SampleKey
 
 # A label that an image may have or not: it counts neither way, as VOC's "difficult" objects.
@@ -32,9 +34,11 @@ class SeveralLabels:
     sha256: str
 
     def of(self, keys: Sequence[SampleKey]) -> NDArray[np.int8]:
-        """Returns the tags of images of the table, in this order."""
-        row_of = {key: row for row, key in enumerate(self.keys)}
-        return self.tags[[row_of[key] for key in keys]]
+        """Returns the tags of images of the table, in this order.
+
+        keys: those of the images, which the table may spell otherwise.
+        """
+        return self.tags[match_keys(keys, self.keys, "the table of labels").indices]
 
 
 def read_labels(path: Path) -> SeveralLabels:
@@ -43,16 +47,17 @@ def read_labels(path: Path) -> SeveralLabels:
         raise NotFound(f"there is no table of labels {path}", remedy=_FORM)
     data = path.read_bytes()
     stated: dict[SampleKey, tuple[list[str], list[str]]] = {}
-    for number, line in enumerate(data.splitlines(), 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-                key, labels, difficult = _row(row)
-            except (ValueError, RecursionError, KeyError, TypeError) as error:
-                raise InvalidInput(f"{path}, line {number} is damaged", remedy=_FORM) from error
-            if key in stated:
-                raise InvalidInput(f"{path}, line {number}: {key} has a line already")
-            stated[key] = labels, difficult
+    for number, row in json_rows(str(path), split_lines(decode_text(data, str(path)))):
+        try:
+            key, labels, difficult = _row(row)
+        except (KeyError, TypeError) as error:
+            seen = f" (it has {shown_columns(tuple(row))})" if isinstance(row, dict) else ""
+            raise InvalidInput(
+                f"{path}, line {number} has not the fields of a table of labels{seen}", remedy=_FORM
+            ) from error
+        if key in stated:
+            raise InvalidInput(f"{path}, line {number}: {key} has a line already")
+        stated[key] = labels, difficult
     names = sorted({name for labels, _ in stated.values() for name in labels})
     if not names:
         raise InvalidInput(f"{path} has no label", remedy=_FORM)
@@ -70,4 +75,4 @@ def _row(row: dict[str, Any]) -> tuple[SampleKey, list[str], list[str]]:
     texts = (key, *labels, *difficult)
     if not isinstance(labels, list) or not all(isinstance(text, str) for text in texts):
         raise TypeError
-    return key, labels, difficult
+    return key, [normalize_class(name) for name in labels], list(map(normalize_class, difficult))

@@ -23,6 +23,7 @@ from training.evaluation.knn import clusters, knn_answers
 from training.evaluation.label_tables import SeveralLabels
 from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.linear_probe import fit_probe
+from training.evaluation.listed import Listed
 from training.evaluation.measured import Measured, answered, over_folds
 from training.evaluation.representations import (
     Representation,
@@ -118,13 +119,15 @@ class Subject:
     images: the images to encode; None for those of a run. sides: the known and the tested side;
     None for a share of each class, or for the split in the images' folders. may_be_seen: test
     images that a run has seen are counted instead of refused. split: the parts by keys, in place of
-    all these.
+    all these. may_be_unmatched: rows of a split, of lists and of labels that match no image are
+    counted instead of refused.
     """
 
     images: str | None = None
     sides: Sides | None = None
     may_be_seen: bool = False
     split: SplitFile | None = None
+    may_be_unmatched: bool = False
 
 
 def evaluate_all(
@@ -284,7 +287,8 @@ def _request(
     else:
         encoded = [artifact for artifact in artifacts if artifact.kind != "embeddings"]
         parents += [images_parent(images_of(artifact, subject.images), out) for artifact in encoded]
-    config = settings | ({"seen": True} if subject.may_be_seen else {})
+    allowed = {"seen": subject.may_be_seen, "unmatched": subject.may_be_unmatched}
+    config = settings | {name: True for name, is_allowed in allowed.items() if is_allowed}
     return Request("evaluation", config, tuple(parents))
 
 
@@ -305,7 +309,8 @@ def _evaluate(
         world=world,
         device=device,
         on_image=on_image,
-        listed=protocol.labels.keys if isinstance(protocol, LabelsProtocol) else None,
+        listed=_listed(protocol, subject),
+        may_be_unmatched=subject.may_be_unmatched,
     )
     parts = _parts(representation, protocol, subject)
     # All folds are tested on the same samples.
@@ -329,13 +334,19 @@ def _evaluate(
     return record, KeptOutcome(keys, names, measured.right, {})
 
 
+def _listed(protocol: Protocol, subject: Subject) -> Listed | None:
+    if not isinstance(protocol, LabelsProtocol):
+        return None
+    return Listed(protocol.labels.keys, "the table of labels", subject.may_be_unmatched)
+
+
 def _parts(
     representation: Representation, protocol: Protocol, subject: Subject
 ) -> list[LabeledRows]:
     """Returns the samples with their split, once for each fold."""
     samples = representation.samples
     if subject.split is not None:
-        return list(subject.split.parts(samples))
+        return list(subject.split.parts(samples, may_be_unmatched=subject.may_be_unmatched))
     if samples.given is not None:
         if protocol.hold_out is not None:
             raise ConfigInvalid(

@@ -15,7 +15,6 @@ from mlcd.images.sources import open_source
 from mlcd.keys import split_positions
 from mlcd.models.runs import find_checkpoint, refuse_unfinished, trained_images
 from mlcd.models.servable import Servable
-from mlcd.types import SampleKey
 from mlcd.world import World
 from training.evaluation.image_features import (
     Features,
@@ -25,6 +24,7 @@ from training.evaluation.image_features import (
     encode,
 )
 from training.evaluation.labeled_rows import LabeledRows
+from training.evaluation.listed import Listed
 from training.evaluation.sides import Sides, joined
 from training.evaluation.splits import folder_split, key_split
 
@@ -77,13 +77,14 @@ def open_representation(
     world: World | None = None,
     device: torch.device | None = None,
     on_image: Callable[[], None] = lambda: None,
-    listed: Sequence[SampleKey] | None = None,
+    listed: Listed | None = None,
+    may_be_unmatched: bool = False,
 ) -> Representation:
     """Reads an embeddings artifact, or encodes `images` (default: the run's own) or both sides.
 
     Every process encodes its share of the images, on `device` (default: the CPU); all get all rows.
-    `artifact` is the test side of two embeddings artifacts. listed: the keys of the samples, whose
-    classes do not matter; None for those of known class.
+    `artifact` is the test side of two embeddings artifacts. listed: the samples, whose classes do
+    not matter; None for those of known class.
     """
     if artifact.kind == "embeddings":
         samples = _of_embeddings(artifact, sides, features, listed)
@@ -109,7 +110,7 @@ def open_representation(
         else:
             samples, name = encode_at(images_of(artifact, images)), images_name(artifact, images)
     if sides is not None and sides.kind == "keys":
-        samples = sides.choose(samples)
+        samples = sides.choose(samples, may_be_unmatched=may_be_unmatched)
     return Representation(artifact.digest, samples, *_side_names(name, samples, sides))
 
 
@@ -117,7 +118,7 @@ def _of_embeddings(
     artifact: Artifact,
     sides: Sides | None,
     features: Features,
-    listed: Sequence[SampleKey] | None,
+    listed: Listed | None,
 ) -> LabeledRows:
     test = EmbeddingsArtifact.open(artifact.path)
     if listed is not None:
@@ -185,14 +186,9 @@ def encoded(
     )
 
 
-def _stored_of(
-    stored: EmbeddingsArtifact, listed: Sequence[SampleKey], features: Features
-) -> LabeledRows:
+def _stored_of(stored: EmbeddingsArtifact, listed: Listed, features: Features) -> LabeledRows:
     _check_features(stored, features)
-    row_of = {key: row for row, key in enumerate(stored.keys)}
-    rows = [row_of[key] for key in listed if key in row_of]
-    if not rows:
-        raise InvalidInput(f"{stored.artifact.path} has none of the listed images")
+    rows = listed.places(stored.keys, str(stored.artifact.path)).tolist()
     keys = [stored.keys[row] for row in rows]
     return LabeledRows(
         stored.load()[rows],

@@ -15,8 +15,10 @@ from mlcd.artifacts.manifest import MANIFEST
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.keys import split_positions
 from mlcd.locations import check_no_credentials, is_url
+from mlcd.text_tables import decode_text, split_lines
 from mlcd.types import SampleKey
 from training.evaluation.labeled_rows import LabeledRows
+from training.evaluation.listed import Listed
 from training.evaluation.splits import Split, check_tested_classes
 
 _LIST_SUFFIX: Final = ".txt"
@@ -77,13 +79,15 @@ class Sides:
             for side, location in locations.items()
         }
 
-    def choose(self, samples: LabeledRows) -> LabeledRows:
+    def choose(self, samples: LabeledRows, *, may_be_unmatched: bool = False) -> LabeledRows:
         """Returns the samples on the two lists of keys.
 
-        Raises InvalidInput for a key of no sample, or one on both lists.
+        Raises InvalidInput for a key of no sample, unless these may be, or one on both lists.
         """
-        row_of = {key: row for row, key in enumerate(samples.keys)}
-        train, test = (_rows_of(location, row_of) for location in (self.train, self.test))
+        train, test = (
+            _rows_of(location, samples.keys, may_be_unmatched=may_be_unmatched)
+            for location in (self.train, self.test)
+        )
         if len(both := np.intersect1d(train, test)):
             raise InvalidInput(
                 f"{samples.keys[both[0]]} is on both lists ({len(both)} such keys)",
@@ -146,25 +150,17 @@ def _kind(location: str) -> SideKind:
     return "keys" if path.suffix == _LIST_SUFFIX and path.is_file() else "images"
 
 
-def _rows_of(location: str, row_of: dict[SampleKey, int]) -> NDArray[np.int64]:
-    try:
-        keys = [line for line in Path(location).read_text(encoding="utf-8").splitlines() if line]
-    except UnicodeDecodeError as error:
+def _rows_of(
+    location: str, keys: Sequence[SampleKey], *, may_be_unmatched: bool
+) -> NDArray[np.int64]:
+    text = decode_text(Path(location).read_bytes(), location)
+    listed = list(dict.fromkeys(filter(None, split_lines(text))))
+    if not listed:
         raise InvalidInput(
-            f"{location} is no text in UTF-8", remedy="give one key a line"
-        ) from error
-    missing = [key for key in keys if key not in row_of]
-    if missing or not keys:
-        what = (
-            f"{missing[0]!r} on {location} is the key of no image"
-            if missing
-            else f"{location} lists no key"
-        )
-        raise InvalidInput(
-            f"{what} ({len(missing)} of {len(keys)} keys)",
+            f"{location} lists no key",
             remedy="give one key a line, as `mlcd embed` lists them: the path inside a folder",
         )
-    return np.array(list(dict.fromkeys(row_of[key] for key in keys)), dtype=np.int64)
+    return Listed(listed, location, may_be_unmatched).places(keys, "those that can be used")
 
 
 def selected(samples: LabeledRows, rows: NDArray[np.int64]) -> LabeledRows:

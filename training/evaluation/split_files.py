@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.types import SampleKey
 from training.evaluation.labeled_rows import LabeledRows
+from training.evaluation.listed import Listed
 from training.evaluation.sides import of_parts, selected
 
 _FORM: Final = 'give {"train": [keys], "test": [keys]}, "val" too, or "folds" in place of "train"'
@@ -32,21 +32,31 @@ class SplitFile:
     test: tuple[SampleKey, ...]
     sha256: str
 
-    def parts(self, samples: LabeledRows) -> Iterator[LabeledRows]:
+    def parts(
+        self, samples: LabeledRows, *, may_be_unmatched: bool = False
+    ) -> Iterator[LabeledRows]:
         """Yields the samples of each fold with the split; samples in no part are left out.
 
-        Raises InvalidInput for a key of no sample, and for one in two parts.
+        Raises InvalidInput for a key of no sample, unless these may be, and for one in two parts.
         """
-        row_of = {key: row for row, key in enumerate(samples.keys)}
         plain = replace(samples, given=None)
         known = [] if self.validation is None else [*self.validation]
         for fold in self.folds:
-            _check_distinct([*fold, *known, *self.test])
-            train, test = (_rows(keys, row_of) for keys in (fold, self.test))
-            validation = None if self.validation is None else _rows(known, row_of)
+            keys = [*fold, *known, *self.test]
+            _check_distinct(keys)
+            # all together, so that two spellings of one key are not in two parts
+            listed = Listed(keys, "the split", may_be_unmatched)
+            indices = listed.indices(samples.keys, "those that can be used")
+            ends = [len(fold), len(fold) + len(known)]
+            train, validation, test = (part[part >= 0] for part in np.split(indices, ends))
+            if not len(train) or not len(test):
+                raise InvalidInput(
+                    "a part of the split has no image that can be used",
+                    remedy="are these the images that the split was made for?",
+                )
             yield of_parts(
                 selected(plain, train),
-                None if validation is None else selected(plain, validation),
+                None if self.validation is None else selected(plain, validation),
                 selected(plain, test),
             )
 
@@ -84,14 +94,3 @@ def _check_distinct(keys: Sequence[SampleKey]) -> None:
     (key, num), *_ = Counter(keys).most_common(1)
     if num > 1:
         raise InvalidInput(f"{key} is in two parts of the split", remedy="test on other images")
-
-
-def _rows(keys: Sequence[SampleKey], row_of: dict[SampleKey, int]) -> NDArray[np.int64]:
-    missing = [key for key in keys if key not in row_of]
-    if missing:
-        raise InvalidInput(
-            f"{missing[0]!r} of the split is the key of no image that can be used ({len(missing)} "
-            f"of {len(keys)} keys)",
-            remedy="are these the images that the split was made for?",
-        )
-    return np.array([row_of[key] for key in keys], dtype=np.int64)

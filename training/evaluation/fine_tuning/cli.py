@@ -11,6 +11,7 @@ from mlcd.commands.common_options import (
     announce,
     encoder_options,
     reporter_option,
+    unmatched_option,
 )
 from mlcd.encoders.options import EncoderOptions
 from mlcd.progress import Reporter
@@ -38,6 +39,7 @@ _METRICS = ("accuracy", "mean-per-class", "mean-top1-top5", "roc-auc")
     is_flag=True,
     help="Count test images that the tower has seen, and do not refuse them.",
 )
+@unmatched_option
 @encoder_options
 @reporter_option
 def evaluate_fine_tune(
@@ -50,6 +52,7 @@ def evaluate_fine_tune(
     metric: str,
     *,
     seen: bool,
+    allow_unmatched: bool,
     encoder: EncoderOptions,
     reporter: Reporter,
 ) -> None:
@@ -67,7 +70,9 @@ def evaluate_fine_tune(
     if split is not None and hold_out is not None:
         raise click.UsageError("--split says what is held out: leave out --hold-out")
     parts = None if split is None else read_split(split)
-    asked = FineTuning(images, parts, hold_out, cast("Metric", metric), overrides, seen)
+    asked = FineTuning(
+        images, parts, hold_out, cast("Metric", metric), overrides, seen, allow_unmatched
+    )
     records = fine_tune(model, asked, out, options=encoder, announce=announce, reporter=reporter)
     lines = [f"{result_line(record)}\n{protocol_line(record)}" for record in records]
     reporter.result({FINISHED: str(out), "results": records}, "\n".join(lines))

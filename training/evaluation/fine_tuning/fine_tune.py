@@ -50,7 +50,7 @@ class FineTuning:
 
     split: the parts by keys. hold_out: the tested share if neither folders nor `split` tell it.
     overrides: of the recipe. may_be_seen: test images that the tower has seen are counted instead
-    of refused.
+    of refused. may_be_unmatched: so are keys of the split that match no image.
     """
 
     images: str
@@ -59,6 +59,7 @@ class FineTuning:
     metric: Metric
     overrides: tuple[str, ...]
     may_be_seen: bool
+    may_be_unmatched: bool = False
 
 
 def fine_tune(
@@ -85,11 +86,13 @@ def fine_tune(
     with closing(open_encoder(resolve_model(spec, announce), options)) as encoder:
         embed(open_source(asked.images), encoder, features, reporter)
     probe = ProbeProtocol("embedding", asked.metric, asked.hold_out)
-    subject = Subject(split=asked.split, may_be_seen=asked.may_be_seen)
+    subject = Subject(
+        split=asked.split, may_be_seen=asked.may_be_seen, may_be_unmatched=asked.may_be_unmatched
+    )
     records = evaluate_all([features], probe, subject, out=out / "linear-probe", reporter=reporter)
     samples = open_representation(locate(features)).samples
     if asked.split is not None:
-        (samples,) = asked.split.parts(samples)
+        (samples,) = asked.split.parts(samples, may_be_unmatched=asked.may_be_unmatched)
     run = _trained(spec, asked, samples, out, reporter)
     return [*records, _tested(run, asked, samples, out)]
 

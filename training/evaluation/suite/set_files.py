@@ -23,7 +23,10 @@ from typing import Any, Final
 import numpy as np
 
 from mlcd.errors import InvalidInput
+from mlcd.images.matched_keys import match_keys
+from mlcd.images.sidecars import Spellings
 from mlcd.images.source import Source
+from mlcd.text_tables import decode_text, split_lines
 from mlcd.types import SampleKey
 from training.evaluation.label_tables import SeveralLabels
 from training.evaluation.split_files import SplitFile, read_split
@@ -138,19 +141,21 @@ def check_hashes(found: FoundSet, digests: Mapping[SampleKey, bytes]) -> None:
     """
     if found.hashes is None:
         return
-    for number, line in enumerate(found.hashes.read_text(encoding="utf-8").splitlines(), 1):
+    text = decode_text(found.hashes.read_bytes(), str(found.hashes))
+    spelled = Spellings(digests)
+    for number, line in enumerate(split_lines(text), 1):
         if (stated := _HASH_LINE.fullmatch(line)) is None:
             raise InvalidInput(
                 f"line {number} of {found.hashes} is no SHA-256 and path",
                 remedy="write it by sha256sum in the data set's folder",
             )
         digest, key = stated.groups()
-        if key not in digests:
+        if (own := spelled.find(key)) is None:
             raise InvalidInput(
                 f"{found.name} has no usable image {key}, which {found.hashes.name} states",
                 remedy="restore it; is this the split that the hashes are of?",
             )
-        if digests[key].hex() != digest:
+        if digests[own].hex() != digest:
             raise InvalidInput(
                 f"{key} of {found.name} is another file than {found.hashes.name} states",
                 remedy="restore it",
@@ -197,10 +202,12 @@ def _keys_of_parts(split: SplitFile) -> dict[str, tuple[SampleKey, ...]]:
 def _classes(
     found: FoundSet, part: str, keys: Sequence[SampleKey], class_of: Mapping[SampleKey, str]
 ) -> list[str]:
-    missing = next((key for key in keys if key not in class_of), None)
-    if missing is not None:
+    matched = match_keys(keys, list(class_of), f"{part} of {found.name}")
+    if matched.unmatched.num:
         raise InvalidInput(
-            f"{part} of {found.name} names {missing}, which is not there",
+            f"{part} of {found.name} names {matched.unmatched.first}, which is not there "
+            f"({matched.unmatched.num} of {matched.unmatched.num_keys} keys)",
             remedy="was the split made for these files?",
         )
-    return [class_of[key] for key in keys]
+    names = list(class_of.values())
+    return [names[index] for index in matched.indices.tolist()]

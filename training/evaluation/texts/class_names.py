@@ -1,6 +1,5 @@
 """The names of classes, which texts are made of: those of the folders, or those of a table."""
 
-import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from mlcd.errors import InvalidInput, NotFound
+from mlcd.keys import normalize_class
+from mlcd.text_tables import csv_rows, decode_text
 from training.evaluation.suite.clip_prompts import set_prompts
 from training.evaluation.suite.definitions import IMAGENET
 from training.evaluation.suite.imagenet import imagenet_names
@@ -50,9 +51,9 @@ def read_names(spec: str) -> NameTable:
     if not path.is_file():
         raise NotFound(f"there is no table of names {spec}", remedy="give a .json or .csv file")
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        stated = json.loads(text) if path.suffix == ".json" else _csv_rows(text)
-    except (ValueError, RecursionError, csv.Error) as error:
+        text = decode_text(path.read_bytes(), str(path))
+        stated = json.loads(text) if path.suffix == ".json" else _csv_rows(path, text)
+    except (ValueError, RecursionError) as error:
         raise _no_table(path, error) from error
     return checked_table(path, stated)
 
@@ -68,7 +69,7 @@ def checked_table(path: Path, stated: Any) -> NameTable:
         raise _no_table(path, error) from error
     table: dict[str, list[str]] = {}
     for folder, name in rows:
-        table.setdefault(folder, []).append(name)
+        table.setdefault(normalize_class(folder), []).append(normalize_class(name))
     for folder, names in table.items():
         _check_names(path, folder, names)
     return {folder: tuple(dict.fromkeys(names)) for folder, names in table.items()}
@@ -149,8 +150,8 @@ def _texts(folder: str, value: Any) -> list[str]:
     return names
 
 
-def _csv_rows(text: str) -> list[tuple[str, str]]:
-    rows = [row for row in csv.reader(text.splitlines(), strict=True) if row][1:]
+def _csv_rows(path: Path, text: str) -> list[tuple[str, str]]:
+    rows = [row for _, row in csv_rows(str(path), text.splitlines(keepends=True))][1:]
     short = next((row for row in rows if len(row) < 2), None)
     if short is not None:
         raise ValueError(f"row {short} has no second column")

@@ -13,6 +13,7 @@ from mlcd.commands.common_options import (
     announce,
     encoder_options,
     reporter_option,
+    unmatched_option,
 )
 from mlcd.encoders.options import EncoderOptions
 from mlcd.progress import Reporter
@@ -99,6 +100,7 @@ def evaluate_zero_shot(
     type=click.IntRange(1),
     help="Take so many of an image's captions, the first ones.  [default: all]",
 )
+@unmatched_option
 @_common_options
 def evaluate_retrieval(
     model: str,
@@ -106,6 +108,7 @@ def evaluate_retrieval(
     captions: Path | None,
     captions_per_image: int | None,
     *,
+    allow_unmatched: bool,
     seen: bool,
     out: Path | None,
     encoder: EncoderOptions,
@@ -122,7 +125,9 @@ def evaluate_retrieval(
     from training.evaluation.texts.tested_captions import captions_of
 
     asked = evaluate.Asked(open_tested(test), seen, out)
-    texts = captions_of(asked.tested, captions, most=captions_per_image)
+    texts = captions_of(
+        asked.tested, captions, most=captions_per_image, may_be_unmatched=allow_unmatched
+    )
     with opened_model(model, encoder, announce) as opened:
         record = evaluate.evaluate_retrieval(opened, asked, texts, reporter)
     _report(record, reporter)

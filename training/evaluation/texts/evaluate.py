@@ -21,6 +21,7 @@ from training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
 from training.evaluation.texts.prompt_sets import Prompts
 from training.evaluation.texts.retrieval import retrieval_figures, retrieval_ranks
 from training.evaluation.texts.tested import Tested, TestedClasses, tested_classes
+from training.evaluation.texts.tested_captions import TestedCaptions
 from training.evaluation.texts.zero_shot import (
     Figures,
     class_prompts,
@@ -111,13 +112,14 @@ def evaluate_classes(
 
 
 def evaluate_retrieval(
-    model: ImagesAndTexts, asked: Asked, captions: Sequence[tuple[str, ...]], reporter: Reporter
+    model: ImagesAndTexts, asked: Asked, found: TestedCaptions, reporter: Reporter
 ) -> Record:
     """Returns the record of retrieval both ways.
 
-    captions: of all images, in their order; those without are left out. Raises InvalidInput if
-    none has one, and for images that the model's run has seen.
+    Images without a caption are left out. Raises InvalidInput if none has one, and for images that
+    the model's run has seen.
     """
+    captions = found.texts
     keys = asked.tested.keys
     chosen = np.flatnonzero([len(each) > 0 for each in captions])
     if not len(chosen):
@@ -136,18 +138,19 @@ def evaluate_retrieval(
         texts = [text for key in images.keys for text in caption_of[key]]
         counts = np.array([len(caption_of[key]) for key in images.keys])
         image_of = np.repeat(np.arange(len(images.keys)), counts)
-        found = retrieval_ranks(images.rows, model.text_rows(texts, reporter), image_of)
+        rank_of = retrieval_ranks(images.rows, model.text_rows(texts, reporter), image_of)
         protocol = {
             **settings,
+            **found.facts(),
             "captions": len(texts),
             "captions_per_image": f"{counts.min()} to {counts.max()}",
             "split": captions_digest((key, caption_of[key]) for key in images.keys),
         }
-        figures = retrieval_figures(found, image_of)
+        figures = retrieval_figures(rank_of, image_of)
         record = _record(model, asked, images, figures, protocol)
         none = [None] * len(images.keys)
         return record, KeptOutcome(
-            images.keys, none, found.of_image == 0, {"rank": found.of_image, "captions": counts}
+            images.keys, none, rank_of.of_image == 0, {"rank": rank_of.of_image, "captions": counts}
         )
 
     return kept_or_made(asked.out, lambda out: _request(model, asked, settings, out), make)

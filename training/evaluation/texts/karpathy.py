@@ -1,28 +1,31 @@
 """Karpathy's splits of Flickr30k and COCO, as he published them: `dataset_*.json`."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from mlcd.errors import InvalidInput
 
 
-def tested_by_karpathy(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields a path and a caption of each image in the test part.
+def tested_by_karpathy(path: Path) -> tuple[tuple[list[str], list[str]], list[str]]:
+    """Returns the captions of the images in the test part, and the names of their images: with the
+    folder that COCO has an image in, and without.
 
-    A path is named with the folder that COCO has it in, and without. Raises InvalidInput if the
-    file is not such a split.
+    Raises InvalidInput if the file is not such a split.
     """
+    placed: list[str] = []
+    names: list[str] = []
+    captions: list[str] = []
     try:
-        images = json.loads(path.read_text(encoding="utf-8"))["images"]
-        for image in images:
+        for image in json.loads(path.read_bytes())["images"]:
             if image["split"] == "test":
-                name, captions = image["filename"], [each["raw"] for each in image["sentences"]]
+                name, texts = image["filename"], [each["raw"] for each in image["sentences"]]
                 folder = image.get("filepath")
-                for place in (name, f"{folder}/{name}") if folder else (name,):
-                    yield from ((place, caption) for caption in captions)
+                placed += [f"{folder}/{name}" if folder else name] * len(texts)
+                names += [name] * len(texts)
+                captions += texts
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(
             f"{path} is no split of Karpathy's: it needs images with filename, split and sentences",
             remedy="give his dataset_coco.json or dataset_flickr30k.json, or a .jsonl or .csv",
         ) from error
+    return (placed, names), captions

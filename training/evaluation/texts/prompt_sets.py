@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.errors import InvalidInput, NotFound
+from mlcd.keys import normalize_class
 from mlcd.models.prompts import PLACE, prompt, templates
+from mlcd.text_tables import decode_text, split_lines
 from training.evaluation.suite.clip_prompts import set_prompts
 
 _SETS: Final = ("simple", "clip")
@@ -53,9 +55,9 @@ def read_prompts(spec: str) -> Prompts:
 
 def _templates(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = normalize_class(decode_text(path.read_bytes(), str(path)))
         if path.suffix != ".json":
-            return [line for line in text.splitlines() if line.strip()]
+            return [line for line in split_lines(text) if line.strip()]
         stated = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} cannot be read", remedy="give text in UTF-8") from error
