@@ -205,7 +205,7 @@ def ray_options_with_workers(command: Callable[..., None]) -> Callable[..., None
     return wrapped
 
 
-unmatched_option: Callable[[_Command], _Command] = click.option(
+unmatched_option = click.option(
     "--allow-unmatched",
     is_flag=True,
     help="Leave out rows of tables that match no image, and do not refuse them.",
