@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import call_mlcd
 from tests.ranks import call_together
+from training.evaluation.listed import Listed
 from training.evaluation.representations import locate, open_representation
 
 
@@ -161,7 +162,8 @@ def test_split_files_folds_and_labels_are_taken_by_key(journey, digits, tmp_path
         row | {"labels": [*row["labels"], "small"] if row["path"] < "5" else row["labels"]}
         for row in rows
     ]
-    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    stated = "".join(json.dumps(row) + "\n" for row in rows)
+    labels.write_text(stated)
     out = tmp_path / "out"
     features, run = journey / "features", journey / "run"
     (one,) = evaluated("knn", features, "--split", split, "--out", out)
@@ -178,7 +180,7 @@ def test_split_files_folds_and_labels_are_taken_by_key(journey, digits, tmp_path
     assert result["metrics"]["linear_probe_map_11"] > 0.6
     assert result["protocol"]["metric"] == "map-11"
     assert result["protocol"]["classes"] == 2
-    stored = open_representation(locate(features), listed=keys[::3]).samples
+    stored = open_representation(locate(features), listed=Listed(keys[::3], "these")).samples
     assert list(stored.keys) == keys[::3]
     (alone,) = evaluated("knn", features, "--leave-one-out")
     assert alone["metrics"]["test_images"] == 200
@@ -186,4 +188,10 @@ def test_split_files_folds_and_labels_are_taken_by_key(journey, digits, tmp_path
     refused("knn", features, "--split", split, "--hold-out", 0.5, contains="--split says what")
     refused("linear-probe", features, "--labels", labels, contains="go together")
     labels.write_text('{"path": "elsewhere.png", "labels": ["even"]}\n')
-    refused(*probe, run, "--images", digits, contains="elsewhere.png is listed and not in")
+    refused(*probe, run, "--images", digits, contains="'elsewhere.png' is the key of no image")
+    lost = [json.dumps({"path": f"lost{key}", "labels": ["even"]}) for key in keys[:2]]
+    labels.write_text(stated + "\n".join(lost))
+    for subject in ((features,), (run, "--images", digits)):
+        refused(*probe, *subject, contains=f"'lost{keys[0]}' is the key of no image")
+    (allowed,) = evaluated(*probe, run, "--images", digits, "--allow-unmatched")
+    assert allowed["metrics"] == result["metrics"]

@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+import unicodedata
 import zipfile
 
 import numpy as np
@@ -178,7 +179,10 @@ def test_captions_of_some_entries_in_their_order(tmp_path):
             {"captions.jsonl": b'{"path": "a.jpg"}\n}'},
             r"captions\.jsonl, line 2 is not JSON",
         ),
-        ({"captions.csv": b"path,caption\na.jpg,\xff\n"}, r"captions\.csv, near line 1, is not text in UTF-8"),
+        (
+            {"captions.csv": b"path,caption\na.jpg,\xff\n"},
+            r"captions\.csv, near line 1, is not text in UTF-8",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named(members, named, tmp_path):
@@ -195,6 +199,153 @@ def test_a_parquet_column_of_numbers_is_no_captions(tmp_path):
     pq.write_table(pa.table({"image": [IMAGE], "caption": [3]}), tmp_path / "t.parquet")
     with pytest.raises(InvalidInput, match=r"t\.parquet, row 0, is no text"):
         captions(tmp_path / "t.parquet")
+
+
+def linked(path, members):
+    """Writes a tar of data, or of (type, target) of a link or another thing."""
+    with tarfile.open(path, "w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            if isinstance(data, tuple):
+                info.type, info.linkname = data
+                archive.addfile(info)
+            else:
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+
+
+def test_an_image_in_a_tar_has_the_sidecar_of_its_own_name_first(tmp_path):
+    linked(
+        tmp_path / "s.tar",
+        [
+            ("22.05.png", IMAGE),
+            ("22.05.cls", b"cat"),
+            ("22.05.txt", b"a cat"),
+            ("22.06.png", IMAGE),
+            ("22.06.cls", b"\xef\xbb\xbfdog\r\n"),
+            ("22.06.json", b'{"caption": "a dog"}'),
+            ("22.06.txt", b"no dog"),
+            ("22.07.png", IMAGE),  # the class of another is not its own
+            ("33.1.left.png", IMAGE),
+            ("33.1.right.png", IMAGE),
+            ("33.1.cls", b"pair"),
+            ("33.cls", b"farther"),
+            ("33.txt", b"of all 33"),
+            ("44.2.png", IMAGE),
+            ("44.2.txt", b"alone in its sample"),
+            ("a.png", IMAGE),
+            ("a.coarse.cls", b"longer"),
+            ("._a.txt", b"\xff\x00 of macOS"),
+            ("._a.cls", b"\xff\xfe\x00"),
+        ],
+    )
+    assert captions(tmp_path / "s.tar") == {
+        "s/22.05.png": ("a cat",),
+        "s/22.06.png": ("a dog",),
+        "s/22.07.png": (),
+        "s/33.1.left.png": ("of all 33",),
+        "s/33.1.right.png": ("of all 33",),
+        "s/44": ("alone in its sample",),
+        "s/a": (),
+    }
+    entries = open_source(str(tmp_path / "s.tar")).entries
+    classes = ["cat", "dog", None, "pair", "pair", None, "longer"]
+    assert list(entries.class_names()) == classes
+
+
+def test_hard_links_in_a_tar_are_followed(tmp_path):
+    link = tarfile.LNKTYPE
+    linked(
+        tmp_path / "s.tar",
+        [
+            ("b.txt", (link, "a.txt")),  # to a later member
+            ("a.txt", b"shared"),
+            ("a.cls", b"cat"),
+            ("b.cls", (link, "./c.cls")),  # by a later link
+            ("c.cls", (link, "a.cls")),
+            ("a.png", IMAGE),
+            ("b.png", (link, "c.png")),
+            ("c.png", (link, "a.png")),
+            ("c.txt", (link, "b.txt")),
+        ],
+    )
+    assert captions(tmp_path / "s.tar") == {f"s/{each}": ("shared",) for each in "abc"}
+    source = open_source(str(tmp_path / "s.tar"))
+    assert list(source.entries.class_names()) == ["cat"] * 3
+    assert [source.read(entry) for entry in source.entries] == [IMAGE] * 3
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        (tarfile.LNKTYPE, "gone.txt"),
+        (tarfile.LNKTYPE, "a.txt"),
+        (tarfile.SYMTYPE, "b.txt"),
+        (tarfile.FIFOTYPE, ""),
+    ],
+)
+def test_a_link_to_no_file_of_a_tar_is_named(target, tmp_path):
+    linked(tmp_path / "s.tar", [("a.png", IMAGE), ("a.txt", target), ("b.txt", b"x")])
+    with pytest.raises(InvalidInput, match=r"s\.tar: a\.txt is a link to no file of the shard"):
+        captions(tmp_path / "s.tar")
+    linked(tmp_path / "t.tar", [("a.png", IMAGE), ("a.cls", target), ("b.txt", b"x")])
+    if target[1] not in ("a.txt", "b.txt"):
+        with pytest.raises(InvalidInput, match=r"t\.tar: a\.cls is a link to no file"):
+            captions(tmp_path / "t.tar")
+
+
+def test_spellings_of_a_name_are_one_class_and_find_their_captions(tmp_path):
+    nfc, nfd = (unicodedata.normalize(form, "Caf\u00e9") for form in ("NFC", "NFD"))
+    members = {f"{nfc}/1.png": IMAGE, f"{nfd}/2.png": IMAGE, f"{nfc}.png": IMAGE}
+    files(tmp_path / "f", {**members, f"{nfd}.txt": b"beside"})
+    with zipfile.ZipFile(tmp_path / "f.zip", "w") as archive:
+        for name, data in {**members, f"{nfd}.txt": b"beside"}.items():
+            archive.writestr(name, data)
+    tar(
+        tmp_path / "s.tar",
+        {f"{nfc}.png": IMAGE, f"{nfd}.txt": b"beside", f"{nfc}.cls": nfd.encode()},
+    )
+    for place in ("f", "f.zip"):
+        found = captions(tmp_path / place)
+        assert set(found) == set(members)  # files are found by their own names
+        assert found[f"{nfc}.png"] == ("beside",)
+        names = set(open_source(str(tmp_path / place)).entries.class_names())
+        assert names == {None, nfc}
+    assert list(captions(tmp_path / "s.tar").values()) == [("beside",)]
+    assert list(open_source(str(tmp_path / "s.tar")).entries.class_names()) == [nfc]
+    table = f"path,caption\n./{nfd}/1.png,one\n{nfc}/2.png,two\n"
+    files(tmp_path / "f", {"captions.csv": table.encode()})
+    found = captions(tmp_path / "f")
+    assert (found[f"{nfc}/1.png"], found[f"{nfd}/2.png"]) == (("one",), ("two",))
+
+
+def test_what_a_table_names_and_is_not_there_is_counted(tmp_path):
+    files(tmp_path, {"a.jpg": IMAGE, "captions.csv": b"path,text\na.jpg,x\nb,y\nb,z\nc,z\n"})
+    source = open_source(str(tmp_path))
+    unmatched = read_captions(source, source.entries).unmatched
+    assert (unmatched.num, unmatched.num_keys, unmatched.first) == (2, 3, "b")
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "seen"),
+    [
+        ("captions.csv", b"file;words\na.jpg;x\n", "the columns file;words, and no captions"),
+        ("metadata.csv", b"path\tcaption\na.jpg\tx\n", "and no captions"),
+        (
+            "captions.jsonl",
+            b'{"img": "a.jpg", "txt": "x"}',
+            "the columns img, txt, and no captions",
+        ),
+        ("captions.csv", b"file,caption\na.jpg,x\n", "line 2, names no image: .* file, caption"),
+        ("captions.csv", b'path,caption\na.jpg,"5 inch\nb.jpg,x\n', "line 2: a quote opens"),
+        ("captions.csv", b"path,caption\na.jpg,one, two\n", "line 2 has 3 fields"),
+        ("labels.csv", b"path,caption\na.jpg,one, two\n", "line 2 has 3 fields"),
+    ],
+)
+def test_a_table_of_another_form_is_refused_with_what_was_seen(name, table, seen, tmp_path):
+    files(tmp_path, {"a.jpg": IMAGE, name: table})
+    with pytest.raises(InvalidInput, match=seen):
+        captions(tmp_path)
 
 
 def test_real_captions(shared_data):

@@ -90,8 +90,14 @@ def test_captions_name_clusters_and_show_why(centers, journey, tmp_path):
     file = tmp_path / "captions.jsonl"
     file.write_text("\n".join(map(json.dumps, [*rows, {"id": "gone.png", "text": "a cat"}])))
     labels = journey / "labels"
-    result = call_mlcd("name", centers, "--captions", file, "--labels", labels, "--json")
+    command = ("name", centers, "--captions", file, "--labels", labels, "--json")
+    told = call_mlcd(*command)
+    assert told.returncode == 2
+    assert "'gone.png' is the key of no image" in told.stderr
+    assert f"(1 of {len(keys) + 1} keys)" in told.stderr
+    result = call_mlcd(*command, "--allow-unmatched")
     assert result.returncode == 0, result.stderr
+    assert "'gone.png' is the key of no image" in result.stderr
     facts = json.loads(result.stdout)
     assert facts["evidence"] == "0001.json"
     clusters = named(centers)
@@ -106,7 +112,7 @@ def test_captions_name_clusters_and_show_why(centers, journey, tmp_path):
             assert each["name"] is None
     assert facts["num_named"] >= len(clusters) / 2
     assert all(finding.checked for finding in verify(centers) if finding.kind == "centers")
-    with pytest.raises(InvalidInput, match=r"no caption in .* is of an image"):
+    with pytest.raises(InvalidInput, match=r"is the key of no image"):
         file.write_text('{"id": "gone.png", "text": "a cat"}')
         name_by_captions(centers, read_texts(file), labels)
     with pytest.raises(InvalidInput, match="are not of these centers"):

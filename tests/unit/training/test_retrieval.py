@@ -126,6 +126,33 @@ def test_of_a_split_of_karpathys_the_test_part_is_taken(two_tower_model, digits,
     assert "is no split of Karpathy's" in told.stderr
 
 
+def test_captions_of_no_image_are_refused_unless_asked_for(two_tower_model, digits, tmp_path):
+    images = shutil.copytree(digits / "0", tmp_path / "images")
+    names = sorted(file.name for file in images.glob("*.png"))[:12]
+    table = tmp_path / "captions.csv"
+    command = ("retrieval", two_tower_model, "--test", images, "--captions", table)
+    rows = [f"{name},the cat {number}\n" for number, name in enumerate(names)]
+    table.write_text("path,caption\n" + rows[0] + "".join(f"./{row}" for row in rows[1:]))
+    record = evaluated(*command)
+    assert record["metrics"]["test_images"] == 12
+    assert record["protocol"]["unmatched"] == 0
+    assert record["protocol"]["without_caption"] == len(list(images.glob("*.png"))) - 12
+    table.write_text("path,caption\n" + "".join(rows) + "gone.png,red\ngone.png,dog\nb.png,man\n")
+    told = call_mlcd("evaluate", *command)
+    assert told.returncode == 2
+    assert "'gone.png' is the key of no image of" in told.stderr
+    assert "(2 of 14 keys)" in told.stderr
+    allowed = evaluated(*command, "--allow-unmatched")
+    assert allowed["metrics"] == record["metrics"]
+    assert allowed["protocol"]["unmatched"] == 2
+    shutil.copy(table, images / "captions.csv")  # the same beside the images
+    assert "'gone.png' is the key" in call_mlcd("evaluate", *command[:4]).stderr
+    table.write_text("path,caption\n" + "".join(row.replace(",", ',"', 1) for row in rows))
+    told = call_mlcd("evaluate", *command)
+    assert told.returncode == 2
+    assert "captions.csv, line 2: text follows the closing quote" in told.stderr
+
+
 def test_images_without_captions_are_refused(two_tower_model, digits, tmp_path):
     told = call_mlcd("evaluate", "retrieval", two_tower_model, "--test", digits / "0")
     assert told.returncode == 2
@@ -134,4 +161,4 @@ def test_images_without_captions_are_refused(two_tower_model, digits, tmp_path):
     table = tmp_path / "captions.csv"
     table.write_text("path,caption\nelsewhere/a.png,a cat\n")
     command = ("evaluate", "retrieval", two_tower_model, "--test", digits / "0")
-    assert "names no image of" in call_mlcd(*command, "--captions", table).stderr
+    assert "is the key of no image of" in call_mlcd(*command, "--captions", table).stderr
