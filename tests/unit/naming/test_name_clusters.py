@@ -82,7 +82,7 @@ def named(centers):
     return read_evidence(artifact, given["evidence"]).clusters
 
 
-def test_captions_name_clusters_and_show_why(centers, journey, tmp_path):
+def test_captions_name_clusters_and_show_why(centers, journey, tmp_path, caplog):
     keys = LabelTable.open(journey / "labels").keys
     rows = [
         {"id": key, "text": f"The {DIGITS[int(Path(key).parent.name)]}, a digit"} for key in keys
@@ -97,7 +97,7 @@ def test_captions_name_clusters_and_show_why(centers, journey, tmp_path):
     assert f"(1 of {len(keys) + 1} keys)" in told.stderr
     result = call_mlcd(*command, "--allow-unmatched")
     assert result.returncode == 0, result.stderr
-    assert "'gone.png' is the key of no image" in result.stderr
+    assert "'gone.png' is the key of no image" in caplog.text
     facts = json.loads(result.stdout)
     assert facts["evidence"] == "0001.json"
     clusters = named(centers)
