@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import call_mlcd
 from tests.ranks import call_together
-from training.evaluation.listed import Listed
+from training.evaluation.listed_keys import Listed
 from training.evaluation.representations import locate, open_representation
 
 

@@ -23,7 +23,7 @@ from mlcd.keys import split_positions
 from mlcd.models.servable import Servable
 from mlcd.world import World
 from training.data.order import own_part
-from training.evaluation.listed import Listed
+from training.evaluation.listed_keys import Listed
 from training.evaluation.splits import (
     Split,
     folder_split,

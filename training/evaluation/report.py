@@ -23,7 +23,7 @@ from training.evaluation.knn import clusters, knn_answers
 from training.evaluation.label_tables import SeveralLabels
 from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.linear_probe import fit_probe
-from training.evaluation.listed import Listed
+from training.evaluation.listed_keys import Listed
 from training.evaluation.measured import Measured, answered, over_folds
 from training.evaluation.representations import (
     Representation,

@@ -24,7 +24,7 @@ from training.evaluation.image_features import (
     encode,
 )
 from training.evaluation.labeled_rows import LabeledRows
-from training.evaluation.listed import Listed
+from training.evaluation.listed_keys import Listed
 from training.evaluation.sides import Sides, joined
 from training.evaluation.splits import folder_split, key_split
 

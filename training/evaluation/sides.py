@@ -18,7 +18,7 @@ from mlcd.locations import check_no_credentials, is_url
 from mlcd.text_tables import decode_text, split_lines
 from mlcd.types import SampleKey
 from training.evaluation.labeled_rows import LabeledRows
-from training.evaluation.listed import Listed
+from training.evaluation.listed_keys import Listed
 from training.evaluation.splits import Split, check_tested_classes
 
 _LIST_SUFFIX: Final = ".txt"

@@ -13,7 +13,7 @@ import numpy as np
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.types import SampleKey
 from training.evaluation.labeled_rows import LabeledRows
-from training.evaluation.listed import Listed
+from training.evaluation.listed_keys import Listed
 from training.evaluation.sides import of_parts, selected
 
 _FORM: Final = 'give {"train": [keys], "test": [keys]}, "val" too, or "folds" in place of "train"'

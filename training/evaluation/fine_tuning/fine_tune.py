@@ -32,7 +32,7 @@ from mlcd.types import SampleKey
 from training.config import RunConfig, load_config
 from training.evaluation.kept import KeptOutcome, Record, kept_or_made
 from training.evaluation.labeled_rows import LabeledRows
-from training.evaluation.listed import Listed
+from training.evaluation.listed_keys import Listed
 from training.evaluation.measured import answered
 from training.evaluation.report import ProbeProtocol, Subject, evaluate_all
 from training.evaluation.representations import locate, open_representation
