@@ -30,7 +30,7 @@ from mlcd.images.remote_files import (
 from mlcd.images.shard_index import MEMBERS, Listing, list_once
 from mlcd.images.sidecars import Spellings, sample_of, stem_of, stems_of
 from mlcd.images.source import FilesSource, ListingProblem
-from mlcd.images.tar_members import Member, TarMembers
+from mlcd.images.tar_members import TarMember, TarMembers
 from mlcd.images.tar_spans import NOWHERE, spans_ahead
 from mlcd.store_errors import translated
 from mlcd.text_tables import decode_text
@@ -65,9 +65,9 @@ class TarSource(FilesSource):
             )
 
     def _list_members(self, path: str) -> Listing:
-        images: list[Member] = []
+        images: list[TarMember] = []
         classes: dict[str, str] = {}
-        links: list[Member] = []
+        links: list[TarMember] = []
         damaged = False
         try:
             with opened(self._filesystem, path) as raw:
@@ -126,7 +126,7 @@ class TarSource(FilesSource):
         """
         names: list[PurePosixPath] = []
         sidecars: dict[str, bytes] = {}
-        links: list[Member] = []
+        links: list[TarMember] = []
         try:
             with opened(self._filesystem, path) as raw:
                 for member in TarMembers(raw):
@@ -147,8 +147,8 @@ class TarSource(FilesSource):
         return names, sidecars
 
     def _linked(
-        self, path: str, links: Iterable[Member], max_bytes: int
-    ) -> Iterator[tuple[Member, bytes]]:
+        self, path: str, links: Iterable[TarMember], max_bytes: int
+    ) -> Iterator[tuple[TarMember, bytes]]:
         """Yields the files beside images that are hard links, with what they link to.
 
         Raises InvalidInput for a link that leads to no file of the shard.
@@ -166,7 +166,7 @@ class TarSource(FilesSource):
                 data_at[link.offset] = read(self._filesystem, path, link.offset, end)
             yield link, data_at[link.offset]
 
-    def _class_in(self, path: str, member: Member, data: bytes) -> str:
+    def _class_in(self, path: str, member: TarMember, data: bytes) -> str:
         return decode_text(data, f"{printable(path)}: {printable(str(member.name))}").strip()
 
     @contextmanager
@@ -181,7 +181,8 @@ class TarSource(FilesSource):
         path, offset = entry.locator
         if offset == NOWHERE:
             raise ImageRejected(
-                "unreadable", "a symbolic link, a device or a name that leads out of the archive"
+                "unreadable",
+                "a link to no file, a device, a sparse file or a name that leads out of the archive",
             )
         data = self._read_span(path, offset, offset + entry.size_bytes)
         if len(data) != entry.size_bytes:

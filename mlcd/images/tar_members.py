@@ -12,7 +12,7 @@ _TAR_BLOCK: Final = 512
 
 
 @dataclass
-class Member:
+class TarMember:
     """A file, or what is to be one.
 
     offset: of its `size` bytes; NOWHERE where it has none that can be read: a symbolic link, a
@@ -40,13 +40,13 @@ class TarMembers:
         self._raw = raw
         self.is_damaged = False
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[TarMember]:
         """Yields all members but folders, in order. Raises as tarfile does.
 
         A link to a later member is NOWHERE until the pass is over.
         """
-        place_of: dict[PurePosixPath, Member] = {}
-        waiting: list[Member] = []
+        place_of: dict[PurePosixPath, TarMember] = {}
+        waiting: list[TarMember] = []
         with tarfile.open(fileobj=self._raw, mode="r:") as archive:
             for info in archive:
                 # tarfile would keep them all, a kilobyte each
@@ -67,14 +67,14 @@ class TarMembers:
             waiting = [member for member in waiting if not member.is_file]
 
 
-def _member(info: tarfile.TarInfo) -> Member:
+def _member(info: tarfile.TarInfo) -> TarMember:
     name = PurePosixPath(info.name)
     is_read = info.isreg() and not info.issparse() and ".." not in name.parts
     target = PurePosixPath(info.linkname) if info.islnk() else None
-    return Member(name, *((info.offset_data, info.size) if is_read else (NOWHERE, 0)), target)
+    return TarMember(name, *((info.offset_data, info.size) if is_read else (NOWHERE, 0)), target)
 
 
-def _follow(link: Member, place_of: dict[PurePosixPath, Member]) -> bool:
+def _follow(link: TarMember, place_of: dict[PurePosixPath, TarMember]) -> bool:
     """Gives a link the place of its target, where that is known."""
     target = None if link.target is None else place_of.get(link.target)
     if target is None or ".." in link.name.parts:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import call_mlcd
 from tests.ranks import call_together
-from training.evaluation.listed_keys import Listed
+from training.evaluation.listed_keys import ListedKeys
 from training.evaluation.representations import locate, open_representation
 
 
@@ -180,7 +180,7 @@ def test_split_files_folds_and_labels_are_taken_by_key(journey, digits, tmp_path
     assert result["metrics"]["linear_probe_map_11"] > 0.6
     assert result["protocol"]["metric"] == "map-11"
     assert result["protocol"]["classes"] == 2
-    stored = open_representation(locate(features), listed=Listed(keys[::3], "these")).samples
+    stored = open_representation(locate(features), listed=ListedKeys(keys[::3], "these")).samples
     assert list(stored.keys) == keys[::3]
     (alone,) = evaluated("knn", features, "--leave-one-out")
     assert alone["metrics"]["test_images"] == 200

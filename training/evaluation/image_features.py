@@ -23,7 +23,7 @@ from mlcd.keys import split_positions
 from mlcd.models.servable import Servable
 from mlcd.world import World
 from training.data.order import own_part
-from training.evaluation.listed_keys import Listed
+from training.evaluation.listed_keys import ListedKeys
 from training.evaluation.splits import (
     Split,
     folder_split,
@@ -83,10 +83,10 @@ class ImageSet:
         return cls(source, entries.select(known), splits[known], tuple(class_names), given)
 
     @classmethod
-    def listed(cls, source: Source, listed: Listed) -> Self:
+    def listed(cls, source: Source, listed: ListedKeys) -> Self:
         """Lists the images of these keys, whatever their class is.
 
-        Raises InvalidInput as `Listed.places` does.
+        Raises InvalidInput as `ListedKeys.places` does.
         """
         places = listed.places(source.entries.key_column(), source.location)
         entries = source.entries.select(places)

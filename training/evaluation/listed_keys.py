@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedKeys:
     """The keys of images in a table.
 
     table: its name for people. may_be_unmatched: keys of no image are left out instead of refused.

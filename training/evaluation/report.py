@@ -23,7 +23,7 @@ from training.evaluation.knn import clusters, knn_answers
 from training.evaluation.label_tables import SeveralLabels
 from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.linear_probe import fit_probe
-from training.evaluation.listed_keys import Listed
+from training.evaluation.listed_keys import ListedKeys
 from training.evaluation.measured import Measured, answered, over_folds
 from training.evaluation.representations import (
     Representation,
@@ -334,10 +334,10 @@ def _evaluate(
     return record, KeptOutcome(keys, names, measured.right, {})
 
 
-def _listed(protocol: Protocol, subject: Subject) -> Listed | None:
+def _listed(protocol: Protocol, subject: Subject) -> ListedKeys | None:
     if not isinstance(protocol, LabelsProtocol):
         return None
-    return Listed(protocol.labels.keys, "the table of labels", subject.may_be_unmatched)
+    return ListedKeys(protocol.labels.keys, "the table of labels", subject.may_be_unmatched)
 
 
 def _parts(

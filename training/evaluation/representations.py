@@ -24,7 +24,7 @@ from training.evaluation.image_features import (
     encode,
 )
 from training.evaluation.labeled_rows import LabeledRows
-from training.evaluation.listed_keys import Listed
+from training.evaluation.listed_keys import ListedKeys
 from training.evaluation.sides import Sides, joined
 from training.evaluation.splits import folder_split, key_split
 
@@ -77,7 +77,7 @@ def open_representation(
     world: World | None = None,
     device: torch.device | None = None,
     on_image: Callable[[], None] = lambda: None,
-    listed: Listed | None = None,
+    listed: ListedKeys | None = None,
     may_be_unmatched: bool = False,
 ) -> Representation:
     """Reads an embeddings artifact, or encodes `images` (default: the run's own) or both sides.
@@ -118,7 +118,7 @@ def _of_embeddings(
     artifact: Artifact,
     sides: Sides | None,
     features: Features,
-    listed: Listed | None,
+    listed: ListedKeys | None,
 ) -> LabeledRows:
     test = EmbeddingsArtifact.open(artifact.path)
     if listed is not None:
@@ -186,7 +186,7 @@ def encoded(
     )
 
 
-def _stored_of(stored: EmbeddingsArtifact, listed: Listed, features: Features) -> LabeledRows:
+def _stored_of(stored: EmbeddingsArtifact, listed: ListedKeys, features: Features) -> LabeledRows:
     _check_features(stored, features)
     rows = listed.places(stored.keys, str(stored.artifact.path)).tolist()
     keys = [stored.keys[row] for row in rows]

@@ -18,7 +18,7 @@ from mlcd.locations import check_no_credentials, is_url
 from mlcd.text_tables import decode_text, split_lines
 from mlcd.types import SampleKey
 from training.evaluation.labeled_rows import LabeledRows
-from training.evaluation.listed_keys import Listed
+from training.evaluation.listed_keys import ListedKeys
 from training.evaluation.splits import Split, check_tested_classes
 
 _LIST_SUFFIX: Final = ".txt"
@@ -160,7 +160,7 @@ def _rows_of(
             f"{location} lists no key",
             remedy="give one key a line, as `mlcd embed` lists them: the path inside a folder",
         )
-    return Listed(listed, location, may_be_unmatched).places(keys, "those that can be used")
+    return ListedKeys(listed, location, may_be_unmatched).places(keys, "those that can be used")
 
 
 def selected(samples: LabeledRows, rows: NDArray[np.int64]) -> LabeledRows:

@@ -13,7 +13,7 @@ import numpy as np
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.types import SampleKey
 from training.evaluation.labeled_rows import LabeledRows
-from training.evaluation.listed_keys import Listed
+from training.evaluation.listed_keys import ListedKeys
 from training.evaluation.sides import of_parts, selected
 
 _FORM: Final = 'give {"train": [keys], "test": [keys]}, "val" too, or "folds" in place of "train"'
@@ -45,7 +45,7 @@ class SplitFile:
             keys = [*fold, *known, *self.test]
             _check_distinct(keys)
             # all together, so that two spellings of one key are not in two parts
-            listed = Listed(keys, "the split", may_be_unmatched)
+            listed = ListedKeys(keys, "the split", may_be_unmatched)
             indices = listed.indices(samples.keys, "those that can be used")
             ends = [len(fold), len(fold) + len(known)]
             train, validation, test = (part[part >= 0] for part in np.split(indices, ends))

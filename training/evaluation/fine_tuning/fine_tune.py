@@ -32,7 +32,7 @@ from mlcd.types import SampleKey
 from training.config import RunConfig, load_config
 from training.evaluation.kept import KeptOutcome, Record, kept_or_made
 from training.evaluation.labeled_rows import LabeledRows
-from training.evaluation.listed_keys import Listed
+from training.evaluation.listed_keys import ListedKeys
 from training.evaluation.measured import answered
 from training.evaluation.report import ProbeProtocol, Subject, evaluate_all
 from training.evaluation.representations import locate, open_representation
@@ -159,7 +159,7 @@ def _tested(checkpoint: Artifact, asked: FineTuning, samples: LabeledRows, out: 
 
     def make() -> tuple[Record, KeptOutcome]:
         found = open_representation(
-            checkpoint, images=asked.images, listed=Listed(keys, "the split")
+            checkpoint, images=asked.images, listed=ListedKeys(keys, "the split")
         ).samples
         sha256 = found.sha256
         assert sha256 is not None
