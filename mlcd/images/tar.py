@@ -182,7 +182,7 @@ class TarSource(FilesSource):
         if offset == NOWHERE:
             raise ImageRejected(
                 "unreadable",
-                "a link to no file, a device, a sparse file or a name that leads out of the archive",
+                "a link to no file, a device, a sparse file or a name out of the archive",
             )
         data = self._read_span(path, offset, offset + entry.size_bytes)
         if len(data) != entry.size_bytes:

@@ -119,7 +119,7 @@ def test_names_are_not_written_beside_other_centers(centers):
 
 def test_a_file_in_another_encoding_or_none_is_told(centers, tmp_path):
     (tmp_path / "latin").write_bytes("1\tStühle\n".encode("latin-1"))
-    with pytest.raises(InvalidInput, match="no text in UTF-8"):
+    with pytest.raises(InvalidInput, match="not text in UTF-8"):
         read_names_file(tmp_path / "latin", 4)
     for absent in (tmp_path / "absent", tmp_path):
         with pytest.raises(NotFound, match="cannot be read"):
