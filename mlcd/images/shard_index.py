@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from platformdirs import user_cache_path
 
-_VERSION: Final = "5"  # version of the rules by which members are listed
+_VERSION: Final = "6"  # version of the rules by which members are listed
 _WORTH_KEEPING: Final = 1000  # images; a shard of fewer is listed in a fraction of a second
 _WORTH_KEEPING_BYTES: Final = 1 << 24  # bytes; the same holds for smaller shards
 _STATE: Final = b"state"
