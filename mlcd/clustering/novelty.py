@@ -7,9 +7,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import CenterScan
@@ -158,38 +155,49 @@ def matched(
     match that share the most rows in all, of the pairs that share more than half of the rows of
     either.
     """
-    found = np.full(nums[1], -1, np.int64)
+    old_of = np.full(nums[1], -1, np.int64)
     if not len(before):
-        return found
+        return old_of
+    num_old = nums[0]
+    sizes = np.concatenate(
+        [np.bincount(before, minlength=num_old), np.bincount(since, minlength=nums[1])]
+    )
     pairs, shared = np.unique(before.astype(np.int64) * nums[1] + since, return_counts=True)
     old, new = np.divmod(pairs, nums[1])
-    either = np.minimum(
-        np.bincount(before, minlength=nums[0])[old], np.bincount(since, minlength=nums[1])[new]
-    )
-    kept = 2 * shared > either
-    old, new, shared = old[kept], new[kept], shared[kept]
-    for part in _connected(old, new, nums):
-        olds, old_at = np.unique(old[part], return_inverse=True)
-        news, new_at = np.unique(new[part], return_inverse=True)
-        counted = np.zeros((len(olds), len(news)), np.int64)
-        counted[old_at, new_at] = shared[part]
-        chosen, to = linear_sum_assignment(counted, maximize=True)
-        real = counted[chosen, to] > 0
-        found[news[to[real]]] = olds[chosen[real]]
-    return found
+    new += num_old
+    is_old_smaller = sizes[old] <= sizes[new]
+    smaller, larger = np.where(is_old_smaller, (old, new), (new, old))
+    is_pair = 2 * shared > sizes[smaller]
+    partners = _match_trees(sizes, smaller[is_pair], larger[is_pair], shared[is_pair])
+    for cluster, partner in partners:
+        old_of[max(cluster, partner) - num_old] = min(cluster, partner)
+    return old_of
 
 
-def _connected(
-    old: NDArray[np.int64], new: NDArray[np.int64], nums: tuple[int, int]
-) -> list[NDArray[np.int64]]:
-    """Returns the pairs of clusters in groups that have no cluster in common, as their numbers.
+def _match_trees(
+    sizes: NDArray[np.int64],
+    smaller: NDArray[np.int64],
+    larger: NDArray[np.int64],
+    shared: NDArray[np.int64],
+) -> list[tuple[int, int]]:
+    """Returns the pairs of clusters that share the most rows in all, each cluster in one at most.
 
-    A table of all old and all new clusters would not fit into memory.
+    More than half of a cluster's rows are in one other cluster only, so each cluster is `smaller`
+    once at most, and the pairs are trees that hang from their largest clusters: from the leaves up,
+    `gains` tells how many more rows a tree keeps where its top is matched with one below it.
     """
-    size = sum(nums)
-    edges = coo_array((np.ones(len(old), np.int8), (old, nums[0] + new)), shape=(size, size))
-    _, group = connected_components(edges, directed=False)
-    order = np.argsort(group[old], kind="stable")
-    if not len(order):
-        return []
-    return np.split(order, np.flatnonzero(np.diff(group[old][order])) + 1)
+    parents = dict(
+        zip(smaller.tolist(), zip(larger.tolist(), shared.tolist(), strict=True), strict=True)
+    )
+    upwards = np.argsort(sizes, kind="stable").tolist()  # of equal ones the old ones come first
+    gains, partners = [0] * len(sizes), [-1] * len(sizes)
+    for cluster in upwards:
+        parent, rows = parents.get(cluster, (cluster, 0))
+        if rows - gains[cluster] > gains[parent]:
+            gains[parent], partners[parent] = rows - gains[cluster], cluster
+    pairs, taken = [], set()
+    for cluster in reversed(upwards):
+        if partners[cluster] >= 0 and cluster not in taken:
+            pairs.append((cluster, partners[cluster]))
+            taken.add(partners[cluster])
+    return pairs
