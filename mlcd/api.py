@@ -23,7 +23,6 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.copies import brought
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import LabelTable
-from mlcd.client.image_bytes import ImageInput, check_images, image_bytes
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.collections.collection import Collection
@@ -32,6 +31,7 @@ from mlcd.encoders.encoder import Encoder, EngineName, Precision
 from mlcd.encoders.options import EncoderOptions
 from mlcd.encoders.unit_rows import MAX_BATCH
 from mlcd.errors import ConfigInvalid, ImageRejected, InvalidInput, TextRejected
+from mlcd.image_bytes import ImageInput, check_images, image_bytes
 from mlcd.images.decode import DEFAULT_LIMITS, ExifPolicy
 from mlcd.images.quiet import silence_decoders
 from mlcd.images.sources import open_source

@@ -1,12 +1,11 @@
 """The Python client of `mlcd serve`: images and texts in, numpy arrays out, over the public REST
 contract alone.
 
-Needs httpx and httpx-sse (`pip install mlcd[client]`); neither torch nor faiss nor the server.
+Needs httpx and httpx-sse (extra client); neither torch nor faiss nor the server.
 """
 
 from mlcd.client.asynchronous import AsyncClient
 from mlcd.client.batch_jobs import AsyncJobs, Jobs
-from mlcd.client.image_bytes import ImageInput
 from mlcd.client.refusals import (
     AnswerInvalid,
     Problem,
@@ -31,6 +30,7 @@ from mlcd.client.results import (
     Origin,
 )
 from mlcd.client.synchronous import Client
+from mlcd.image_bytes import ImageInput
 from mlcd.wire.found_items import ItemMatch as Match
 from mlcd.wire.found_items import LayoutItems
 from mlcd.wire.nearest_centers import Audit, Example, Label, ListedCenter, Member, RenamedCenter

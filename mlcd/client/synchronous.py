@@ -14,7 +14,6 @@ from mlcd.client.base import Ask, BaseClient, check_one_given, checked_rows
 from mlcd.client.batch_jobs import Jobs
 from mlcd.client.batches import Adder, Additions, Batch, Images, answers_sync, rows_in_batches
 from mlcd.client.call import Call
-from mlcd.client.image_bytes import ImageInput, check_images, image_bytes
 from mlcd.client.loop_thread import LoopThread
 from mlcd.client.reading import origin_of
 from mlcd.client.results import (
@@ -32,6 +31,7 @@ from mlcd.client.results import (
 )
 from mlcd.client.text_batches import Texts, check_texts
 from mlcd.errors import Rejection
+from mlcd.image_bytes import ImageInput, check_images, image_bytes
 from mlcd.wire.found_items import LayoutItems
 from mlcd.wire.nearest_centers import Label, LabelMode, ListedCenter, Member, RenamedCenter
 from mlcd.wire.served_model import Info

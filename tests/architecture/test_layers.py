@@ -48,7 +48,7 @@ def test_every_contract_holds():
         ("mlcd/encoders/pixels.py", "import mlcd.models.vit"),
         ("service/resources.py", "import faiss"),
         ("mlcd/pipelines/embed.py", "import fastapi"),
-        ("mlcd/client/image_bytes.py", "import mlcd.images.decode"),
+        ("mlcd/image_bytes.py", "import mlcd.images.decode"),
         ("mlcd/client/loop_thread.py", "import torch"),
         ("mlcd/clustering/kmeans.py", "import torch"),
         ("mlcd/clustering/kmeans.py", "import mlcd.clustering.torch_matmul"),

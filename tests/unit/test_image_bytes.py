@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlcd.client.image_bytes import check_images, image_bytes
 from mlcd.errors import ImageRejected, InvalidInput
+from mlcd.image_bytes import check_images, image_bytes
 from mlcd.images.decode import decode
 
 MAX = 2**20
