@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Final
@@ -9,6 +10,7 @@ from typing import Any, Final
 import click
 
 from mlcd.errors import MlcdError
+from mlcd.extras import install_command_for, missing_package
 from mlcd.locations import shown
 from mlcd.version import __version__
 
@@ -30,6 +32,8 @@ _COMMANDS: Final = {
     "sync": "sync_artifact",
     "verify": "verify_artifact",
 }
+# the extra that a product needs, where several have the missing package
+_EXTRAS: Final = {"service": "serve", "training": "train"}
 _BAD_USAGE = 2
 _INTERRUPTED = 130
 
@@ -53,14 +57,27 @@ class _Commands(click.Group):
             if point.name == cmd_name:
                 try:
                     command: click.Command = point.load()
-                except ImportError as error:
-                    raise click.UsageError(
-                        f"`mlcd {cmd_name}` needs the package {error.name}: pip install"
-                        " 'mlcd[serve,train]'",
-                        ctx,
-                    ) from error
+                except ModuleNotFoundError as error:
+                    if _is_own(error):
+                        raise
+                    return _not_installed(cmd_name, _missing(error), ctx)
                 return command
         return None
+
+
+def _not_installed(name: str, missing: str, ctx: click.Context) -> click.Command:
+    """Returns a command that is listed, and whose call tells what it needs."""
+
+    def refuse() -> None:
+        raise click.UsageError(f"`mlcd {name}` needs {missing}", ctx)
+
+    return click.Command(
+        name,
+        callback=refuse,
+        short_help="Not installed.",
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
 
 
 def _added() -> Any:
@@ -92,12 +109,26 @@ def main() -> None:
         click.echo("mlcd: interrupted; run the same command again to go on", err=True)
         sys.exit(_INTERRUPTED)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] in ("mlcd", "training", "service"):
+        if _is_own(error):
             raise
-        _fail(f"this needs the package {error.name}: pip install 'mlcd[serve,train]'")
+        _fail(f"this needs {_missing(error)}")
     except BrokenPipeError:  # `mlcd … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _is_own(error: ModuleNotFoundError) -> bool:
+    return error.name is None or error.name.partition(".")[0] in ("mlcd", "training", "service")
+
+
+def _missing(error: ImportError) -> str:
+    modules = [
+        frame.f_globals.get("__name__", "").partition(".")[0]
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    likely = next((extra for product, extra in _EXTRAS.items() if product in modules), None)
+    package = missing_package(error)
+    return f"the package {package}: {install_command_for(package, likely=likely)}"
 
 
 def _fail(message: str) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from mlcd.cores import available_cores, cpu_features, cpuset_cores, quota_cores
 from mlcd.encoders import choose_engine
-from mlcd.export.starter.packages import REMEDY as STARTER_REMEDY
 from mlcd.export.starter.packages import installed as starter_installed
+from mlcd.extras import install_command
 from mlcd.version import __version__
 
 _ENGINES: Final = ("openvino", "torch", "onnxruntime", "faiss-cpu", "faiss-gpu", "tritonclient")
@@ -83,7 +83,10 @@ def report(facts: dict[str, Any]) -> str:
             "choice",
             f"engine {choice['engine']}, precision {choice['precision']}: {choice['reason']}",
         ),
-        ("starter", "installed" if facts["starter"] else f"not installed: {STARTER_REMEDY}"),
+        (
+            "starter",
+            "installed" if facts["starter"] else f"not installed: {install_command('starter')}",
+        ),
     ]
     return "\n".join(f"{name:<13} {text}" for name, text in rows)
 

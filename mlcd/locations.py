@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 from platformdirs import user_cache_path
 
 from mlcd.errors import ConfigInvalid
+from mlcd.extras import install_command, install_command_for
 
 Location: TypeAlias = str | os.PathLike[str]
 # the extra of mlcd for the file systems behind a protocol
@@ -144,13 +145,15 @@ def check_no_credentials(location: Location) -> str:
     return text
 
 
-def package_for(location: str) -> str:
-    """Returns what to install for such URLs, as pip takes it."""
+def install_command_for_url(location: str) -> str:
+    """Returns the command that installs what opens such URLs."""
     from fsspec.registry import known_implementations
 
     protocol = location.rpartition("::")[2].partition("://")[0]
     if protocol in _EXTRAS:
-        return f"'mlcd[{_EXTRAS[protocol]}]'"
+        return install_command(_EXTRAS[protocol])
     package: str = known_implementations.get(protocol, {}).get("class", "fsspec").partition(".")[0]
     # the extra for https is [http]
-    return package if package != "fsspec" else f"'fsspec[{protocol.removesuffix('s')}]'"
+    if package == "fsspec":
+        return f"pip install 'fsspec[{protocol.removesuffix('s')}]'"
+    return install_command_for(package)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
+from mlcd.extras import install_command
 
 if TYPE_CHECKING:
     import torch
@@ -161,7 +162,7 @@ def open_world(*, cuda: bool | None = None, timeout: timedelta = _TIMEOUT) -> It
         import torch.distributed as dist
     except ImportError as error:
         raise ConfigInvalid(
-            "several processes need torch", remedy="pip install 'mlcd[train]'"
+            "several processes need torch", remedy=install_command("train")
         ) from error
     if cuda is None:
         cuda = torch.cuda.is_available()

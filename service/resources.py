@@ -22,6 +22,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.port import CollectionPort
 from mlcd.errors import ConfigInvalid
+from mlcd.extras import install_command
 from mlcd.types import Fingerprint
 from service.fetch.fetcher import Fetcher
 from service.host.threads import ThreadBudget, forbid_tokenizer_threads, limit_blas
@@ -388,7 +389,7 @@ def _open_tracer(
         from service.telemetry.tracing import RequestTracer
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
-            "tracing is not installed", remedy="pip install 'mlcd[tracing]'"
+            "tracing is not installed", remedy=install_command("tracing")
         ) from error
     tracer = RequestTracer(
         settings.tracing.endpoint,

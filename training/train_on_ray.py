@@ -21,6 +21,7 @@ import torch
 
 from mlcd.artifacts.manifest import Artifact, open_artifact
 from mlcd.errors import ConfigInvalid, InvalidInput, MlcdError, Unavailable
+from mlcd.extras import install_command
 from mlcd.locations import is_url
 from mlcd.parts.ray_session import RayOptions, ray_session
 from mlcd.progress import Reporter, Stages
@@ -75,8 +76,8 @@ def train_on_ray(
         except (ray.exceptions.RayTaskError, ray.exceptions.ActorDiedError) as error:
             raise ConfigInvalid(
                 f"the cluster cannot run this training ({_last_line(error)})",
-                remedy="every node needs mlcd[ray,train] of this version, and `ray status` may say"
-                " more",
+                remedy="every node needs this version of mlcd with the extras ray and train, and"
+                " `ray status` may say more",
             ) from error
         except ray.exceptions.RayError as error:
             raise Unavailable(
@@ -104,7 +105,7 @@ def _check(config: RunConfig | PairsConfig, options: RayOptions) -> None:
     for package in ("pandas", "requests"):
         if find_spec(package) is None:
             raise ConfigInvalid(
-                f"training on Ray needs the package {package}", remedy="pip install 'mlcd[ray]'"
+                f"training on Ray needs the package {package}", remedy=install_command("ray")
             )
     if options.gpus not in (0, 1):
         raise ConfigInvalid(

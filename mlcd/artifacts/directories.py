@@ -21,7 +21,7 @@ from mlcd.errors import (
     ConfigInvalid,
     MlcdError,
 )
-from mlcd.locations import Location, check_no_credentials, package_for
+from mlcd.locations import Location, check_no_credentials, install_command_for_url
 from mlcd.store_errors import not_opened, translated
 
 _CHUNK_BYTES: Final = 8 << 20
@@ -47,7 +47,7 @@ class Directory:
         except ImportError as error:
             raise ConfigInvalid(
                 f"{text} needs a package that is not installed",
-                remedy=f"pip install {package_for(text)}",
+                remedy=install_command_for_url(text),
             ) from error
         except ValueError as error:
             raise not_opened(text) from error

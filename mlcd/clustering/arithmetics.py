@@ -12,6 +12,7 @@ from mlcd.clustering.matmul import Matmul, NumpyMatmul
 from mlcd.clustering.row_threads import on_one_core
 from mlcd.clustering.shortlist import Shortlister
 from mlcd.errors import ConfigInvalid
+from mlcd.extras import install_command
 from mlcd.types import Embeddings
 
 MatmulName = Literal["numpy", "torch-fp32", "torch-bf16", "torch-int8", "cuda-bf16"]
@@ -61,7 +62,7 @@ def open_matmul(name: MatmulName, centers: Embeddings, block: int = BLOCK_CENTER
         from mlcd.clustering.torch_matmul import TorchMatmul
     except ImportError as error:
         raise ConfigInvalid(
-            f"{name} needs torch", remedy="pip install 'mlcd[train]', or use numpy"
+            f"{name} needs torch", remedy=f"{install_command('train')}, or use numpy"
         ) from error
     if name == "torch-int8":
         if centers.shape[1] > MOST_COMPONENTS:
@@ -83,7 +84,7 @@ def open_device(centers: Embeddings) -> Shortlister:
         from mlcd.clustering.device_scan import on_gpu
         from mlcd.clustering.torch_matmul import cuda_available
     except ImportError as error:
-        raise ConfigInvalid(f"{DEVICE} needs torch", remedy="pip install 'mlcd[train]'") from error
+        raise ConfigInvalid(f"{DEVICE} needs torch", remedy=install_command("train")) from error
     if not cuda_available():
         raise ConfigInvalid(f"{DEVICE} needs a GPU", remedy="use auto or numpy")
     return on_gpu(centers)

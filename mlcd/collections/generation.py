@@ -113,8 +113,6 @@ def open_newest(
 
 
 def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> Generation:
-    from mlcd.indexes.faiss import FaissIndex
-
     artifact = open_artifact(path, KIND)
     if artifact.fingerprint != fingerprint:
         raise ArtifactInvalid(f"{path} is of another model")
@@ -125,9 +123,7 @@ def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> 
     if vectors.shape != (len(rows), dimension):
         raise ArtifactInvalid(f"{path} has {len(rows)} rows and vectors {list(vectors.shape)}")
     facts = artifact.summary
-    index: VectorIndex | None = (
-        FaissIndex.read(artifact.file(INDEX)) if facts["kind"] != "flat" else None
-    )
+    index = None if facts["kind"] == "flat" else _read_index(artifact.file(INDEX))
     recall = Recall(**facts["recall"]) if facts["recall"] else None
     return Generation(
         number,
@@ -135,6 +131,12 @@ def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> 
         vectors,
         Tuned(facts["kind"], index, facts["effort"], recall, widening_of(facts["kind"])),
     )
+
+
+def _read_index(path: Path) -> VectorIndex:
+    from mlcd.indexes.faiss import FaissIndex  # a flat collection does without
+
+    return FaissIndex.read(path)
 
 
 def remove_before(folder: Path, number: int) -> None:

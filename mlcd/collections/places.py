@@ -8,6 +8,7 @@ from mlcd.collections.store import Collections
 from mlcd.collections.store_urls import is_store, kind_of
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
 from mlcd.errors import ConfigInvalid
+from mlcd.extras import install_command
 
 
 def open_place(
@@ -44,7 +45,7 @@ def open_store(
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
             f"collections in {shown} are not installed",
-            remedy=f"pip install 'mlcd[{shown.lower()}]'",
+            remedy=install_command(shown.lower()),
         ) from error
 
 

@@ -64,7 +64,7 @@ if TYPE_CHECKING:  # it brings faiss
 @click.option(
     "--layout",
     type=click.Choice(["pca", "tsne"]),
-    help="The map of the collection: tsne computes one (extra mlcd[layout]), pca removes it.",
+    help="The map of the collection: tsne computes one (extra layout), pca removes it.",
 )
 @reporter_option
 def index(

@@ -15,7 +15,7 @@ from mlcd.commands.common_options import LOCAL_PATH, announce
 @click.option(
     "--features",
     help="The model whose embeddings are clustered (see `mlcd embed --model`); default: hog,"
-    " and starter for --images where mlcd[starter] is installed.",
+    " and starter for --images where the extra starter is installed.",
 )
 @click.option(
     "--recipe", help="The training recipe; default: demo-digits, with --images demo-photos."

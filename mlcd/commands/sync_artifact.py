@@ -15,8 +15,8 @@ from mlcd.progress import Reporter
 def sync(source: str, target: str, reporter: Reporter) -> None:
     """Copy the artifact at SOURCE to TARGET, and compare every byte there with its manifest.
 
-    Each is a directory or a URL such as s3://bucket/labels (extras mlcd[s3], mlcd[gcs],
-    mlcd[azure], mlcd[hf]; credentials by the environment). Interrupted, the same command goes on.
+    Each is a directory or a URL such as s3://bucket/labels (extras s3, gcs, azure, hf;
+    credentials by the environment). Interrupted, the same command goes on.
     """
     from mlcd.pipelines.sync import sync as run
 

@@ -14,6 +14,7 @@ from mlcd.artifacts.manifest import MANIFEST, Artifact, open_artifact, read_mani
 from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.errors import ConfigInvalid, NoTextTower, NotFound
+from mlcd.extras import install_command, install_command_for, missing_package
 from mlcd.images.jpeg import require_simplejpeg
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.text_part import FOLDER as TEXT
@@ -52,7 +53,7 @@ def choose_engine(devices: Path = _DEVICES) -> Choice:
         return Choice("openvino", "no CUDA GPU can be used, and OpenVINO is the engine for CPUs")
     if _installed("torch"):
         return Choice("torch", "OpenVINO is not installed")
-    return Choice("openvino", "no engine is installed: pip install 'mlcd[serve]'")
+    return Choice("openvino", f"no engine is installed: {install_command('serve')}")
 
 
 def open_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> Encoder:
@@ -63,7 +64,7 @@ def open_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> Encoder:
     try:
         encoder = _open(spec, options)
     except ImportError as error:
-        raise _package_missing(spec) from error
+        raise _package_missing(spec, error) from error
     _prepare_otherwise(encoder, spec, options)
     _warm_up(encoder)
     return encoder
@@ -87,7 +88,7 @@ def open_text_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> "TextEnc
     try:
         encoder = _open_text(open_artifact(Path(spec), "model"), options)
     except ImportError as error:
-        raise _package_missing(spec) from error
+        raise _package_missing(spec, error) from error
     encoder.encode(encoder.tokenizer(["a photo"]))
     return encoder
 
@@ -192,10 +193,11 @@ def _no_model(spec: str) -> NotFound:
     )
 
 
-def _package_missing(spec: str) -> ConfigInvalid:
+def _package_missing(spec: str, error: ImportError) -> ConfigInvalid:
+    package = missing_package(error)
     return ConfigInvalid(
-        f"{spec} needs a package that is not installed",
-        remedy="pip install 'mlcd[serve,train]'",
+        f"{spec} needs the package {package}, which is not installed",
+        remedy=install_command_for(package),
     )
 
 

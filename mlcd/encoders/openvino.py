@@ -31,7 +31,7 @@ from mlcd.types import Embeddings, Fingerprint, ImageBatch, model_name
 # The graph in int8 of a model artifact, beside that in fp32: OpenVINO's own format, in two files.
 INT8_GRAPH: Final = "int8.xml"
 INT8_WEIGHTS: Final = "int8.bin"
-_ONNX: Final = "model.onnx"
+ONNX: Final = "model.onnx"
 _PREPROCESSING: Final = "preprocess.json"
 _DIGITS: Final = 12  # hex digits of a graph's digest in the precision
 # of int8: the layers that its graph leaves in floating point
@@ -207,14 +207,14 @@ def open_model_artifact(path: Path, options: EncoderOptions = DEFAULTS) -> OpenV
     check_precision(options.precision)
     if in_int8 := options.precision == "int8":
         _require_graph(artifact)
-    graph = {INT8_GRAPH, INT8_WEIGHTS} if in_int8 else {_ONNX}
+    graph = {INT8_GRAPH, INT8_WEIGHTS} if in_int8 else {ONNX}
     # The weights that torch runs are as large as the graph, and nothing here reads them.
     for name in artifact.files.keys() & (graph | {_PREPROCESSING}):
         verify_file(artifact, name)
     if artifact.fingerprint is None:
         raise ArtifactInvalid(f"{path} has no fingerprint", remedy="export the model again")
     return OpenVinoEncoder(
-        read_int8(artifact.file(INT8_GRAPH)) if in_int8 else read_onnx(artifact.file(_ONNX)),
+        read_int8(artifact.file(INT8_GRAPH)) if in_int8 else read_onnx(artifact.file(ONNX)),
         name=model_name(artifact.config.get("name")),
         fingerprint=artifact.fingerprint,
         preprocess=PreprocessSpec.read(artifact.file(_PREPROCESSING)),

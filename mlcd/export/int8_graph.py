@@ -13,6 +13,7 @@ import openvino as ov
 
 from mlcd.encoders.openvino import INT8_GRAPH
 from mlcd.errors import ConfigInvalid
+from mlcd.extras import install_command
 from mlcd.types import ImageBatch
 
 _ATTENTION: Final = frozenset({"Softmax", "ScaledDotProductAttention"})
@@ -25,7 +26,7 @@ def require_nncf() -> None:
     if find_spec("nncf") is None:
         raise ConfigInvalid(
             "graphs in int8 are made by the package nncf, which is not installed",
-            remedy="pip install 'mlcd[quantize]'",
+            remedy=install_command("quantize"),
         )
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from PIL import Image
 
 from mlcd.errors import ConfigInvalid
+from mlcd.extras import install_command_for
 
 _BASELINE, _EXTENDED, _PROGRESSIVE = 0xC0, 0xC1, 0xC2
 # without the markers between them for tables, reserved use and conditioning
@@ -23,7 +24,7 @@ def require_simplejpeg() -> None:
     if not has_simplejpeg():
         raise ConfigInvalid(
             "decode fast needs simplejpeg, which is not installed",
-            remedy="pip install 'mlcd[serve]' or 'mlcd[train]', or use decode exact",
+            remedy=f"{install_command_for('simplejpeg', likely='serve')}, or use decode exact",
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import fsspec
 
 from mlcd.errors import InvalidInput, MlcdError, NotFound
+from mlcd.extras import install_command_for, missing_package
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.arrow import find_saved
 from mlcd.images.dataset_parts import part_of_files
@@ -33,7 +34,7 @@ from mlcd.images.parquet import ParquetSource
 from mlcd.images.source import FilesSource, Source
 from mlcd.images.tar import TarSource
 from mlcd.images.zip import ZipSource
-from mlcd.locations import check_no_credentials, is_url, package_for
+from mlcd.locations import check_no_credentials, install_command_for_url, is_url
 from mlcd.store_errors import translated
 
 _ARCHIVES: Final[dict[str, type[FilesSource]]] = {
@@ -85,7 +86,7 @@ def open_source(location: str, *, urls: UrlOptions | None = None) -> Source:
     except ImportError as error:
         raise InvalidInput(
             f"{location} needs a package that is not installed",
-            remedy=f"pip install {package_for(location)}",
+            remedy=install_command_for_url(location),
         ) from error
     except Exception as error:  # each file system behind a URL has its own errors
         if is_url(location) and not isinstance(error, ValueError):
@@ -209,9 +210,10 @@ def _fetched(links: Source, urls: UrlOptions) -> Source:
     try:
         from mlcd.images.url_source import UrlSource
     except ImportError as error:
+        package = missing_package(error)
         raise InvalidInput(
-            f"{links.location} holds URLs, and the package {error.name} is not installed",
-            remedy="pip install 'mlcd[urls]'",
+            f"{links.location} holds URLs, and the package {package} is not installed",
+            remedy=install_command_for(package, likely="urls"),
         ) from error
     return UrlSource(links, urls)
 

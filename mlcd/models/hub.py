@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.errors import ConfigInvalid, Unavailable
+from mlcd.extras import install_command
 
 PREFIX: Final = "hub:"
 _NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
@@ -31,7 +32,7 @@ def fetch(spec: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ConfigInvalid(
-            "the hub needs the package huggingface_hub", remedy="pip install 'mlcd[hub]'"
+            "the hub needs the package huggingface_hub", remedy=install_command("hub")
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))

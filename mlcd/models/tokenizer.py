@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput
+from mlcd.extras import install_command
 from mlcd.models.json_files import read_object
 
 try:
@@ -20,7 +21,7 @@ try:
     from tokenizers import Regex, normalizers
 except ImportError as error:
     raise ConfigInvalid(
-        "texts need the package tokenizers", remedy="pip install 'mlcd[text]'"
+        "texts need the package tokenizers", remedy=install_command("text")
     ) from error
 
 TOKENIZER: Final = "tokenizer.json"

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any, Final, NoReturn
 
 from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
+from mlcd.extras import install_command
 from mlcd.version import __version__
 
 NEAREST: Final = "ray"
@@ -127,7 +128,7 @@ def gpus_hidden(num: float) -> Iterator[None]:
 def require_ray(asked_by: str = "--on ray") -> None:
     """Raises ConfigInvalid where Ray is not installed."""
     if find_spec("ray") is None:
-        raise ConfigInvalid(f"{asked_by} needs the package ray", remedy="pip install 'mlcd[ray]'")
+        raise ConfigInvalid(f"{asked_by} needs the package ray", remedy=install_command("ray"))
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from mlcd.collections.plane import (
 )
 from mlcd.collections.searcher import Searcher
 from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.extras import install_command
 from mlcd.progress import Stages
 
 SEED: Final = 0
@@ -137,5 +138,5 @@ def _check_installed() -> None:
     except ImportError as error:
         raise ConfigInvalid(
             "a layout by t-SNE needs openTSNE, which is not installed",
-            remedy="pip install 'mlcd[layout]', or leave --layout out: the map is by PCA then",
+            remedy=f"{install_command('layout')}, or leave --layout out: the map is by PCA then",
         ) from error

@@ -20,6 +20,7 @@ from mlcd.encoders.encoder import Precision
 from mlcd.encoders.openvino import (
     INT8_GRAPH,
     INT8_WEIGHTS,
+    ONNX,
     OpenVinoEncoder,
     check_precision,
     read_int8,
@@ -28,7 +29,6 @@ from mlcd.encoders.openvino import (
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput
 from mlcd.export.int8_agreement import MIN_MEAN_COSINE, Int8Agreement, compare_rows
 from mlcd.export.int8_graph import quantized, quantizer_versions, require_nncf, write_int8
-from mlcd.export.model_artifact import ONNX
 from mlcd.images.entries import Entries
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.source import Source

@@ -18,6 +18,7 @@ from mlcd.artifacts.disk import locked, translated_os_errors
 from mlcd.artifacts.manifest import MANIFEST, open_artifact
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
 from mlcd.export.starter.artifact import STARTER, starter_digest
+from mlcd.extras import install_command
 from mlcd.locations import is_url
 from mlcd.models import hub
 from mlcd.models.runs import find_checkpoint, holds_checkpoints
@@ -90,8 +91,8 @@ def _export(spec: str, out: Path, name: str, announce: Callable[[str], None]) ->
     if spec != STARTER and importlib.util.find_spec("torch") is None:
         raise ConfigInvalid(
             f"{spec} is no exported model, and torch is not installed to export it",
-            remedy="run `mlcd export` where mlcd[train] is installed, and give the directory it"
-            " makes",
+            remedy=f"{install_command('train')}; or run `mlcd export` where that is installed, and"
+            " give the directory it makes",
         )
     command = [sys.executable, "-m", "mlcd", "export", spec, str(out), "--name", name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -14,6 +14,7 @@ import click
 
 from mlcd.commands.curate_images import read_issues
 from mlcd.errors import ConfigInvalid, MlcdError
+from mlcd.extras import install_command
 from mlcd.label_job import JobKind
 from mlcd.locations import check_no_credentials, is_url
 from mlcd.progress import Reporter
@@ -309,7 +310,7 @@ def _opened(url: str, api_key: str | None) -> "Iterator[Jobs]":
         from mlcd.client import Client
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
-            f"`mlcd jobs` needs the package {error.name}", remedy="pip install 'mlcd[client]'"
+            f"`mlcd jobs` needs the package {error.name}", remedy=install_command("client")
         ) from error
     with Client(url, api_key=api_key, retries=0) as client:
         try:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.extras import install_command
 from service.errors import RateExceeded
 from service.keys.file import Key
 from service.telemetry.metrics import Metrics
@@ -154,7 +155,7 @@ def _open_pool(url: str) -> "ConnectionPool":
         from redis.backoff import NoBackoff
     except ImportError as error:
         raise ConfigInvalid(
-            "MLCD_REDIS_URL needs the package redis", remedy="pip install 'mlcd[redis]'"
+            "MLCD_REDIS_URL needs the package redis", remedy=install_command("redis")
         ) from error
     try:
         return ConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0))

@@ -5,6 +5,7 @@ import errno
 import ipaddress
 import socket
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import click
@@ -53,6 +54,8 @@ def serve(config: str | None, print_config: bool, **options: object) -> None:
 
     Options but --config and --print-config are also environment variables: MLCD_MODEL, MLCD_PORT, …
     """
+    if find_spec("pydantic_settings") is None:  # before the engine's process misses its libraries
+        raise ModuleNotFoundError(name="pydantic_settings")
     if not print_config:
         end_while_it_starts(STOPS[0])
     # The engine's process imports its libraries while this one reads the settings.

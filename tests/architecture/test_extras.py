@@ -1,12 +1,22 @@
 """Each extra installs enough to import what it is for."""
 
+import ast
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from mlcd import extras
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCTS = ("mlcd", "service", "training")
+# what is imported only where it is: in PyTorch's CUDA builds, and inside of a Triton server
+NOT_OURS = {"triton", "triton_python_backend_utils"}
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +68,42 @@ def test_what_an_extra_installs_is_enough(extras, modules, distributions):
     assert {"torch", "onnx"} - set(hidden) == ({"torch", "onnx"} if "train" in extras else set())
     code = f"import sys; sys.modules.update(dict.fromkeys({hidden})); import {modules}"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def imported():
+    """Returns the modules of others that the products import anywhere, with the files."""
+    found = {}
+    for path in (path for product in PRODUCTS for path in (ROOT / product).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                # of a namespace package such as `opentelemetry`, the part tells the distribution
+                names = [f"{node.module}.{each.name}" for each in node.names]
+            for name in names:
+                if name.partition(".")[0] not in sys.stdlib_module_names | {*PRODUCTS, *NOT_OURS}:
+                    found.setdefault(name, path.relative_to(ROOT).as_posix())
+    return found
+
+
+def test_every_package_that_is_imported_is_declared(distributions):
+    """One that only another package brings is gone when that one does without it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tables = project["optional-dependencies"]
+    declared = {
+        canonicalize_name(Requirement(line).name)
+        for table in (project["dependencies"], *(tables[name] for name in tables if name != "dev"))
+        for line in table
+    }
+    undeclared = {
+        name: path
+        for name, path in imported().items()
+        if not distributions.get(top := name.partition(".")[0], {canonicalize_name(top)}) & declared
+    }
+    assert undeclared == {}
+
+
+def test_the_remedy_knows_the_distribution_of_every_module(distributions):
+    """As where none of them is installed: by the name of the module alone."""
+    for name in imported():
+        top = name.partition(".")[0]
+        assert extras.distribution_of(name) in distributions.get(top, {canonicalize_name(top)})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mlcd.artifacts.disk import write_synced
 from mlcd.errors import ConfigInvalid
+from mlcd.extras import install_command
 
 NAME = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
@@ -73,8 +74,8 @@ class TensorBoardLog:
         except ImportError as error:
             raise ConfigInvalid(
                 "telemetry.tensorboard=true needs the package tensorboard",
-                remedy="pip install 'mlcd[tensorboard]', or leave it off: metrics.jsonl holds the "
-                "same numbers",
+                remedy=f"{install_command('tensorboard')}, or leave it off: metrics.jsonl holds the"
+                " same numbers",
             ) from error
         self._writer = SummaryWriter(str(directory / TENSORBOARD), purge_step=resume_step + 1)
 

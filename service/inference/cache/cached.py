@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import ConfigInvalid, Rejection
+from mlcd.extras import install_command
 from service.inference.cache.keyspace import KeySpace, redis_prefix
 from service.inference.cache.memory import MemoryCache
 from service.inference.cache.vectors import VectorFormat
@@ -283,7 +284,7 @@ def _open_redis(
         from service.inference.cache.redis import RedisCache
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
-            "MLCD_REDIS_URL needs the package redis", remedy="pip install 'mlcd[redis]'"
+            "MLCD_REDIS_URL needs the package redis", remedy=install_command("redis")
         ) from error
     assert settings.redis_url is not None
     return RedisCache(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import ConfigInvalid, DeadlineExceeded, Overloaded, Unavailable
+from mlcd.extras import install_command
 from mlcd.models.tokenizer import Tokenizer
 from service.inference.contract import Row
 from service.inference.known_labels import KnownLabels, wanted_labels
@@ -168,7 +169,7 @@ async def open_triton_engine(
         from mlcd.encoders.triton import open_triton
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
-            "engine triton needs a package", remedy="pip install 'mlcd[triton]'"
+            "engine triton needs a package", remedy=install_command("triton")
         ) from error
     assert settings.triton.url is not None
     encoder = await open_triton(

@@ -1,0 +1,128 @@
+"""The command that installs what is missing, by what the installed distribution says of itself.
+
+An extra of mlcd is installed from where mlcd itself was: a checkout, a wheel or an index.
+"""
+
+import json
+import re
+import shlex
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+_NAME: Final = "mlcd"
+# where the name of a module does not tell the distribution's
+_DISTRIBUTIONS: Final = {
+    "PIL": "pillow",
+    "faiss": "faiss-cpu",
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "opentelemetry": "opentelemetry-sdk",
+    "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+_NOT_FOR_USERS: Final = "dev"
+
+
+def install_command(*extras: str) -> str:
+    """Returns the command that adds these extras to this installation.
+
+    Where the place that mlcd was installed from is gone, it names the packages of the extras.
+    """
+    try:
+        own = distribution(_NAME)
+    except PackageNotFoundError:  # the checkout is on the path, and not installed
+        return _pip(f"{Path(__file__).resolve().parents[1]}[{','.join(extras)}]")
+    origin = json.loads(own.read_text("direct_url.json") or "null")
+    if origin is None:
+        return _pip(f"{_NAME}[{','.join(extras)}]")
+    url = origin["url"]
+    path = Path(url2pathname(urlsplit(url).path))
+    if urlsplit(url).scheme == "file" and not path.exists():
+        tables = _extras_of(own)
+        return _pip(*dict.fromkeys(each for extra in extras for each in tables.get(extra, ())))
+    if "dir_info" not in origin:
+        return _pip(f"{_NAME}[{','.join(extras)}] @ {_pinned(url, origin)}")
+    editable = ("-e",) if origin["dir_info"].get("editable") else ()
+    return _pip(*editable, f"{path}[{','.join(extras)}]")
+
+
+def install_command_for(package: str, *, likely: str | None = None) -> str:
+    """Returns the command that installs a distribution, or that of a module: by the extra that
+    declares it and lacks the least here, else by its name.
+
+    likely: the extra to take where it is one of those that declare it.
+    """
+    name = distribution_of(package)
+    try:
+        tables = _extras_of(distribution(_NAME))
+    except PackageNotFoundError:
+        return _pip(name)
+    for requirement in tables.pop("", ()):
+        if _name_of(requirement) == name:
+            return _pip(requirement)
+    tables.pop(_NOT_FOR_USERS, None)
+    lacking = {
+        extra: sum(not _is_installed(_name_of(each)) for each in requirements)
+        for extra, requirements in tables.items()
+        if name in map(_name_of, requirements)
+    }
+    if not lacking:
+        return _pip(name)
+    extra = likely if likely in lacking else min(lacking, key=lambda each: lacking[each])
+    return install_command(extra)
+
+
+def missing_package(error: ImportError) -> str:
+    """Returns the name of the distribution that an import has not found."""
+    return distribution_of(error.name) if error.name else str(error)
+
+
+def _pinned(url: str, origin: dict[str, Any]) -> str:
+    """Returns the address of a wheel, or of a commit, as pip takes it."""
+    vcs = origin.get("vcs_info")
+    if vcs is not None:
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"{url}#subdirectory={origin['subdirectory']}" if "subdirectory" in origin else url
+
+
+def distribution_of(module: str) -> str:
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        if (name := ".".join(parts[:length])) in _DISTRIBUTIONS:
+            return _DISTRIBUTIONS[name]
+    return _canonical(parts[0])
+
+
+def _extras_of(own: Distribution) -> dict[str, list[str]]:
+    """Returns the requirements of each extra, those of every installation under the empty name."""
+    tables: dict[str, list[str]] = {"": []}
+    for line in own.requires or ():
+        requirement, _, marker = line.partition(";")
+        extra = re.search(r"extra *== *['\"]([^'\"]+)['\"]", marker)
+        tables.setdefault(extra[1] if extra else "", []).append(requirement.strip())
+    return tables
+
+
+def _name_of(requirement: str) -> str:
+    return _canonical(re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0])
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _pip(*arguments: str) -> str:
+    return f"pip install {shlex.join(arguments)}"
