@@ -33,7 +33,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup redis bundled-triton page-tools s3rver azurite chromium demo explorer test test-plain-cpu test-slow test-kernels test-sdk test-postgres test-milvus test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
+.PHONY: help setup redis bundled-triton page-tools s3rver azurite chromium demo explorer test test-plain-cpu test-slow test-kernels test-sdk test-postgres test-milvus test-installs test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -70,7 +70,7 @@ explorer: setup ## build the page of the service from its sources, where they ha
 	@$(BIN)/python hatch_build.py
 
 test: setup redis bundled-triton page-tools s3rver chromium ## all tests that need no GPU, no Docker and no patience
-	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow and not postgres and not milvus" $(IN_PARALLEL) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow and not installs and not postgres and not milvus" $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-plain-cpu: setup ## those that ask what the CPU computes, as on one with AVX2 and without bfloat16
 	@$(BIN)/python -m pytest --plain-cpu -m "plain_cpu and not gpu" $(IN_PARALLEL) $(PYTEST_ARGS) \
@@ -107,6 +107,9 @@ test-milvus: setup $(MILVUS)/.installed ## collections in a real Milvus, killed 
 $(MILVUS)/.installed: tests/milvus/requirements.txt | setup
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(MILVUS) -r $<
 	@touch $@
+
+test-installs: setup ## the wheel in an environment for each extra, with every command that install.md promises: minutes, some GB
+	@$(BIN)/python -m pytest tests/installs $(PYTEST_ARGS)
 
 test-triton: setup $(TRITON)/.installed ## the tests against the real Triton server that nvidia-pytriton bundles
 	@$(BIN)/python -m pytest -m triton $(PYTEST_ARGS)

@@ -35,6 +35,12 @@ def packages_in(name):
     )
 
 
+def give_back(work, name):
+    """The files are the containers' user's: whoever runs the tests must be able to remove them."""
+    mine = ("run", "--rm", "--user", "0", "--volume", f"{work}:/work", "--entrypoint", "chmod")
+    docker(*mine, name, "-R", "a+rwX", "/work")
+
+
 @pytest.mark.parametrize("target", ["api", "worker"])
 def test_what_serves_is_small_and_holds_no_torch_no_installer_and_nothing_that_reports(
     image, target
@@ -65,6 +71,24 @@ def test_the_worker_has_the_commands_and_no_server(image):
     ]["Test"] == ["NONE"]
 
 
+def test_the_worker_image_runs_the_commands_over_artifacts(image, tmp_path):
+    work = tmp_path / "work"
+    write_digits(work / "digits", 8)
+    work.chmod(0o777)
+    mounted = (*DENIED, "--volume", f"{work}:/work", "--workdir", "/work", "--network", "none")
+    for command in (
+        "embed digits emb --model pixels",
+        "cluster emb centers --clusters 2",
+        "clusters update centers emb updated",
+        "label emb labels --centers centers",
+        "index emb items",
+        "verify .",
+    ):
+        printed = docker(*mounted, image("worker"), *command.split())
+    assert [line.split()[:2] for line in printed.stdout.splitlines()].count(["ok", "labels"]) == 1
+    give_back(work, image("worker"))
+
+
 def test_the_train_image_makes_a_model_that_serves(image, tmp_path, tiny_recipe):
     work = tmp_path / "work"
     write_digits(work / "digits", 120)
@@ -84,6 +108,4 @@ def test_the_train_image_makes_a_model_that_serves(image, tmp_path, tiny_recipe)
     docker(*mounted, image("train"), *command, timeout=900)
     verified = docker(*mounted, image("worker"), "verify", "/work/demo").stdout.splitlines()
     assert any(line.split()[:3] == ["ok", "model", "/work/demo/model:"] for line in verified)
-    # The files are the containers' user's: whoever runs the tests must be able to remove them.
-    mine = ("run", "--rm", "--user", "0", "--volume", f"{work}:/work", "--entrypoint", "chmod")
-    docker(*mine, image("worker"), "-R", "a+rwX", "/work")
+    give_back(work, image("worker"))

@@ -15,6 +15,7 @@ from PIL import Image
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import open_artifact
+from mlcd.extras import install_command
 from mlcd.keys import HELD_OUT_FRACTION, split_positions
 from tests.conftest import call_mlcd, run_mlcd
 
@@ -177,7 +178,7 @@ def test_bad_input_is_told_in_a_line(int8, quantizer, journey, digits, tmp_path,
     other = refused(model, digits, out, "--centers", journey / "centers")
     assert "are centers of another model" in other
     monkeypatch.setitem(sys.modules, "nncf", None)
-    assert "which is not installed: pip install 'mlcd[quantize]'" in refused(model, digits, out)
+    assert f"which is not installed: {install_command('quantize')}" in refused(model, digits, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "few", "file"]
 
 

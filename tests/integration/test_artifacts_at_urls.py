@@ -15,6 +15,7 @@ import pytest
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import MANIFEST, Request
 from mlcd.errors import Conflict
+from mlcd.extras import install_command
 from mlcd.locations import artifact_path
 from mlcd.pipelines.verify_at_url import verify_at_url
 from tests.conftest import call_mlcd, write_digits
@@ -244,7 +245,7 @@ def test_mistakes_are_one_line_each(used, images, tmp_path, monkeypatch):
     ):
         assert told in refused(*command)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    assert "pip install 'mlcd[gcs]'" in refused("embed", images, "gs://bucket/x", *MODEL)
+    assert install_command("gcs") in refused("embed", images, "gs://bucket/x", *MODEL)
     with running_faults(used, seed=0, rate=0.0, denied=True) as denied:
         behind(denied, monkeypatch)
         told = "refused to this process: give this process the rights"

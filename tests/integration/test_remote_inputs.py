@@ -15,6 +15,7 @@ import pytest
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput, MlcdError, NotFound, Unavailable
+from mlcd.extras import install_command
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.checksums import stored_checksum
 from mlcd.images.sources import open_source
@@ -86,7 +87,7 @@ def test_each_wrong_place_is_one_line_with_its_remedy(store, monkeypatch):
     ):
         assert message in refusal(location, error)
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    assert "pip install 'mlcd[gcs]'" in refusal("gs://bucket/x")
+    assert install_command("gcs") in refusal("gs://bucket/x")
 
 
 def test_rights_and_credentials_that_lack_are_told(store, monkeypatch):

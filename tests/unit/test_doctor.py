@@ -13,6 +13,7 @@ from mlcd.cores import available_cores, cpu_features, quota_cores
 from mlcd.doctor import examine, memory_limit_bytes, report
 from mlcd.encoders.openvino import computes_int8
 from mlcd.export.starter.packages import installed
+from mlcd.extras import install_command
 from tests.conftest import call_mlcd, run_mlcd
 
 
@@ -36,7 +37,7 @@ def test_nothing_missing_makes_it_fail(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "_openvino_capabilities", lambda: None)
     monkeypatch.setattr(doctor, "_version", lambda package: None)
     monkeypatch.setattr(doctor, "starter_installed", lambda: False)
-    assert "starter       not installed: pip install 'mlcd[starter]'" in report(examine())
+    assert f"starter       not installed: {install_command('starter')}" in report(examine())
 
 
 def test_gpus_are_those_that_the_driver_lists(monkeypatch):

@@ -16,6 +16,7 @@ from mlcd.clustering import cells
 from mlcd.encoders.options import EncoderOptions
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ConfigInvalid, Conflict, MlcdError, Unavailable
+from mlcd.extras import install_command
 from mlcd.images.sources import open_source
 from mlcd.parts import image_scores, ray_calls, ray_session
 from mlcd.parts.decisions import CurateOptions
@@ -415,7 +416,7 @@ def test_the_missing_extra_is_named(images, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     result = call_mlcd("embed", images, tmp_path / "out", "--model", "pixels", "--on", "ray")
     assert result.returncode == 2
-    assert result.stderr == "mlcd: --on ray needs the package ray: pip install 'mlcd[ray]'\n"
+    assert result.stderr == f"mlcd: --on ray needs the package ray: {install_command('ray')}\n"
 
 
 @pytest.mark.parametrize(

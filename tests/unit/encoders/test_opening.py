@@ -12,6 +12,7 @@ from mlcd.encoders import openvino as openvino_engine
 from mlcd.encoders.options import EncoderOptions
 from mlcd.encoders.unit_rows import MAX_BATCH, encode_in_parts
 from mlcd.errors import ConfigInvalid
+from mlcd.extras import install_command
 
 
 def without(monkeypatch, *packages):
@@ -43,7 +44,7 @@ def test_without_openvino_a_cpu_takes_torch(tmp_path, monkeypatch):
     without(monkeypatch, "openvino")
     assert choose_engine(tmp_path) == mlcd.encoders.Choice("torch", "OpenVINO is not installed")
     without(monkeypatch, "openvino", "torch")
-    assert "mlcd[serve]" in choose_engine(tmp_path).reason
+    assert install_command("serve") in choose_engine(tmp_path).reason
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ except ConfigInvalid as error:
     )
     assert result.stdout.splitlines() == [
         "openvino numpy openvino",
-        "pip install 'mlcd[serve,train]'",
+        install_command("train"),
     ], result.stderr
 
 

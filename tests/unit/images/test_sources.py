@@ -443,10 +443,10 @@ def test_links_that_a_pattern_or_a_list_names_are_not_followed(tmp_path):
 @pytest.mark.parametrize(
     ("url", "package"),
     [
-        ("s3://bucket/photos", r"'mlcd\[s3\]'"),
-        ("gs://bucket/photos", r"'mlcd\[gcs\]'"),
-        ("abfs://container/photos", r"'mlcd\[azure\]'"),
-        ("simplecache::s3://bucket/photos", r"'mlcd\[s3\]'"),
+        ("s3://bucket/photos", r".*\[s3\]'"),
+        ("gs://bucket/photos", r".*\[gcs\]'"),
+        ("abfs://container/photos", r".*\[azure\]'"),
+        ("simplecache::s3://bucket/photos", r".*\[s3\]'"),
         ("sftp://host/photos", r"'fsspec\[sftp\]'"),
     ],
 )
