@@ -126,7 +126,7 @@ def _missing(error: ImportError) -> str:
         frame.f_globals.get("__name__", "").partition(".")[0]
         for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
-    likely = next((extra for product, extra in _EXTRAS.items() if product in modules), None)
+    likely = next((extra for product, extra in _EXTRAS.items() if product in modules), "serve")
     package = missing_package(error)
     return f"the package {package}: {install_command_for(package, likely=likely)}"
 

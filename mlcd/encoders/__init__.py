@@ -197,7 +197,7 @@ def _package_missing(spec: str, error: ImportError) -> ConfigInvalid:
     package = missing_package(error)
     return ConfigInvalid(
         f"{spec} needs the package {package}, which is not installed",
-        remedy=install_command_for(package),
+        remedy=install_command_for(package, likely="serve"),
     )
 
 

@@ -66,7 +66,7 @@ COMMANDS = {
         "mlcd embed photos again --model model",
     ),
     ("train", "tensorboard"): (*CLUSTERED, f"mlcd {TRAIN} telemetry.tensorboard=true"),
-    ("serve", "train"): ("mlcd demo --images photos --no-serve --clusters 2",),
+    ("serve", "train"): ("mlcd demo --no-serve",),
     ("compiled",): CLUSTERED,
     ("layout",): (
         "mlcd embed many emb --model pixels",
