@@ -103,7 +103,7 @@ def test_every_package_that_is_imported_is_declared(distributions):
 
 
 def test_the_remedy_knows_the_distribution_of_every_module(distributions):
-    """As where none of them is installed: by the name of the module alone."""
+    """The name of the module has to be enough where none of them is installed."""
     for name in imported():
         top = name.partition(".")[0]
         assert extras.distribution_of(name) in distributions.get(top, {canonicalize_name(top)})

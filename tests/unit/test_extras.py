@@ -1,4 +1,4 @@
-"""What is missing is installed by one command, which holds for a checkout, a wheel and an index."""
+"""One command installs what is missing, and holds for a checkout, a wheel and an index."""
 
 import json
 import re
