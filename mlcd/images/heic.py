@@ -9,7 +9,8 @@ from mlcd.images.bounded import BoundedFile
 
 HEIC: Final = "HEIC"
 _NOT_INSTALLED: Final = "HEIC needs the extra heif of mlcd"
-_REMEDY: Final = "pip install 'mlcd[heif]'"
+# Clients of a server read it, too: no command, which would name a path of that machine.
+_REMEDY: Final = "install the extra heif where mlcd runs, or give JPEG"
 _MAX_BRANDS_BYTES: Final = 256
 _HEVC: Final = frozenset(
     [b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"heif"]

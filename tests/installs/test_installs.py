@@ -76,6 +76,7 @@ COMMANDS = {
         "mlcd export starter model",
         "!mlcd quantize model many int8 --num 16",  # where the CPU computes no int8
     ),
+    ("heif",): (PIXELS,),
     ("client",): ("!mlcd jobs list",),
     ("redis", "serve"): (
         *CLUSTERED,
