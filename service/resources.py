@@ -197,7 +197,8 @@ async def _open_all(
     started: StartedEngine | None,
 ) -> Resources:
     """Opens what `open_resources` says; `stack` closes it."""
-    # The keys come before the model, which takes a while to load.
+    # What may be refused comes before the model, which takes a while to load.
+    await asyncio.to_thread(_check_redis, settings)
     keys = None if settings.auth.keys_file is None else KeyRing(Path(settings.auth.keys_file))
     threads = _limit_threads(settings)
     limits = settings.limits
@@ -289,6 +290,7 @@ def open_worker_resources(
 
     Raises what opening them raises, and ConfigInvalid for centers of another model.
     """
+    _check_redis(settings)
     with ExitStack() as stack:
         queue, roots = stack.enter_context(open_jobs(settings))
         computing = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compute"))
@@ -378,6 +380,18 @@ async def _open_texts(
         SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s)
     )
     return OpenedTexts(engine, tokenizer)
+
+
+def _check_redis(settings: Settings) -> None:
+    if settings.redis_url is None:
+        return
+    try:
+        from service.redis_clients import refuse_unsupported_redis
+    except ModuleNotFoundError as error:
+        raise ConfigInvalid(
+            "MLCD_REDIS_URL needs the package redis", remedy="pip install 'mlcd[redis]'"
+        ) from error
+    refuse_unsupported_redis(settings.redis_url.get_secret_value())
 
 
 def _open_tracer(

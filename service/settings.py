@@ -362,8 +362,8 @@ class Settings(BaseSettings):
     grace_s: Annotated[float, Field(ge=0)] = 8.0
     """Seconds after that for requests in flight to finish."""
     redis_url: SecretStr | None = None
-    """redis://[user:password@]host:port/database, rediss:// or unix://: the Redis that several
-    servers share."""
+    """redis://[user:password@]host:port/database, rediss:// or unix://: the primary Redis that
+    several servers share, or a name that leads to it. No Redis Cluster."""
     limits: Limits = Limits()
     fetch: Fetch = Fetch()
     auth: Auth = Auth()

@@ -82,6 +82,8 @@ SQLITE_TURN_S: Final = 3.0  # for a turn to write, which each process has for mi
 SQLITE_LOG_S: Final = 60.0  # between log lines of one fault: requests must not fill a log
 QUEUE_CONNECT_S: Final = 2.0  # to connect to the queue's Redis, before it counts as away
 QUEUE_REDIS_S: Final = 5.0  # of one command: with appendfsync always it waits for the disk
+QUEUE_FAILOVER_FIRST_S: Final = 0.1  # before a Redis that is not a primary is asked again
+QUEUE_FAILOVER_S: Final = 0.7  # of such pauses, which double, before the queue counts as away
 
 # A worker
 RENEWAL_S: Final = 1.0  # how often a lease is renewed; a worker learns of a cancel that late

@@ -10,15 +10,15 @@ durable as its settings say.
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Final
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import wraps
+from typing import Any, Concatenate, Final, ParamSpec
 
 from redis import Redis
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
 
+from mlcd.backoff import Backoff
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, MlcdError, Unavailable
 from mlcd.types import Fingerprint
 from service.errors import RecordDamaged
@@ -37,7 +37,15 @@ from service.jobs.job import (
     stored_job_to_json,
 )
 from service.jobs.redis_keys import Keys
-from service.timings import QUEUE_CONNECT_S, QUEUE_REDIS_S
+from service.redis_clients import NotPrimaryError, open_redis_pool
+from service.timings import (
+    QUEUE_CONNECT_S,
+    QUEUE_FAILOVER_FIRST_S,
+    QUEUE_FAILOVER_S,
+    QUEUE_REDIS_S,
+)
+
+_Arguments = ParamSpec("_Arguments")
 
 _STATES: Final[tuple[JobState, ...]] = ("queued", "running", "succeeded", "failed", "canceled")
 _SCHEMA: Final = "1"
@@ -59,19 +67,46 @@ def open_redis_database(url: str, prefix: str) -> "RedisDatabase":
     """Opens the database; it connects when it is first used. Raises ConfigInvalid for a URL that
     Redis cannot use.
     """
-    try:
-        client = Redis.from_url(
-            url,
-            decode_responses=True,
-            socket_connect_timeout=QUEUE_CONNECT_S,
-            socket_timeout=QUEUE_REDIS_S,
-            retry=Retry(NoBackoff(), 0),  # a write whose answer is lost may have been done
-        )
-    except ValueError:  # its text may quote the password
-        raise ConfigInvalid(
-            "MLCD_REDIS_URL is no Redis URL", remedy="give redis://host:port/database"
-        ) from None
-    return RedisDatabase(client, Keys(prefix))
+    pool = open_redis_pool(
+        url,
+        decode_responses=True,
+        socket_connect_timeout=QUEUE_CONNECT_S,
+        socket_timeout=QUEUE_REDIS_S,
+    )
+    return RedisDatabase(Redis.from_pool(pool), Keys(prefix))
+
+
+def _asks(
+    method: Callable[Concatenate["RedisDatabase", _Arguments], Result],
+) -> Callable[Concatenate["RedisDatabase", _Arguments], Result]:
+    """Runs a method anew while Redis is not a primary, as in a failover: it has done nothing then.
+
+    Raises Unavailable once that lasts, and where Redis does not answer.
+    """
+
+    @wraps(method)
+    def ask(self: "RedisDatabase", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> Result:
+        backoff, waited_s = Backoff(QUEUE_FAILOVER_FIRST_S, QUEUE_FAILOVER_S), 0.0
+        while True:
+            try:
+                return method(self, *args, **options)
+            except NotPrimaryError as error:
+                self.drop_connections()
+                if waited_s >= QUEUE_FAILOVER_S:
+                    raise Unavailable(
+                        f"the job queue's Redis {error}",
+                        remedy="come back soon; MLCD_REDIS_URL must lead to the primary",
+                    ) from error
+            except (RedisError, OSError) as error:
+                raise Unavailable(
+                    "the job queue's Redis does not answer, or takes no writes",
+                    remedy="come back soon; what it has is kept",
+                ) from error
+            pause_s = backoff.next_s()
+            time.sleep(pause_s)
+            waited_s += pause_s
+
+    return ask
 
 
 class RedisDatabase:
@@ -84,70 +119,67 @@ class RedisDatabase:
         self._commit = client.register_script(_COMMIT)
         self._keeps = False  # True once it is known that jobs can be kept there.
 
+    @_asks
     def transact(self, step: Callable[["_RedisTransaction"], Result]) -> Result:
-        with _translated():
-            self._check_keeps()
-            while True:
-                transaction = _RedisTransaction(self._client, self._keys, self._clock)
-                try:
-                    result = step(transaction)
-                except MlcdError:  # for good only if what it read was there at one moment
-                    transaction.commands.clear()
-                    if self._ends(transaction):
-                        raise
-                else:
-                    if self._ends(transaction):
-                        return result
+        self._check_keeps()
+        while True:
+            transaction = _RedisTransaction(self._client, self._keys, self._clock)
+            try:
+                result = step(transaction)
+            except MlcdError:  # for good only if what it read was there at one moment
+                transaction.commands.clear()
+                if self._ends(transaction):
+                    raise
+            else:
+                if self._ends(transaction):
+                    return result
 
+    @_asks
     def read(self, job_id: str) -> StoredJob | None:
-        with _translated():
-            found = self._client.get(self._keys.record(job_id))
+        found = self._client.get(self._keys.record(job_id))
         return None if found is None else stored_job_from_json(found)
 
+    @_asks
     def due(
         self, fingerprints: Sequence[Fingerprint], *, lease_s: float, exclude: Collection[str] = ()
     ) -> list[str]:
         num = CANDIDATES + len(exclude)
-        with _translated():
-            found: set[str] = set()
-            far: set[str] = set()
-            now_s = self._clock.now_s()
-            for key in map(self._keys.due, fingerprints):
-                # Waiting tasks are due from 0 on, the oldest job first.
-                # Leases and pauses end at their own times.
-                found |= set(self._client.zrangebyscore(key, 0, 0, 0, num))
-                found |= set(self._client.zrangebyscore(key, "(0", now_s, 0, num))
-                far |= set(
-                    self._client.zrangebyscore(
-                        key, far_s(now_s, lease_s), "+inf", 0, FAR + len(exclude)
-                    )
+        found: set[str] = set()
+        far: set[str] = set()
+        now_s = self._clock.now_s()
+        for key in map(self._keys.due, fingerprints):
+            # Waiting tasks are due from 0 on, the oldest job first.
+            # Leases and pauses end at their own times.
+            found |= set(self._client.zrangebyscore(key, 0, 0, 0, num))
+            found |= set(self._client.zrangebyscore(key, "(0", now_s, 0, num))
+            far |= set(
+                self._client.zrangebyscore(
+                    key, far_s(now_s, lease_s), "+inf", 0, FAR + len(exclude)
                 )
+            )
         return (
             sorted(found.difference(exclude))[:CANDIDATES] + sorted(far.difference(exclude))[:FAR]
         )
 
+    @_asks
     def pending(
         self, fingerprints: Sequence[Fingerprint], *, exclude: Collection[str] = ()
     ) -> bool:
-        with _translated():
-            found = (
-                self._client.zrange(key, 0, len(exclude))
-                for key in map(self._keys.due, fingerprints)
-            )
-            return any(set(ids).difference(exclude) for ids in found)
+        found = (
+            self._client.zrange(key, 0, len(exclude)) for key in map(self._keys.due, fingerprints)
+        )
+        return any(set(ids).difference(exclude) for ids in found)
 
+    @_asks
     def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
         key = self._keys.all if state is None else self._keys.state(state)
-        with _translated():
-            ids = self._client.zrevrangebylex(
-                key, "+" if below is None else f"({below}", "-", 0, limit
-            )
-            found = self._client.mget(map(self._keys.record, ids)) if ids else []
+        ids = self._client.zrevrangebylex(key, "+" if below is None else f"({below}", "-", 0, limit)
+        found = self._client.mget(map(self._keys.record, ids)) if ids else []
         return [Listed.of(job_id, record) for job_id, record in zip(ids, found, strict=True)]
 
+    @_asks
     def events(self, job_id: str, after: int) -> list[Event]:
-        with _translated():
-            kept = self._client.lrange(self._keys.events(job_id), 0, -1)
+        kept = self._client.lrange(self._keys.events(job_id), 0, -1)
         numbered = (line.partition(" ") for line in kept)
         return [
             Event(int(number), job_from_json(view))
@@ -155,56 +187,54 @@ class RedisDatabase:
             if int(number) > after
         ]
 
+    @_asks
     def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
-        with _translated():
-            found = self._client.hmget(self._keys.failures(job_id), shards) if shards else []
+        found = self._client.hmget(self._keys.failures(job_id), shards) if shards else []
         return [failure_from_json(failure) for failure in found if failure is not None]
 
+    @_asks
     def ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
-        with _translated():
-            old_s = self._clock.now_s() - longer_than_s
-            old, extra = (
-                self._client.zcount(self._keys.ended, "-inf", old_s),
-                self._client.zcard(self._keys.ended) - more_than,
-            )
-            num = min(limit, max(old, extra))
-            found = (
-                self._client.zrange(self._keys.ended, 0, num - 1, withscores=True)
-                if num > 0
-                else []
-            )
+        old_s = self._clock.now_s() - longer_than_s
+        old, extra = (
+            self._client.zcount(self._keys.ended, "-inf", old_s),
+            self._client.zcard(self._keys.ended) - more_than,
+        )
+        num = min(limit, max(old, extra))
+        found = (
+            self._client.zrange(self._keys.ended, 0, num - 1, withscores=True) if num > 0 else []
+        )
         return [Ended(job_id, ended_s) for job_id, ended_s in found]
 
+    @_asks
     def count(self) -> dict[JobState, int]:
-        with _translated():
-            counts = {state: self._client.zcard(self._keys.state(state)) for state in _STATES}
+        counts = {state: self._client.zcard(self._keys.state(state)) for state in _STATES}
         return {state: num for state, num in counts.items() if num}
 
+    @_asks
     def waiting(self) -> int:
-        with _translated():
-            return sum(map(int, self._client.hvals(self._keys.waiting)))
+        return sum(map(int, self._client.hvals(self._keys.waiting)))
 
+    @_asks
     def oldest_queued_s(self) -> float:
-        with _translated():
-            oldest = self._client.zrange(self._keys.state("queued"), 0, 0)
-            found = self._client.get(self._keys.record(oldest[0])) if oldest else None
-            queued = Listed.of(oldest[0], found).job if oldest else None
-            return 0.0 if queued is None else max(0.0, self._clock.now_s() - queued.created_s)
+        oldest = self._client.zrange(self._keys.state("queued"), 0, 0)
+        found = self._client.get(self._keys.record(oldest[0])) if oldest else None
+        queued = Listed.of(oldest[0], found).job if oldest else None
+        return 0.0 if queued is None else max(0.0, self._clock.now_s() - queued.created_s)
 
+    @_asks
     def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
-        with _translated():
-            now_s = self._clock.now_s()
-            self._client.hset(
-                self._keys.heartbeats, worker, f"{now_s!r} {now_s + lease_s!r} {fingerprint}"
-            )
-            heartbeats = self._client.hgetall(self._keys.heartbeats)
-            if over := [name for name, last in heartbeats.items() if not _lives(last, now_s)]:
-                self._client.hdel(self._keys.heartbeats, *over)
+        now_s = self._clock.now_s()
+        self._client.hset(
+            self._keys.heartbeats, worker, f"{now_s!r} {now_s + lease_s!r} {fingerprint}"
+        )
+        heartbeats = self._client.hgetall(self._keys.heartbeats)
+        if over := [name for name, last in heartbeats.items() if not _lives(last, now_s)]:
+            self._client.hdel(self._keys.heartbeats, *over)
 
+    @_asks
     def live_workers(self) -> dict[str, Fingerprint]:
-        with _translated():
-            now_s = self._clock.now_s()
-            heartbeats = self._client.hgetall(self._keys.heartbeats)
+        now_s = self._clock.now_s()
+        heartbeats = self._client.hgetall(self._keys.heartbeats)
         return {
             name: last.split()[-1]
             for name, last in sorted(heartbeats.items())
@@ -213,6 +243,10 @@ class RedisDatabase:
 
     def close(self) -> None:
         self._client.close()
+
+    def drop_connections(self) -> None:
+        """Ends the connections that no thread uses now: the next ones look the name up again."""
+        self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _ends(self, transaction: "_RedisTransaction") -> bool:
         held = [value or "" for value in transaction.read.values()]
@@ -365,14 +399,3 @@ class _RedisTransaction:
 def _lives(heartbeat: str, now_s: float) -> bool:
     reported_s, until_s, _ = heartbeat.split()
     return float(reported_s) <= now_s < float(until_s)
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        raise Unavailable(
-            "the job queue's Redis does not answer, or takes no writes",
-            remedy="come back soon; what it has is kept",
-        ) from error

@@ -30,6 +30,7 @@ class RateLimiter:
 
     def __init__(self, shared: "ConnectionPool | None" = None, *, metrics: Metrics) -> None:
         """Prepares the counters. shared: of the Redis in which several servers count together."""
+        self._pool = shared
         self._shared = None if shared is None else _new_counter(shared)
         self._rest_until: float | None = None
         self._metrics = metrics
@@ -63,7 +64,11 @@ class RateLimiter:
 
     async def _take(self, key: Key, rate: int, num: int, taken: int) -> int:
         now = asyncio.get_running_loop().time()
-        if self._shared is None or (self._rest_until is not None and now < self._rest_until):
+        if (
+            self._shared is None
+            or self._pool is None
+            or (self._rest_until is not None and now < self._rest_until)
+        ):
             return await self.local.take(key, rate, num, taken)
         from limits.errors import StorageError
 
@@ -75,6 +80,8 @@ class RateLimiter:
         except (StorageError, TimeoutError):
             self._log_once(answers=False)
             self._rest_until = now + RATE_REDIS_REST_S
+            # After a failover others are connected to a replica, too.
+            await self._pool.disconnect(inuse_connections=False)
             return await self.local.take(key, rate, num, taken)
         self._log_once(answers=True)
         self._rest_until = None
@@ -150,20 +157,12 @@ async def open_rate_limiter(
 
 def _open_pool(url: str) -> "ConnectionPool":
     try:
-        from redis.asyncio import ConnectionPool
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
+        from service.redis_clients import open_async_redis_pool
     except ImportError as error:
         raise ConfigInvalid(
             "MLCD_REDIS_URL needs the package redis", remedy=install_command("redis")
         ) from error
-    try:
-        return ConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0))
-    except ValueError:
-        # The cause is left out, because its text may hold the URL with a password.
-        raise ConfigInvalid(
-            "MLCD_REDIS_URL is not a Redis URL", remedy="write it like redis://host:6379/0"
-        ) from None
+    return open_async_redis_pool(url)
 
 
 def _new_counter(shared: "ConnectionPool | None" = None) -> "WindowCounter":

@@ -12,13 +12,11 @@ from contextvars import Context
 from typing import Final, Self
 
 from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
-from mlcd.errors import ConfigInvalid
 from service.inference.cache.redis_circuit import RedisCircuit
 from service.inference.cache.vectors import VectorFormat
+from service.redis_clients import NotPrimaryError, open_async_redis_pool
 from service.telemetry.metrics import Metrics
 from service.timings import CACHE_ROOM_FRESH_S
 
@@ -54,19 +52,14 @@ class RedisCache:
         self._prefix, self._vectors = prefix, vectors
         self._timeout_s, self._ttl_s = timeout_s, ttl_s
         self._metrics = metrics
-        try:
-            pool = BlockingConnectionPool.from_url(
-                url,
-                max_connections=_MAX_CONNECTIONS,
-                timeout=timeout_s,
-                socket_connect_timeout=_PATIENCE * timeout_s,
-                socket_timeout=_PATIENCE * timeout_s,  # look-ups have their own
-                retry=Retry(NoBackoff(), 0),
-            )
-        except ValueError:  # its text may quote the password
-            raise ConfigInvalid(
-                "MLCD_REDIS_URL is not a Redis URL", remedy="write it like redis://host:6379/0"
-            ) from None
+        pool = open_async_redis_pool(
+            url,
+            BlockingConnectionPool,
+            max_connections=_MAX_CONNECTIONS,
+            timeout=timeout_s,
+            socket_connect_timeout=_PATIENCE * timeout_s,
+            socket_timeout=_PATIENCE * timeout_s,  # look-ups have their own
+        )
         self._client: Redis = Redis.from_pool(pool)
         self._memory_limit = RedisMemoryLimit(self._client, max_bytes)
         self._waiting: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue(_MAX_WAITING)
@@ -147,8 +140,8 @@ class RedisCache:
                 async with asyncio.timeout(self._timeout_s):
                     values = await self._client.mget([self._name(key) for key in keys])
                 found: dict[bytes, object] = dict(zip(keys, values, strict=True))
-            except Exception:  # noqa: BLE001 - the server at that address may answer anything
-                self._circuit.failed()
+            except Exception as error:  # noqa: BLE001 - that server may answer anything
+                self._failed(error)
                 return None
         return found
 
@@ -175,8 +168,8 @@ class RedisCache:
         except NoPermissionError:  # Redis denies INFO; look-ups go on
             self._metrics.cache_written("error", len(entries))
             return
-        except Exception:  # noqa: BLE001 - as above
-            self._circuit.failed()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._failed(error)
             self._metrics.cache_written("error", len(entries))
             return
         # A Redis that is full refuses writes and still answers look-ups.
@@ -184,17 +177,28 @@ class RedisCache:
         self._metrics.cache_written("written", len(entries) - num_refused)
         self._metrics.cache_written("error", num_refused)
 
+    def _failed(self, error: Exception) -> None:
+        # A replica answers look-ups, which would hide that it takes no writes.
+        if isinstance(error, NotPrimaryError):
+            self._circuit.open(str(error))
+        else:
+            self._circuit.failed()
+
     async def _ping(self) -> bool:
         return await self._client.ping() is True
 
     async def _answers(self) -> bool:
-        """Connects anew, with patience; tells whether Redis then answers as fast as a look-up."""
+        """Connects anew, with patience; tells whether Redis then answers as fast as a look-up, and
+        is not one that takes no writes from anybody.
+        """
         try:
             async with asyncio.timeout(_PATIENCE * self._timeout_s):
                 await self._client.connection_pool.disconnect()
                 async with asyncio.TaskGroup() as connecting:
                     for _ in range(_KEPT_CONNECTIONS):
                         connecting.create_task(self._ping())
+                with contextlib.suppress(ResponseError):  # of this client, or of a full disk
+                    await self._client.delete(self._prefix)  # a write that changes nothing
             async with asyncio.timeout(self._timeout_s):
                 return await self._ping()
         except Exception:  # noqa: BLE001 - as above

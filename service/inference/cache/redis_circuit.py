@@ -47,13 +47,15 @@ class RedisCircuit:
 
     def failed(self) -> None:
         self._failures += 1
-        if self._failures >= _MAX_FAILURES and self.closed:
+        if self._failures >= _MAX_FAILURES:
             self.open()
 
-    def open(self) -> None:
+    def open(self, reason: str = "does not answer") -> None:
+        if not self.closed:
+            return
         if time.monotonic() - self._closed_at > CACHE_STEADY_S:
             self._backoff.reset()
-        _log.warning("the cache's Redis does not answer: served without it until it does")
+        _log.warning("the cache's Redis %s: served without it until that is over", reason)
         self._on_change(False)
         self._recovery = asyncio.create_task(
             self._recover(), name="cache-recovery", context=Context()
@@ -72,4 +74,4 @@ class RedisCircuit:
             answers = await self._answers()
         self._failures, self._closed_at, self._recovery = 0, time.monotonic(), None
         self._on_change(True)
-        _log.warning("the cache's Redis answers again")
+        _log.warning("the cache's Redis is used again")
