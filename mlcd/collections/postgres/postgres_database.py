@@ -126,30 +126,44 @@ def _configured(connection: Connection) -> Connection:
 
 def _prepare(connection: Connection, shown: str) -> None:
     """Makes what is missing; a user who may not is told what to do."""
+    if _vector_version(connection) is None or not _has_tables(connection):
+        with connection.transaction():
+            # IF NOT EXISTS fails where another process creates the same at this moment.
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
+            if _vector_version(connection) is None:
+                _create_extension(connection, shown)
+            _check_version(connection, shown)
+            if not _has_tables(connection):
+                connection.execute(_SCHEMA)
+    _check_version(connection, shown)
+
+
+def _create_extension(connection: Connection, shown: str) -> None:
+    try:
+        connection.execute("CREATE EXTENSION vector")
+    except (errors.FeatureNotSupported, errors.UndefinedFile) as error:
+        raise ConfigInvalid(
+            f"{shown} has no pgvector", remedy="install pgvector 0.8 or later on its server"
+        ) from error
+    except errors.InsufficientPrivilege as error:
+        raise ConfigInvalid(
+            f"{shown} lacks the extension vector, and this user may not create it",
+            remedy="run CREATE EXTENSION vector there as a superuser",
+        ) from error
+
+
+def _check_version(connection: Connection, shown: str) -> None:
     version = _vector_version(connection)
-    if version is None:
-        try:
-            connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-        except (errors.FeatureNotSupported, errors.UndefinedFile) as error:
-            raise ConfigInvalid(
-                f"{shown} has no pgvector", remedy="install pgvector 0.8 or later on its server"
-            ) from error
-        except errors.InsufficientPrivilege as error:
-            raise ConfigInvalid(
-                f"{shown} lacks the extension vector, and this user may not create it",
-                remedy="run CREATE EXTENSION vector there as a superuser",
-            ) from error
-        version = _vector_version(connection)
     if version is None or version < _LEAST_VERSION:
         raise ConfigInvalid(
             f"{shown} has a pgvector before 0.8",
             remedy="upgrade it, and run ALTER EXTENSION vector UPDATE there",
         )
-    found = connection.execute("SELECT to_regclass('mlcd.collections') IS NULL").fetchone()
-    if found == (True,):
-        with connection.transaction():
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_ADVISORY_LOCK,))
-            connection.execute(_SCHEMA)
+
+
+def _has_tables(connection: Connection) -> bool:
+    row = connection.execute("SELECT to_regclass('mlcd.collections') IS NOT NULL").fetchone()
+    return row == (True,)
 
 
 def _vector_version(connection: Connection) -> tuple[int, ...] | None:
@@ -180,8 +194,9 @@ def translated(shown: str) -> Iterator[None]:
             remedy="GRANT it the right to create in the database, or all on the schema mlcd",
         ) from error
     except errors.ReadOnlySqlTransaction as error:
-        raise Conflict(
-            f"{shown} can only be read", remedy="give the URL of the primary server"
+        raise StoreUnreachable(
+            f"{shown} takes no writes now",
+            remedy="come back soon after a failover; the URL must lead to the primary server",
         ) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise _unreachable(shown, error) from None  # its text may hold the user's name

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
+from psycopg import errors
 from psycopg.pq import TransactionStatus
 
+_READ_ONLY: Final = (errors.ReadOnlySqlTransaction, errors.CannotConnectNow)
 _SURE_S: Final = 0.5  # after which a connection is tried before it is lent
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -26,27 +28,35 @@ class ReusedConnections:
         self._connect, self._free = connect, threading.BoundedSemaphore(most)
         self._idle: deque[tuple[float, Connection]] = deque()  # since when
         self._closed = False
+        self._generation = 0  # of connections: one ends when a server goes, or takes no writes
 
     @contextmanager
     def lent(self) -> Iterator[Connection]:
         """Lends a connection that works, and waits for one where all are lent."""
         with self._free:
-            connection = self._working()
+            generation, connection = self._generation, self._working()
             try:
                 yield connection
+            except _READ_ONLY:
+                # After a failover the URL leads to another server, and these still to the old one.
+                self._forget()
+                raise
             finally:
                 status = connection.info.transaction_status
                 if self._closed or status != TransactionStatus.IDLE:
                     connection.close()
-                    self._forget_idle()  # the server may have gone
+                    self._forget()  # the server may have gone
+                elif generation != self._generation:
+                    connection.close()
                 else:
                     self._idle.append((time.monotonic(), connection))
 
     def close(self) -> None:
         self._closed = True
-        self._forget_idle()
+        self._forget()
 
-    def _forget_idle(self) -> None:
+    def _forget(self) -> None:
+        self._generation += 1
         while self._idle:
             self._idle.pop()[1].close()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -84,3 +85,31 @@ def test_an_acknowledgment_waits_for_the_disk(own):
         store._database.connected() as connection,
     ):
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
+
+
+def test_processes_that_open_an_empty_database_at_once_all_open_it(own):
+    own.ask("DROP EXTENSION vector CASCADE")
+    for number in range(3):
+        own.ask(f"CREATE DATABASE empty{number}")
+        with ThreadPoolExecutor(12) as pool:
+            opened = pool.map(lambda _, n=number: open_place(own.url(f"empty{n}")), range(12))
+            for store in opened:
+                store.close()
+
+
+def test_a_database_that_is_only_read_for_a_while_takes_writes_after_it_without_a_restart(own):
+    """As where the URL leads to the old primary, or to a standby, for a moment."""
+    pinned = {"fingerprint": FINGERPRINT, "dimension": DIMENSION}
+    own.ask("CREATE EXTENSION IF NOT EXISTS vector")
+    own.set_password("ann", SECRET)
+    own.ask("GRANT CREATE ON DATABASE postgres TO ann")
+    url = own.url(credentials=f"ann:{SECRET}")
+    open_place(url).close()
+    own.ask("ALTER ROLE ann SET default_transaction_read_only = on")
+    with contextlib.closing(open_place(url)) as store, ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: store.find_new(), range(8)))
+        with pytest.raises(StoreUnreachable, match="takes no writes now"):
+            store.create("c", **pinned)
+        own.ask("ALTER ROLE ann SET default_transaction_read_only = off")
+        for number in range(8):
+            store.create(f"c{number}", **pinned)
