@@ -85,7 +85,9 @@ def _asks(
     """
 
     @wraps(method)
-    def ask(self: "RedisDatabase", /, *args: _Arguments.args, **options: _Arguments.kwargs) -> Result:
+    def ask(
+        self: "RedisDatabase", /, *args: _Arguments.args, **options: _Arguments.kwargs
+    ) -> Result:
         backoff, waited_s = Backoff(QUEUE_FAILOVER_FIRST_S, QUEUE_FAILOVER_S), 0.0
         while True:
             try:
