@@ -13,6 +13,10 @@ ANSWER_READ_S: Final = 10.0  # after the deadline, for a slow client to read its
 BODY_REST_S: Final = 10.0  # for the rest of a body that was answered before it was complete
 CROWDED_RETRY_S: Final = 1  # Retry-After while there are too many connections
 BODY_PATIENCE_S: Final = 5.0  # a client may pause so long within a body
+# After a client has ended its side, before it is asked whether it still waits: most answers are
+# ready by then.
+HALF_CLOSED_S: Final = 0.15
+CLIENT_POLL_S: Final = 0.05  # how often it is looked whether such a client has left
 
 # Metrics
 COLLECTIONS_SCRAPE_S: Final = 1.0  # for the store of collections; a scraper waits for 10 s

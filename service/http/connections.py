@@ -6,6 +6,7 @@ connections.
 """
 
 import asyncio
+import socket
 from collections import deque
 from itertools import chain
 from typing import Any, Final, cast
@@ -18,13 +19,22 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.http.middleware import PROBES
 from service.http.presence import ClientPresence
 from service.telemetry.metrics import Metrics
-from service.timings import ANSWER_READ_S, BODY_REST_S, CROWDED_RETRY_S, REQUEST_HEADERS_S
+from service.timings import (
+    ANSWER_READ_S,
+    BODY_REST_S,
+    CLIENT_POLL_S,
+    CROWDED_RETRY_S,
+    HALF_CLOSED_S,
+    REQUEST_HEADERS_S,
+)
 
 # Headers, chunk framing and trailers of one request; more is allowed only beside as much body.
 MAX_OVERHEAD_BYTES: Final = 64 * 2**10
 _MAX_PIPELINED: Final = 16
 PLACES_FOR_PROBES: Final = 16  # connections above the limit, for health and metrics
 _PROBES: Final = frozenset(path.encode() for path in PROBES)
+# Every client of HTTP/1.1 reads past it, also where it did not ask for it.
+_CONTINUE: Final = STATUS_LINE[100] + b"\r\n"
 _CROWDED: Final = orjson.dumps(
     {
         "type": "urn:mlcd:problem:unavailable",
@@ -83,6 +93,7 @@ class HttpConnection(HttpToolsProtocol):
         super().__init__(**uvicorns)
         self._bounds = bounds
         self._timer: asyncio.TimerHandle | None = None
+        self._client_poll: asyncio.TimerHandle | None = None
         self._received = self._body = 0
         self._message_complete = True
         self._lingering = False
@@ -98,8 +109,9 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._bounds.forget(self)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._client_poll):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
         for presence in self._presences:
             presence.leave()
@@ -113,6 +125,34 @@ class HttpConnection(HttpToolsProtocol):
             and not self.transport.is_closing()
         ):
             self._refuse()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keeps the connection open where an answer is due: the client may only have sent all that
+        it will send, as `nc -N` does, or have left. Only its reaction to what it is sent tells.
+        """
+        if not self._awaits_answer():
+            return False
+        if self._client_poll is None:
+            self.cycle.keep_alive = False  # of the last request
+            self._client_poll = self.loop.call_later(HALF_CLOSED_S, self._ask_client)
+        return True
+
+    def _awaits_answer(self) -> bool:
+        return self._message_complete and bool(self._presences) and not self._presences[0].answered
+
+    def _ask_client(self) -> None:
+        if self._awaits_answer() and self.scope["http_version"] != "1.0":
+            self.transport.write(_CONTINUE)
+        self._poll_client()
+
+    def _poll_client(self) -> None:
+        """Ends the connection once the client's system has refused what it was sent."""
+        if self.transport.is_closing():
+            return
+        if self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+            return
+        self._client_poll = self.loop.call_later(CLIENT_POLL_S, self._poll_client)
 
     def on_message_begin(self) -> None:
         self._message_complete = False

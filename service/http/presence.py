@@ -25,6 +25,11 @@ class ClientPresence:
         """Tells whether the whole body has come: the next message is there, and the last one."""
         return not self._cycle.more_body
 
+    @property
+    def answered(self) -> bool:
+        """Tells whether its answer has begun."""
+        return self._cycle.response_started
+
     def watch(self, left: Callable[[], None]) -> None:
         """Has `left` called when the client leaves."""
         self._cycle.flow.resume_reading()  # a connection that is not read hears of no end

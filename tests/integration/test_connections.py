@@ -259,6 +259,17 @@ def test_a_body_shorter_than_it_says_holds_up_nobody(server, photo):
     until(lambda: server.metric('mlcd_held{of="bytes"}') == 0, 5)
 
 
+def test_a_client_that_ends_its_side_after_its_request_is_answered(server, photo):
+    """As `nc -N` does."""
+    head = POST + b"Content-Length: %d\r\n\r\n" % len(photo)
+    for request in (head + photo, head.replace(b"/1.1", b"/1.0") + photo, GET, GET + GET):
+        with connected(server, request) as client:
+            client.shutdown(socket.SHUT_WR)
+            answer = whole(client)
+        assert set(statuses(answer)) - {100} == {200}, answer
+    assert answers(server) < 5
+
+
 def test_a_body_longer_than_it_says_is_the_next_request(server, photo):
     with connected(
         server,
