@@ -160,7 +160,8 @@ class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     max_redirects: Annotated[int, Field(ge=0, le=10)] = 3
     """Redirects that one URL may take. Each is checked like the first URL."""
     max_connections: Annotated[int, Field(gt=0, le=256)] = 32
-    """Fetches at one time. Others wait."""
+    """Fetches at one time. Others wait. Hosts of one domain get half of them, those of a second one
+    half of the rest, and so on."""
     max_connections_per_host: Annotated[int, Field(gt=0)] = 8
     """Fetches from one host at one time."""
 

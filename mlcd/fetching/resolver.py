@@ -5,7 +5,8 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
-from weakref import WeakValueDictionary
+
+from mlcd.fetching.domain_places import DomainPlaces
 
 # Resolves a host and a port to addresses, as text. Raises OSError or UnicodeError without any.
 LookUp: TypeAlias = Callable[[str, int], list[str]]
@@ -16,31 +17,23 @@ def system_addresses(host: str, port: int) -> list[str]:
 
 
 class Resolver:
-    """Threads that are divided among domains: a slow name server keeps only its share busy.
+    """Threads that domains share: a slow name server keeps only a part of them busy.
 
     A look-up cannot be canceled: the request may have ended long before its thread is free again.
     """
 
-    def __init__(self, look_up: LookUp, *, num_threads: int, most_per_domain: int) -> None:
-        """Starts the threads. most_per_domain: look-ups of one domain at a time."""
-        self._look_up, self._most = look_up, most_per_domain
+    def __init__(self, look_up: LookUp, *, num_threads: int) -> None:
+        self._look_up, self._places = look_up, DomainPlaces(num_threads)
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="resolve")
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def addresses(self, host: str, port: int) -> list[str]:
         """Resolves a host. Raises what `LookUp` raises."""
-        turn = self._turns.setdefault(_domain(host), asyncio.Semaphore(self._most))
-        await turn.acquire()
+        await self._places.take(host)
         looking = asyncio.get_running_loop().run_in_executor(
             self._threads, self._look_up, host, port
         )
-        looking.add_done_callback(lambda _: turn.release())
+        looking.add_done_callback(lambda _: self._places.leave(host))
         return await asyncio.shield(looking)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _domain(host: str) -> str:
-    """Returns the last two labels: their owner has the name servers of all names below."""
-    return ".".join(host.split(".")[-2:])

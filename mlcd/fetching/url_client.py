@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 import httpcore
 
 from mlcd.errors import MlcdError
+from mlcd.fetching.domain_places import DomainPlaces
 from mlcd.fetching.fetch_refusals import fetch_failed, host_refused
 from mlcd.fetching.hosts import allows
 from mlcd.fetching.kept_connections import KeptConnections
@@ -19,7 +20,7 @@ from mlcd.fetching.urls import Url
 
 # Yields for one answer what is called with its total size whenever more is known, and may raise.
 Receiving: TypeAlias = Callable[[], AbstractContextManager[Callable[[int], None]]]
-# Domains whose name servers do not answer, before names of other domains wait for them.
+# Times the connections of a host: the threads that resolve names, at least.
 _DOMAINS: Final = 4
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _OK: Final = 200
@@ -36,10 +37,10 @@ class UrlClient:
 
     def __init__(self, policy: FetchPolicy, *, look_up: LookUp = system_addresses) -> None:
         self._policy = policy
-        of_domain = policy.max_connections_per_host
-        num_threads = max(policy.max_connections, _DOMAINS * of_domain)
-        self._resolver = Resolver(look_up, num_threads=num_threads, most_per_domain=of_domain)
-        self._turns = asyncio.Semaphore(policy.max_connections)
+        most, of_host = policy.max_connections, policy.max_connections_per_host
+        self._resolver = Resolver(look_up, num_threads=max(most, _DOMAINS * of_host))
+        # A bound per host above half of all places says that one host may take them all.
+        self._places = DomainPlaces(most, least=of_host if 2 * of_host > most else 0)
         self._host_turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def __aenter__(self) -> Self:
@@ -121,15 +122,19 @@ class UrlClient:
 
     @asynccontextmanager
     async def _turn(self, host: str) -> AsyncIterator[None]:
-        """Waits for a turn at the host, then for one of all connections.
+        """Waits for a turn at the host, then for one of the connections that domains share.
 
         In this order, waiting for a slow host takes no connection from other hosts.
         """
         of_host = self._host_turns.setdefault(
             host, asyncio.Semaphore(self._policy.max_connections_per_host)
         )
-        async with of_host, self._turns:
-            yield
+        async with of_host:
+            await self._places.take(host)
+            try:
+                yield
+            finally:
+                self._places.leave(host)
 
 
 def _is_image(stated: dict[bytes, bytes]) -> bool:

@@ -362,6 +362,41 @@ def test_look_ups_that_nobody_waits_for_any_more_hold_no_other_domain_up(name):
             answered.set()
 
 
+@pytest.mark.parametrize("num_domains", [1, 4])
+@pytest.mark.parametrize("slow", ["names", "hosts"])
+def test_many_names_of_a_slow_domain_hold_no_other_domain_up(num_domains, slow):
+    """Slow are its name servers, or what its names lead to."""
+    done = threading.Event()
+
+    def look_up(host, _):
+        if slow == "names" and host.endswith(".test"):
+            done.wait(30)
+        return ["127.0.0.1"]
+
+    with ImageHost({"/": ok(b"x"), "/slow": lambda _: host.wait()}) as host:
+
+        async def scenario():
+            given = LOOPBACK | {"allow": ["*.test", "good.example"], "ports": [host.port]}
+            settings = Fetch(**given)
+            async with Fetcher(settings, Limits(), new_metrics(), look_up=look_up) as fetcher:
+                names = [f"n{i}.slow{i % num_domains}.test" for i in range(40)]
+                waiting = asyncio.create_task(
+                    outcomes(fetcher, *[f"http://{name}:{host.port}/slow" for name in names])
+                )
+                await asyncio.sleep(0.2)
+                started = time.monotonic()
+                found = await outcomes(fetcher, *[f"http://good.example:{host.port}/"] * 8)
+                took_s = time.monotonic() - started
+                assert not waiting.done()
+                waiting.cancel()
+                done.set()
+                return found, took_s
+
+        found, took_s = run(scenario())
+    assert found == [b"x"] * 8
+    assert took_s < 1
+
+
 def test_the_server_fetches_only_so_much_and_gives_all_of_it_back():
     limits = Limits(max_body_bytes=10**6, max_queued_bytes=10**6, max_images=8, max_queued_images=8)
     begun = threading.Event()
