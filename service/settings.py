@@ -29,7 +29,7 @@ from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid
 from mlcd.fetching.hosts import ANY_HOST
 from mlcd.fetching.listed import listed, listed_hosts, listed_networks, listed_ports
-from mlcd.fetching.url_options import UrlOptions
+from mlcd.fetching.url_options import JobUrlOptions, UrlOptions
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.thumbnail import DEFAULT_SIDE
 from mlcd.images.transform import DecodeMode
@@ -170,7 +170,7 @@ class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
         """The same for jobs, of which each answer has that time; None where nothing is fetched."""
         if not self.allow:
             return None
-        return UrlOptions(
+        return JobUrlOptions(
             hosts=",".join(self.allow),
             networks=",".join(map(str, self.networks)),
             ports=",".join(map(str, self.ports)),

@@ -64,7 +64,8 @@ class Downloads:
                 "fetch-late", f"{url.shown}: no image within {self._policy.turn_s:g} s"
             ) from None
         except FetchRejected as rejection:
-            raise ImageRejected(rejection.reason, f"{url.shown}: {rejection.seen}") from None
+            shown = rejection.message if self._policy.private else rejection.seen
+            raise ImageRejected(rejection.reason, f"{url.shown}: {shown}") from None
 
     @contextmanager
     def _receiving(self) -> Iterator[Callable[[int], None]]:

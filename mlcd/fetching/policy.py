@@ -12,7 +12,7 @@ class FetchPolicy:
 
     hosts: names, addresses, `*.suffix` or `*`. networks: those in which they may have addresses
     that are not public. turn_s: seconds for one answer, from its turn at the host; None for no
-    limit.
+    limit. private: messages do not tell what was seen on the way, which describes the network.
     """
 
     hosts: tuple[str, ...] = (ANY_HOST,)
@@ -22,3 +22,4 @@ class FetchPolicy:
     max_connections: int = 32
     max_connections_per_host: int = 8
     turn_s: float | None = None
+    private: bool = False

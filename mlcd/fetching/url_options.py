@@ -1,7 +1,7 @@
 """The options of commands that fetch images."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from mlcd.errors import ConfigInvalid
@@ -50,6 +50,13 @@ class UrlOptions:
                 remedy="name those that are in these networks with --url-hosts",
             )
         return policy
+
+
+class JobUrlOptions(UrlOptions):
+    """The options of jobs, whose errors are read by clients and not by those who run the fetch."""
+
+    def policy(self) -> FetchPolicy:
+        return replace(super().policy(), private=True)
 
 
 def _read(option: str, read: Callable[[object], Iterable[Any]], text: str) -> tuple[Any, ...]:

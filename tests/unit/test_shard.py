@@ -3,6 +3,7 @@ are the same.
 """
 
 import io
+import json
 import resource
 import shutil
 import tarfile
@@ -39,6 +40,7 @@ from mlcd.pipelines.shard import Equipment, InputChanged, OpenedCenters, discard
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows
+from service.settings import read_settings
 from tests.conftest import write_digits
 from tests.image_host import ImageHost, ok
 
@@ -151,6 +153,38 @@ def test_images_at_urls_are_those_of_the_command(kind, form, images, equipment, 
         problems = made.file("errors.jsonl").read_text()
     assert '"unsupported-format"' in problems
     assert '"url-refused"' in problems
+
+
+def test_the_errors_of_a_job_do_not_tell_what_its_fetches_have_seen(images, equipment, tmp_path):
+    """A host inside is refused as one that does not exist is, and as the same URL is over REST."""
+    fetch = {"allow": "127.0.0.1,127.0.0.2,localhost,absent.invalid", "networks": "127.0.0.1/32"}
+    image = ok(next(images.rglob("*.png")).read_bytes())
+    text = ok(b"text", "text/plain")
+    with ImageHost({"/image": image, "/a": text}) as host, ImageHost({}) as inside:
+        ports = f"{host.port},{inside.port}"
+        urls = [
+            f"http://127.0.0.2:{inside.port}/",
+            f"http://absent.invalid:{inside.port}/",
+            f"http://10.0.0.1:{inside.port}/",
+            f"{host.url}/a",
+            f"{host.url}/gone",
+            f"{host.url}/image",
+        ]
+        (tmp_path / "links.txt").write_text("\n".join(urls))
+        settings = read_settings({"model": "hog", "fetch": fetch | {"ports": ports}})
+        fetching = replace(equipment, urls=settings.fetch.url_options)
+        wanted = wanted_job("embed", tmp_path / "links.txt", tmp_path)
+        shards = opened(wanted, fetching)
+        finish(shards, range(len(shards.sizes)))
+        assert inside.asked == []
+    lines = open_artifact(Path(wanted.output)).file("errors.jsonl").read_text().splitlines()
+    errors = [json.loads(line) for line in lines]
+    said = [
+        (each["reason"], each["detail"].removeprefix(f"{url}: "))
+        for each, url in zip(errors, urls[:-1], strict=True)
+    ]
+    assert said[:3] == 3 * [("url-refused", "the URL's host is not one that may be fetched from")]
+    assert said[3:] == 2 * [("fetch-failed", "the URL's host did not answer with an image")]
 
 
 def test_images_at_urls_are_refused_where_nothing_is_fetched(images, equipment, tmp_path):
