@@ -23,6 +23,7 @@ from typing import IO, Any, Final, Self, TypeAlias, cast
 
 from mlcd import errors
 from mlcd.errors import MlcdError
+from mlcd.open_files import limited_open_files
 
 Message: TypeAlias = dict[str, Any]
 
@@ -196,7 +197,8 @@ def serve_parent(
     if order is None:  # the parent stopped while this process started
         return
     try:
-        work(order, parent)
+        with limited_open_files():
+            work(order, parent)
     except MlcdError as error:
         kind = type(error).__name__
         parent.send({"error": kind, "message": error.message, "remedy": error.remedy})

@@ -12,6 +12,7 @@ import click
 from mlcd.errors import MlcdError
 from mlcd.extras import install_command_for, missing_package
 from mlcd.locations import shown
+from mlcd.open_files import is_too_many_files, too_many_files
 from mlcd.version import __version__
 
 # Our commands, by the modules that hold them: one is imported when it is called.
@@ -94,6 +95,16 @@ def main() -> None:
     """Runs the command and exits: 0 on success, 2 with one line for a user's mistake, 130 when
     interrupted.
     """
+    try:
+        _run()
+    except Exception as error:
+        # Every import and every library opens files.
+        if not is_too_many_files(error):
+            raise
+        _fail(str(too_many_files()))
+
+
+def _run() -> None:
     try:
         cli(prog_name="mlcd", standalone_mode=False)
     except click.exceptions.Exit as error:

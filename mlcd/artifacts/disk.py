@@ -13,19 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from mlcd.errors import Conflict, DiskFull, InvalidInput, TooManyOpenFiles
+from mlcd.errors import Conflict, DiskFull, InvalidInput
+from mlcd.open_files import refuse_too_many_files
 
 # the last form is that of numpy's ndarray.tofile
 _NO_SPACE: Final = re.compile(
     r"No space left on device|File too large|\d+ requested and \d+ written"
 )
-
-
-# faiss reports these errors in words only
-_TOO_MANY_FILES: Final = re.compile(r"Too many open files")
-# with fewer free descriptors none counts as free, because other threads open and close files
-# meanwhile
-_SPARE_FILES: Final = 8
 
 
 @contextmanager
@@ -66,47 +60,6 @@ def _is_disk_full(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return True
     return bool(_NO_SPACE.search(str(error)))
-
-
-def refuse_too_many_files(error: BaseException) -> None:
-    """Raises TooManyOpenFiles for an error that reports that no descriptor is free."""
-    is_numbered = isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
-    if is_numbered or _TOO_MANY_FILES.search(str(error)):
-        raise too_many_files() from error
-
-
-@contextmanager
-def limited_open_files() -> Iterator[None]:
-    """Turns "too many open files" into an error that names the remedy."""
-    try:
-        yield
-    except OSError as error:
-        refuse_too_many_files(error)
-        raise
-
-
-def too_many_files() -> TooManyOpenFiles:
-    return TooManyOpenFiles(
-        "the process has too many open files",
-        remedy="try again later; where it stays so, raise the limit on open files (ulimit -n)",
-    )
-
-
-def lacks_open_files() -> bool:
-    """Tells whether hardly a descriptor is free, for libraries that do not report why they could
-    not open a file.
-    """
-    descriptors: list[int] = []
-    try:
-        for _ in range(_SPARE_FILES):
-            # not a comprehension: those before a failure must be closed
-            descriptors.append(os.open(os.devnull, os.O_RDONLY))  # noqa: PERF401
-    except OSError as error:
-        return error.errno in (errno.EMFILE, errno.ENFILE)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-    return False
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.artifacts.disk import refuse_too_many_files
 from mlcd.errors import ArtifactInvalid
 from mlcd.locations import seen_from
+from mlcd.open_files import refuse_too_many_files
 from mlcd.types import Fingerprint
 
 SCHEMA: Final = 1

@@ -21,7 +21,6 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.disk import limited_open_files
 from mlcd.artifacts.manifest import Parent
 from mlcd.collections.changes import Delete, Describe, Outcome, WriteRequest, missing, put
 from mlcd.collections.clusters import Clusters, Nearest
@@ -48,6 +47,7 @@ from mlcd.collections.upkeep import Upkeep
 from mlcd.collections.write_queue import WriteQueue
 from mlcd.errors import Conflict
 from mlcd.images.thumbnail import Thumbnail
+from mlcd.open_files import limited_open_files
 from mlcd.types import Embeddings, Fingerprint
 
 _COPIED_ROWS: Final = 8192

@@ -8,19 +8,14 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.disk import (
-    lacks_open_files,
-    refuse_full_disk,
-    replacing,
-    too_many_files,
-    translated_os_errors,
-)
+from mlcd.artifacts.disk import refuse_full_disk, replacing, translated_os_errors
 from mlcd.collections.generation import open_newest
 from mlcd.collections.growth import Growth
 from mlcd.collections.ledger import Ledger
 from mlcd.collections.locks import LOCK, Lock
 from mlcd.collections.thumbnail_store import ThumbnailStore
 from mlcd.errors import Conflict, MlcdError
+from mlcd.open_files import lacks_open_files, too_many_files
 
 LEDGER: Final = "items.sqlite"
 GENERATIONS: Final = "index"

@@ -25,8 +25,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.disk import lacks_open_files, too_many_files
 from mlcd.errors import ArtifactInvalid, Conflict, DiskFull, MlcdError, Unavailable
+from mlcd.open_files import lacks_open_files, too_many_files
 from mlcd.types import Embeddings
 
 SCHEMA: Final = 1

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from mlcd.artifacts.disk import refuse_too_many_files
 from mlcd.errors import Conflict, NotFound
+from mlcd.open_files import refuse_too_many_files
 
 LOCK: Final = "lock"
 BYTES: Final = ".locks"

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from mlcd.artifacts.disk import limited_open_files
 from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
 from mlcd.collections.collection_folder import LEDGER
@@ -20,6 +19,7 @@ from mlcd.collections.port import DEFAULT_RECALL
 from mlcd.collections.search_checks import check_same
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
 from mlcd.errors import Conflict, MlcdError, NotFound, TooManyOpenFiles
+from mlcd.open_files import limited_open_files
 from mlcd.types import Fingerprint
 
 _DRAFT: Final = draft_path(Path("name")).suffix

@@ -17,6 +17,7 @@ from mlcd.fetching.network import CheckedNetwork, MeteredStream
 from mlcd.fetching.policy import FetchPolicy
 from mlcd.fetching.resolver import LookUp, Resolver, system_addresses
 from mlcd.fetching.urls import Url
+from mlcd.open_files import refuse_too_many_files
 
 # Yields for one answer what is called with its total size whenever more is known, and may raise.
 Receiving: TypeAlias = Callable[[], AbstractContextManager[Callable[[int], None]]]
@@ -91,6 +92,7 @@ class UrlClient:
             raise
         # Hosts may send anything, and the libraries raise many errors at it.
         except Exception as error:
+            refuse_too_many_files(error)  # for which the host is not to blame
             raise fetch_failed(
                 "the URL's host could not be reached, or broke off",
                 f"{url.host} could not be reached, or broke off ({type(error).__name__})",

@@ -11,9 +11,9 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.disk import refuse_too_many_files
 from mlcd.errors import ArtifactInvalid
 from mlcd.indexes.index_kind import TRAINING_ROWS_PER_CELL, Kind, num_cells
+from mlcd.open_files import refuse_too_many_files
 from mlcd.types import Embeddings, Neighbors
 
 _DIMENSIONS_PER_CODE: Final = 4

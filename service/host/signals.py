@@ -25,6 +25,15 @@ def end_at_once(number: int) -> NoReturn:
     os._exit(128 + number)
 
 
+def ignore_hangups() -> None:
+    """Has this process, and those that it starts, go on when their terminal is closed.
+
+    Many services read their configuration anew at SIGHUP. Here keys are, without it; other settings
+    need a restart.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 def end_while_it_starts(number: int) -> None:
     """Ends the process and its children, successfully, at this signal: it has nothing to finish
     yet.

@@ -13,8 +13,8 @@ import click
 from mlcd.child import STOPS
 from mlcd.errors import ConfigInvalid, Conflict
 from service.host.allocator import keep_what_is_open, pause_collector
-from service.host.open_files import BACKLOG
-from service.host.signals import end_while_it_starts
+from service.host.open_files import BACKLOG, allow_descriptors
+from service.host.signals import end_while_it_starts, ignore_hangups
 from service.inference.engine.launched import LaunchedEngine, launch_engine
 
 if TYPE_CHECKING:  # what takes long to import comes after the engine's launch
@@ -57,6 +57,8 @@ def serve(config: str | None, print_config: bool, **options: object) -> None:
     if find_spec("pydantic_settings") is None:  # before the engine's process misses its libraries
         raise ModuleNotFoundError(name="pydantic_settings")
     if not print_config:
+        allow_descriptors()
+        ignore_hangups()
         end_while_it_starts(STOPS[0])
     # The engine's process imports its libraries while this one reads the settings.
     launched = None if print_config else launch_engine()

@@ -8,7 +8,6 @@ from typing import TypeAlias
 from mlcd.child import STOPS
 from mlcd.images.quiet import silence_decoders
 from service.host.allocator import pause_collector, return_large_blocks
-from service.host.open_files import allow_descriptors
 from service.host.signals import end_while_it_starts
 from service.host.threads import ThreadBudget
 from service.inference.engine.launched import LaunchedEngine
@@ -33,7 +32,6 @@ def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
     """Prepares a process that is going to serve. stops: those of `serve_on`."""
     return_large_blocks()
     pause_collector()
-    allow_descriptors()
     silence_decoders()
     configure_logs(settings.log)
     end_while_it_starts(stops[0])

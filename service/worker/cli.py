@@ -11,6 +11,8 @@ import click
 from mlcd.errors import ConfigInvalid
 from mlcd.images.quiet import silence_decoders
 from service.host.allocator import return_large_blocks
+from service.host.open_files import allow_descriptors
+from service.host.signals import ignore_hangups
 from service.resources import WorkerResources, open_worker_resources
 from service.settings import Settings, read_settings
 from service.telemetry.logs import configure_logs
@@ -39,6 +41,8 @@ def worker(config: str | None, name: str | None, drain: bool, **options: object)
 
     Settings as for `mlcd serve`.
     """
+    allow_descriptors()
+    ignore_hangups()
     settings = read_settings(options, file=config)
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     if not name.isprintable() or len(name) > _LONGEST_NAME:

@@ -91,6 +91,17 @@ def test_sigterm_reaches_all_finishes_what_is_in_flight_and_leaves_no_orphan(sta
     until(lambda: not any(map(exists, family)), 2)
 
 
+def test_a_terminal_that_is_closed_ends_no_process(started, photo):
+    server = all_up(started())
+    for process in (server.process.pid, *children(server.process.pid)):
+        for pid in (process, *children(process)):
+            os.kill(pid, signal.SIGHUP)
+    time.sleep(0.5)
+    assert ask(server, photo).status_code == 200
+    assert server.metric("mlcd_processes") == server.metric("mlcd_engine_up") == 2
+    assert server.stop()[0] == 0
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )

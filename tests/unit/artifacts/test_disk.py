@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlcd.artifacts.disk import lacks_open_files, replacing, translated_os_errors, write_synced
+from mlcd.artifacts.disk import replacing, translated_os_errors, write_synced
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request
 from mlcd.collections.collection import Collection
@@ -16,6 +16,7 @@ from mlcd.collections.item import Item
 from mlcd.collections.parquet_items import write_parquet
 from mlcd.errors import TooManyOpenFiles
 from mlcd.export.triton import CONFIG_FILE, show
+from mlcd.open_files import lacks_open_files
 from mlcd.parts.ownership import OWNER, claim
 from mlcd.pipelines.index import duplicates
 from mlcd.progress import Reporter
