@@ -23,7 +23,7 @@ from typing import IO, Any, Final, Self, TypeAlias, cast
 
 from mlcd import errors
 from mlcd.errors import MlcdError
-from mlcd.open_files import limited_open_files
+from mlcd.too_many_files import limited_open_files
 
 Message: TypeAlias = dict[str, Any]
 

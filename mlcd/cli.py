@@ -12,7 +12,7 @@ import click
 from mlcd.errors import MlcdError
 from mlcd.extras import install_command_for, missing_package
 from mlcd.locations import shown
-from mlcd.open_files import is_too_many_files, too_many_files
+from mlcd.too_many_files import is_too_many_files, too_many_files
 from mlcd.version import __version__
 
 # Our commands, by the modules that hold them: one is imported when it is called.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.errors import Conflict, DiskFull, InvalidInput
-from mlcd.open_files import refuse_too_many_files
+from mlcd.too_many_files import refuse_too_many_files
 
 # the last form is that of numpy's ndarray.tofile
 _NO_SPACE: Final = re.compile(

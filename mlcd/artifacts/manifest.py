@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from mlcd.errors import ArtifactInvalid
 from mlcd.locations import seen_from
-from mlcd.open_files import refuse_too_many_files
+from mlcd.too_many_files import refuse_too_many_files
 from mlcd.types import Fingerprint
 
 SCHEMA: Final = 1

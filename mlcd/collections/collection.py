@@ -47,7 +47,7 @@ from mlcd.collections.upkeep import Upkeep
 from mlcd.collections.write_queue import WriteQueue
 from mlcd.errors import Conflict
 from mlcd.images.thumbnail import Thumbnail
-from mlcd.open_files import limited_open_files
+from mlcd.too_many_files import limited_open_files
 from mlcd.types import Embeddings, Fingerprint
 
 _COPIED_ROWS: Final = 8192

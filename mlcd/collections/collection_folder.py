@@ -15,7 +15,7 @@ from mlcd.collections.ledger import Ledger
 from mlcd.collections.locks import LOCK, Lock
 from mlcd.collections.thumbnail_store import ThumbnailStore
 from mlcd.errors import Conflict, MlcdError
-from mlcd.open_files import lacks_open_files, too_many_files
+from mlcd.too_many_files import lacks_open_files, too_many_files
 
 LEDGER: Final = "items.sqlite"
 GENERATIONS: Final = "index"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol, Self
 
 from mlcd.collections.locks import Lock, StoreLocks
-from mlcd.open_files import limited_open_files
+from mlcd.too_many_files import limited_open_files
 
 _PER_LEDGER: Final = 3  # descriptors of an open ledger
 _SHARE: Final = 20  # times as many descriptors are left for connections and all else

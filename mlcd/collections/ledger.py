@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import ArtifactInvalid, Conflict, DiskFull, MlcdError, Unavailable
-from mlcd.open_files import lacks_open_files, too_many_files
+from mlcd.too_many_files import lacks_open_files, too_many_files
 from mlcd.types import Embeddings
 
 SCHEMA: Final = 1

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from mlcd.errors import Conflict, NotFound
-from mlcd.open_files import refuse_too_many_files
+from mlcd.too_many_files import refuse_too_many_files
 
 LOCK: Final = "lock"
 BYTES: Final = ".locks"

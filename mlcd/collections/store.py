@@ -19,7 +19,7 @@ from mlcd.collections.port import DEFAULT_RECALL
 from mlcd.collections.search_checks import check_same
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
 from mlcd.errors import Conflict, MlcdError, NotFound, TooManyOpenFiles
-from mlcd.open_files import limited_open_files
+from mlcd.too_many_files import limited_open_files
 from mlcd.types import Fingerprint
 
 _DRAFT: Final = draft_path(Path("name")).suffix

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from mlcd.collections.descriptors import Descriptors
 from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.images.thumbnail import Thumbnail
-from mlcd.open_files import lacks_open_files, too_many_files
+from mlcd.too_many_files import lacks_open_files, too_many_files
 
 THUMBNAILS: Final = "thumbnails.sqlite"
 DEFAULT_MAX_BYTES: Final = 2 * 2**30

@@ -10,7 +10,7 @@ from httpcore import SOCKET_OPTION, AsyncNetworkBackend, AsyncNetworkStream
 from mlcd.fetching.addresses import Network, may_connect
 from mlcd.fetching.fetch_refusals import host_refused
 from mlcd.fetching.resolver import Resolver
-from mlcd.open_files import lacks_open_files, too_many_files
+from mlcd.too_many_files import lacks_open_files, too_many_files
 
 _CONNECT_S: Final = 3.0  # for one address of several: the next may answer
 _READ_BYTES: Final = 16 * 2**10  # parsed at a time, on the event loop

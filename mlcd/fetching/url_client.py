@@ -17,7 +17,7 @@ from mlcd.fetching.network import CheckedNetwork, MeteredStream
 from mlcd.fetching.policy import FetchPolicy
 from mlcd.fetching.resolver import LookUp, Resolver, system_addresses
 from mlcd.fetching.urls import Url
-from mlcd.open_files import refuse_too_many_files
+from mlcd.too_many_files import refuse_too_many_files
 
 # Yields for one answer what is called with its total size whenever more is known, and may raise.
 Receiving: TypeAlias = Callable[[], AbstractContextManager[Callable[[int], None]]]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mlcd.errors import ArtifactInvalid
 from mlcd.indexes.index_kind import TRAINING_ROWS_PER_CELL, Kind, num_cells
-from mlcd.open_files import refuse_too_many_files
+from mlcd.too_many_files import refuse_too_many_files
 from mlcd.types import Embeddings, Neighbors
 
 _DIMENSIONS_PER_CODE: Final = 4

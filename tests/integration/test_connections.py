@@ -260,7 +260,7 @@ def test_a_body_shorter_than_it_says_holds_up_nobody(server, photo):
 
 
 def test_a_client_that_ends_its_side_after_its_request_is_answered(server, photo):
-    """As `nc -N` does."""
+    """`nc -N` does so."""
     head = POST + b"Content-Length: %d\r\n\r\n" % len(photo)
     for request in (head + photo, head.replace(b"/1.1", b"/1.0") + photo, GET, GET + GET):
         with connected(server, request) as client:

@@ -98,7 +98,7 @@ def test_processes_that_open_an_empty_database_at_once_all_open_it(own):
 
 
 def test_a_database_that_is_only_read_for_a_while_takes_writes_after_it_without_a_restart(own):
-    """As where the URL leads to the old primary, or to a standby, for a moment."""
+    """The URL leads to the old primary, or to a standby, for a moment."""
     pinned = {"fingerprint": FINGERPRINT, "dimension": DIMENSION}
     own.ask("CREATE EXTENSION IF NOT EXISTS vector")
     own.set_password("ann", SECRET)

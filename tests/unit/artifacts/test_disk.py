@@ -16,10 +16,10 @@ from mlcd.collections.item import Item
 from mlcd.collections.parquet_items import write_parquet
 from mlcd.errors import TooManyOpenFiles
 from mlcd.export.triton import CONFIG_FILE, show
-from mlcd.open_files import lacks_open_files
 from mlcd.parts.ownership import OWNER, claim
 from mlcd.pipelines.index import duplicates
 from mlcd.progress import Reporter
+from mlcd.too_many_files import lacks_open_files
 from tests.unit.disk_order import check_durable, recorded
 from training.bad_batch import keep_bad_batch
 from training.data.loader import Batch, StepBatches

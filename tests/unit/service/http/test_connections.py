@@ -101,7 +101,7 @@ def test_too_much_on_a_connection_that_is_closing_is_no_fault_of_the_server(capl
 @pytest.mark.parametrize("pause_s", [0.0, 0.6])
 @pytest.mark.parametrize("num", [1, 3])
 def test_a_client_that_has_ended_its_side_is_answered_and_the_connection_closed(pause_s, num):
-    """As `nc -N` does; an answer that takes long comes after a 100 that asks whether it is there."""
+    """`nc -N` does so; an answer that takes long comes after a 100 that asks whether it is there."""
 
     async def scenario():
         left = []

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from mlcd.open_files import is_too_many_files
+from mlcd.too_many_files import is_too_many_files
 from tests.conftest import run_mlcd, write_digits
 from tests.image_host import ImageHost, ok
 
