@@ -2,6 +2,8 @@
 
 import asyncio
 import gzip
+import os
+import resource
 import shutil
 import socket
 import ssl
@@ -11,7 +13,7 @@ import time
 
 import pytest
 
-from mlcd.errors import ImageRejected, Overloaded
+from mlcd.errors import ImageRejected, Overloaded, TooManyOpenFiles
 from service.fetch.fetcher import Fetcher
 from service.fetch.given_images import ImageUrl
 from service.settings import Fetch, Limits
@@ -360,6 +362,27 @@ def test_look_ups_that_nobody_waits_for_any_more_hold_no_other_domain_up(name):
             assert run(scenario()) == [b"x", b"x"]
         finally:
             answered.set()
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
+def test_a_lack_of_descriptors_is_not_said_to_be_the_fault_of_the_host(name):
+    """Neither when its name is looked up, nor when it is connected to."""
+
+    async def scenario():
+        async with new_fetcher(host) as fetcher:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            lowest_free = os.dup(0)
+            os.close(lowest_free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+            try:
+                with pytest.raises(TooManyOpenFiles, match="ulimit -n"):
+                    await outcomes(fetcher, f"http://{name}:{host.port}/")
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            return await outcomes(fetcher, f"http://{name}:{host.port}/")
+
+    with ImageHost({"/": ok(b"x")}) as host:
+        assert run(scenario()) == [b"x"]
 
 
 @pytest.mark.parametrize("num_domains", [1, 4])
