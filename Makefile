@@ -33,7 +33,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup redis bundled-triton page-tools s3rver azurite chromium demo explorer test test-plain-cpu test-slow test-kernels test-sdk test-postgres test-milvus test-installs test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
+.PHONY: help setup redis promtool bundled-triton page-tools s3rver azurite chromium demo explorer test test-plain-cpu test-slow test-kernels test-sdk test-postgres test-milvus test-installs test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -69,7 +69,13 @@ chromium: # a browser, where there is none and it can be installed
 explorer: setup ## build the page of the service from its sources, where they have changed; needs Node 20.19 or newer
 	@$(BIN)/python hatch_build.py
 
-test: setup redis bundled-triton page-tools s3rver chromium ## all tests that need no GPU, no Docker and no patience
+promtool: # Prometheus's tool for its rules, where it is missing and can be installed
+	@command -v promtool >/dev/null || { \
+		sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+		$$sudo apt-get update -qq && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus; \
+	} >/dev/null || echo "promtool cannot be installed: tests that need it are skipped" >&2
+
+test: setup redis bundled-triton page-tools s3rver chromium promtool ## all tests that need no GPU, no Docker and no patience
 	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow and not installs and not postgres and not milvus" $(IN_PARALLEL) $(PYTEST_ARGS)
 
 test-plain-cpu: setup ## those that ask what the CPU computes, as on one with AVX2 and without bfloat16
