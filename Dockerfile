@@ -1,6 +1,7 @@
 # Targets: api and worker serve exported models and hold no torch; train makes them; triton-cpu is the bundled Triton
 # server, for development and tests only. What each may install, with hashes, is in deploy/locks (`make lock`).
-ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+# By digest, so that a build is the same tomorrow; where no registry is reached, give a tag that is at hand.
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84
 
 FROM ${PYTHON_IMAGE} AS project
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1

@@ -16,6 +16,7 @@ from tests.conftest import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 120
+PYTHON_IMAGE = "python:3.11-slim-bookworm"  # no registry is reached for its digest
 
 
 def docker(*arguments: object, check: bool = True, **options) -> subprocess.CompletedProcess[str]:
@@ -30,6 +31,8 @@ def build(target: str, log: Path) -> None:
         "plain",
         "--network",
         "host",
+        "--build-arg",
+        f"PYTHON_IMAGE={PYTHON_IMAGE}",
         "--target",
         target,
         "--tag",
