@@ -11,6 +11,7 @@ export default defineConfig({
     assetsInlineLimit: 0,
     modulePreload: false,
     chunkSizeWarningLimit: 200,
+    license: { fileName: "licenses.md" }, // of the libraries in it, whose notices go where they go
   },
   server: { proxy: { "/v1": "http://127.0.0.1:8000", "/health": "http://127.0.0.1:8000" } },
 });
