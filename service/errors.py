@@ -26,6 +26,14 @@ class BadRequest(InvalidInput):
         self.param = param
 
 
+class InvalidField(InvalidInput):
+    """A field of a well-formed request that the core refuses. param: the field."""
+
+    def __init__(self, error: InvalidInput, *, param: str) -> None:
+        super().__init__(error.message, remedy=error.remedy)
+        self.param = param
+
+
 class TooLarge(InvalidInput):
     """A limit of /v1/info is exceeded."""
 

@@ -236,7 +236,8 @@ def described_center(
     lookup.follow_names()
     centers, recent = lookup.centers, _Recent.of(lookup)
     vector = centers.vectors[center : center + 1]
-    near = lookup.scan.nearest(vector, min(_NUM_NEIGHBORS + 1, len(centers.vectors)))
+    num = min(_NUM_NEIGHBORS + 1, len(centers.vectors))
+    near = lookup.scan.nearest(vector, num).as_cosines()
     neighbors = [
         Label(
             id=other,

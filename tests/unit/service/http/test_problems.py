@@ -63,6 +63,7 @@ NAMES = {
     "ConfigInvalid": ("internal-error", 500),
     "Diverged": ("internal-error", 500),
     "BadRequest": ("malformed-request", 400),
+    "InvalidField": ("cannot-be-processed", 422),
     "TooLarge": ("too-large", 413),
     "TooSlow": ("request-timeout", 408),
     "Misdirected": ("misdirected-request", 421),
