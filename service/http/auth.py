@@ -28,6 +28,7 @@ from mlcd.errors import MlcdError, Unavailable
 from mlcd.fetching.hosts import allows, canonical_host
 from service.errors import BadRequest, Forbidden, ForeignOrigin, Misdirected, Unauthorized
 from service.http.problems import handle_mlcd_error
+from service.http.unknown_names import check_query
 from service.keys.file import Scope
 from service.resources import Resources
 from service.settings import Settings
@@ -64,7 +65,8 @@ _REMEMBERED_CHARS: Final = 256  # the longest of them; names in the DNS have at 
 class _Gate(SecurityBase):
     """Checks a request's key and puts it into `request.state.key`; None on a server without keys.
 
-    Raises Unauthorized and Forbidden.
+    Every route that needs a key inherits the check of its query's names from here. Raises
+    Unauthorized and Forbidden, and BadRequest for a query parameter that the route does not have.
     """
 
     def __init__(self) -> None:
@@ -74,24 +76,20 @@ class _Gate(SecurityBase):
     async def __call__(self, request: Request, asked: SecurityScopes) -> None:
         resources: Resources = request.app.state.resources
         request.state.key = None
-        if resources.keys is None:
-            return
-        key = resources.keys.identify(_shown(request))
-        for scope in asked.scopes:
-            if not key.grants(scope):
-                raise Forbidden(scope)
-        request.state.key = key
+        if resources.keys is not None:
+            key = resources.keys.identify(_shown(request))
+            for scope in asked.scopes:
+                if not key.grants(scope):
+                    raise Forbidden(scope)
+            request.state.key = key
+        check_query(request)
 
 
 _GATE: Final = _Gate()
 
 
 async def check_access(route: APIRoute, request: Request) -> None:
-    """Raises Unauthorized or Forbidden unless the request has a key that the route takes."""
-    resources: Resources = request.app.state.resources
-    if resources.keys is None:
-        request.state.key = None
-        return
+    """Raises what the gate of the route raises."""
     for given in route.dependencies:
         if _is_gate(given):
             await _GATE(request, SecurityScopes([*(given.scopes or ())]))

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import orjson
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route
@@ -19,6 +20,7 @@ from mlcd.collections.item import check_name
 from mlcd.errors import InvalidInput, MlcdError, Unavailable
 from service.errors import BadRequest, RecordDamaged, StrictBatch
 from service.http.dialect import Refusal, dialect_of
+from service.http.unknown_names import is_shown, unknown_name
 from service.telemetry.logs import places
 
 _log = logging.getLogger("mlcd.service")
@@ -70,7 +72,6 @@ TITLES: Final = {
     503: "Unavailable",
     504: "Deadline exceeded",
 }
-_FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _BRANCHES: Final = ("str", "int", "float", "bool")
 _OTHER_FAULT: Final = "is not what it can be"
 # Messages for pydantic's error types: pydantic's own messages may hold what the client sent.
@@ -80,18 +81,24 @@ _FAULTS: Final = {
     "literal_error": "must be one of {expected}",
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "too_short": "must have at least {min_length} entries",
     "too_long": "must have at most {max_length} entries",
     "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must have at least {min_length} characters",
     "string_type": "must be a string",
     "list_type": "must be a list",
+    "dict_type": "must be an object",
     "int_type": "must be an integer",
     "int_parsing": "must be an integer",
     "int_from_float": "must be an integer",
+    "int_parsing_size": "must be an integer of fewer digits",
+    "float_type": "must be a number",
     "float_parsing": "must be a number",
     "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
 }
@@ -117,11 +124,18 @@ def name_of(status: int) -> str:
     return TITLES.get(status, "Error").lower().replace(" ", "-")
 
 
-def bad_field(errors: Iterable[Mapping[str, Any]]) -> BadRequest:
-    """Returns pydantic's first error; it names the field and nothing that the client sent."""
+def bad_field(
+    errors: Iterable[Mapping[str, Any]], model: type[BaseModel] | None = None
+) -> BadRequest:
+    """Returns pydantic's first error; it names the field and nothing that the client sent.
+
+    model: that of the body, whose fields may be what a client means by an unknown one.
+    """
     first = next(iter(errors))
     places = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
     # Each branch of a union has an error of its own, under a name that is no field.
+    if model is not None and first["type"] == "extra_forbidden" and len(places) == 1:
+        return unknown_name([str(places[0])], model.model_fields, where="the body")
     field = list(takewhile(lambda part: isinstance(part, int) or _is_field(part), places))
     fault = _FAULTS.get(first["type"], _OTHER_FAULT) if len(field) == len(places) else _OTHER_FAULT
     param = ".".join(str(part) for part in field) or None
@@ -129,7 +143,7 @@ def bad_field(errors: Iterable[Mapping[str, Any]]) -> BadRequest:
 
 
 def _is_field(part: str) -> bool:
-    return part not in _BRANCHES and _FIELD.fullmatch(part) is not None
+    return part not in _BRANCHES and is_shown(part)
 
 
 async def handle_mlcd_error(request: Request, error: Exception) -> Response:
@@ -150,7 +164,9 @@ async def handle_mlcd_error(request: Request, error: Exception) -> Response:
 
 async def handle_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return await handle_mlcd_error(request, bad_field(error.errors()))
+    body = getattr(request.scope.get("route"), "body_field", None)
+    model = None if body is None else body.field_info.annotation
+    return await handle_mlcd_error(request, bad_field(error.errors(), model))
 
 
 async def handle_http_error(request: Request, error: Exception) -> Response:

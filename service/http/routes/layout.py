@@ -25,6 +25,7 @@ from service.http.json_route import JsonRoute
 from service.http.layout_files import CSV, PARQUET, csv_parts, parquet_parts
 from service.http.layout_values import LayoutValues, values_by_center, values_by_field
 from service.http.openapi import BINARY
+from service.http.queries import check_filter
 from service.http.routes.collections import Name, opened_collection
 from service.http.routes.labels import opened_lookup
 from service.inference.lookup import Lookup
@@ -122,6 +123,7 @@ async def list_items(
     file: id, position, x, y and metadata as JSON.
     """
     kind = negotiated(request, (JSON, CSV, PARQUET))
+    check_filter(asked.filter)
     collection, layout = await _opened(name, request, resources)
     if asked.layout not in (None, layout.digest):
         raise Conflict("the layout has changed", remedy="read it again")
