@@ -119,6 +119,18 @@ class OutsideRoots(MlcdError):
         self.param = param
 
 
+class OutsideKey(MlcdError):
+    """The key is one of some collections, and the request would make another."""
+
+    name = "forbidden"
+
+    def __init__(self, param: str) -> None:
+        super().__init__(
+            "the API key is for other collections", remedy="`mlcd keys list` shows for which"
+        )
+        self.param = param
+
+
 class RecordDamaged(ArtifactInvalid):
     """The record of one job is damaged; the others are sound. The message names no file."""
 

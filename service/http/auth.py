@@ -8,7 +8,7 @@ can even read the answers. Two headers that no page can forge reveal this: Host,
 name of the server, and Sec-Fetch-Site or Origin.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final, TypeGuard
@@ -103,18 +103,18 @@ def needs(scope: Scope | None = None) -> Any:
     return Security(_GATE, scopes=[] if scope is None else [scope])
 
 
-def shows_key(request: Request, scope: Scope) -> bool:
-    """Tells whether a request to a route that needs no key has one of this scope.
-
-    It is true on a server without keys.
+def names_seen(request: Request, scope: Scope) -> Callable[[str], bool] | None:
+    """Returns what tells which collections a request to a route that needs no key may see; None
+    where it has no key of this scope. A server without keys shows them all.
     """
     resources: Resources = request.app.state.resources
     if resources.keys is None:
-        return True
+        return lambda _: True
     try:
-        return resources.keys.identify(_shown(request)).grants(scope)
+        key = resources.keys.identify(_shown(request))
     except (Unauthorized, Unavailable):
-        return False
+        return None
+    return key.sees if key.grants(scope) else None
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:

@@ -157,7 +157,7 @@ class _FormParser(MultiPartParser):
         _, options = parse_options_header(part.content_disposition)
         kind = dict(part.item_headers).get(b"content-type", b"").lower()
         is_named = b"filename" in options or options.get(b"name") != _FILES.encode()
-        if not is_named and kind.startswith(_IMAGE_TYPES):
+        if part.content_disposition and not is_named and kind.startswith(_IMAGE_TYPES):
             part.content_disposition += b'; filename="image"'
         super().on_headers_finished()
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
-from functools import cache
 from typing import Final
 
 from fastapi import Request
@@ -58,7 +57,6 @@ def _meant(name: str, known: list[str]) -> str | None:
     return next((choice for choice in (*close, *called) if choice in known), None)
 
 
-@cache
 def query_names(route: APIRoute) -> tuple[str, ...]:
     """Returns the query parameters that a route declares, itself or by what it depends on."""
     return tuple(_query_names(route.dependant))

@@ -71,7 +71,7 @@ async def classify(request: Request, resources: Opened) -> Response:
     if media_type(request) == "application/json":
         content = given_fields(await read_json(request, resources))
         options = _options(content)
-        check_names(content, ("images", "embeddings"), request)
+        check_names(content, (*_OPTIONS, "images", "embeddings"), request)
         (given,) = content.values() if len(content) == 1 else (None,)
         if not isinstance(given, list):
             raise BadRequest("give one list, `images` or `embeddings`")

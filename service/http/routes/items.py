@@ -245,15 +245,16 @@ async def _read(request: Request, resources: Resources) -> _Batch:
     else:
         content = given_fields(await read_json(request, resources))
         check_names(content, ("items",), request)
-        values = content.get("items")
-        if not isinstance(values, list) or not values:
+        listed = content.get("items")
+        if not isinstance(listed, list) or not listed:
             raise BadRequest(
                 "`items` must be a list of items",
                 remedy="for example"
                 ' {"items": [{"id": "a.jpg", "image": "data:image/jpeg;base64,…"}]}',
                 param="items",
             )
-        check_count(len(values), limits)
+        check_count(len(listed), limits)
+        values = listed
     return await loop.run_in_executor(
         resources.compute, _checked, values, images, resources.encoder.dimension
     )

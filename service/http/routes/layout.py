@@ -120,7 +120,8 @@ async def list_items(
     """Lists items by their rows in the layout, or those inside a polygon.
 
     With an Accept header of text/csv or application/vnd.apache.parquet all chosen items come as a
-    file: id, position, x, y and metadata as JSON.
+    file: id, position, x, y and metadata as JSON. In CSV, ids that start with = + - @ or a control
+    character have an apostrophe in front, so that no spreadsheet runs them.
     """
     kind = negotiated(request, (JSON, CSV, PARQUET))
     check_filter(asked.filter)
@@ -216,7 +217,7 @@ async def _values(
             collection, lookup, deadline=request.state.deadline
         )
         work = partial(_by_center, layout, clusters, lookup)
-    elif by.startswith(_METADATA):
+    elif by.startswith(_METADATA) and by != _METADATA:
         work = partial(values_by_field, layout, by.removeprefix(_METADATA))
     else:
         raise InvalidInput(

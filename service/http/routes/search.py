@@ -113,7 +113,7 @@ async def search(
     options = validated(SearchOptions, given)
     check_filter(options.filter)
     if content is not None:
-        check_names(content, (*KINDS, *_IDS), request)
+        check_names(content, (*_OPTIONS, *KINDS, *_IDS), request)
         _check_queries(content, request)
     check_top(options.top, resources)
     if content is None:

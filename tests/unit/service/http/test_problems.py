@@ -72,6 +72,7 @@ NAMES = {
     "Unsupported": ("unsupported-media-type", 415),
     "Unauthorized": ("unauthorized", 401),
     "Forbidden": ("forbidden", 403),
+    "OutsideKey": ("forbidden", 403),
     "OutsideRoots": ("forbidden", 403),
     "RecordDamaged": ("job-damaged", 500),
     "RateExceeded": ("too-many-requests", 429),
