@@ -2,10 +2,10 @@
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, get_args
 from urllib.parse import unquote
 
 import orjson
@@ -134,8 +134,10 @@ def bad_field(
     first = next(iter(errors))
     places = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
     # Each branch of a union has an error of its own, under a name that is no field.
-    if model is not None and first["type"] == "extra_forbidden" and len(places) == 1:
-        return unknown_name([str(places[0])], model.model_fields, where="the body")
+    if first["type"] == "extra_forbidden" and (known := _fields_at(model, places[:-1])):
+        inner = ".".join(map(str, places[:-1]))
+        where = f"`{inner}` of the body" if inner else "the body"
+        return unknown_name([str(places[-1])], known, where=where, within=places[:-1])
     field = list(takewhile(lambda part: isinstance(part, int) or _is_field(part), places))
     fault = _FAULTS.get(first["type"], _OTHER_FAULT) if len(field) == len(places) else _OTHER_FAULT
     param = ".".join(str(part) for part in field) or None
@@ -144,6 +146,23 @@ def bad_field(
 
 def _is_field(part: str) -> bool:
     return part not in _BRANCHES and is_shown(part)
+
+
+def _fields_at(model: Any, places: Sequence[int | str]) -> list[str]:
+    """Returns the fields of the object at a place of a body; none where that is not clear."""
+    for place in places:
+        if isinstance(place, str):
+            fields = getattr(model, "model_fields", {})
+            model = fields[place].annotation if place in fields else None
+        model = next((one for one in _parts(model) if hasattr(one, "model_fields")), None)
+    return list(getattr(model, "model_fields", {}))
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Yields a type and those that it is made of."""
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _parts(inner)
 
 
 async def handle_mlcd_error(request: Request, error: Exception) -> Response:

@@ -1,7 +1,7 @@
 """The refusals of names that a route does not know: query parameters and fields of bodies."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Final
 
@@ -33,11 +33,17 @@ def is_shown(name: str) -> bool:
 
 
 def unknown_name(
-    names: Iterable[str], known: Iterable[str], *, where: str, elsewhere: Iterable[str] = ()
+    names: Iterable[str],
+    known: Iterable[str],
+    *,
+    where: str,
+    within: Sequence[int | str] = (),
+    elsewhere: Iterable[str] = (),
 ) -> BadRequest:
     """Returns the refusal of the first of these names. where: such as "the query string".
 
-    elsewhere: names that the query string knows, where this is about a body.
+    within: the path to the object that the name is of. elsewhere: names that the query string
+    knows, where this is about a body.
     """
     name, choices = min(names), list(known)
     shown = name if is_shown(name) else None
@@ -47,8 +53,9 @@ def unknown_name(
         remedy = f"did you mean `{meant}`?"
     else:
         remedy = f"known: {', '.join(f'`{choice}`' for choice in choices) or 'none'}"
+    param = None if shown is None else ".".join(map(str, [*within, shown]))
     what = "a name" if shown is None else f"`{shown}`"
-    return BadRequest(f"{what} in {where} is not known here", remedy=remedy, param=shown)
+    return BadRequest(f"{what} in {where} is not known here", remedy=remedy, param=param)
 
 
 def _meant(name: str, known: list[str]) -> str | None:
