@@ -127,11 +127,14 @@ def name_of(status: int) -> str:
 def bad_field(
     errors: Iterable[Mapping[str, Any]], model: type[BaseModel] | None = None
 ) -> BadRequest:
-    """Returns pydantic's first error; it names the field and nothing that the client sent.
+    """Returns one of pydantic's errors; it names the field and nothing that the client sent.
 
     model: that of the body, whose fields may be what a client means by an unknown one.
     """
-    first = next(iter(errors))
+    every = list(errors)
+    unknown = (error for error in every if error["type"] == "extra_forbidden")
+    # a field that is missing has often been given under another name
+    first = next(unknown, every[0]) if every[0]["type"] == "missing" else every[0]
     places = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
     # Each branch of a union has an error of its own, under a name that is no field.
     if first["type"] == "extra_forbidden" and (known := _fields_at(model, places[:-1])):

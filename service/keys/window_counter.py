@@ -50,11 +50,10 @@ class WindowCounter:
 
     async def left(self, key: Key, rate: int) -> tuple[int, int]:
         """Returns how many images may be sent now, and the seconds that are left of the minute."""
-        item = RateLimitItemPerMinute(rate)
-        stats = await self._limiter.get_window_stats(item, key.id)
-        *_, now_s = await self._window(item, key)
+        before, before_s, now, now_s = await self._window(RateLimitItemPerMinute(rate), key)
+        counted = now + math.floor(before * before_s / RATE_WINDOW_S)
         rest_s = math.ceil(now_s - RATE_WINDOW_S)
-        return stats.remaining, rest_s if rest_s > 0 else RATE_WINDOW_S
+        return max(0, rate - counted), rest_s if rest_s > 0 else RATE_WINDOW_S
 
     async def _window(
         self, item: RateLimitItemPerMinute, key: Key

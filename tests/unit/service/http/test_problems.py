@@ -9,10 +9,11 @@ from pydantic import ValidationError
 import mlcd.errors
 import service.errors
 from mlcd.errors import ImageRejected, MlcdError, NotFound
+from mlcd.wire.embedding import TextsRequest
 from mlcd.wire.found_items import LayoutItemsRequest, SearchOptions
 from mlcd.wire.queued_jobs import JobRequest
 from mlcd.wire.served_model import LoadRequest
-from mlcd.wire.stored_items import CreateRequest
+from mlcd.wire.stored_items import CreateRequest, DeleteRequest
 from service.errors import BadRequest, RecordDamaged, StrictBatch, TooLarge, Unsupported
 from service.http import problems
 from service.http.app import create_app
@@ -230,8 +231,8 @@ def test_a_wrong_field_is_named_and_what_the_client_sent_is_not(model, content):
         (
             InferRequest,
             {"inputs": [{"name": "image", "shapes": [1], "datatype": "BYTES"}]},
-            "inputs.0.shape is required",
-            "inputs.0.shape",
+            "`shapes` in `inputs.0` of the body is not known here: did you mean `shape`?",
+            "inputs.0.shapes",
         ),
         (
             InferRequest,
@@ -242,6 +243,8 @@ def test_a_wrong_field_is_named_and_what_the_client_sent_is_not(model, content):
             "inputs.0.dat",
         ),
         (InferRequest, {"inputs": [], "parameters": {"k": 3}}, "mean `top`?", "parameters.k"),
+        (TextsRequest, {"text": ["a"]}, "did you mean `texts`?", "text"),
+        (DeleteRequest, {}, "ids is required", "ids"),
         (SearchOptions, {"5ec2e7=": 1}, "a name in the body is not known here", None),
     ],
 )
