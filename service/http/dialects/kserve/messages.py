@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
-from mlcd.wire.shapes import EXAMPLE_IMAGE, WholeNumber
+from mlcd.wire.shapes import EXAMPLE_IMAGE
 from service.http.dialect import Dialect, Refusal
 
 Datatype = Literal["BYTES", "UINT8", "FP32", "INT32"]
@@ -147,7 +147,7 @@ class InputParameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    binary_data_size: Annotated[WholeNumber, Field(ge=0)] | None = None
+    binary_data_size: Annotated[StrictInt, Field(ge=0)] | None = None
 
 
 class InputTensor(BaseModel):
@@ -160,7 +160,7 @@ class InputTensor(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str
-    shape: Annotated[list[Annotated[WholeNumber, Field(ge=0)]], Field(max_length=16)]
+    shape: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(max_length=16)]
     datatype: str
     parameters: InputParameters = InputParameters()
     data: Any = None
@@ -192,16 +192,14 @@ class InferParameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     binary_data_output: StrictBool = False
-    top: Annotated[WholeNumber, Field(ge=1)] = 8
+    top: Annotated[StrictInt, Field(ge=1)] = 8
     # Microseconds until the client needs no answer any more, which then is 504. With 0, or more
     # than the server's own deadline, the latter holds.
-    timeout: Annotated[WholeNumber, Field(ge=0)] = 0
+    timeout: Annotated[StrictInt, Field(ge=0)] = 0
     # Not used: a Triton model without priority levels ignores it, too.
-    priority: Annotated[WholeNumber, Field(ge=0)] = 0
+    priority: Annotated[StrictInt, Field(ge=0)] = 0
     # Sequences are not used: a Triton model without state ignores them, too.
-    sequence_id: (
-        Annotated[WholeNumber, Field(ge=0)] | Annotated[StrictStr, Field(max_length=128)]
-    ) = 0
+    sequence_id: Annotated[StrictInt, Field(ge=0)] | Annotated[StrictStr, Field(max_length=128)] = 0
     sequence_start: StrictBool = False
     sequence_end: StrictBool = False
 
