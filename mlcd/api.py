@@ -48,7 +48,7 @@ from mlcd.pipelines import label as labeling
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
 from mlcd.text_checks import checked_text
-from mlcd.types import Embeddings, Fingerprint, SampleKey, unit_rows
+from mlcd.types import Embeddings, Fingerprint, SampleKey, cosines, least_product, unit_rows
 
 if TYPE_CHECKING:  # it needs the package tokenizers, which images do not
     from mlcd.encoders.text_encoder import TextEncoder
@@ -448,15 +448,16 @@ def _labeled(
     top: int,
     threshold: float | None,
 ) -> Labels:
+    least = None if threshold is None else least_product(threshold)
     if isinstance(centers, np.ndarray):
-        found, names = nearest_centers(unit_rows(rows), unit_rows(centers), top, threshold), None
+        found, names = nearest_centers(unit_rows(rows), unit_rows(centers), top, least), None
     else:
         opened = centers if isinstance(centers, Centers) else Centers.open(brought(centers))
         found, names = (
-            nearest_centers(opened.align(unit_rows(rows)), opened.vectors, top, threshold),
+            nearest_centers(opened.align(unit_rows(rows)), opened.vectors, top, least),
             opened.names,
         )
-    return Labels(found.ids, found.scores, None, names)
+    return Labels(found.ids, cosines(found.scores), None, names)
 
 
 def _indexed(vectors: Embeddings, ids: Sequence[str] | None) -> Index:
@@ -476,7 +477,8 @@ def _indexed(vectors: Embeddings, ids: Sequence[str] | None) -> Index:
             raise ConfigInvalid(f"top must be at least 1, got {top}")
         found = scan(unit_rows(queries), vectors, min(top, len(named)))
         return Matches(
-            [[named[row] for row in rows] for rows in found.ids.tolist()], found.scores.tolist()
+            [[named[row] for row in rows] for rows in found.ids.tolist()],
+            cosines(found.scores).tolist(),
         )
 
     return Index(len(named), search)

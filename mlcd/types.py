@@ -1,7 +1,8 @@
 """The vocabulary: arrays that cross boundaries, and the names of things."""
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -13,6 +14,9 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 Embeddings: TypeAlias = NDArray[np.float32]
 
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+# The product of a unit row with its copy, both in float32, differs from 1 by less than this.
+_COPY_ROUNDING: Final = 2.0**-20
 
 # [N, 3, H, W] uint8, RGB: the input of every encoder
 ImageBatch: TypeAlias = NDArray[np.uint8]
@@ -59,6 +63,10 @@ class Neighbors:
     scores: NDArray[np.float32]
     scan: ScanCounts | None = None
 
+    def as_cosines(self) -> "Neighbors":
+        """Returns the neighbors of unit rows, their scores as `cosines` gives them."""
+        return replace(self, scores=cosines(self.scores))
+
 
 def model_name(name: object) -> str:
     """Returns `name` where it is valid for a model in URLs, headers and Triton's folders; raises
@@ -69,6 +77,30 @@ def model_name(name: object) -> str:
             f"{name!r} cannot name a model", remedy="use letters, digits, dot, dash and underscore"
         )
     return name
+
+
+def cosines(products: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Returns products of unit rows as similarities leave this package: float32 in [-1, 1], and 1
+    for copies, whose products rounding puts a little off; -inf, for no neighbor, stays.
+    """
+    similarities = np.maximum(products, -1.0, where=np.isfinite(products), out=products.copy())
+    similarities[similarities >= 1 - _COPY_ROUNDING] = 1.0
+    rounded: NDArray[np.float32] = similarities.astype(np.float32)
+    return rounded
+
+
+def least_product(threshold: float) -> float:
+    """Returns the least product of unit rows whose cosine, by `cosines`, reaches a threshold; both
+    are compared in float32, so that a similarity of an answer can be a threshold.
+    """
+    least = np.float32(threshold)
+    if least <= -1:
+        return -math.inf
+    below = np.nextafter(least, np.float32(-math.inf))
+    middle = (float(below) + float(least)) / 2
+    if np.float32(middle) < least:
+        middle = math.nextafter(middle, math.inf)
+    return min(middle, 1 - _COPY_ROUNDING)
 
 
 def unit_rows(rows: NDArray[np.floating]) -> Embeddings:

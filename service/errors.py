@@ -26,6 +26,14 @@ class BadRequest(InvalidInput):
         self.param = param
 
 
+class InvalidField(InvalidInput):
+    """A field of a well-formed request that the core refuses. param: the field."""
+
+    def __init__(self, error: InvalidInput, *, param: str) -> None:
+        super().__init__(error.message, remedy=error.remedy)
+        self.param = param
+
+
 class TooLarge(InvalidInput):
     """A limit of /v1/info is exceeded."""
 
@@ -107,6 +115,18 @@ class OutsideRoots(MlcdError):
         super().__init__(
             f"the {param} is in no place that jobs may use",
             remedy="the server's MLCD_JOBS__ROOTS says which",
+        )
+        self.param = param
+
+
+class OutsideKey(MlcdError):
+    """The key is one of some collections, and the request would make another."""
+
+    name = "forbidden"
+
+    def __init__(self, param: str) -> None:
+        super().__init__(
+            "the API key is for other collections", remedy="`mlcd keys list` shows for which"
         )
         self.param = param
 

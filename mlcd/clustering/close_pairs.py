@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mlcd.clustering.cells import SLACK, PivotCells, Take, find_cells
 from mlcd.clustering.exact_scores import exact_scores
-from mlcd.types import Embeddings
+from mlcd.types import Embeddings, least_product
 
 _BLOCK_ROWS: Final = 2048
 _HEADS: Final = (64, 192)
@@ -75,10 +75,11 @@ class PairSearch:
         None: all pairs. cells: those of another search for the same, as of another process. tick:
         called now and then, and may raise, to stop.
         """
-        self._take, self._similarity, self._num_own = take, similarity, num_own
+        self._take, self._num_own = take, num_own
+        self._least = max(-1.0, least_product(similarity))
         self._tick = tick
         self.cells: PivotCells = cells or find_cells(
-            num_rows, take, math.acos(similarity), tick=tick
+            num_rows, take, math.acos(self._least), tick=tick
         )
         dimension = take(np.empty(0, np.int64)).shape[1]
         widths = [width for width in _HEADS if width < dimension and self.cells.num_cells > 1]
@@ -117,7 +118,7 @@ class PairSearch:
         for number in range(self._first, len(self._stages)):
             stage = self._stages[number]
             scores = stage(left) @ stage(right).T
-            near = scores >= self._similarity - SLACK
+            near = scores >= self._least - SLACK
             if left is right:
                 near = np.triu(near, 1)
             num_near = np.count_nonzero(near)
@@ -128,7 +129,7 @@ class PairSearch:
         one, other, known = left[at], right[other_at], scores[at, other_at]
         for stage in self._stages[number + 1 :]:
             known = self._each(lambda x, y: np.einsum("nd,nd->n", x, y), stage, one, other)
-            close = known >= self._similarity - SLACK
+            close = known >= self._least - SLACK
             one, other, known = one[close], other[close], known[close]
         return self._settled(one, other, known.astype(np.float64))
 
@@ -141,9 +142,9 @@ class PairSearch:
             each = np.arange(len(rows))
             return exact_scores(rows, others, each, each)
 
-        unsure = np.flatnonzero(np.abs(scores - self._similarity) <= SLACK)
+        unsure = np.flatnonzero(np.abs(scores - self._least) <= SLACK)
         scores[unsure] = self._each(exact, self._take, one[unsure], other[unsure])
-        close = scores >= self._similarity
+        close = scores >= self._least
         one, other = one[close], other[close]
         return ClosePairs(np.minimum(one, other), np.maximum(one, other), scores[close])
 

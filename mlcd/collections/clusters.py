@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mlcd.clustering.members import ORDINARY
 from mlcd.collections.by_row import ByRow, read_by_row, write_by_row
 from mlcd.collections.searcher import Searcher
-from mlcd.types import Embeddings, Neighbors
+from mlcd.types import Embeddings, Neighbors, cosines
 
 CLUSTERS: Final = "clusters"
 _ASSIGNED: Final = np.empty(0, np.dtype([("center", "<i4"), ("similarity", "<f4")]))
@@ -46,11 +46,12 @@ class Clusters:
     def of(cls, assigned: ByRow, searcher: Searcher, num_centers: int) -> "Clusters":
         positions = np.flatnonzero(searcher.alive)
         values = assigned.at(searcher.rows[positions])
+        values["similarity"] = cosines(values["similarity"])
         order = np.lexsort((-values["similarity"], values["center"]))
         positions, values = positions[order], values[order]
         _sort_ties(positions, values, searcher.ids)
         starts = np.searchsorted(values["center"], np.arange(num_centers + 1))
-        return cls(searcher, positions, values["similarity"].copy(), starts)
+        return cls(searcher, positions, values["similarity"], starts)
 
     def members(self, center: int) -> slice:
         """Returns which of the positions are the center's."""

@@ -22,6 +22,7 @@ from mlcd.clustering.cells import Take
 from mlcd.clustering.close_pairs import ClosePairs, PairSearch
 from mlcd.errors import InvalidInput
 from mlcd.progress import Meter
+from mlcd.types import cosines
 
 DEFAULT_SIMILARITY: Final = 0.95
 _DIGITS: Final = 6  # float32 holds no more
@@ -200,7 +201,7 @@ class _Joined:
             yield cell + 1
 
     def add(self, pairs: ClosePairs) -> None:
-        found = np.minimum(pairs.similarities, 1.0).astype(np.float32)  # rounding
+        found = cosines(pairs.similarities)
         for rows in (pairs.first, pairs.second):
             np.maximum.at(self.best, rows, found)
         _join(self.group, pairs.first, pairs.second)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.collections.item import FoundItem, Item
-from mlcd.types import Embeddings
+from mlcd.types import Embeddings, cosines
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class FetchedRows:
     def scored(self, query: Embeddings) -> list[FoundItem]:
         """Returns the rows with our own similarities to a unit query [D], best first."""
         scores = self.vectors @ query
+        similarities = cosines(scores).tolist()
         return [
-            FoundItem(self.ids[place], float(scores[place]), self.metadata[place])
+            FoundItem(self.ids[place], similarities[place], self.metadata[place])
             for place in np.lexsort((self.rows, -scores)).tolist()
         ]

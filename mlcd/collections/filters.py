@@ -10,7 +10,6 @@ le, gt and ge compare numbers with numbers and strings with strings (by code poi
 8601 compare as dates). An item without the field fulfills no condition on it.
 """
 
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.collections.columns import Column, Columns, Scalar
-from mlcd.collections.item import MAX_FIELD_BYTES
+from mlcd.collections.item import MAX_FIELD_BYTES, is_exact
 from mlcd.errors import InvalidInput
 
 MAX_DEPTH: Final = 8
@@ -57,10 +56,7 @@ class Known(Protocol):
 
 class Filter(Protocol):
     def matches(self, items: Known) -> NDArray[np.bool_]:
-        """Returns a mask of the positions that fulfill the filter.
-
-        Raises InvalidInput for a field that no item has.
-        """
+        """Returns a mask of the positions that fulfill the filter."""
         ...
 
 
@@ -75,14 +71,14 @@ class Condition:
     def matches(self, items: Known) -> NDArray[np.bool_]:
         column = items.columns.find(self.field)
         if column is None:
-            raise unknown_field(self.field, items.columns.names())
+            return np.zeros(items.num_positions, dtype=np.bool_)
         codes = column.codes(items.num_positions)
         matches: NDArray[np.bool_] = self._decide(column)[codes]
         return matches
 
     def fits(self, value: Scalar) -> bool:
         """Tells whether one of `values` lies within the bounds, too."""
-        return not (isinstance(value, float) and math.isnan(value)) and all(
+        return all(
             type(value) is type(bound) and RANGES[name](value, bound) for name, bound in self.bounds
         )
 
@@ -167,13 +163,6 @@ def parse_filter(given: object) -> Filter:
     return _Parser().parse(given, 1)
 
 
-def unknown_field(field: str, known: Sequence[str]) -> InvalidInput:
-    return InvalidInput(
-        f"no item has the field {field!r} that the filter names",
-        remedy=f"fields are {', '.join(known[:20]) or 'none yet'}",
-    )
-
-
 class _Parser:
     def __init__(self) -> None:
         self._num_conditions = 0
@@ -252,7 +241,7 @@ def _values(name: str, given: object) -> frozenset[tuple[type, Scalar]]:
             f"the filter's value of {name!r} cannot be compared",
             remedy="strings, numbers and booleans",
         )
-    return frozenset((type(value), value) for value in map(_scalar, given))
+    return frozenset((type(value), value) for value in (_scalar(name, each) for each in given))
 
 
 def _ids(given: object) -> tuple[str, ...]:
@@ -273,16 +262,19 @@ def _bound(name: str, given: object) -> Scalar:
         raise InvalidInput(
             f"the filter's bound of {name!r} has no order", remedy="give a string or a number"
         )
-    return _scalar(given)
+    return _scalar(name, given)
 
 
-def _scalar(value: bool | str | float) -> Scalar:  # noqa: FBT001 - a JSON value
+def _scalar(name: str, value: bool | str | float) -> Scalar:  # noqa: FBT001 - a JSON value
     if isinstance(value, bool | str):
         return value
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise InvalidInput("a number of the filter is beyond all numbers of JSON") from error
+    if not is_exact(value):
+        raise InvalidInput(
+            f"the filter's number of {name!r} must be finite and, where it is an integer, within"
+            " ±2^53, as in metadata",
+            remedy="larger integers are kept and compared as strings",
+        )
+    return float(value)
 
 
 def _is_list(given: object) -> TypeGuard[Sequence[Any]]:

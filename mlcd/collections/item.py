@@ -30,6 +30,8 @@ MAX_FIELD_BYTES: Final = 128
 # Larger integers are not exact in float64, in which JSON readers and our comparisons hold numbers.
 EXACT_INTEGER: Final = 2**53
 _DOTS: Final = frozenset({".", ".."})  # RFC 3986, 5.2.4; escaped, too
+# Unicode's control characters, and the two others that end a line for some readers
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MAX_DEPTH: Final = 8
 # A name may not end in `.partial`, because drafts do, which lie beside what they become.
 _NAME: Final = re.compile(r"(?!.*\.partial$)[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -104,8 +106,8 @@ def check_id(item_id: object) -> str:
 
 
 def check_new_id(item_id: object) -> str:
-    """Returns `item_id` where a new item may have it, because a URL can contain it. Raises
-    InvalidInput.
+    """Returns `item_id` where a new item may have it, because a URL and a line can contain it.
+    Raises InvalidInput.
     """
     item_id = check_id(item_id)
     if item_id in _DOTS:
@@ -113,6 +115,11 @@ def check_new_id(item_id: object) -> str:
             f"an item cannot have the id {item_id!r}: clients take it out of a URL as a step in a"
             " path",
             remedy="give it another id",
+        )
+    if (control := _CONTROL.search(item_id)) is not None:
+        raise InvalidInput(
+            f"the id {_shown(item_id)} has the control character U+{ord(control[0]):04X}",
+            remedy="leave control characters and line breaks out of ids",
         )
     return item_id
 
@@ -170,11 +177,18 @@ def encode_metadata(item_id: str, metadata: object) -> str:
     return text
 
 
+def is_exact(number: float) -> bool:
+    """Tells whether all JSON readers hold this number, a finite one, as it was written."""
+    if isinstance(number, int):
+        return abs(number) <= EXACT_INTEGER
+    return math.isfinite(number)
+
+
 def _check_value(value: object, what: str, depth: int) -> None:
     if value is None or isinstance(value, bool | str):
         return
     if isinstance(value, int | float):
-        if not math.isfinite(value) or (isinstance(value, int) and abs(value) > EXACT_INTEGER):
+        if not is_exact(value):
             raise InvalidInput(
                 f"{what} is a number that JSON readers disagree on", remedy="give it as a string"
             )

@@ -21,7 +21,7 @@ from mlcd.collections.item import FoundItem, Item
 from mlcd.indexes.index_kind import num_cells
 from mlcd.indexes.scan import merged, nothing, scan
 from mlcd.indexes.tuning import rescored
-from mlcd.types import Embeddings, Neighbors
+from mlcd.types import Embeddings, Neighbors, cosines, least_product
 
 # vectors that a graph looks at for each unit of effort, about: its degree, less those seen before
 _VECTORS_PER_EFFORT: Final = 30
@@ -190,14 +190,15 @@ class Searcher:
         return None if scaled > cells and allowed_num <= _GATHERED_AT_MOST else min(scaled, cells)
 
     def _matches(self, found: Neighbors, threshold: float | None) -> list[list[FoundItem]]:
-        least = -np.inf if threshold is None else threshold
+        least = -np.inf if threshold is None else least_product(threshold)
+        similarities = cosines(found.scores).tolist()
         return [
             [
-                FoundItem(self.ids[position], score, self.metadata[position])
-                for position, score in zip(positions, scores, strict=True)
-                if position >= 0 and score >= least
+                FoundItem(self.ids[position], similarity, self.metadata[position])
+                for position, similarity in zip(positions, row, strict=True)
+                if position >= 0 and similarity >= least
             ]
-            for positions, scores in zip(found.ids.tolist(), found.scores.tolist(), strict=True)
+            for positions, row in zip(found.ids.tolist(), similarities, strict=True)
         ]
 
 

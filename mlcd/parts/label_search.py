@@ -20,7 +20,7 @@ from mlcd.clustering.approximate import ApproximateScan, Cells, audit, divide, f
 from mlcd.clustering.blocked_scan import BlockedScan
 from mlcd.clustering.nearest import CenterScan
 from mlcd.parts.label_inputs import EmbeddingsInput
-from mlcd.types import Embeddings, Neighbors, SampleKey
+from mlcd.types import Embeddings, Neighbors, SampleKey, least_product
 
 _LEVELS: Final = ("proven", "wider", "float32", "float64")
 _AUDITED_ROWS: Final = 2000
@@ -74,7 +74,8 @@ class ExactSearch:
 
     def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
         wanted = _wanted(self._top, self._threshold)
-        found = self._scan.nearest(self._centers.align(embeddings), wanted, self._threshold)
+        rows = self._centers.align(embeddings)
+        found = self._scan.nearest(rows, wanted, _least(self._threshold)).as_cosines()
         assert found.scan is not None
         draft.write_json(_note_name(part), asdict(found.scan) | _truncated(found, self._top))
         return _first(found, self._top)
@@ -101,6 +102,10 @@ def _wanted(top: int, threshold: float | None) -> int:
     whether a row has more.
     """
     return top if threshold is None else top + 1
+
+
+def _least(threshold: float | None) -> float | None:
+    return None if threshold is None else least_product(threshold)
 
 
 def _first(found: Neighbors, top: int) -> Neighbors:
@@ -159,8 +164,8 @@ class ApproximateSearch:
         scan, probes = self._opened(draft)
         wanted = _wanted(self._top, self._threshold)
         found = scan.nearest(
-            self._centers.align(embeddings), wanted, self._threshold, probes=probes
-        )
+            self._centers.align(embeddings), wanted, _least(self._threshold), probes=probes
+        ).as_cosines()
         draft.write_json(_note_name(part), _truncated(found, self._top))
         return _first(found, self._top)
 

@@ -13,7 +13,7 @@ from mlcd.clustering.cells import Take
 from mlcd.collections.collection import Collection
 from mlcd.collections.collection_folder import GENERATIONS, LEDGER
 from mlcd.collections.duplicates import Group, duplicate_groups
-from mlcd.collections.item import Item
+from mlcd.collections.item import Item, check_new_id
 from mlcd.collections.parquet_items import ParquetItems, write_parquet
 from mlcd.collections.port import DEFAULT_RECALL, CollectionPort, Description
 from mlcd.errors import Conflict
@@ -39,8 +39,11 @@ def index(
 
     It continues where an earlier attempt was stopped. source: the recorded source, where it is not
     these embeddings. append: adds only the rows that the embeddings have gained to a collection of
-    their earlier state. Raises Conflict where another collection exists.
+    their earlier state. Raises Conflict where another collection exists, and InvalidInput for a key
+    that cannot be an id, before anything is written.
     """
+    for key in embeddings.keys:
+        check_new_id(key)
     source = source or embeddings.artifact.as_parent_of(out / GENERATIONS / "0", "embeddings")
     if append and (out / LEDGER).is_file():
         return _index_more(embeddings, out, reporter, recall=recall, source=source)

@@ -8,6 +8,7 @@ from mlcd.wire.shapes import (
     EXAMPLE_IMAGE,
     ItemError,
     Provenance,
+    WholeNumber,
     WireAnswer,
     WireRequest,
     exactly_one,
@@ -99,7 +100,7 @@ class ClassifyOptions(WireRequest):
     templates: (
         Literal["simple", "clip"] | Annotated[list[str], Field(min_length=1, max_length=256)] | None
     ) = None
-    top: Annotated[int, Field(ge=1)] = 10
+    top: Annotated[WholeNumber, Field(ge=1)] = 10
 
 
 class ClassifyRequest(ClassifyOptions):

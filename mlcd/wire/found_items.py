@@ -8,6 +8,7 @@ from mlcd.wire.shapes import (
     EXAMPLE_IMAGE,
     ItemError,
     Provenance,
+    WholeNumber,
     WireAnswer,
     WireRequest,
     exactly_one,
@@ -32,7 +33,7 @@ class SearchOptions(WireRequest):
     the matches are to be less like.
     """
 
-    top: Annotated[int, Field(ge=1)] = 10
+    top: Annotated[WholeNumber, Field(ge=1)] = 10
     filter: dict[str, Any] | None = None
     threshold: Annotated[float, Field(ge=-1, le=1)] | None = None
     exact: bool = False
@@ -158,7 +159,9 @@ class LayoutItemsRequest(WireRequest):
         }
     )
 
-    positions: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=10_000)] | None = None
+    positions: (
+        Annotated[list[Annotated[WholeNumber, Field(ge=0)]], Field(max_length=10_000)] | None
+    ) = None
     polygon: (
         Annotated[
             list[Annotated[list[float], Field(min_length=2, max_length=2)]],
@@ -167,7 +170,7 @@ class LayoutItemsRequest(WireRequest):
         | None
     ) = None
     filter: dict[str, Any] | None = None
-    limit: Annotated[int, Field(ge=0, le=10_000)] = 60
+    limit: Annotated[WholeNumber, Field(ge=0, le=10_000)] = 60
     layout: str | None = None
 
 

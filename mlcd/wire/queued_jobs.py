@@ -3,11 +3,11 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, SkipValidation, create_model
+from pydantic import BeforeValidator, ConfigDict, Field, SkipValidation, create_model
 
 from mlcd.label_job import OPTIONS, JobKind
 from mlcd.types import Issue
-from mlcd.wire.shapes import WireAnswer, WireRequest
+from mlcd.wire.shapes import WireAnswer, WireRequest, read_whole
 
 JobState = Literal["queued", "running", "succeeded", "failed", "canceled"]
 
@@ -19,7 +19,10 @@ _Path = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 # An option that is null or missing has the default of `LabelJob`.
-_OPTIONS: Any = {name: (kind | None, None) for name, kind in OPTIONS.items()}
+_OPTIONS: Any = {
+    name: (Annotated[kind | None, BeforeValidator(read_whole)], None)
+    for name, kind in OPTIONS.items()
+}
 
 
 _JobOptions: Any = create_model("_JobOptions", __base__=WireRequest, **_OPTIONS)

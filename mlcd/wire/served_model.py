@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, SkipValidation, WithJsonSchema
 
 from mlcd.wire.embedding import PairCalibration
 from mlcd.wire.nearest_centers import Audit, LabelMode
-from mlcd.wire.shapes import Provenance, WireAnswer, WireRequest
+from mlcd.wire.shapes import Provenance, WholeNumber, WireAnswer, WireRequest
 
 
 class LoadRequest(WireRequest):
@@ -18,7 +18,7 @@ class LoadRequest(WireRequest):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"version": 2}]})
 
-    version: Annotated[int, Field(ge=1)] | None = None
+    version: Annotated[WholeNumber, Field(ge=1)] | None = None
     unload: bool = True
 
 

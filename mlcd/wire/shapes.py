@@ -1,8 +1,15 @@
 """The shapes that all requests and answers share, and the problems."""
 
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, JsonValue, SkipValidation
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SkipValidation,
+)
 
 from mlcd.errors import ImageReason, TextReason
 
@@ -29,6 +36,15 @@ def exactly_one(**types: str | tuple[str, ...]) -> dict[str, JsonValue]:
 
 def _given(name: str, kinds: list[str]) -> JsonValue:
     return {"required": [name], "properties": {name: {"type": [*kinds]}}}
+
+
+def read_whole(value: object) -> object:
+    """Returns 256 for 256.0, which is the same number in JSON; other values as they are."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# an integer in the body of a request: neither true nor "256"
+WholeNumber = Annotated[int, Field(strict=True), BeforeValidator(read_whole)]
 
 
 class WireAnswer(BaseModel):

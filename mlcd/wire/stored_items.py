@@ -5,7 +5,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 from mlcd.errors import ImageReason
-from mlcd.wire.shapes import EXAMPLE_IMAGE, Provenance, WireAnswer, WireRequest, exactly_one
+from mlcd.wire.shapes import (
+    EXAMPLE_IMAGE,
+    Provenance,
+    WholeNumber,
+    WireAnswer,
+    WireRequest,
+    exactly_one,
+)
 
 
 class CreateRequest(WireRequest):
@@ -17,7 +24,7 @@ class CreateRequest(WireRequest):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"recall": 0.95}]})
 
-    dimension: Annotated[int, Field(ge=1)] | None = None
+    dimension: Annotated[WholeNumber, Field(ge=1)] | None = None
     recall: Annotated[float, Field(gt=0, le=0.995)] | None = None
 
 

@@ -5,6 +5,8 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from mlcd.errors import NotFound
+from service.inference.model_data import missing_collection
+from service.keys.file import Key
 from service.resources import Resources
 
 
@@ -14,6 +16,18 @@ async def _resources(request: Request) -> Resources:
 
 
 Opened = Annotated[Resources, Depends(_resources)]
+
+
+def sees(name: str, request: Request) -> bool:
+    """Tells whether the key of a request sees the collection."""
+    key: Key | None = request.state.key
+    return key is None or key.sees(name)
+
+
+def check_seen(name: str, request: Request) -> None:
+    """Raises NotFound, as where there is none, for a collection that the key does not see."""
+    if not sees(name, request):
+        raise missing_collection()
 
 
 def check_model(name: str, resources: Resources) -> None:

@@ -8,7 +8,7 @@ can even read the answers. Two headers that no page can forge reveal this: Host,
 name of the server, and Sec-Fetch-Site or Origin.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final, TypeGuard
@@ -28,6 +28,7 @@ from mlcd.errors import MlcdError, Unavailable
 from mlcd.fetching.hosts import allows, canonical_host
 from service.errors import BadRequest, Forbidden, ForeignOrigin, Misdirected, Unauthorized
 from service.http.problems import handle_mlcd_error
+from service.http.unknown_names import check_query
 from service.keys.file import Scope
 from service.resources import Resources
 from service.settings import Settings
@@ -64,7 +65,8 @@ _REMEMBERED_CHARS: Final = 256  # the longest of them; names in the DNS have at 
 class _Gate(SecurityBase):
     """Checks a request's key and puts it into `request.state.key`; None on a server without keys.
 
-    Raises Unauthorized and Forbidden.
+    Every route that needs a key inherits the check of its query's names from here. Raises
+    Unauthorized and Forbidden, and BadRequest for a query parameter that the route does not have.
     """
 
     def __init__(self) -> None:
@@ -74,24 +76,20 @@ class _Gate(SecurityBase):
     async def __call__(self, request: Request, asked: SecurityScopes) -> None:
         resources: Resources = request.app.state.resources
         request.state.key = None
-        if resources.keys is None:
-            return
-        key = resources.keys.identify(_shown(request))
-        for scope in asked.scopes:
-            if not key.grants(scope):
-                raise Forbidden(scope)
-        request.state.key = key
+        if resources.keys is not None:
+            key = resources.keys.identify(_shown(request))
+            for scope in asked.scopes:
+                if not key.grants(scope):
+                    raise Forbidden(scope)
+            request.state.key = key
+        check_query(request)
 
 
 _GATE: Final = _Gate()
 
 
 async def check_access(route: APIRoute, request: Request) -> None:
-    """Raises Unauthorized or Forbidden unless the request has a key that the route takes."""
-    resources: Resources = request.app.state.resources
-    if resources.keys is None:
-        request.state.key = None
-        return
+    """Raises what the gate of the route raises."""
     for given in route.dependencies:
         if _is_gate(given):
             await _GATE(request, SecurityScopes([*(given.scopes or ())]))
@@ -105,18 +103,18 @@ def needs(scope: Scope | None = None) -> Any:
     return Security(_GATE, scopes=[] if scope is None else [scope])
 
 
-def shows_key(request: Request, scope: Scope) -> bool:
-    """Tells whether a request to a route that needs no key has one of this scope.
-
-    It is true on a server without keys.
+def names_seen(request: Request, scope: Scope) -> Callable[[str], bool] | None:
+    """Returns what tells which collections a request to a route that needs no key may see; None
+    where it has no key of this scope. A server without keys shows them all.
     """
     resources: Resources = request.app.state.resources
     if resources.keys is None:
-        return True
+        return lambda _: True
     try:
-        return resources.keys.identify(_shown(request)).grants(scope)
+        key = resources.keys.identify(_shown(request))
     except (Unauthorized, Unavailable):
-        return False
+        return None
+    return key.sees if key.grants(scope) else None
 
 
 def check_declared(routes: Iterable[BaseRoute]) -> None:

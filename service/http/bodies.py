@@ -2,13 +2,15 @@
 
 import asyncio
 import math
+from collections.abc import Collection
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import orjson
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import UploadFile
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
@@ -17,11 +19,14 @@ from mlcd.types import Embeddings, unit_rows
 from service.errors import BadRequest, TooLarge, Unsupported
 from service.http.json_bounds import check_json
 from service.http.problems import bad_field
+from service.http.unknown_names import queried_names, unknown_name
 from service.resources import Resources
 from service.settings import Limits
 
 # The limit on the body bounds the bytes of a form; this bounds the work of parsing it.
 _MAX_FORM_PARTS: Final = 1000
+_FILES: Final = "files"
+_IMAGE_TYPES: Final = (b"image/", b"application/octet-stream")
 _MAX_FIELDS: Final = 64  # no route has half as many fields, and each unknown one is reported
 MEDIA_TYPES: Final = (
     "multipart/form-data",
@@ -139,17 +144,35 @@ def validated(model: type[_Model], content: dict[str, Any]) -> _Model:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise bad_field(error.errors(include_url=False, include_input=False)) from None
+        raise bad_field(error.errors(include_url=False, include_input=False), model) from None
 
 
-async def read_form(request: Request, limits: Limits) -> tuple[list[bytes], dict[str, str]]:
+class _FormParser(MultiPartParser):
+    """Starlette's parser, for which a part of `files` with an image's type is a file without a
+    file name, too.
+    """
+
+    def on_headers_finished(self) -> None:
+        part = self._current_part
+        _, options = parse_options_header(part.content_disposition)
+        kind = dict(part.item_headers).get(b"content-type", b"").lower()
+        is_named = b"filename" in options or options.get(b"name") != _FILES.encode()
+        if part.content_disposition and not is_named and kind.startswith(_IMAGE_TYPES):
+            part.content_disposition += b'; filename="image"'
+        super().on_headers_finished()
+
+
+async def read_form(
+    request: Request, limits: Limits, *, texts: Collection[str] = ()
+) -> tuple[list[bytes], dict[str, str]]:
     """Returns the images of a multipart form (field `files`, 1..n) and its text fields.
 
-    Of several text fields with one name the last counts. Files stay in memory, which is reserved
-    for the body, so an upload never depends on free disk space.
+    texts: the names that those may have. Of several text fields with one name the last counts.
+    Files stay in memory, which is reserved for the body, so an upload never depends on free disk
+    space.
     """
     size = limits.max_body_bytes
-    parser = MultiPartParser(
+    parser = _FormParser(
         request.headers,
         request.stream(),
         max_files=_MAX_FORM_PARTS,
@@ -170,24 +193,39 @@ async def read_form(request: Request, limits: Limits) -> tuple[list[bytes], dict
             remedy=f"at most {limits.max_images} files, well formed",
         ) from error
     try:
-        files = [
-            value
-            for name, value in form.multi_items()
-            if name == "files" and isinstance(value, UploadFile)
-        ]
-        _check_files(files, limits)
-        texts = {name: value for name, value in form.items() if isinstance(value, str)}
-        return [await file.read() for file in files], texts
+        if unknown := form.keys() - {_FILES, *texts}:
+            known = (_FILES, *texts)
+            raise unknown_name(unknown, known, where="the form", elsewhere=queried_names(request))
+        files = _files(form)
+        check_count(len(files), limits)
+        fields = {name: _text(name, value) for name, value in form.items() if name != _FILES}
+        return [await file.read() for file in files], fields
     finally:
         await form.close()
 
 
-def _check_files(files: list[UploadFile], limits: Limits) -> None:
+def _files(form: FormData) -> list[UploadFile]:
+    files = []
+    for value in form.getlist(_FILES):
+        if isinstance(value, str):
+            raise BadRequest(
+                "a part `files` of the form is a text, not a file",
+                remedy='give the part a file name: Content-Disposition: form-data; name="files";'
+                ' filename="a.png" (curl: -F files=@a.png)',
+                param=_FILES,
+            )
+        files.append(value)
     if not files:
         raise BadRequest(
-            "the form has no file", remedy="send images in the field `files`", param="files"
+            "the form has no file", remedy="send images in the field `files`", param=_FILES
         )
-    check_count(len(files), limits)
+    return files
+
+
+def _text(name: str, value: UploadFile | str) -> str:
+    if not isinstance(value, str):
+        raise BadRequest(f"the field `{name}` of the form is a file, not a text", param=name)
+    return value
 
 
 def check_count(num: int, limits: Limits) -> None:

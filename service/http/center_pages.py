@@ -1,6 +1,7 @@
 """Centers as answers show them: a page of their list, and one of them with its neighbors."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -230,13 +231,22 @@ def _known(value: float) -> float | None:
 
 
 def described_center(
-    center: int, resources: Resources, lookup: Lookup, clustered: Clustered | None
+    center: int,
+    resources: Resources,
+    lookup: Lookup,
+    clustered: Clustered | None,
+    *,
+    seen: Callable[[str], bool],
 ) -> DescribedCenter:
-    """Returns a center with its neighbors and examples; see `describe_center`."""
+    """Returns a center with its neighbors and examples; see `describe_center`.
+
+    seen: tells of which collections there may be examples.
+    """
     lookup.follow_names()
     centers, recent = lookup.centers, _Recent.of(lookup)
     vector = centers.vectors[center : center + 1]
-    near = lookup.scan.nearest(vector, min(_NUM_NEIGHBORS + 1, len(centers.vectors)))
+    num = min(_NUM_NEIGHBORS + 1, len(centers.vectors))
+    near = lookup.scan.nearest(vector, num).as_cosines()
     neighbors = [
         Label(
             id=other,
@@ -251,7 +261,7 @@ def described_center(
     members = [Example(**example) for example in example_members(centers, center)]
     evidence = lookup.names.evidence(center)
     if clustered is None:
-        items, counted = _nearest_items(resources, lookup, vector), {}
+        items, counted = _nearest_items(resources, lookup, vector, seen), {}
     else:
         (items,) = _examples(lookup, clustered, [center], _NUM_NEIGHBORS)
         values = _values(lookup, clustered, recent)
@@ -277,13 +287,17 @@ def described_center(
     )
 
 
-def _nearest_items(resources: Resources, lookup: Lookup, vector: Embeddings) -> list[Example]:
-    """Returns the items of each collection that are nearest to a center."""
+def _nearest_items(
+    resources: Resources, lookup: Lookup, vector: Embeddings, seen: Callable[[str], bool]
+) -> list[Example]:
+    """Returns the items of each collection that is seen which are nearest to a center."""
     if lookup.centers.mean is not None:
         # Centers with a mean compare embeddings less the mean: a search is not in that space.
         return []
     items = []
     for name, collection in resources.collections.items():
+        if not seen(name):
+            continue
         matches = collection.search(vector, _NUM_NEIGHBORS).matches[0]
         versions = collection.thumbnail_versions([match.id for match in matches])
         items += [

@@ -1,6 +1,7 @@
 """Images as text: data-URIs, URLs, and plain base64 where a field says that it is an image."""
 
 import binascii
+import re
 from typing import Any, Final
 
 import pybase64
@@ -8,6 +9,11 @@ import pybase64
 from mlcd.errors import ImageRejected
 from service.fetch.given_images import GivenImage, ImageUrl
 
+_SAYS_BASE64: Final = re.compile(r"; *base64 *$", re.IGNORECASE)
+_WHITESPACE: Final = " \t\r\n\f"
+_BEHIND: Final = "=" + _WHITESPACE
+_FOREIGN: Final = re.compile(rf"[^A-Za-z0-9+/_\-{_WHITESPACE}]")
+_TO_STANDARD: Final = str.maketrans("-_", "+/", _WHITESPACE)
 _REMEDY: Final = "data:image/jpeg;base64,…"
 
 
@@ -25,7 +31,7 @@ def image_from_uri(value: Any) -> GivenImage:
             "unreadable", "an image is a data-URI or a URL, not a text", remedy=f"send {_REMEDY}"
         )
     head, separator, payload = value.partition(",")
-    if not separator or not head.lower().endswith(";base64"):
+    if not separator or not _SAYS_BASE64.search(head):
         return ImageRejected("unreadable", "the data-URI does not say base64", remedy=_REMEDY)
     return image_from_base64(payload)
 
@@ -38,11 +44,31 @@ def image_from_field(value: Any) -> GivenImage:
 
 
 def image_from_base64(text: str) -> bytes | ImageRejected:
-    """Decodes base64 strictly: a character outside of it is refused and never skipped."""
+    """Decodes base64, also in lines, without its padding or in the alphabet of URLs.
+
+    Any other character is refused and never skipped.
+    """
     try:
         return pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        return ImageRejected("unreadable", "the image is not valid base64")
+        return _decode_other_forms(text)
+
+
+def _decode_other_forms(text: str) -> bytes | ImageRejected:
+    content = text.rstrip(_BEHIND)
+    if (foreign := _FOREIGN.search(content)) is not None:
+        number, character = foreign.start() + 1, f"U+{ord(foreign[0]):04X}"
+        return ImageRejected(
+            "unreadable", f"the image is not valid base64: its character {number} is {character}"
+        )
+    digits = content.translate(_TO_STANDARD)
+    if len(digits) % 4 == 1:
+        return ImageRejected(
+            "unreadable",
+            f"the image is not valid base64: no bytes end after {len(digits)} characters, so some"
+            " are missing",
+        )
+    return pybase64.b64decode(digits + "=" * (-len(digits) % 4))
 
 
 def is_data_uri(value: str) -> bool:

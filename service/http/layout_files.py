@@ -14,6 +14,7 @@ from mlcd.collections.plane import Plane
 CSV: Final = "text/csv"
 PARQUET: Final = "application/vnd.apache.parquet"
 _ROWS: Final = 8192
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")  # as OWASP lists them
 _SCHEMA: Final = pa.schema(
     [
         ("id", pa.string()),
@@ -26,12 +27,20 @@ _SCHEMA: Final = pa.schema(
 
 
 def csv_parts(layout: Plane, chosen: NDArray[np.int64]) -> Iterator[bytes]:
-    """Yields a file of comma-separated values, UTF-8, with a line of names."""
+    """Yields a file of comma-separated values, UTF-8, with a line of names.
+
+    An id that a spreadsheet would run as a formula has an apostrophe in front.
+    """
     yield (",".join(_SCHEMA.names) + "\r\n").encode()
     for batch in _batches(layout, chosen):
         text = io.StringIO(newline="")
-        csv.writer(text).writerows(zip(*(column.to_pylist() for column in batch), strict=True))
+        ids, *others = (column.to_pylist() for column in batch)
+        csv.writer(text).writerows(zip(map(_inert, ids), *others, strict=True))
         yield text.getvalue().encode()
+
+
+def _inert(item_id: str) -> str:
+    return f"'{item_id}" if item_id.startswith(_FORMULA) else item_id
 
 
 def parquet_parts(layout: Plane, chosen: NDArray[np.int64]) -> Iterator[bytes]:

@@ -10,7 +10,6 @@ from mlcd.artifacts.centers import Centers
 from mlcd.collections.clusters import Clusters
 from mlcd.collections.columns import Scalar
 from mlcd.collections.plane import Plane
-from mlcd.errors import InvalidInput
 from mlcd.wire.found_items import LayoutLegendEntry
 
 _MOST_NAMED: Final = 1000
@@ -43,16 +42,13 @@ def values_by_center(layout: Plane, clusters: Clusters, centers: Centers) -> Lay
 def values_by_field(layout: Plane, field: str) -> LayoutValues:
     """Returns the ranks of a metadata field's values by number of items.
 
-    A list counts as one value, that of its entries with commas. Raises InvalidInput for a field
-    that no item has.
+    A list counts as one value, that of its entries with commas. A field that no item has is unknown
+    for all of them.
     """
     searcher = layout.searcher
     column = searcher.columns.find(field)
     if column is None:
-        raise InvalidInput(
-            f"no item has the field {field!r}",
-            remedy=f"fields are {', '.join(searcher.columns.names()[:20]) or 'none yet'}",
-        )
+        return LayoutValues(np.full(len(layout.positions), -1, dtype=np.int32), [])
     codes = column.codes(searcher.num_positions)[layout.positions]
     found, nums = np.unique(codes[codes >= 0], return_counts=True)
     shown = {code: _shown(column.values[code]) for code in found.tolist()}

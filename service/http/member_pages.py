@@ -9,7 +9,6 @@ import orjson
 from mlcd.collections.clusters import Clusters
 from mlcd.collections.columns import Scalar
 from mlcd.collections.port import CollectionPort
-from mlcd.errors import InvalidInput
 from mlcd.wire.nearest_centers import CountedValue
 from service.http.cursors import read_cursor, write_cursor
 
@@ -51,16 +50,12 @@ def counted_values(
 ) -> tuple[list[CountedValue], int, int]:
     """Returns the most frequent values of a field among a center's members, the number of members
     that have none of these but others, and of those without a value.
-
-    Raises InvalidInput for a field that no item has.
     """
     searcher = clusters.searcher
     column = searcher.columns.find(field)
     if column is None:
-        raise InvalidInput(
-            f"no item has the field {field!r}",
-            remedy=f"fields are {', '.join(searcher.columns.names()[:20]) or 'none yet'}",
-        )
+        members = clusters.members(center)
+        return [], 0, members.stop - members.start
     codes = column.codes(searcher.num_positions)[clusters.positions[clusters.members(center)]]
     found, nums = np.unique(codes[codes >= 0], return_counts=True)
     counted: Counter[tuple[type, Scalar]] = Counter()

@@ -147,7 +147,10 @@ class _Exchange:
             stages = [value for name, value in given if name == _SERVER_TIMING]
             stated = next((value for name, value in given if name == _RETRY_AFTER), None)
             kept = [(name, value) for name, value in given if name not in _OURS]
-            message["headers"] = [*kept, *self._headers(stages, stated)]
+            limits = await self._resources.rate_limiter.headers(
+                self._state.get("key"), None if stated is None else int(stated)
+            )
+            message["headers"] = [*kept, *limits, *self._headers(stages, stated)]
             if self._presence is not None and self._presence.sends_nothing:
                 # What comes next on the connection would be taken for the body.
                 message["headers"].append((b"connection", b"close"))

@@ -2,15 +2,16 @@
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any, Final
+from typing import Any, Final, get_args
 from urllib.parse import unquote
 
 import orjson
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match, Route
@@ -19,6 +20,7 @@ from mlcd.collections.item import check_name
 from mlcd.errors import InvalidInput, MlcdError, Unavailable
 from service.errors import BadRequest, RecordDamaged, StrictBatch
 from service.http.dialect import Refusal, dialect_of
+from service.http.unknown_names import is_shown, unknown_name
 from service.telemetry.logs import places
 
 _log = logging.getLogger("mlcd.service")
@@ -70,7 +72,6 @@ TITLES: Final = {
     503: "Unavailable",
     504: "Deadline exceeded",
 }
-_FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _BRANCHES: Final = ("str", "int", "float", "bool")
 _OTHER_FAULT: Final = "is not what it can be"
 # Messages for pydantic's error types: pydantic's own messages may hold what the client sent.
@@ -80,18 +81,24 @@ _FAULTS: Final = {
     "literal_error": "must be one of {expected}",
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
     "too_short": "must have at least {min_length} entries",
     "too_long": "must have at most {max_length} entries",
     "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must have at least {min_length} characters",
     "string_type": "must be a string",
     "list_type": "must be a list",
+    "dict_type": "must be an object",
     "int_type": "must be an integer",
     "int_parsing": "must be an integer",
     "int_from_float": "must be an integer",
+    "int_parsing_size": "must be an integer of fewer digits",
+    "float_type": "must be a number",
     "float_parsing": "must be a number",
     "finite_number": "must be a finite number",
     "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
 }
@@ -117,11 +124,23 @@ def name_of(status: int) -> str:
     return TITLES.get(status, "Error").lower().replace(" ", "-")
 
 
-def bad_field(errors: Iterable[Mapping[str, Any]]) -> BadRequest:
-    """Returns pydantic's first error; it names the field and nothing that the client sent."""
-    first = next(iter(errors))
+def bad_field(
+    errors: Iterable[Mapping[str, Any]], model: type[BaseModel] | None = None
+) -> BadRequest:
+    """Returns one of pydantic's errors; it names the field and nothing that the client sent.
+
+    model: that of the body, whose fields may be what a client means by an unknown one.
+    """
+    every = list(errors)
+    unknown = (error for error in every if error["type"] == "extra_forbidden")
+    # a field that is missing has often been given under another name
+    first = next(unknown, every[0]) if every[0]["type"] == "missing" else every[0]
     places = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
     # Each branch of a union has an error of its own, under a name that is no field.
+    if first["type"] == "extra_forbidden" and (known := _fields_at(model, places[:-1])):
+        inner = ".".join(map(str, places[:-1]))
+        where = f"`{inner}` of the body" if inner else "the body"
+        return unknown_name([str(places[-1])], known, where=where, within=places[:-1])
     field = list(takewhile(lambda part: isinstance(part, int) or _is_field(part), places))
     fault = _FAULTS.get(first["type"], _OTHER_FAULT) if len(field) == len(places) else _OTHER_FAULT
     param = ".".join(str(part) for part in field) or None
@@ -129,7 +148,24 @@ def bad_field(errors: Iterable[Mapping[str, Any]]) -> BadRequest:
 
 
 def _is_field(part: str) -> bool:
-    return part not in _BRANCHES and _FIELD.fullmatch(part) is not None
+    return part not in _BRANCHES and is_shown(part)
+
+
+def _fields_at(model: Any, places: Sequence[int | str]) -> list[str]:
+    """Returns the fields of the object at a place of a body; none where that is not clear."""
+    for place in places:
+        if isinstance(place, str):
+            fields = getattr(model, "model_fields", {})
+            model = fields[place].annotation if place in fields else None
+        model = next((one for one in _parts(model) if hasattr(one, "model_fields")), None)
+    return list(getattr(model, "model_fields", {}))
+
+
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Yields a type and those that it is made of."""
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _parts(inner)
 
 
 async def handle_mlcd_error(request: Request, error: Exception) -> Response:
@@ -150,7 +186,9 @@ async def handle_mlcd_error(request: Request, error: Exception) -> Response:
 
 async def handle_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return await handle_mlcd_error(request, bad_field(error.errors()))
+    body = getattr(request.scope.get("route"), "body_field", None)
+    model = None if body is None else body.field_info.annotation
+    return await handle_mlcd_error(request, bad_field(error.errors(), model))
 
 
 async def handle_http_error(request: Request, error: Exception) -> Response:

@@ -1,15 +1,16 @@
 """The unit embeddings to look up, encoded from images or texts, or sent by the client."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import Request
 
-from mlcd.errors import Rejection
+from mlcd.collections.filters import parse_filter
+from mlcd.errors import InvalidInput, Rejection
 from mlcd.types import Embeddings
-from service.errors import BadRequest, TooLarge
+from service.errors import BadRequest, InvalidField, TooLarge
 from service.fetch.given_images import GivenImage
 from service.http.bodies import (
     check_count,
@@ -21,6 +22,7 @@ from service.http.bodies import (
 from service.http.data_uris import image_from_uri
 from service.http.encoding import encode
 from service.http.text_encoding import encode_texts
+from service.http.unknown_names import queried_names, unknown_name
 from service.inference.outcomes import Encoded
 from service.resources import Resources
 
@@ -67,7 +69,7 @@ async def queries_from_json(
 ) -> Queries:
     limits = resources.settings.limits
     content = given_fields(content)
-    check_fields(content)
+    check_fields(content, request)
     loop = asyncio.get_running_loop()
     if "embeddings" in content:
         given = content["embeddings"]
@@ -87,10 +89,9 @@ async def queries_from_json(
     return await _encoded(request, decoded, resources)
 
 
-def check_fields(content: dict[str, Any]) -> None:
+def check_fields(content: dict[str, Any], request: Request) -> None:
     """Raises BadRequest unless `content` is one list of `KINDS`; its items are not looked at."""
-    if unknown := content.keys() - {*KINDS}:
-        raise BadRequest(f"{len(unknown)} unknown fields", remedy=f"give {_NAMED}")
+    check_names(content, KINDS, request)
     if len(content) != 1:
         raise BadRequest(f"give exactly one of {_NAMED}")
     ((kind, items),) = content.items()
@@ -98,9 +99,26 @@ def check_fields(content: dict[str, Any]) -> None:
         raise BadRequest(f"{kind} must be a list of {KINDS[kind]}", param=kind)
 
 
+def check_names(content: dict[str, Any], known: Iterable[str], request: Request) -> None:
+    """Raises BadRequest for a field of a body that is not known."""
+    names = list(known)
+    if unknown := content.keys() - {*names}:
+        raise unknown_name(unknown, names, where="the body", elsewhere=queried_names(request))
+
+
 def given_fields(content: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields that are not null: some clients send null to leave a field out."""
     return {name: value for name, value in content.items() if value is not None}
+
+
+def check_filter(given: object) -> None:
+    """Raises InvalidField naming what is wrong with a search's filter."""
+    if given is None:
+        return
+    try:
+        parse_filter(given)
+    except InvalidInput as error:
+        raise InvalidField(error, param="filter") from error
 
 
 def check_top(top: int, resources: Resources) -> None:

@@ -26,7 +26,7 @@ from mlcd.collections.clusters import LEAST_ORDINARY
 from mlcd.collections.port import CollectionPort
 from mlcd.errors import ConfigInvalid, MlcdError
 from mlcd.randomness import hash_counters
-from mlcd.types import Embeddings, Neighbors, unit_rows
+from mlcd.types import Embeddings, Neighbors, least_product, unit_rows
 from service.inference.center_names import CenterNames, names_version
 from service.inference.known_labels import KnownLabels
 from service.inference.query_novelty import QueryNovelty
@@ -176,14 +176,25 @@ class Lookup:
         known: what an engine has found of the same; the answer is the same with and without.
         """
         rows, top = self.centers.align(embeddings), min(top, len(self.centers.vectors))
+        least = None if threshold is None else least_product(threshold)
+        return self._nearest(embeddings, rows, top, least, mode, known).as_cosines()
+
+    def _nearest(
+        self,
+        embeddings: Embeddings,
+        rows: Embeddings,
+        top: int,
+        least: float | None,
+        mode: LookupMode,
+        known: KnownLabels | None,
+    ) -> Neighbors:
+        """Returns the nearest centers with their products, of at least `least`."""
         if mode == "exact":
             if known is not None and known.centers == self.centers.digest and known:
-                return self._with_known(known, embeddings, rows, top, threshold)
-            return self.scan.nearest(rows, top, threshold)
+                return self._with_known(known, embeddings, rows, top, least)
+            return self.scan.nearest(rows, top, least)
         assert self.approximation is not None
-        return self.approximation.scan.nearest(
-            rows, top, threshold, probes=self.approximation.probes
-        )
+        return self.approximation.scan.nearest(rows, top, least, probes=self.approximation.probes)
 
     def _with_known(
         self,
@@ -191,16 +202,16 @@ class Lookup:
         embeddings: Embeddings,
         rows: Embeddings,
         top: int,
-        threshold: float | None,
+        least: float | None,
     ) -> Neighbors:
         """Scans for the rows that are not known."""
         has, ids, exact = known.of(embeddings, rows, self.centers.vectors, top)
-        if threshold is not None:  # compares the scores before they are rounded
-            beyond = exact < threshold
+        if least is not None:  # compares the scores before they are rounded
+            beyond = exact < least
             ids[beyond], exact[beyond] = -1, -np.inf
         scores = exact.astype(np.float32)
         if not has.all():
-            found = self.scan.nearest(rows[~has], top, threshold)
+            found = self.scan.nearest(rows[~has], top, least)
             ids[~has], scores[~has] = found.ids, found.scores
         return Neighbors(ids.astype(np.int32), scores)
 

@@ -18,6 +18,10 @@ from service.settings import Settings
 _SHOWN: Final = 12  # digits of a fingerprint in a message
 
 
+def missing_collection() -> NotFound:
+    return NotFound("there is no such collection", remedy="GET /v1/collections lists them")
+
+
 @dataclass(frozen=True)
 class ModelData:
     """The centers and collections of one model; those of other models are refused.
@@ -71,7 +75,7 @@ class ModelData:
         """
         found = None if self.store is None else self.store.find(name)
         if found is None:
-            raise NotFound("there is no such collection", remedy="GET /v1/collections lists them")
+            raise missing_collection()
         if found.fingerprint != self.fingerprint:
             raise self._foreign(
                 "this collection is", found.fingerprint, "embed its images by the served model"

@@ -85,6 +85,7 @@ class Job:
     # All workers together, over the time in which there was one; None until one has reported an
     # image.
     images_per_s: float | None = None
+    owner: str | None = None  # the id of the API key that submitted it
     # The reason of its failure. Before its end: why a task has failed, why a worker leaves it to
     # others, or that there is no worker.
     problem: JobProblem | None = None
@@ -182,6 +183,7 @@ class StoredJob:
     state: JobState
     created_s: float
     key: str | None = None  # the name of the idempotency key that it was submitted with
+    owner: str | None = None  # the id of the API key that submitted it
     version: int = 1  # It grows by one with every visible change: the id of that event.
     started_s: float | None = None
     ended_s: float | None = None
@@ -292,6 +294,7 @@ class StoredJob:
             collected=min(self._published, self.images or 0),
             indexed=max(0, self._published - (self.images or 0)),
             images_per_s=self.images_per_s,
+            owner=self.owner,
         )
 
 

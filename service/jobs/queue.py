@@ -4,8 +4,9 @@ writes.
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from service.jobs.damaged import DamagedJobs
 from service.jobs.database import (
     Ended,
     JobDatabase,
+    Listed,
     Result,
     Transaction,
     check_output_free,
@@ -77,12 +79,14 @@ class Queue:
         # the job of each state at which the next look begins, from the newest on
         self._noted: dict[JobState, str | None] = dict.fromkeys(_LIVE_STATES)
 
-    def submit(self, spec: JobSpec, *, key: str | None = None) -> tuple[Job, bool]:
+    def submit(
+        self, spec: JobSpec, *, key: str | None = None, owner: str | None = None
+    ) -> tuple[Job, bool]:
         """Returns the new job and True, or the job submitted before with this idempotency key and
         False.
 
-        Raises Conflict where the key belongs to another spec, or where an unfinished job writes to
-        the same output.
+        owner: the id of the API key that submits it. Raises Conflict where the key belongs to
+        another spec, or where an unfinished job writes to the same output.
         """
 
         def step(transaction: Transaction) -> tuple[Job, bool]:
@@ -93,7 +97,7 @@ class Queue:
             check_output_free(transaction, spec, of=None)
             now_s, name = transaction.now_s, None if key is None else name_of_key(key)
             record = StoredJob(
-                _next_id(transaction.newest_id(), now_s), spec, "queued", now_s, name
+                _next_id(transaction.newest_id(), now_s), spec, "queued", now_s, name, owner
             )
             if name is not None:
                 transaction.hold(name, record.id)
@@ -114,20 +118,51 @@ class Queue:
         """Returns the job as it stands. Raises NotFound."""
         return self._read(job_id).job
 
+    def check_owner(self, job_id: str, owner: str) -> None:
+        """Raises NotFound unless this API key submitted the job, or where that cannot be read."""
+        try:
+            record = self._read(job_id)
+        except RecordDamaged:
+            record = None
+        _found(record if record is not None and record.owner == owner else None)
+
     def page(
-        self, *, limit: int, cursor: str | None = None, state: JobState | None = None
+        self,
+        *,
+        limit: int,
+        cursor: str | None = None,
+        state: JobState | None = None,
+        owner: str | None = None,
     ) -> JobPage:
-        """Returns jobs, newest first. Raises InvalidInput for a cursor that is not an id."""
+        """Returns jobs, newest first. owner: only those that this API key submitted.
+
+        Raises InvalidInput for a cursor that is not an id.
+        """
         if cursor is not None and not _is_id(cursor):
             raise InvalidInput(
                 "the cursor is none of this list", remedy="give the one that the page before had"
             )
-        found = self._database.page(limit=limit + 1, below=cursor, state=state)
+        found = list(islice(self._listed(limit + 1, cursor, state, owner), limit + 1))
         for listed in found[:limit]:
             if listed.damaged:
                 self._damaged.add(listed.job_id)
         jobs = [listed.job for listed in found[:limit] if listed.job is not None]
         return JobPage(jobs, found[limit - 1].job_id if len(found) > limit else None)
+
+    def _listed(
+        self, num: int, below: str | None, state: JobState | None, owner: str | None
+    ) -> Iterator[Listed]:
+        """Yields jobs, newest first; with an owner its own, however many of others lie between."""
+        while True:
+            some = self._database.page(limit=num, below=below, state=state)
+            yield from (
+                listed
+                for listed in some
+                if owner is None or (listed.job is not None and listed.job.owner == owner)
+            )
+            if len(some) < num:
+                return
+            below = some[-1].job_id
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
         """Returns the events with an id above `after`, oldest first; only the last few are kept.

@@ -8,12 +8,13 @@ from typing import Any, Final
 import click
 import orjson
 
+from mlcd.collections.item import check_name
 from mlcd.errors import InvalidInput
 from service.keys.file import SCOPES, Key, create_key, read_keys, revoke_key
 from service.settings import read_keys_file
 
 _ID: Final = re.compile(r"[0-9a-f]{8}")
-_COLUMNS: Final = ("id", "state", "name", "scopes", "rate", "created", "expires")
+_COLUMNS: Final = ("id", "state", "name", "scopes", "collections", "rate", "created", "expires")
 
 _file_option = click.option("--file", help="The keys file.  [default: MLCD_AUTH__KEYS_FILE]")
 
@@ -40,23 +41,46 @@ def keys() -> None:
     "--rate", type=click.IntRange(min=1), help="Images a minute.  [default: without bound]"
 )
 @click.option(
+    "--collection",
+    "collections",
+    metavar="NAMES",
+    help="The only collections that it sees, with commas; of jobs it sees its own."
+    "  [default: everything]",
+)
+@click.option(
     "--days",
     type=click.IntRange(1, 36500),
     help="Valid for so long.  [default: until it is revoked]",
 )
 @_file_option
 def create(
-    name: str, scopes: tuple[Any, ...], rate: int | None, days: int | None, file: str | None
+    name: str,
+    scopes: tuple[Any, ...],
+    rate: int | None,
+    collections: str | None,
+    days: int | None,
+    file: str | None,
 ) -> None:
     """Make a key for NAME, a person or a program, and print it: it is never shown again."""
     if not name.strip() or not name.isprintable() or len(name) > Key.MAX_NAME:
         raise InvalidInput(
             "that is no name for a key", remedy=f"give up to {Key.MAX_NAME} characters of one line"
         )
+    names = None if collections is None else [*map(check_name, collections.split(","))]
+    if names is not None and "admin" in scopes:
+        raise InvalidInput(
+            "a key of scope admin sees every collection", remedy="leave out --collection"
+        )
     now = datetime.now(UTC).replace(microsecond=0)
     expires = None if days is None else now + timedelta(days=days)
     key, token = create_key(
-        Path(read_keys_file(file)), name, scopes=scopes, now=now, rate=rate, expires=expires
+        Path(read_keys_file(file)),
+        name,
+        scopes=scopes,
+        now=now,
+        rate=rate,
+        collections=names,
+        expires=expires,
     )
     click.echo(
         f"mlcd: key {key.id} for {key.name}: {', '.join(key.scopes)};"

@@ -29,7 +29,9 @@ _NOBODY: Final = "0" * 64
 
 
 class Key(BaseModel, frozen=True, extra="forbid"):
-    """A key. Times are aware. rate: images a minute, None without a limit."""
+    """A key. Times are aware. rate: images a minute, None without a limit. collections: those that
+    it sees, None for all.
+    """
 
     MAX_NAME: ClassVar = 100
 
@@ -38,6 +40,7 @@ class Key(BaseModel, frozen=True, extra="forbid"):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     scopes: Annotated[tuple[Scope, ...], Field(min_length=1)]
     rate: Annotated[int, Field(gt=0)] | None = None
+    collections: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     created: AwareDatetime
     expires: AwareDatetime | None = None
     revoked: AwareDatetime | None = None
@@ -46,6 +49,9 @@ class Key(BaseModel, frozen=True, extra="forbid"):
         if self.revoked is not None:
             return "revoked"
         return "expired" if self.expires is not None and now >= self.expires else "valid"
+
+    def sees(self, collection: str) -> bool:
+        return self.collections is None or collection in self.collections
 
     def grants(self, scope: str) -> bool:
         return scope in self.scopes or "admin" in self.scopes
@@ -104,6 +110,7 @@ def create_key(
     scopes: Sequence[Scope],
     now: datetime,
     rate: int | None = None,
+    collections: Sequence[str] | None = None,
     expires: datetime | None = None,
 ) -> tuple[Key, str]:
     """Adds a new key to the file and returns it with its token, which is kept nowhere.
@@ -120,6 +127,7 @@ def create_key(
             sha256=_digest(token),
             scopes=tuple(scope for scope in SCOPES if scope in scopes),
             rate=rate,
+            collections=None if collections is None else tuple(dict.fromkeys(collections)),
             created=now,
             expires=expires,
         )
@@ -173,7 +181,7 @@ def _write(path: Path, keys: KeySet) -> None:
         draft.unlink(missing_ok=True)
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _MODE)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(keys.model_dump_json(indent=2) + "\n")
+            file.write(keys.model_dump_json(indent=2, exclude_none=True) + "\n")
             file.flush()
             os.fsync(descriptor)
         draft.rename(path)

@@ -2,17 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.extras import install_command
 from service.errors import RateExceeded
 from service.keys.file import Key
 from service.telemetry.metrics import Metrics
-from service.timings import RATE_REDIS_REST_S, RATE_REDIS_S
+from service.timings import RATE_REDIS_REST_S, RATE_REDIS_S, RATE_WINDOW_S
 
 if TYPE_CHECKING:  # the counter's library and the Redis client take long to import
     from redis.asyncio import ConnectionPool
@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # the counter's library and the Redis client take long to imp
     from service.keys.window_counter import WindowCounter
 
 _log = logging.getLogger("mlcd.service")
+_Answer = TypeVar("_Answer")
+_POLICY: Final = '"default"'
 
 
 class RateLimiter:
@@ -58,34 +60,51 @@ class RateLimiter:
             raise InvalidInput(
                 f"{count}, and the API key may send {key.rate} a minute", remedy="send fewer"
             )
-        if wait_s := await self._take(key, key.rate, num, taken):
+        rate = key.rate
+        if wait_s := await self._asked(lambda counter: counter.take(key, rate, num, taken)):
             self._metrics.rejected("rate")
             raise RateExceeded(key.rate, retry_after_s=wait_s)
 
-    async def _take(self, key: Key, rate: int, num: int, taken: int) -> int:
+    async def headers(
+        self, key: Key | None, retry_after_s: int | None
+    ) -> list[tuple[bytes, bytes]]:
+        """Returns RateLimit-Policy and RateLimit as draft-ietf-httpapi-ratelimit-headers has them;
+        none for a key without a rate. retry_after_s: where this answer refuses for the rate.
+        """
+        if key is None or key.rate is None:
+            return []
+        rate = key.rate
+        left, seconds = await self._asked(lambda counter: counter.left(key, rate))
+        return [
+            (b"ratelimit-policy", f'{_POLICY};q={rate};w={RATE_WINDOW_S};qu="images"'.encode()),
+            (b"ratelimit", f"{_POLICY};r={left};t={retry_after_s or seconds}".encode()),
+        ]
+
+    async def _asked(self, ask: "Callable[[WindowCounter], Awaitable[_Answer]]") -> _Answer:
+        """Asks the shared counter, or the one of this process while Redis does not answer."""
         now = asyncio.get_running_loop().time()
         if (
             self._shared is None
             or self._pool is None
             or (self._rest_until is not None and now < self._rest_until)
         ):
-            return await self.local.take(key, rate, num, taken)
+            return await ask(self.local)
         from limits.errors import StorageError
 
         if self._rest_until is not None:
             self._rest_until = now + RATE_REDIS_REST_S  # only one request tries Redis again
         try:
             async with asyncio.timeout(RATE_REDIS_S):
-                wait_s = await self._shared.take(key, rate, num, taken)
+                answer = await ask(self._shared)
         except (StorageError, TimeoutError):
             self._log_once(answers=False)
             self._rest_until = now + RATE_REDIS_REST_S
             # After a failover others are connected to a replica, too.
             await self._pool.disconnect(inuse_connections=False)
-            return await self.local.take(key, rate, num, taken)
+            return await ask(self.local)
         self._log_once(answers=True)
         self._rest_until = None
-        return wait_s
+        return answer
 
     def _log_once(self, *, answers: bool) -> None:
         if answers != (self._rest_until is None):

@@ -44,11 +44,21 @@ class WindowCounter:
         item = RateLimitItemPerMinute(rate)
         if await self._limiter.hit(item, key.id, cost=num):
             return 0
-        before, before_s, now, now_s = await self._storage.get_sliding_window(
-            item.key_for(key.id), RATE_WINDOW_S
-        )
+        before, before_s, now, now_s = await self._window(item, key)
         wait_s = _wait_s(rate - taken - num, before, before_s, now, max(0.0, now_s - RATE_WINDOW_S))
         return max(1, math.ceil(wait_s + RATE_ROUNDING_S))
+
+    async def left(self, key: Key, rate: int) -> tuple[int, int]:
+        """Returns how many images may be sent now, and the seconds that are left of the minute."""
+        before, before_s, now, now_s = await self._window(RateLimitItemPerMinute(rate), key)
+        counted = now + math.floor(before * before_s / RATE_WINDOW_S)
+        rest_s = math.ceil(now_s - RATE_WINDOW_S)
+        return max(0, rate - counted), rest_s if rest_s > 0 else RATE_WINDOW_S
+
+    async def _window(
+        self, item: RateLimitItemPerMinute, key: Key
+    ) -> tuple[int, float, int, float]:
+        return await self._storage.get_sliding_window(item.key_for(key.id), RATE_WINDOW_S)
 
 
 def _wait_s(room: int, before: int, before_s: float, now: int, now_s: float) -> float:

@@ -339,12 +339,16 @@ class Metrics:
         self._instruments.read()
         return generate_latest(self.counted())
 
-    def of_collections(self, *, names: bool = False) -> bytes:
+    def of_collections(self, seen: Callable[[str], bool] | None = None) -> bytes:
         """Returns the metrics of the collections, which all server processes have.
 
-        It asks their store. names: names of collections may be written.
+        It asks their store. seen: tells which of them are written, by name; None: their sums are,
+        without names.
         """
-        return generate_latest(CollectionMetrics(self._collections(), names=names))
+        opened = self._collections()
+        if seen is not None:
+            opened = {name: one for name, one in opened.items() if seen(name)}
+        return generate_latest(CollectionMetrics(opened, names=seen is not None))
 
     def counted(self) -> CollectorRegistry:
         """Returns what all server processes have counted."""

@@ -53,6 +53,27 @@ def test_one_key_makes_one_job(opened):
     assert len(store.page(limit=10).jobs) == 1
 
 
+def test_the_jobs_of_one_owner_are_listed_page_by_page_among_those_of_others(store):
+    owners = ["a" if number % 7 == 0 else "b" if number % 2 else None for number in range(30)]
+    ids = [store.submit(spec(number), owner=owner)[0].id for number, owner in enumerate(owners)]
+    for owner in ("a", "b", "nobody"):
+        own = [job_id for job_id, each in zip(ids, owners, strict=True) if each == owner][::-1]
+        for limit in (1, 2, 3, 50):
+            found, cursor = [], None
+            while True:
+                page = store.page(limit=limit, cursor=cursor, owner=owner)
+                assert len(page.jobs) <= limit
+                found += [job.id for job in page.jobs]
+                if (cursor := page.cursor) is None:
+                    break
+            assert found == own
+    assert len(store.page(limit=50).jobs) == 30
+    store.check_owner(ids[0], "a")
+    for job_id, owner in ((ids[0], "b"), (ids[2], "a"), (NO_JOB, "a"), ("x", "a")):
+        with pytest.raises(NotFound, match="no such job"):
+            store.check_owner(job_id, owner)
+
+
 def test_two_jobs_never_write_to_one_output(store):
     first = submitted(store)
     with pytest.raises(Conflict, match=first):

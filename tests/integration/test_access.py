@@ -74,16 +74,17 @@ def keys(tmp_path_factory):
 @pytest.fixture(scope="module")
 def running(keys, journey, new_state, tmp_path_factory):
     """Standard error goes to a file, so that all of it can be read while the server runs."""
-    log = tmp_path_factory.mktemp("log") / "log"
+    log, root = tmp_path_factory.mktemp("log") / "log", tmp_path_factory.mktemp("root")
     with log.open("w") as stderr:
         server = Server(
             journey / "model",
             state_dir=new_state(),
             auth__keys_file=keys.path,
+            jobs__roots=root,
             log__level="debug",
             output=stderr,
         )
-        server.log = log
+        server.log, server.root = log, root
         try:
             yield server.wait_ready()
         finally:
@@ -158,6 +159,152 @@ def test_every_route_of_the_document_lets_in_whom_it_says_and_nobody_else(anyone
                     wrong.append((method, path, scope, status))
     assert wrong == []
     assert len(operations) >= 25
+
+
+def test_every_route_refuses_a_query_that_it_does_not_know(anyone, operations, keys):
+    headers = as_bearer(keys.tokens["admin"])
+    wrong = []
+    for method, path, operation in operations:
+        address = re.sub(r"\{\w+\}", "1", path)
+        answer = anyone.request(method, f"{address}?no-such=5ec2e7", headers=headers)
+        if needed(operation) is None:
+            if answer.status_code not in (200, 503):
+                wrong.append((method, path, answer.status_code))
+        elif (answer.status_code, "`no-such` in the query" in answer.text) != (400, True):
+            wrong.append((method, path, answer.status_code, answer.text))
+        assert "5ec2e7" not in answer.text
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("method", "address", "said", "param"),
+    [
+        ("POST", "/v1/labels?k=3", "`k` in the query string is not known here: did you mean `top`?", "k"),
+        ("POST", "/v1/labels?Top=3", "did you mean `top`?", "Top"),
+        ("POST", "/v1/labels?top=3&treshold=0.5", "did you mean `threshold`?", "treshold"),
+        ("POST", "/v1/collections/demo/search?topk=3", "did you mean `top`?", "topk"),
+        ("POST", "/v1/collections/demo/search?max_results=3", "did you mean `top`?", "max_results"),
+        ("GET", "/v1/jobs?page_size=3", "did you mean `limit`?", "page_size"),
+        ("GET", "/v1/collections/demo/items/a?embeddings=true", "did you mean `embedding`?", "embeddings"),
+        ("GET", "/v1/info?verbose", "known: none", "verbose"),
+        ("GET", "/v1/info?a%20b=1", "a name in the query string", None),
+        ("PUT", "/v1/collections/new?recall=0.9", "`recall` in the query string", "recall"),
+    ],
+)  # fmt: skip
+def test_an_unknown_query_is_named_with_what_was_meant(anyone, keys, method, address, said, param):
+    answer = anyone.request(method, address, headers=as_bearer(keys.tokens["admin"]))
+    assert (answer.status_code, said in answer.json()["detail"]) == (400, True), answer.text
+    assert answer.json().get("param") == param
+
+
+def test_a_key_for_some_collections_sees_nothing_else(anyone, keys, running, picture):
+    everything = as_bearer(keys.tokens["admin"])
+    for name in ("mine", "theirs"):
+        anyone.put(f"/v1/collections/{name}", headers=everything)
+        item = {"id": f"of-{name}", "embedding": picture[2].tolist()}
+        added = anyone.post(
+            f"/v1/collections/{name}/items", json={"items": [item]}, headers=everything
+        )
+        assert added.json()["results"][0]["outcome"] in ("created", "unchanged")
+    scopes = ("search", "write", "jobs", "embed")
+    one, other = (as_bearer(keys.create(*scopes, collections=[name])) for name in ("mine", "new"))
+    until(lambda: anyone.get("/v1/info", headers=other).status_code == 200, 5)
+
+    listed = anyone.get("/v1/collections", headers=one).json()["collections"]
+    assert [described["name"] for described in listed] == ["mine"]
+    assert anyone.get("/v1/info", headers=one).json()["collections"] == ["mine"]
+    assert anyone.get("/v1/info", headers=other).json()["collections"] == []
+    found = anyone.post("/v1/collections/mine/search", json={"id": "of-mine"}, headers=one)
+    assert found.json()["results"][0]["matches"][0]["id"] == "of-mine"
+    metrics = anyone.get("/metrics", headers=one).text
+    assert 'collection="mine"' in metrics
+    assert 'collection="theirs"' not in metrics
+    assert "theirs" not in anyone.get("/v1/centers/0", headers=one).text
+
+    answers = {}
+    for name in ("theirs", "absent"):
+        path = f"/v1/collections/{name}"
+        row = {"embeddings": [picture[2].tolist()]}
+        item = {"items": [{"id": "x", "embedding": picture[2].tolist()}]}
+        asked = [
+            ("GET", path, None),
+            ("DELETE", path, None),
+            ("POST", f"{path}/search", row),
+            ("POST", f"{path}/duplicates", {}),
+            ("POST", f"{path}/items", item),
+            ("POST", f"{path}/delete", {"ids": ["of-theirs"]}),
+            ("GET", f"{path}/items/of-theirs", None),
+            ("PATCH", f"{path}/items/of-theirs", {"metadata": {}}),
+            ("DELETE", f"{path}/items/of-theirs", None),
+            ("GET", f"{path}/items/of-theirs/thumbnail", None),
+            ("GET", f"{path}/layout", None),
+            ("GET", f"{path}/layout/values?by=cluster", None),
+            ("GET", f"{path}/layout/legend?by=cluster", None),
+            ("POST", f"{path}/layout/items", {}),
+            ("GET", f"/v1/centers?collection={name}", None),
+            ("GET", f"/v1/centers/0?collection={name}", None),
+            ("GET", f"/v1/centers/0/members?collection={name}", None),
+            ("GET", f"/v1/centers/0/values?collection={name}&field=x", None),
+        ]
+        answers[name] = [
+            anyone.request(method, address, json=body, headers=one)
+            for method, address, body in asked
+        ]
+    for theirs, absent in zip(answers["theirs"], answers["absent"], strict=True):
+        assert (theirs.status_code, theirs.json()["detail"]) == (404, absent.json()["detail"])
+    for name in ("theirs", "absent"):
+        refused = anyone.put(f"/v1/collections/{name}", headers=one)
+        assert (refused.status_code, refused.json()["param"]) == (403, "name")
+    assert anyone.put("/v1/collections/new", headers=other).status_code == 201
+    assert anyone.get("/v1/collections/theirs", headers=everything).json()["items"] == 1
+    for name in ("mine", "theirs", "new"):
+        assert anyone.delete(f"/v1/collections/{name}", headers=everything).status_code == 200
+
+
+def test_a_key_for_some_collections_sees_the_jobs_that_it_submitted(anyone, keys, running):
+    root = Path(running.root)
+    (root / "images").mkdir()
+    Image.new("RGB", (32, 32)).save(root / "images" / "a.png")
+    everything = as_bearer(keys.tokens["jobs"])
+    one, other = (as_bearer(keys.create("jobs", collections=[name])) for name in ("mine", "b"))
+    until(lambda: anyone.get("/v1/jobs", headers=other).status_code == 200, 5)
+
+    def submit(output, headers, kind="embed"):
+        body = {"kind": kind, "input": str(root / "images"), "output": str(root / output)}
+        return anyone.post("/v1/jobs", json=body, headers=headers)
+
+    mine, theirs, also_mine = (
+        submit(output, headers).json()["id"]
+        for output, headers in (("1", one), ("2", everything), ("3", one))
+    )
+
+    def listed(headers, **query):
+        answer = anyone.get("/v1/jobs", headers=headers, params=query).json()
+        return [job["id"] for job in answer["jobs"]], answer["cursor"]
+
+    assert listed(one) == ([also_mine, mine], None)
+    page, cursor = listed(one, limit=1)
+    assert (page, listed(one, limit=1, cursor=cursor)) == ([also_mine], ([mine], None))
+    assert listed(other) == ([], None)
+    assert set(listed(everything)[0]) >= {mine, theirs, also_mine}
+    for method, path in (
+        ("GET", ""),
+        ("GET", "/failures"),
+        ("GET", "/events"),
+        ("POST", "/retry"),
+        ("DELETE", ""),
+    ):
+        for job_id, headers in ((theirs, one), (mine, other)):
+            answer = anyone.request(method, f"/v1/jobs/{job_id}{path}", headers=headers)
+            assert (answer.status_code, "no such job" in answer.text) == (404, True), answer.text
+    assert anyone.get(f"/v1/jobs/{theirs}", headers=everything).json()["state"] == "queued"
+    refused = submit("collections/theirs", one, "index")
+    assert (refused.status_code, refused.json()["param"]) == (403, "output")
+    indexed = submit("mine", one, "index")
+    assert indexed.status_code == 202, indexed.text
+    for job_id in (mine, also_mine, indexed.json()["id"]):
+        assert anyone.delete(f"/v1/jobs/{job_id}", headers=one).json()["state"] == "canceled"
+    anyone.delete(f"/v1/jobs/{theirs}", headers=everything)
 
 
 def test_the_document_asks_for_keys_everywhere_but_where_it_must_not(operations):
@@ -398,6 +545,9 @@ def test_a_key_sends_as_many_images_as_its_rate(anyone, keys, running, picture):
         )
         assert answer.status_code == status, answer.text
     last = anyone.post("/v1/labels", files=files(data), headers=headers)
+    assert last.headers["ratelimit-policy"] == '"default";q=6;w=60;qu="images"'
+    assert last.headers["ratelimit"] == f'"default";r=0;t={last.headers["retry-after"]}'
+    assert "ratelimit" not in anyone.get("/v1/info").headers
     assert 1 <= int(last.headers["retry-after"]) <= 120
     assert f"come back in {last.headers['retry-after']} s" in last.json()["detail"]
     assert anyone.get("/v1/info", headers=headers).status_code == 200

@@ -29,6 +29,14 @@ ODD_IDS = [
     "../../etc/passwd",
     "x" * 1024,
     "☃" * 341,
+    "/",
+    "x/thumbnail",
+    "thumbnail",
+    "trailing/",
+    "a/./b",
+    "=1+1",
+    "\ufeffbom\u200b",
+    "%0A",
 ]
 
 
@@ -157,7 +165,8 @@ JSON = {"Content-Type": "application/json"}
         (b'{"items": [{"id": "a", "embedding": [NaN]}]}', 400, "not JSON"),
         (b"{}", 400, "`items`"),
         (b'{"items": []}', 400, "`items`"),
-        (b'{"items": [1], "x": 1}', 400, "`items`"),
+        (b'{"items": [1], "x": 1}', 400, "`x` in the body"),
+        (b'{"item": [1]}', 400, "did you mean `items`?"),
         (json.dumps({"items": [1] * 65}), 413, "max_images"),
     ],
 )
@@ -180,7 +189,7 @@ def test_a_form_says_which_file_is_which_item(client, photos, picture):
 @pytest.mark.parametrize(
     ("asked", "status", "said"),
     [
-        ({"filter": {"field": "x", "eq": 1}}, 422, "fields are n"),
+        ({"filter": {"field": "n", "eq": 2**53 + 1}}, 422, "within ±2^53"),
         ({"filter": {"field": "n", "like": 1}}, 422, "operators are"),
         ({"filter": {"not": []}}, 422, "JSON object"),
         ({"filter": 7}, 400, "filter"),
@@ -192,7 +201,14 @@ def test_a_form_says_which_file_is_which_item(client, photos, picture):
         ({"ids": ["i0"], "id": "i0"}, 400, "give one of"),
         ({"ids": ["absent"]}, 404, "'absent'"),
         ({"embeddings": [[1, 2]]}, 400, "finite numbers"),
-        ({"nothing": 1}, 400, "give one of"),
+        ({"nothing": 1}, 400, "`nothing` in the body is not known here"),
+        ({"id": "i0", "topk": 1}, 400, "did you mean `top`?"),
+        ({"ids": ["i0"], "k": 1}, 400, "did you mean `top`?"),
+        ({"embeddings": [[1, 2]], "treshold": 0.5}, 400, "did you mean `threshold`?"),
+        ({"top": 2.5}, 400, "top must be an integer"),
+        ({"top": True}, 400, "top must be an integer"),
+        ({"top": "3"}, 400, "top must be an integer"),
+        ({"without": {"id": "i0"}}, 400, "without.ids is required"),
     ],
 )
 def test_a_search_that_cannot_be_is_refused(client, photos, asked, status, said):
@@ -200,6 +216,9 @@ def test_a_search_that_cannot_be_is_refused(client, photos, asked, status, said)
     given = asked if {"id", "ids", "embeddings"} & asked.keys() else {"ids": ["i0"], **asked}
     answer = client.post(f"{photos}/search", json=given)
     assert (answer.status_code, said in answer.text) == (status, True), answer.text
+    wrong = next((name for name in asked if name not in ("id", "ids")), None)
+    if status != 413 and wrong is not None:
+        assert answer.json()["param"].partition(".")[0].partition("[")[0] in (*asked,)
 
 
 def test_a_deep_filter_is_refused_however_deep(client, photos):
@@ -271,6 +290,20 @@ def test_every_id_reaches_its_item(running_anew, item_id):
             "id": item_id,
             "outcome": "deleted",
         }
+
+
+@pytest.mark.parametrize("item_id", ["a\nb", "\r", "a\0", "tab\t", "\x7f", "\x85", "x\u2028", "."])
+def test_an_id_that_no_route_or_line_can_hold_is_refused(client, photos, digits, item_id):
+    row = random_rows(client, 1)[0].tolist()
+    answer = client.post(f"{photos}/items", json={"items": [{"id": item_id, "embedding": row}]})
+    (error,) = answer.json()["errors"]
+    assert (answer.status_code, error["type"]) == (200, "cannot-be-processed")
+    assert "id" in error["detail"]
+    assert client.get(photos).json()["items"] == 0
+    files = [("files", ("a.png", next(digits.rglob("*.png")).read_bytes(), "image/png"))]
+    form = {"items": json.dumps([{"id": item_id}])}
+    (error,) = client.post(f"{photos}/items", data=form, files=files).json()["errors"]
+    assert error["type"] == "cannot-be-processed"
 
 
 def test_near_duplicates_are_grouped(client, photos):

@@ -97,7 +97,8 @@ def test_nothing_of_what_was_sent_comes_back_in_an_error(client):
     for answer in (
         client.post(f"/v1/labels?mode={secret}", files=files(b"x")),
         client.post(f"/v1/labels?top={secret}", files=files(b"x")),
-        client.post("/v1/labels", json={secret: 1}),
+        client.post("/v1/labels", json={"x": secret}),
+        client.post("/v1/labels", json={f"{secret} {secret}": 1}),
         client.post("/v1/labels", json={"images": [secret], "embeddings": [secret]}),
         client.post("/v1/labels", json={"embeddings": [[secret]]}),
         client.post("/v1/labels", content=secret, headers={"Content-Type": f"text/{secret}"}),
@@ -105,7 +106,7 @@ def test_nothing_of_what_was_sent_comes_back_in_an_error(client):
             "/v1/images/embed", content=secret, headers={"Content-Type": "multipart/form-data"}
         ),
         client.get("/v1/centers/1", params={"x": secret}),
-        client.post("/v1/collections/demo/search", json={"images": "x", secret: 1}),
+        client.post("/v1/collections/demo/search", json={"images": "x", "y": secret}),
     ):
         assert secret.lower() not in answer.text.lower()
     assert client.post("/v1/labels", content=b"x", headers={"Content-Type": "image/png"}).json()[

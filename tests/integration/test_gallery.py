@@ -133,8 +133,10 @@ def test_values_of_members_add_up(client, centers):
         nums = [count["items"] for count in answer["counts"]]
         assert nums == sorted(nums, reverse=True)
         assert sum(nums) + answer["others"] + answer["missing"] == center["members"]
-    wrong = client.get("/v1/centers/0/values", params={**DEMO, "field": "colour"})
-    assert (wrong.status_code, "class_name" in wrong.json()["detail"]) == (422, True)
+    first = centers["centers"][0]
+    absent = client.get(f"/v1/centers/{first['id']}/values", params={**DEMO, "field": "colour"})
+    assert absent.json()["counts"] == []
+    assert absent.json()["missing"] == first["members"]
 
 
 def layout_of(client, path="/v1/collections/demo/layout", **params):
@@ -218,7 +220,11 @@ def test_a_lasso_chooses_counts_and_exports(client):
         ({"polygon": [[0, 0], [1, 1]]}, 400),
         ({"polygon": [[0, 0, 0]] * 3}, 400),
         ({"layout": "0" * 16}, 409),
-        ({"filter": {"field": "colour", "eq": 1}}, 422),
+        ({"filter": {"field": "class_name", "eq": 2**53 + 1}}, 422),
+        ({"filter": {"field": "class_name", "like": 1}}, 422),
+        ({"positions": [0.5]}, 400),
+        ({"positions": ["0"]}, 400),
+        ({"limit": True}, 400),
     ],
 )
 def test_what_cannot_be_chosen(client, body, status):
@@ -228,8 +234,17 @@ def test_what_cannot_be_chosen(client, body, status):
 def test_what_a_layout_does_not_know(client):
     path = "/v1/collections/demo/layout"
     assert client.get(f"{path}/values").status_code == 400
-    for by in ("colour", "metadata.colour", "metadata."):
+    for by in ("colour", "metadata."):
         assert client.get(f"{path}/values", params={"by": by}).status_code == 422
+    absent = {"by": "metadata.colour"}
+    assert set(np.frombuffer(client.get(f"{path}/values", params=absent).content, "<i4")) == {-1}
+    assert client.get(f"{path}/legend", params=absent).json()["values"] == []
+    only = {"positions": [0.0], "limit": 1.0, "filter": {"field": "colour", "eq": 1}}
+    assert client.post(f"{path}/items", json=only).json() == {
+        "collection": "demo",
+        "total": 0,
+        "items": [],
+    }
     assert client.get("/v1/collections/nobody/layout").status_code == 404
 
 
@@ -246,6 +261,17 @@ def test_a_collection_that_changes_and_an_empty_one(client, picture):
         assert {item["id"] for item in items} == {"Straße 7.jpg", "写真/桜.jpg"}
         text = client.post(f"{path}/layout/items", json={}, headers={"Accept": "text/csv"})
         assert "写真/桜.jpg" in text.content.decode()
+        formulas = ['=HYPERLINK("x")', "+1", "-1,2", "@a", "'=1"]
+        added = [{"id": name, "embedding": row} for name in formulas]
+        client.post(f"{path}/items", json={"items": added})
+        files = [
+            client.post(f"{path}/layout/items", json={}, headers={"Accept": kind}).content
+            for kind in ("text/csv", "application/vnd.apache.parquet")
+        ]
+        shown = {line["id"] for line in csv.DictReader(io.StringIO(files[0].decode()))}
+        assert shown >= {*(f"'{name}" for name in formulas[:4]), "'=1"}
+        assert set(pq.read_table(io.BytesIO(files[1]))["id"].to_pylist()) >= {*formulas}
+        client.post(f"{path}/delete", json={"ids": formulas})
         only = client.get("/v1/centers", params={"collection": "changing"}).json()["centers"][0]
         assert only["members"] == 2
         members = client.get(

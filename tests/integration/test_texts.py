@@ -172,7 +172,7 @@ def test_a_form_is_classified_too(client):
         ({"names": NAMES, "templates": "poems", "embeddings": [[1] * 8]}, 400, "templates"),
         ({"names": NAMES, "templates": ["no place"], "embeddings": [[1] * 8]}, 400, "templates"),
         ({"names": NAMES, "templates": ["{0} {}{}"], "embeddings": [[1] * 8]}, 400, "templates"),
-        ({"names": NAMES, "texts": ["red"]}, 400, None),
+        ({"names": NAMES, "texts": ["red"]}, 400, "texts"),
         ({"names": ["x"] * 2049, "embeddings": [[1] * 8]}, 413, None),
         ({"names": ["x"] * 500, "templates": "clip", "embeddings": [[1] * 8]}, 413, None),
         ({"names": NAMES, "top": 0, "embeddings": [[1] * 8]}, 400, "top"),

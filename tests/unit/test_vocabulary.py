@@ -10,7 +10,7 @@ import mlcd.errors
 from mlcd.errors import InvalidInput, MlcdError
 from mlcd.keys import held_out, split_positions
 from mlcd.randomness import hash_counters, permutation, uniform
-from mlcd.types import unit_rows
+from mlcd.types import cosines, least_product, unit_rows
 
 
 def test_the_tree_in_the_docstring_is_the_tree_in_the_code():
@@ -21,6 +21,38 @@ def test_the_tree_in_the_docstring_is_the_tree_in_the_code():
 
 def test_an_error_reads_as_one_line_with_its_remedy():
     assert str(MlcdError("the disk is full", remedy="free space")) == "the disk is full: free space"
+
+
+@given(
+    st.floats(-1.1, 1.1) | st.floats(1 - 1e-6, 1 + 1e-6),
+    st.floats(-1, 1) | st.floats(1 - 1e-6, 1),
+    st.none() | st.integers(-3, 3),
+)
+def test_a_product_reaches_a_threshold_where_its_cosine_does(product, threshold, ulps):
+    if ulps is not None:  # a product that is rounded to the threshold, or beside it
+        product = float(np.float32(threshold) + ulps * np.spacing(np.float32(threshold)) / 4)
+    (similarity,) = cosines(np.array([product]))
+    assert (similarity.dtype, -1 <= similarity <= 1) == (np.float32, True)
+    assert abs(similarity - max(-1, min(1, product))) <= 2**-20
+    assert (product >= least_product(threshold)) == (similarity >= np.float32(threshold))
+    assert product >= least_product(float(similarity))
+
+
+def test_no_neighbor_stays_none():
+    given = np.array([[1.00000024, 0.5, -np.inf]], np.float32)
+    assert cosines(given).tolist() == [[1.0, 0.5, -np.inf]]
+    assert given[0, 0] > 1
+
+
+@pytest.mark.parametrize("dimension", [2, 16, 100, 512, 2048])
+def test_copies_have_a_cosine_of_one(dimension):
+    rows = unit_rows(np.random.default_rng(dimension).standard_normal((300, dimension)))
+    again = unit_rows(rows * np.float32(0.7))
+    for others in (rows, again):
+        for products in (rows @ others.T, rows.astype(np.float64) @ others.T.astype(np.float64)):
+            similarities = cosines(products)
+            assert (similarities.diagonal() == 1).all()
+            assert similarities.max() == 1
 
 
 def test_unit_rows_names_the_row_that_has_no_direction():

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.collections.changes import Change, Outcome, WriteRequest, commit, missing
-from mlcd.collections.filters import Filter, parse_filter
+from mlcd.collections.filters import parse_filter
 from mlcd.collections.item import FoundItem, Item, check_id
 from mlcd.collections.memory_state import IN_MEMORY, MOST_ITEMS
 from mlcd.collections.milvus import copied_audit
@@ -31,8 +31,7 @@ from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, ch
 from mlcd.collections.search_checks import checked_queries
 from mlcd.collections.searcher import SearchAnswer
 from mlcd.collections.waiting_changes import WaitingChanges
-from mlcd.errors import InvalidInput
-from mlcd.types import Embeddings
+from mlcd.types import Embeddings, least_product
 
 _CONSISTENCY: Final = (
     "a search sees every change that any server acknowledged before it began (Milvus's consistency"
@@ -118,25 +117,15 @@ class MilvusCollection(RemoteCollection):
     ) -> SearchAnswer:
         unit = checked_queries(queries, top, threshold, self.dimension)
         condition = None if filter is None else parse_filter(filter)
-        wish = self._wish(condition)
+        wish = Wish(EVERY, frozenset()) if condition is None else wish_of(condition, key_of)
         found = self._found(wish, unit, top, exact=exact)
         if found is None:
             return self.state.search(
                 unit, top, condition=condition, threshold=threshold, exact=exact
             )
-        least = -np.inf if threshold is None else threshold
+        least = -np.inf if threshold is None else least_product(threshold)
         matches = [[one for one in each if one.similarity >= least] for each in found.matches]
         return SearchAnswer(matches, found.exact, found.matching)
-
-    def _wish(self, condition: Filter | None) -> Wish:
-        """Returns the filter as an expression. Raises InvalidInput for a field of no item."""
-        if condition is None:
-            return Wish(EVERY, frozenset())
-        try:
-            return wish_of(condition, self._facts.fields, key_of)
-        except InvalidInput:  # another server may know the field
-            self._facts.refresh()
-            return wish_of(condition, self._facts.fields, key_of)
 
     def _found(
         self, wish: Wish, queries: Embeddings, top: int, *, exact: bool

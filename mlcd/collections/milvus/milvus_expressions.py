@@ -15,15 +15,13 @@ Where a field of an item has several numbers or several texts, a bound is decide
 
 import hashlib
 import json
-import math
 import struct
-from collections.abc import Collection as Names
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from mlcd.collections.columns import Scalar, comparable
-from mlcd.collections.filters import Both, Condition, Filter, Not, OneOf, unknown_field
+from mlcd.collections.filters import Both, Condition, Filter, Not, OneOf
 
 TOKEN_CHARS: Final = 32
 # of one item: its metadata take no more
@@ -46,13 +44,10 @@ class Wish:
     several: frozenset[str]
 
 
-def wish_of(condition: Filter, fields: Names[str], key_of: Any) -> Wish:
-    """Returns the filter as an expression.
-
-    key_of: returns the key of an id. Raises InvalidInput for a field that is not among `fields`.
-    """
+def wish_of(condition: Filter, key_of: Any) -> Wish:
+    """Returns the filter as an expression. key_of: returns the key of an id."""
     several: set[str] = set()
-    expression = _Writer(fields, key_of, several).write(condition, negated=False)
+    expression = _Writer(key_of, several).write(condition, negated=False)
     return Wish(expression, frozenset(several))
 
 
@@ -94,7 +89,6 @@ def quoted(digests: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class _Writer:
-    fields: Names[str]
     key_of: Any
     several: set[str]
 
@@ -109,8 +103,6 @@ class _Writer:
                 written = [self.write(part, negated=negated) for part in parts]
                 return f"({word.join(written)})"
             case Condition():
-                if condition.field not in self.fields:
-                    raise unknown_field(condition.field, sorted(self.fields))
                 if condition.values is None:
                     return self._within(condition, negated=negated)
                 return _has_value(condition, negated=negated)
@@ -124,8 +116,7 @@ class _Writer:
 
     def _within(self, condition: Condition, *, negated: bool) -> str:
         kinds = {type(bound) for _, bound in condition.bounds}
-        nan = any(isinstance(bound, float) and math.isnan(bound) for _, bound in condition.bounds)
-        if nan or len(kinds) != 1:  # no value is a number and a text
+        if len(kinds) != 1:  # no value is a number and a text
             return EVERY if negated else NONE
         name, (kind,) = condition.field, kinds
         self.several.add(_token("several", name, kind.__name__))

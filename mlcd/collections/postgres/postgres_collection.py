@@ -30,7 +30,7 @@ from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, ch
 from mlcd.collections.search_checks import checked_queries
 from mlcd.collections.searcher import SearchAnswer
 from mlcd.indexes.tuning import Recall
-from mlcd.types import Embeddings
+from mlcd.types import Embeddings, least_product
 
 _CONSISTENCY: Final = (
     "a search sees every change that any server acknowledged before it began (Postgres"
@@ -107,10 +107,10 @@ class PostgresCollection(RemoteCollection):
     ) -> SearchAnswer:
         unit = checked_queries(queries, top, threshold, self.dimension)
         condition = None if filter is None else parse_filter(filter)
-        least = -np.inf if threshold is None else threshold
+        least = -np.inf if threshold is None else least_product(threshold)
         with self._database.searching() as connection:
             facts = read_facts(connection, self.number)
-            chosen = where(condition, facts.fields)
+            chosen = where(condition)
             matching = (
                 facts.items if condition is None else self._matching(connection, facts, chosen)
             )

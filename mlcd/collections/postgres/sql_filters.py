@@ -6,14 +6,12 @@ null, so that `not` means what it says.
 """
 
 import json
-import math
-from collections.abc import Collection as Names
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from psycopg import sql
 
-from mlcd.collections.filters import Both, Condition, Filter, Not, OneOf, unknown_field
+from mlcd.collections.filters import Both, Condition, Filter, Not, OneOf
 from mlcd.errors import InvalidInput
 
 _TRUE, _FALSE = sql.SQL("true"), sql.SQL("false")
@@ -21,7 +19,6 @@ _AND, _OR = sql.SQL(" AND "), sql.SQL(" OR ")
 _VALUE: Final = sql.SQL("facets @> %s::jsonb")
 _PATH: Final = sql.SQL("coalesce(jsonb_path_exists(facets, %s::jsonpath, %s::jsonb, true), false)")
 _SIGNS: Final = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_BEYOND_FLOATS: Final = 10**400  # JSON has no infinity
 
 
 @dataclass
@@ -32,24 +29,19 @@ class Where:
     given: list[Any] = field(default_factory=list)
 
 
-def where(condition: Filter | None, fields: Names[str]) -> Where:
-    """Returns the filter as a condition.
-
-    Raises InvalidInput for a field that is not among `fields`.
-    """
+def where(condition: Filter | None) -> Where:
+    """Returns the filter as a condition."""
     match condition:
         case None:
             return Where(_TRUE)
         case OneOf(ids):
             return Where(sql.SQL("id = ANY(%s)"), [[one for one in ids if is_kept(one)]])
         case Not(inner):
-            found = where(inner, fields)
+            found = where(inner)
             return Where(sql.SQL("NOT {}").format(found.condition), found.given)
         case Both(parts, every):
-            return _joined(_AND if every else _OR, [where(part, fields) for part in parts])
+            return _joined(_AND if every else _OR, [where(part) for part in parts])
         case Condition():
-            if condition.field not in fields:
-                raise unknown_field(condition.field, sorted(fields))
             return _within(condition) if condition.values is None else _one_of(condition)
     raise TypeError(condition)
 
@@ -68,12 +60,10 @@ def _one_of(condition: Condition) -> Where:
     ]
     # a bare value, or one of a list
     contained = [{condition.field: one} for value in wanted for one in (value, [value])]
-    return _joined(_OR, [Where(_VALUE, [_json(one)]) for one in contained])
+    return _joined(_OR, [Where(_VALUE, [json.dumps(one)]) for one in contained])
 
 
 def _within(condition: Condition) -> Where:
-    if any(isinstance(bound, float) and math.isnan(bound) for _, bound in condition.bounds):
-        return Where(_FALSE)
     if not all(is_kept(bound) for _, bound in condition.bounds if isinstance(bound, str)):
         raise InvalidInput(
             f"the filter's bound of {condition.field!r} has a character that Postgres cannot hold",
@@ -82,7 +72,7 @@ def _within(condition: Condition) -> Where:
     terms = " && ".join(
         f"@ {_SIGNS[name]} $b{number}" for number, (name, _) in enumerate(condition.bounds)
     )
-    given = _json({f"b{number}": bound for number, (_, bound) in enumerate(condition.bounds)})
+    given = json.dumps({f"b{number}": bound for number, (_, bound) in enumerate(condition.bounds)})
     name = json.dumps(condition.field)
     paths = [f"strict $.{name}{entries} ? ({terms})" for entries in ("", "[*]")]
     return _joined(_OR, [Where(_PATH, [path, given]) for path in paths])
@@ -93,15 +83,3 @@ def _joined(word: sql.SQL, parts: list[Where]) -> Where:
         return Where(_FALSE)
     joined = word.join([part.condition for part in parts])
     return Where(sql.SQL("({})").format(joined), [one for part in parts for one in part.given])
-
-
-def _json(value: dict[str, Any]) -> str:
-    return json.dumps({name: _finite(one) for name, one in value.items()})
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    if isinstance(value, float) and math.isinf(value):
-        return _BEYOND_FLOATS if value > 0 else -_BEYOND_FLOATS
-    return value

@@ -4,12 +4,12 @@ import asyncio
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings
-from mlcd.wire.shapes import EXAMPLE_IMAGE, exactly_one
+from mlcd.wire.shapes import EXAMPLE_IMAGE, WholeNumber, exactly_one
 from service.errors import BadRequest
 from service.http.access import Opened, check_model
 from service.http.answers import headers, json_answer, json_list
@@ -66,11 +66,11 @@ class EmbedRequest(BaseModel):
     texts: list[Any] | None = None
     embedding_types: Annotated[list[CohereType], Field(min_length=1, max_length=64)] = ["float"]
     # The number of first components to return, normalized again.
-    output_dimension: Annotated[int, Field(ge=1, strict=True)] | None = None
+    output_dimension: Annotated[WholeNumber, Field(ge=1)] | None = None
     # With NONE, a text of more tokens than the model reads is refused; else its end is cut.
     truncate: Literal["NONE", "START", "END"] | None = None
-    max_tokens: StrictInt | None = None  # not used: the model's context is fixed
-    priority: StrictInt | None = None  # not used: requests are served in the order of their arrival
+    max_tokens: WholeNumber | None = None  # not used: the model's context is fixed
+    priority: WholeNumber | None = None  # not used: requests are served as they arrive
 
 
 class EmbedTypes(BaseModel):

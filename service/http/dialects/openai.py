@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mlcd.errors import ImageRejected
 from mlcd.types import Embeddings
-from mlcd.wire.shapes import EXAMPLE_IMAGE, exactly_one
+from mlcd.wire.shapes import EXAMPLE_IMAGE, WholeNumber, exactly_one
 from service.errors import BadRequest
 from service.fetch.given_images import GivenImage
 from service.http.access import Opened, check_model
@@ -82,7 +82,7 @@ class EmbeddingsRequest(BaseModel):
     embedding_type: EmbeddingType | None = None
     encoding_type: EmbeddingType | None = None  # the former name of `embedding_type`
     # The number of first components to return, normalized again.
-    dimensions: Annotated[int, Field(ge=1, strict=True)] | None = None
+    dimensions: Annotated[WholeNumber, Field(ge=1)] | None = None
     normalized: Literal[True] | None = None  # Jina: rows always have unit length here
     user: str | None = None  # OpenAI: the end user; not used
     task: str | None = None  # Jina: not used; texts and images are embedded in one way

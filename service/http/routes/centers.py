@@ -19,7 +19,7 @@ from mlcd.wire.nearest_centers import (
     RenamedCenter,
 )
 from service.deadline import within_deadline
-from service.http.access import Opened
+from service.http.access import Opened, sees
 from service.http.answers import headers, json_answer
 from service.http.auth import needs
 from service.http.center_pages import Clustered, ListOptions, Sort, described_center, listed_centers
@@ -123,7 +123,16 @@ async def describe_center(
     clustered = await _clustered(request, resources, in_collection)
     response.headers.update(headers(resources))
     return await _computed(
-        request, resources, partial(described_center, center, resources, lookup, clustered)
+        request,
+        resources,
+        partial(
+            described_center,
+            center,
+            resources,
+            lookup,
+            clustered,
+            seen=lambda name: sees(name, request),
+        ),
     )
 
 

@@ -14,7 +14,7 @@ from mlcd.encoders.text_encoder import Calibration
 from mlcd.errors import InvalidInput, Rejection, TextRejected
 from mlcd.models.prompts import class_rows, prompt, templates
 from mlcd.text_checks import checked_text
-from mlcd.types import Embeddings
+from mlcd.types import Embeddings, cosines
 from mlcd.wire.embedding import ClassifiedImages, ClassifyOptions, ClassifyRequest
 from service.deadline import within_deadline
 from service.errors import BadRequest, StrictBatch, TooLarge
@@ -26,7 +26,7 @@ from service.http.encoding import encode
 from service.http.json_route import JsonRoute
 from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
-from service.http.queries import Queries, check_top, given_fields, queries_from_json
+from service.http.queries import Queries, check_names, check_top, given_fields, queries_from_json
 from service.http.text_encoding import both, check_num_texts, encode_on, opened_texts
 from service.inference.served_texts import ServedTexts
 from service.keys.rates import ComputedAccount
@@ -71,13 +71,14 @@ async def classify(request: Request, resources: Opened) -> Response:
     if media_type(request) == "application/json":
         content = given_fields(await read_json(request, resources))
         options = _options(content)
+        check_names(content, (*_OPTIONS, "images", "embeddings"), request)
         (given,) = content.values() if len(content) == 1 else (None,)
-        if not isinstance(given, list) or "texts" in content:
+        if not isinstance(given, list):
             raise BadRequest("give one list, `images` or `embeddings`")
         _check_limits(options, resources)
         asking = queries_from_json(request, content, resources)
     else:
-        files, fields = await read_form(request, resources.settings.limits)
+        files, fields = await read_form(request, resources.settings.limits, texts=_OPTIONS)
         options = _options(_parsed(fields))
         _check_limits(options, resources)
         asking = _queries(request, files, resources)
@@ -212,13 +213,13 @@ def _found(
     images: Embeddings, names: Embeddings, calibration: Calibration, top: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
     """Returns the `top` names of each image, best first: indexes, probabilities, cosines."""
-    cosines = images @ names.T
-    order = np.argsort(-cosines, axis=1, kind="stable")[:, :top]
-    probabilities = calibration.probabilities(cosines)
+    similarities = cosines(images @ names.T)
+    order = np.argsort(-similarities, axis=1, kind="stable")[:, :top]
+    probabilities = calibration.probabilities(similarities)
     return (
         order,
         np.take_along_axis(probabilities, order, axis=1),
-        np.take_along_axis(cosines, order, axis=1),
+        np.take_along_axis(similarities, order, axis=1),
     )
 
 
@@ -227,10 +228,10 @@ def _result(
     names: list[str],
     order: NDArray[np.int64],
     probabilities: NDArray[np.float32],
-    cosines: NDArray[np.float32],
+    similarities: NDArray[np.float32],
 ) -> dict[str, Any]:
     found = [
-        {"name": names[place], "probability": float(probability), "similarity": float(cosine)}
-        for place, probability, cosine in zip(order, probabilities, cosines, strict=True)
+        {"name": names[place], "probability": float(probability), "similarity": float(similarity)}
+        for place, probability, similarity in zip(order, probabilities, similarities, strict=True)
     ]
     return {"index": index, "names": found}

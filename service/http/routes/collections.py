@@ -27,7 +27,8 @@ from mlcd.wire.stored_items import (
     IndexRecall,
 )
 from service.deadline import within_deadline
-from service.http.access import Opened
+from service.errors import OutsideKey
+from service.http.access import Opened, check_seen, sees
 from service.http.answers import headers
 from service.http.auth import needs
 from service.http.json_route import JsonRoute
@@ -75,7 +76,11 @@ async def list_collections(request: Request, resources: Opened) -> CollectionLis
     if store is not None:
         await open_all_arrived(store, request, resources)
     every = {} if store is None else store.all()
-    described = [await _described(name, one, request, resources) for name, one in every.items()]
+    described = [
+        await _described(name, one, request, resources)
+        for name, one in every.items()
+        if sees(name, request)
+    ]
     return CollectionList(collections=described)
 
 
@@ -91,6 +96,8 @@ async def create_collection(
 
     A collection of this name for the same model stays as it is.
     """
+    if not sees(name, request):
+        raise OutsideKey(param="name")
     dimension = resources.encoder.dimension
     if asked.dimension not in (None, dimension):
         raise InvalidInput(
@@ -180,7 +187,9 @@ async def open_arrived(name: str, request: Request, resources: Resources) -> Non
     """Opens the collection if there is one that is not open.
 
     A name without a collection costs a look into the folder, and waits for no other request.
+    Raises NotFound where the key does not see it.
     """
+    check_seen(name, request)
     store = resources.model.data.store
     if store is None or store.find(name) is not None:
         return

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.http.access import Opened
-from service.http.auth import shows_key
+from service.http.auth import names_seen
 from service.timings import COLLECTIONS_SCRAPE_S
 
 router = APIRouter(tags=["health"])
@@ -36,13 +36,14 @@ async def ready(resources: Opened, response: Response) -> dict[str, Any]:
 async def metrics(request: Request, resources: Opened) -> Response:
     """Answers with metrics in Prometheus' text format.
 
-    On a server with keys, only a request with a key of scope `search` sees names of collections.
+    On a server with keys, only a request with a key of scope `search` sees names of collections,
+    and of no other than those of the key.
     Metrics of collections are left out where their store does not answer in a second.
     """
-    names = shows_key(request, "search")
+    seen = names_seen(request, "search")
     exposition = resources.metrics.exposition()
     asked = asyncio.get_running_loop().run_in_executor(
-        resources.scraping, partial(resources.metrics.of_collections, names=names)
+        resources.scraping, partial(resources.metrics.of_collections, seen)
     )
     # A store of collections may be behind a network that has just gone.
     with suppress(TimeoutError):

@@ -2,14 +2,14 @@
 
 from dataclasses import asdict
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from mlcd.images.decode import supported_formats
 from mlcd.version import __version__
 from mlcd.wire.embedding import PairCalibration
 from mlcd.wire.nearest_centers import Audit
 from mlcd.wire.served_model import CenterSet, DescribedTexts, Info
-from service.http.access import Opened
+from service.http.access import Opened, sees
 from service.http.answers import headers, provenance
 from service.http.auth import needs
 from service.inference.lookup import Lookup
@@ -20,7 +20,7 @@ router = APIRouter(tags=["info"])
 
 
 @router.get("/v1/info", dependencies=[needs()])
-async def info(resources: Opened, response: Response) -> Info:
+async def info(request: Request, resources: Opened, response: Response) -> Info:
     """Describes the model, preprocessing, engine, centers, collections and every limit."""
     encoder = resources.encoder
     response.headers.update(headers(resources))
@@ -34,7 +34,7 @@ async def info(resources: Opened, response: Response) -> Info:
         image_formats=[*supported_formats()],
         texts=None if resources.texts is None else _described_texts(resources.texts),
         centers=None if resources.lookup is None else _center_set(resources, resources.lookup),
-        collections=sorted(resources.collections),
+        collections=sorted(name for name in resources.collections if sees(name, request)),
         limits=resources.settings.limits.model_dump(),
     )
 

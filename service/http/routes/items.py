@@ -37,8 +37,9 @@ from service.http.json_route import JsonRoute
 from service.http.new_thumbnails import thumbnails_of
 from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
-from service.http.queries import given_fields
+from service.http.queries import check_names, given_fields
 from service.http.routes.collections import Name, change, opened_collection
+from service.http.unknown_names import unknown_name
 from service.inference.outcomes import Encoded
 from service.resources import Resources
 
@@ -237,21 +238,23 @@ async def _read(request: Request, resources: Resources) -> _Batch:
     images: list[bytes] | None = None
     if media_type(request) == "multipart/form-data":
         with resources.dispatcher.announced():
-            images, texts = await read_form(request, limits)
+            images, texts = await read_form(request, limits, texts=("items",))
         values = await _listed(texts.get("items"), resources)
         if len(values) != len(images):
             raise BadRequest("`items` must have an entry for each file", param="items")
     else:
         content = given_fields(await read_json(request, resources))
-        values = content.pop("items", None)
-        if content or not isinstance(values, list) or not values:
+        check_names(content, ("items",), request)
+        listed = content.get("items")
+        if not isinstance(listed, list) or not listed:
             raise BadRequest(
-                "`items` must be a list of items, and nothing beside it",
+                "`items` must be a list of items",
                 remedy="for example"
                 ' {"items": [{"id": "a.jpg", "image": "data:image/jpeg;base64,…"}]}',
                 param="items",
             )
-        check_count(len(values), limits)
+        check_count(len(listed), limits)
+        values = listed
     return await loop.run_in_executor(
         resources.compute, _checked, values, images, resources.encoder.dimension
     )
@@ -297,10 +300,7 @@ def _parsed(value: object, image: bytes | None, dimension: int) -> _Given:
         raise InvalidInput("an item must be a JSON object")
     fields = given_fields(value)
     if unknown := fields.keys() - _FIELDS:
-        raise InvalidInput(
-            f"the item has {len(unknown)} unknown fields",
-            remedy=f"known: {', '.join(sorted(_FIELDS))}",
-        )
+        raise InvalidInput(str(unknown_name(unknown, sorted(_FIELDS), where="the item")))
     item_id, metadata = check_new_id(fields.get("id")), fields.get("metadata", {})
     encode_metadata(item_id, metadata)
     if ("image" in fields) + ("embedding" in fields) + (image is not None) != 1:

@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.sse import format_sse_event
@@ -18,8 +18,8 @@ from mlcd.errors import Conflict, MlcdError
 from mlcd.label_job import OPTIONS, OPTIONS_OF, LabelJob
 from mlcd.locations import is_url
 from mlcd.wire.queued_jobs import FailedShard, FailureList, Job, JobList, JobRequest, JobState
-from service.errors import BadRequest
-from service.http.access import Opened
+from service.errors import BadRequest, OutsideKey
+from service.http.access import Opened, sees
 from service.http.answers import JSON
 from service.http.auth import needs
 from service.http.job_answers import described_failure, described_job
@@ -29,10 +29,12 @@ from service.http.queries import check_top
 from service.jobs import job as jobs
 from service.jobs.job import FINISHED, Event, JobSpec
 from service.jobs.service import JobService
+from service.keys.file import Key
 from service.resources import Resources
 from service.timings import EVENTS_HEARTBEAT_S, EVENTS_POLL_S, EVENTS_RETRY_MS
 
 router = APIRouter(tags=["jobs"], route_class=JsonRoute)
+_Result = TypeVar("_Result")
 
 _EVENTS: Final = "text/event-stream"
 # The greatest number of an event or a shard: every reader of JSON takes it exactly.
@@ -95,7 +97,8 @@ async def submit(
     accept = partial(
         _accepted,
         service,
-        _spec(_wanted(asked), resources),
+        _spec(_wanted(asked), request, resources),
+        request.state.key,
         _key_of_client(request, idempotency_key),
     )
     job, new = await service.ask(accept, deadline=request.state.deadline)
@@ -112,9 +115,11 @@ async def list_jobs(
     cursor: str | None = None,
     state: JobState | None = None,
 ) -> JobList:
-    """Lists all jobs, newest first, page by page."""
+    """Lists all jobs, newest first, page by page; a key for some collections lists its own."""
     service = _job_service(resources)
-    look = partial(service.queue.page, limit=limit, cursor=cursor, state=state)
+    look = partial(
+        service.queue.page, limit=limit, cursor=cursor, state=state, owner=_owner(request)
+    )
     page = await service.ask(look, deadline=request.state.deadline)
     return JobList(jobs=[described_job(job) for job in page.jobs], cursor=page.cursor)
 
@@ -123,7 +128,7 @@ async def list_jobs(
 async def describe(job_id: str, request: Request, resources: Opened) -> Job:
     """Describes a job as it stands."""
     service = _job_service(resources)
-    look = partial(service.queue.get, job_id)
+    look = _of_client(request, service, job_id, service.queue.get)
     return described_job(await service.ask(look, deadline=request.state.deadline))
 
 
@@ -140,7 +145,8 @@ async def list_failures(
     There are none after a retry, which tries them again.
     """
     service = _job_service(resources)
-    look = partial(service.queue.failures, job_id, limit=limit, after=cursor)
+    read = partial(service.queue.failures, limit=limit, after=cursor)
+    look = _of_client(request, service, job_id, read)
     page = await service.ask(look, deadline=request.state.deadline)
     failures = [
         FailedShard(shard=one.shard, images=one.images, problem=described_failure(one.problem))
@@ -153,7 +159,7 @@ async def list_failures(
 async def cancel(job_id: str, request: Request, resources: Opened) -> Job:
     """Cancels a job: workers stop within seconds, and what they have written is removed."""
     service = _job_service(resources)
-    change = partial(service.queue.cancel, job_id)
+    change = _of_client(request, service, job_id, service.queue.cancel)
     return described_job(await service.ask(change, deadline=request.state.deadline))
 
 
@@ -161,7 +167,7 @@ async def cancel(job_id: str, request: Request, resources: Opened) -> Job:
 async def retry(job_id: str, request: Request, resources: Opened) -> Job:
     """Does again what has failed; of a canceled job, everything."""
     service = _job_service(resources)
-    change = partial(service.queue.retry, job_id)
+    change = _of_client(request, service, job_id, service.queue.retry)
     return described_job(await service.ask(change, deadline=request.state.deadline))
 
 
@@ -186,7 +192,8 @@ async def watch(
     service = _job_service(resources)
     deadline: float = request.state.deadline
     after = last_event_id or 0
-    events = await service.ask(partial(service.queue.events, job_id, after), deadline=deadline)
+    read = partial(service.queue.events, after=after)
+    events = await service.ask(_of_client(request, service, job_id, read), deadline=deadline)
     if not events:
         job = await service.ask(partial(service.queue.get, job_id), deadline=deadline)
         if job.state in FINISHED:
@@ -273,7 +280,29 @@ def _wanted(asked: JobRequest) -> LabelJob:
     return job
 
 
-def _spec(job: LabelJob, resources: Resources) -> JobSpec:
+def _owner(request: Request) -> str | None:
+    """Returns whose jobs a request may see: a key for some collections sees those that it
+    submitted, and others see all (None).
+    """
+    key: Key | None = request.state.key
+    return None if key is None or key.collections is None else key.id
+
+
+def _of_client(
+    request: Request, service: JobService, job_id: str, work: Callable[[str], _Result]
+) -> Callable[[], _Result]:
+    """Returns the work on a job, which raises NotFound where the client does not see the job."""
+    owner = _owner(request)
+
+    def done() -> _Result:
+        if owner is not None:
+            service.queue.check_owner(job_id, owner)
+        return work(job_id)
+
+    return done
+
+
+def _spec(job: LabelJob, request: Request, resources: Resources) -> JobSpec:
     """Returns the job for the served model and centers; its paths are not looked at yet."""
     centers = None
     if job.url_column is not None and resources.settings.fetch.url_options is None:
@@ -288,13 +317,16 @@ def _spec(job: LabelJob, resources: Resources) -> JobSpec:
     if job.kind == "index":
         if is_url(job.output):
             raise BadRequest("output of index jobs must be a folder", param="output")
-        check_name(
-            PurePosixPath(job.output).name
-        )  # whatever lies among a server's collections has to be one
+        # whatever lies among a server's collections has to be one
+        name = check_name(PurePosixPath(job.output).name)
+        if not sees(name, request):
+            raise OutsideKey(param="output")
     return JobSpec(**asdict(job), fingerprint=resources.encoder.fingerprint, centers=centers)
 
 
-def _accepted(service: JobService, spec: JobSpec, key: str | None) -> tuple[jobs.Job, bool]:
+def _accepted(
+    service: JobService, spec: JobSpec, client: Key | None, key: str | None
+) -> tuple[jobs.Job, bool]:
     spec = replace(
         spec,
         input=service.roots.resolve_input(spec.input),
@@ -312,7 +344,7 @@ def _accepted(service: JobService, spec: JobSpec, key: str | None) -> tuple[jobs
     else:
         service.roots.check_input(spec.input, url_column=spec.url_column)
     service.roots.check_output(spec.output, input_of_job=spec.input)
-    return service.queue.submit(spec, key=key)
+    return service.queue.submit(spec, key=key, owner=None if client is None else client.id)
 
 
 def _key_of_client(request: Request, key: str | None) -> str | None:

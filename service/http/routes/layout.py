@@ -25,6 +25,7 @@ from service.http.json_route import JsonRoute
 from service.http.layout_files import CSV, PARQUET, csv_parts, parquet_parts
 from service.http.layout_values import LayoutValues, values_by_center, values_by_field
 from service.http.openapi import BINARY
+from service.http.queries import check_filter
 from service.http.routes.collections import Name, opened_collection
 from service.http.routes.labels import opened_lookup
 from service.inference.lookup import Lookup
@@ -119,9 +120,11 @@ async def list_items(
     """Lists items by their rows in the layout, or those inside a polygon.
 
     With an Accept header of text/csv or application/vnd.apache.parquet all chosen items come as a
-    file: id, position, x, y and metadata as JSON.
+    file: id, position, x, y and metadata as JSON. In CSV, ids that start with = + - @ or a control
+    character have an apostrophe in front, so that no spreadsheet runs them.
     """
     kind = negotiated(request, (JSON, CSV, PARQUET))
+    check_filter(asked.filter)
     collection, layout = await _opened(name, request, resources)
     if asked.layout not in (None, layout.digest):
         raise Conflict("the layout has changed", remedy="read it again")
@@ -214,7 +217,7 @@ async def _values(
             collection, lookup, deadline=request.state.deadline
         )
         work = partial(_by_center, layout, clusters, lookup)
-    elif by.startswith(_METADATA):
+    elif by.startswith(_METADATA) and by != _METADATA:
         work = partial(values_by_field, layout, by.removeprefix(_METADATA))
     else:
         raise InvalidInput(

@@ -35,8 +35,11 @@ from service.http.json_route import JsonRoute
 from service.http.openapi import image_body
 from service.http.problems import item_error
 from service.http.queries import (
+    KINDS,
     Queries,
     check_fields,
+    check_filter,
+    check_names,
     check_top,
     given_fields,
     queries_from_json,
@@ -108,8 +111,10 @@ async def search(
             )
         given |= {option: content.pop(option) for option in _OPTIONS if option in content}
     options = validated(SearchOptions, given)
+    check_filter(options.filter)
     if content is not None:
-        _check_queries(content)
+        check_names(content, (*_OPTIONS, *KINDS, *_IDS), request)
+        _check_queries(content, request)
     check_top(options.top, resources)
     if content is None:
         queries = await read_queries(request, resources)
@@ -200,10 +205,10 @@ def _parsed(text: str | None, name: str) -> object:
         raise BadRequest(f"{name} is not JSON, or nested too deep", param=name) from error
 
 
-def _check_queries(content: dict[str, Any]) -> None:
+def _check_queries(content: dict[str, Any], request: Request) -> None:
     """Raises BadRequest unless a JSON body names the queries in one way."""
     if not content.keys() & {*_IDS}:
-        check_fields(content)
+        check_fields(content, request)
         return
     if len(content) > 1:
         raise BadRequest("give one of `images`, `texts`, `embeddings`, `id` and `ids`")

@@ -191,3 +191,19 @@ def test_the_map_and_the_state_follow_every_change(filled, vectors):
     assert (state.item(state.find("i1")).embedding == vectors[2]).all()
     assert state.item(state.find("i2")).metadata == {"n": -2}
     assert state.find("i0") is None
+
+
+def test_an_id_that_an_earlier_version_took_is_still_read_and_deleted(
+    collection, vectors, monkeypatch
+):
+    odd = ["line\nfeed", "x\u2028", "tab\t"]
+    for item_id in odd:
+        with pytest.raises(InvalidInput, match="control character"):
+            collection.add([Item("plain", vectors[0]), Item(item_id, vectors[1])])
+    assert len(collection) == 0
+    monkeypatch.setattr("mlcd.collections.changes.check_new_id", lambda item_id: item_id)
+    collection.add([Item(item_id, vectors[n]) for n, item_id in enumerate(odd)])
+    monkeypatch.undo()
+    assert [collection.get(item_id).id for item_id in odd] == odd
+    assert collection.update_metadata(odd[0], {"n": 1}) == "updated"
+    assert collection.delete_all(odd) == ["deleted"] * 3

@@ -78,12 +78,54 @@ def test_a_search_that_makes_no_sense_is_refused_with_its_reason(filled, vectors
         ({"top": 10_001}, "top"),
         ({"threshold": 2}, "no cosine"),
         ({"queries": np.ones((1, 3))}, "dimension"),
-        ({"filter": {"field": "absent", "eq": 1}}, "no item has the field 'absent'"),
+        ({"filter": {"field": "n", "eq": 2**53 + 1}}, "within ±2"),
+        ({"filter": {"field": "n", "ge": float("inf")}}, "must be finite"),
         ({"filter": {"field": "n", "like": 1}}, "operators are"),
         ({"filter": []}, "JSON object"),
     ):
         with pytest.raises(InvalidInput, match=said):
             filled.search(**{"queries": vectors[:1], "top": 1} | arguments)
+
+
+def test_a_field_of_no_item_leaves_nothing_before_and_after_a_restart(
+    store, filled, opened, vectors
+):
+    def check(collection, field):
+        for condition in ({"eq": 1}, {"in": ["a"]}, {"ge": 0}, {"lt": "x", "gt": ""}):
+            named = {"field": field, **condition}
+            found = collection.search(vectors[:2], 5, filter=named)
+            assert (found.matching, found.matches, found.exact) == (0, [[], []], True)
+            assert collection.search(vectors[:2], 5, filter={"not": named}).matching == 400
+
+    check(filled, "absent")
+    filled.add([Item(f"i{n}", vector, {}) for n, vector in enumerate(vectors)])
+    check(filled, "n")
+    store.close()
+    check(opened().get("c"), "n")
+
+
+def test_copies_are_found_by_a_threshold_of_one(collection):
+    rng = np.random.default_rng(4)
+    rows = unit_rows(rng.standard_normal((120, DIMENSION)))
+    collection.add([Item(f"r{n}", row) for n, row in enumerate(rows)])
+    stretched = unit_rows(rows * rng.uniform(0.1, 9, (len(rows), 1)))  # rounded another time
+    for exact in (False, True):
+        for queries in (rows, stretched):
+            found = collection.search(queries, 3, threshold=1, exact=exact)
+            assert [[match.id for match in row] for row in found.matches] == [
+                [f"r{n}"] for n in range(len(rows))
+            ]
+            assert {match.similarity for (match,) in found.matches} == {1.0}
+    opposite = collection.search(-rows, len(rows), threshold=-1)
+    similarities = np.array([[match.similarity for match in row] for row in opposite.matches])
+    assert similarities.shape == (len(rows), len(rows))
+    assert np.abs(similarities).max() <= 1
+
+
+def test_a_similarity_of_an_answer_is_a_threshold_that_its_item_reaches(filled, vectors):
+    for match in filled.search(vectors[7:8], 40).matches[0]:
+        reached = filled.search(vectors[7:8], 40, threshold=match.similarity).matches[0]
+        assert match.id == reached[-1].id
 
 
 @pytest.fixture

@@ -53,6 +53,14 @@ def test_they_are_the_connected_components(num_rows, least_rows, seed):
     assert counter.done == num_rows
 
 
+def test_copies_that_were_rounded_otherwise_are_near_by_a_similarity_of_one():
+    rows = unit_rows(np.random.default_rng(0).standard_normal((60, 48)))
+    both = np.concatenate([rows, unit_rows(rows * np.float32(0.3))])
+    found = duplicate_groups(120, both.__getitem__, 1.0, meter=Counter())
+    assert [group.rows.tolist() for group in found] == [[row, row + 60] for row in range(60)]
+    assert {similarity for group in found for similarity in group.similarities.tolist()} == {1.0}
+
+
 def test_a_chain_is_one_group():
     angles = np.deg2rad(np.arange(0, 90, 10))
     rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)

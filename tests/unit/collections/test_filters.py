@@ -134,7 +134,12 @@ def nested(depth):
         ({"field": "x", "in": "abc"}, "no list of values"),
         ({"field": "x", "lt": True}, "no order"),
         ({"field": "x", "lt": None}, "no order"),
-        ({"field": "x", "eq": 10**400}, "beyond all numbers"),
+        ({"field": "x", "eq": 10**400}, "within ±2"),
+        ({"field": "x", "eq": 2**53 + 1}, "number of 'x'.*within ±2"),
+        ({"field": "x", "in": [1, -(2**53) - 1]}, "number of 'x'.*within ±2"),
+        ({"field": "x", "ge": 2**63}, "number of 'x'.*within ±2"),
+        ({"not": {"or": [{"field": "x", "lt": float("inf")}]}}, "must be finite"),
+        ({"field": "x", "eq": float("nan")}, "must be finite"),
         ({"and": []}, "no list of filters"),
         ({"or": "x"}, "no list of filters"),
         ({"not": [], "or": []}, "something beside"),
@@ -177,6 +182,10 @@ def test_seven_levels_are_possible():
     assert parse_filter(nested(7)).matches(Known(columns, 1)).tolist() == [False]
 
 
-def test_a_field_that_no_item_has_is_named_with_those_there_are(filled, vectors):
-    with pytest.raises(InvalidInput, match=r"'colour'.*fields are n, odd"):
-        filled.search(vectors[:1], 3, filter={"field": "colour", "eq": "red"})
+def test_the_largest_exact_integers_are_found():
+    columns = Columns()
+    for position, number in enumerate((2**53, -(2**53), 2**53 - 1)):
+        columns.append(position, {"x": number})
+    for number, found in ((2**53, [True, False, False]), (-(2**53), [False, True, False])):
+        condition = parse_filter({"field": "x", "eq": number})
+        assert condition.matches(Known(columns, 3)).tolist() == found

@@ -135,6 +135,16 @@ def refused(monkeypatch, capsys):
     return call
 
 
+def test_a_name_with_a_line_feed_is_refused_before_anything_is_written(refused, digits, tmp_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    for name, image in zip(("a", "line\nfeed"), digits.rglob("*.png"), strict=False):
+        shutil.copy(image, images / f"{name}.png")
+    assert call_mlcd("embed", images, tmp_path / "e", "--model", "pixels").returncode == 0
+    refused(r"'line\nfeed.png' has the control character U+000A", tmp_path / "e", tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
 def test_what_cannot_be_is_said_in_one_line(refused, embeddings, tmp_path):
     collection = tmp_path / "c"
     with Collection.create(collection, fingerprint="a" * 64, dimension=12) as made:

@@ -21,9 +21,11 @@ def form(*files, content_type="multipart/form-data; boundary=x", **texts):
         f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{text}'.encode()
         for name, text in texts.items()
     ]
-    messages = iter(
-        [{"type": "http.request", "body": b"\r\n".join([*parts, b"--x--\r\n"]), "more_body": False}]
-    )
+    return posted(b"\r\n".join([*parts, b"--x--\r\n"]), content_type)
+
+
+def posted(body, content_type="multipart/form-data; boundary=x"):
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def receive():
         return next(messages)
@@ -37,11 +39,48 @@ def form(*files, content_type="multipart/form-data; boundary=x", **texts):
 
 
 def read(request):
-    return asyncio.run(read_form(request, Limits()))
+    return asyncio.run(read_form(request, Limits(), texts=("items",)))
 
 
 def test_files_and_the_last_text_of_each_name():
     assert read(form(b"one", b"two", items="[1]")) == ([b"one", b"two"], {"items": "[1]"})
+
+
+def part(head, content=b"one"):
+    return b"--x\r\n" + head.encode() + b"\r\n\r\n" + content + b"\r\n"
+
+
+def of_parts(*parts):
+    return posted(b"".join(parts) + b"--x--\r\n")
+
+
+FILE = 'Content-Disposition: form-data; name="files"'
+
+
+def test_an_image_without_a_file_name_is_a_file():
+    for kind in ("image/png", "IMAGE/jpeg", "application/octet-stream"):
+        nameless = part(f"{FILE}\r\nContent-Type: {kind}", b"\xff\x00")
+        named = part(f'{FILE}; filename="a.png"')
+        assert read(of_parts(nameless, named))[0] == [b"\xff\x00", b"one"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([part(FILE)], r'name="files"; filename="a.png" \(curl: -F files=@a.png\)'),
+        ([part(f'{FILE}; filename="a.png"'), part(FILE)], "is a text, not a file"),
+        ([part(f"{FILE}\r\nContent-Type: text/plain")], "is a text, not a file"),
+        ([part(FILE.replace("files", "file") + "; filename=a")], "did you mean `files`"),
+        ([part(f"{FILE}; filename=a"), part(FILE.replace("files", "itms"))], "mean `items`"),
+        ([part(f"{FILE}; filename=a"), part(FILE.replace("files", "é=1"))], "a name in the form"),
+        ([part(f"{FILE}; filename=a"), part(FILE.replace("files", "items") + "; filename=b")],
+         "`items` of the form is a file"),
+        ([part(FILE.replace("files", "items"))], "the form has no file"),
+    ],
+)  # fmt: skip
+def test_a_part_that_is_neither_a_file_nor_a_known_text_is_named(parts, said):
+    with pytest.raises(BadRequest, match=said):
+        read(of_parts(*parts))
 
 
 def test_a_large_file_needs_no_disk(monkeypatch):

@@ -10,7 +10,13 @@ TEXT = base64.b64encode(b"\x00\xffimage").decode()
 
 
 @pytest.mark.parametrize(
-    "head", ["data:image/png;base64", "DATA:image/png;charset=x;BASE64", "data:;base64"]
+    "head",
+    [
+        "data:image/png;base64",
+        "DATA:image/png;charset=x;BASE64",
+        "data:;base64",
+        "data:image/png; base64 ",
+    ],
 )
 def test_a_data_uri_becomes_its_bytes(head):
     assert image_from_uri(f"{head},{TEXT}") == b"\x00\xffimage"
@@ -24,10 +30,12 @@ def test_a_data_uri_becomes_its_bytes(head):
         ("file:///etc/passwd", "not a text"),
         (f"data:image/png,{TEXT}", "does not say base64"),
         ("data:image/png;base64", "does not say base64"),
-        ("data:image/png;base64,A", "not valid base64"),
-        (f"data:image/png;base64,{TEXT}\n", "not valid base64"),
-        (f"data:image/png;base64, {TEXT}", "not valid base64"),
-        ("data:image/png;base64,\ud800é", "not valid base64"),
+        ("data:image/png;base64,A", "no bytes end after 1 characters"),
+        (f"data:image/png;base64,{TEXT}AAAAA", "not valid base64"),
+        (f"data:image/png;base64,{TEXT[:4]}=={TEXT}", "its character 5 is U+003D"),
+        (f"data:image/png;base64,{TEXT[:4]}%0A{TEXT}", "its character 5 is U+0025"),
+        ("data:image/png;base64,\ud800é", "its character 1 is U+D800"),
+        (f"data:image/png;base64,{TEXT}\u2028", "its character 11 is U+003D"),
         (TEXT, "not a text"),
         (7, "must be a data-URI"),
         (None, "must be a data-URI"),
@@ -49,6 +57,18 @@ def test_a_url_stays_one_unread_and_unseen(url):
     for read in (image_from_uri, image_from_field):
         assert read(url) == ImageUrl(url)
     assert "http" not in repr(read(url)).lower()
+
+
+@pytest.mark.parametrize(
+    "image", [b"", b"a", b"ab", b"abc", bytes(range(256)) * 3, b"\xfb\xff\xfe"]
+)
+def test_lines_a_missing_padding_and_the_alphabet_of_urls_are_read(image):
+    standard, for_urls = base64.b64encode(image).decode(), base64.urlsafe_b64encode(image).decode()
+    lines = base64.encodebytes(image).decode()
+    for text in (standard, for_urls, standard.rstrip("="), for_urls.rstrip("="), lines):
+        for form in (text, text.replace("\n", "\r\n"), f" {text}\n", text.replace("", " ")):
+            assert image_from_uri(f"data:image/png;base64,{form}") == image
+            assert image_from_field(form) == image
 
 
 def test_plain_base64_is_an_image_where_the_field_says_so():

@@ -15,7 +15,7 @@ from service.telemetry.metrics import Metrics
 def test_a_store_that_does_not_answer_takes_its_own_metrics_alone(monkeypatch):
     answers_again = threading.Event()
 
-    def silent(self, *, names):
+    def silent(self, seen):
         answers_again.wait(30)
         return b"mlcd_of_collections 1\n"
 

@@ -9,15 +9,22 @@ from pydantic import ValidationError
 import mlcd.errors
 import service.errors
 from mlcd.errors import ImageRejected, MlcdError, NotFound
-from service.errors import RecordDamaged, StrictBatch, TooLarge, Unsupported
+from mlcd.wire.embedding import TextsRequest
+from mlcd.wire.found_items import LayoutItemsRequest, SearchOptions
+from mlcd.wire.queued_jobs import JobRequest
+from mlcd.wire.served_model import LoadRequest
+from mlcd.wire.stored_items import CreateRequest, DeleteRequest
+from service.errors import BadRequest, RecordDamaged, StrictBatch, TooLarge, Unsupported
 from service.http import problems
 from service.http.app import create_app
+from service.http.bodies import validated
 from service.http.dialects.cohere import EmbedRequest
 from service.http.dialects.kserve.messages import InferRequest
 from service.http.dialects.openai import EmbeddingsRequest
 from service.http.problems import STATUS, bad_field, handle_mlcd_error, handle_unexpected
 
 APP = create_app(None)
+INPUT = {"name": "image", "shape": [1], "datatype": "BYTES", "data": ["x"]}
 SECRET = "SECRET-OF-THE-CLIENT"
 
 
@@ -63,6 +70,7 @@ NAMES = {
     "ConfigInvalid": ("internal-error", 500),
     "Diverged": ("internal-error", 500),
     "BadRequest": ("malformed-request", 400),
+    "InvalidField": ("cannot-be-processed", 422),
     "TooLarge": ("too-large", 413),
     "TooSlow": ("request-timeout", 408),
     "Misdirected": ("misdirected-request", 421),
@@ -71,6 +79,7 @@ NAMES = {
     "Unsupported": ("unsupported-media-type", 415),
     "Unauthorized": ("unauthorized", 401),
     "Forbidden": ("forbidden", 403),
+    "OutsideKey": ("forbidden", 403),
     "OutsideRoots": ("forbidden", 403),
     "RecordDamaged": ("job-damaged", 500),
     "RateExceeded": ("too-many-requests", 429),
@@ -206,6 +215,74 @@ def test_a_wrong_field_is_named_and_what_the_client_sent_is_not(model, content):
     assert SECRET not in str(found)
     assert not any(mark in str(found) for mark in ("{", "pydantic", "Input should"))
     assert str(found).count(" ") >= 2
+
+
+@pytest.mark.parametrize(
+    ("model", "content", "message", "param"),
+    [
+        (EmbeddingsRequest, {"model": "m", "dimension": 3}, "mean `dimensions`?", "dimension"),
+        (EmbedRequest, {"model": "m", "image": []}, "did you mean `images`?", "image"),
+        (
+            SearchOptions,
+            {"without": {"ids": ["a"], "weigth": 1}},
+            "`weigth` in `without` of the body is not known here: did you mean `weight`?",
+            "without.weigth",
+        ),
+        (
+            InferRequest,
+            {"inputs": [{"name": "image", "shapes": [1], "datatype": "BYTES"}]},
+            "`shapes` in `inputs.0` of the body is not known here: did you mean `shape`?",
+            "inputs.0.shapes",
+        ),
+        (
+            InferRequest,
+            {
+                "inputs": [{"name": "i", "shape": [1], "datatype": "BYTES", "dat": 0}],
+            },
+            "`dat` in `inputs.0` of the body is not known here: did you mean `data`?",
+            "inputs.0.dat",
+        ),
+        (InferRequest, {"inputs": [], "parameters": {"k": 3}}, "mean `top`?", "parameters.k"),
+        (TextsRequest, {"text": ["a"]}, "did you mean `texts`?", "text"),
+        (DeleteRequest, {}, "ids is required", "ids"),
+        (SearchOptions, {"5ec2e7=": 1}, "a name in the body is not known here", None),
+    ],
+)
+def test_an_unknown_field_is_named_with_the_one_that_was_meant(model, content, message, param):
+    with pytest.raises(BadRequest) as refused:
+        validated(model, content)
+    assert (message in str(refused.value), refused.value.param) == (True, param), refused.value
+
+
+@pytest.mark.parametrize("number", [3, 3.0])
+def test_every_body_takes_an_integer_however_json_writes_it(number):
+    read = [
+        validated(EmbeddingsRequest, {"model": "m", "dimensions": number}).dimensions,
+        validated(EmbedRequest, {"model": "m", "output_dimension": number}).output_dimension,
+        validated(SearchOptions, {"top": number}).top,
+        validated(LayoutItemsRequest, {"limit": number, "positions": [number]}).positions[0],
+        validated(CreateRequest, {"dimension": number}).dimension,
+        validated(LoadRequest, {"version": number}).version,
+        validated(
+            JobRequest, {"kind": "curate", "input": "i", "output": "o", "balance": number}
+        ).balance,
+    ]
+    assert [(one, type(one)) for one in read] == [(3, int)] * 7
+
+
+@pytest.mark.parametrize("number", [3.5, True, "3", [3], 1e400, float("nan")])
+def test_no_body_takes_anything_else_for_an_integer(number):
+    for model, content in (
+        (EmbeddingsRequest, {"model": "m", "dimensions": number}),
+        (EmbedRequest, {"model": "m", "output_dimension": number}),
+        (SearchOptions, {"top": number}),
+        (CreateRequest, {"dimension": number}),
+        (JobRequest, {"kind": "curate", "input": "i", "output": "o", "balance": number}),
+        (InferRequest, {"inputs": [INPUT], "parameters": {"top": number}}),
+    ):
+        with pytest.raises(BadRequest, match="must be an integer") as refused:
+            validated(model, content)
+        assert refused.value.param.rpartition(".")[2] in str(content)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,21 @@ def test_exact_is_the_exact_scan_after_the_mean_is_taken_away():
     assert Lookup(centers).modes == ["exact"]
 
 
+def test_a_threshold_of_one_labels_copies(indexed):
+    centers = random_centers(1500)
+    lookup = Lookup(centers)
+    lookup.approximate([indexed(near(centers, 1000))])
+    for rows in (centers.vectors[:200], unit_rows(centers.vectors[:200] * np.float32(3))):
+        for mode in lookup.modes:
+            found = lookup.nearest(rows, 3, 1.0, mode=mode)
+            assert found.ids[:, 0].tolist() == list(range(200))
+            assert (found.scores[:, 0] == 1).all()
+            assert (found.ids[:, 1:] == -1).all()
+    similarities = lookup.nearest(near(centers, 50), 3).scores
+    for row, similarity in zip(near(centers, 50), similarities[:, 1].tolist(), strict=True):
+        assert (lookup.nearest(row[None], 3, similarity).ids >= 0).tolist() == [[True, True, False]]
+
+
 def test_the_audit_of_the_approximation_is_true_of_other_rows(indexed):
     centers = random_centers(1500)
     lookup = Lookup(centers)

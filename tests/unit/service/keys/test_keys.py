@@ -165,9 +165,25 @@ def test_the_commands_create_list_and_revoke(path):
     assert not any(secret in shown.stdout for secret in (token[14:], key.sha256))
 
 
+def test_a_key_for_some_collections_is_made_and_listed(path):
+    environment = {"MLCD_AUTH__KEYS_FILE": str(path), "PATH": ""}
+    made = run_mlcd("keys", "create", "two", "--collection", "a,b.1,a", env=environment)
+    key = read_keys(path).find(made.stdout.strip())
+    assert (made.returncode, key.collections) == (0, ("a", "b.1"))
+    assert [key.sees(name) for name in ("a", "b.1", "b", "A")] == [True, True, False, False]
+    everything, _ = create_key(path, "all", scopes=["search"], now=datetime.now(UTC))
+    assert everything.sees("anything")
+    table = run_mlcd("keys", "list", env=environment).stdout
+    assert "a,b.1" in table
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["create", "x", "--collection", "a,,b"], "'' cannot name a collection"),
+        (["create", "x", "--collection", ""], "'' cannot name a collection"),
+        (["create", "x", "--collection", "a b"], "'a b' cannot name a collection"),
+        (["create", "x", "--collection", "a", "--scope", "admin"], "leave out --collection"),
         (["list"], "set MLCD_AUTH__KEYS_FILE"),
         (
             ["list", "--file", "nowhere.json"],

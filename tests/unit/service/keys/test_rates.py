@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import re
 import time
 from datetime import UTC, datetime
 
@@ -57,6 +58,32 @@ async def test_as_many_images_as_the_rate_and_no_more():
     assert await accepted(rates, key(2), 10, 1) == [10]
     for free in (None, key(3, rate=None)):
         assert await accepted(rates, free, 1000, 1000) == [1000, 1000]
+
+
+@looped
+async def test_headers_say_the_rate_and_what_is_left_of_it():
+    rates = RateLimiter(metrics=new_metrics())
+
+    async def said(who, retry_after_s=None):
+        headers = dict(await rates.headers(who, retry_after_s))
+        if headers:
+            assert headers.pop(b"ratelimit-policy") == b'"default";q=10;w=60;qu="images"'
+        return headers
+
+    def left(num, headers):
+        found = re.fullmatch(rb'"default";r=(\d+);t=(\d+)', headers[b"ratelimit"])
+        return int(found[1]) == num and 1 <= int(found[2]) <= 60
+
+    assert left(10, await said(key()))
+    await rates.take(key(), 3)
+    assert left(7, await said(key()))
+    assert left(7, await said(key()))
+    assert await said(key(), 42) == {b"ratelimit": b'"default";r=7;t=42'}
+    await rates.take(key(), 7)
+    assert left(0, await said(key()))
+    assert left(10, await said(key(2)))
+    for free in (None, key(3, rate=None)):
+        assert await said(free) == {}
 
 
 @looped
