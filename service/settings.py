@@ -82,8 +82,11 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     max_json_values: Annotated[int, Field(gt=0)] = 1_000_000
     """Values in that JSON; a list, an object or a field counts as ten."""
     max_answer_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
-    """Bytes of one search's answer. A search over the limit needs a smaller `top` or
+    """Bytes of one answer, other than a file. A search over the limit needs a smaller `top` or
     metadata=false."""
+    max_unread_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
+    """Bytes of answers in memory at one time that their clients have not read. Further answers are
+    refused with 429, except small ones."""
     max_collections: Annotated[int, Field(gt=0)] = 1000
     """Collections that may be created over REST. Existing ones, and those that jobs and commands
     add, are always opened."""
@@ -105,6 +108,7 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     def _one_request_fits(self) -> Self:
         for whole, part in (
             ("max_queued_bytes", "max_body_bytes"),
+            ("max_unread_bytes", "max_answer_bytes"),
             ("max_queued_pixels", "max_pixels"),
             ("max_queued_images", "max_images"),
             ("max_queued_texts", "max_texts"),

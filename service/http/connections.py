@@ -114,6 +114,15 @@ class HttpConnection(HttpToolsProtocol):
         ):
             self._refuse()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._bounds.answered[self] = None
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._bounds.forget(self)
+
     def on_message_begin(self) -> None:
         self._message_complete = False
         super().on_message_begin()

@@ -26,9 +26,9 @@ from mlcd.wire.found_items import (
     SearchRequest,
 )
 from service.deadline import within_deadline
-from service.errors import BadRequest, TooLarge
+from service.errors import BadRequest
 from service.http.access import Opened
-from service.http.answers import headers, listed_answer, provenance
+from service.http.answers import check_answer_bytes, headers, listed_answer, provenance
 from service.http.auth import needs
 from service.http.bodies import check_count, media_type, read_json, validated
 from service.http.json_route import JsonRoute
@@ -44,7 +44,6 @@ from service.http.queries import (
 )
 from service.http.routes.collections import Name, opened_collection
 from service.resources import Resources
-from service.settings import Limits
 from service.telemetry.request import timed
 
 router = APIRouter(tags=["collections"], route_class=JsonRoute)
@@ -134,7 +133,12 @@ async def search(
             asyncio.get_running_loop().run_in_executor(resources.compute, searching),
             request.state.deadline,
         )
-    num_bytes = _check_size(found, metadata=options.metadata, limits=resources.settings.limits)
+    num_bytes = _num_bytes(found, metadata=options.metadata)
+    check_answer_bytes(
+        num_bytes,
+        resources.settings.limits,
+        remedy="give a smaller `top`, or metadata=false",
+    )
     return listed_answer(
         {
             **provenance(resources),
@@ -151,26 +155,18 @@ async def search(
         resources,
         num_items=sum(map(len, found.matches)),
         num_bytes=num_bytes,
+        # A folder's metadata are in memory in any case; other stores send a copy.
+        held_bytes=0 if collection.promises.store == "folder" else num_bytes,
     )
 
 
-def _check_size(found: SearchAnswer, *, metadata: bool, limits: Limits) -> int:
-    """Returns the approximate size of the matches in bytes.
-
-    Raises TooLarge where it is more than one answer may have.
-    """
-    num_bytes = sum(
+def _num_bytes(found: SearchAnswer, *, metadata: bool) -> int:
+    """Returns the approximate size of the matches in an answer."""
+    return sum(
         _MATCH_BYTES + len(match.id) + metadata * len(match.metadata_json)
         for matches in found.matches
         for match in matches
     )
-    if num_bytes > limits.max_answer_bytes:
-        raise TooLarge(
-            f"the answer would have {num_bytes} bytes, more than {limits.max_answer_bytes};"
-            " give a smaller `top`, or metadata=false",
-            limit="max_answer_bytes",
-        )
-    return num_bytes
 
 
 def _result(
@@ -179,7 +175,7 @@ def _result(
     versions = collection.thumbnail_versions([match.id for match in matches])
     return {
         "index": index,
-        "matches": [
+        "matches": (
             {
                 "id": match.id,
                 "similarity": match.similarity,
@@ -187,7 +183,7 @@ def _result(
                 "thumbnail": version,
             }
             for match, version in zip(matches, versions, strict=True)
-        ],
+        ),
     }
 
 
