@@ -61,6 +61,10 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     max_text_chars: Annotated[int, Field(gt=0, le=2**20)] = 8192
     """Characters of one text. The model reads as many tokens as its context has, and cuts the
     rest."""
+    max_request_chars: Annotated[int, Field(gt=0)] = 2**20
+    """Characters of all texts in one request, or of all prompts to classify by."""
+    rate_chars: Annotated[int, Field(gt=0)] = 1024
+    """Characters that count as one text of a key's rate. A longer text counts several times."""
     max_prompts: Annotated[int, Field(gt=0)] = 16_384
     """Names times templates in one request to classify."""
     max_top: Annotated[int, Field(gt=0)] = 1000
@@ -112,6 +116,7 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
             ("max_queued_pixels", "max_pixels"),
             ("max_queued_images", "max_images"),
             ("max_queued_texts", "max_texts"),
+            ("max_request_chars", "max_text_chars"),
         ):
             if getattr(self, whole) < getattr(self, part):
                 raise ValueError(f"{whole} must not be less than {part}")

@@ -114,7 +114,7 @@ class _Answer:
         The connection's timer ends the wait, with the connection.
         """
         answers, more = self._resources.admission.answers, num - self._reserved
-        while not answers.has_room(more, owner=self._owner):
+        while not answers.has_room(more, owner=self._owner):  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(ANSWER_POLL_S)
         answers.reserve(more, owner=self._owner)
         self._reserved = num
