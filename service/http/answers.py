@@ -190,8 +190,12 @@ async def computed_answer(
     request: Request,
     resources: Resources,
     stamp: dict[str, str] | None = None,
+    *,
+    exclude_unset: bool = False,
 ) -> Response:
     """Answers in JSON with what `make` returns, made and written off the event loop.
+
+    exclude_unset: leave out fields of a model that were not set.
 
     For answers whose entries are bounded in number: they are in memory as a whole.
     """
@@ -199,7 +203,7 @@ async def computed_answer(
     def written() -> bytes:
         content = make()
         if isinstance(content, BaseModel):
-            return content.model_dump_json(by_alias=True).encode()
+            return content.model_dump_json(by_alias=True, exclude_unset=exclude_unset).encode()
         return to_json(content)
 
     working = asyncio.get_running_loop().run_in_executor(resources.compute, written)
@@ -244,14 +248,14 @@ def check_answer_bytes(num: int, limits: Limits, *, remedy: str) -> None:
 
 
 class PartedAnswer(StreamingResponse):
-    """An answer of any length, made off the event loop in parts of about a mebibyte.
+    """An answer of any length, made off the event loop in parts of at most a mebibyte.
 
     The next part is made when the client has read the one before, so one part is in memory.
     """
 
     def __init__(
         self,
-        pieces: Iterator[bytes],
+        pieces: Iterator[bytes | memoryview],
         resources: Resources,
         stamp: dict[str, str],
         kind: str,
@@ -269,22 +273,22 @@ class PartedAnswer(StreamingResponse):
         await super().__call__(scope, receive, send)
 
 
-async def _made(pieces: Iterator[bytes], resources: Resources) -> AsyncIterator[bytes]:
+async def _made(pieces: Iterator[bytes | memoryview], resources: Resources) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     parts = _joined(pieces)
     while (part := await loop.run_in_executor(resources.compute, next, parts, None)) is not None:
         yield part
 
 
-def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Joins pieces to parts of about a mebibyte."""
-    some: list[bytes] = []
+def _joined(pieces: Iterator[bytes | memoryview]) -> Iterator[bytes]:
+    """Joins pieces to parts of at most a mebibyte, or a longer piece."""
+    some: list[bytes | memoryview] = []
     num = 0
     for piece in pieces:
-        some.append(piece)
-        num += len(piece)
-        if num >= PART_BYTES:
+        if some and num + len(piece) > PART_BYTES:
             yield b"".join(some)
             some, num = [], 0
+        some.append(piece)
+        num += len(piece)
     if some:
         yield b"".join(some)

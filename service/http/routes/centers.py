@@ -118,8 +118,9 @@ async def describe_center(
 ) -> DescribedCenter:
     """Describes a center: size, name, the nearest other centers, and examples.
 
-    The examples are its nearest members, then items of each collection, or of the one that is
-    named. With a collection its members there are counted, too.
+    The examples are its nearest members, then items of the collection that is named, or of the
+    first four by name, which `collections` states. With a collection its members there are counted,
+    too.
     """
     lookup = _lookup_of(center, resources)
     clustered = await _clustered(request, resources, in_collection)
