@@ -131,7 +131,7 @@ class Places:
     def __init__(self, of: str, most: int, *, metrics: Metrics) -> None:
         """Prepares `most` places. of: the name of the items."""
         self._of, self._most = of, most
-        self._num = 0
+        self._num = self._num_requests = 0
         metrics.held(of, lambda: self._num)
         self._rate = DrainRate()
         self._metrics = metrics
@@ -145,11 +145,13 @@ class Places:
         """Tells whether `num` items would be admitted now.
 
         The limit must leave capacity for them, and by the measured rate they must be in time.
+        Requests are served in turn, an item each: a small one waits for no large one's rest.
         """
         if self._num + num > self._most:
             return False
         now = asyncio.get_running_loop().time()
-        return not self._num or self._rate.seconds_for(self._num + num, now) <= _MARGIN * (
+        before = min(self._num, num * self._num_requests)
+        return not self._num or self._rate.seconds_for(before + num, now) <= _MARGIN * (
             deadline - now
         )
 
@@ -173,10 +175,12 @@ class Places:
             raise self.refusal()
         self._rate.working(asyncio.get_running_loop().time())
         self._num += num
+        self._num_requests += 1
         try:
             yield
         finally:
             self._num -= num
+            self._num_requests -= 1
             self._rate.finished(num, asyncio.get_running_loop().time(), idle=not self._num)
 
     def refusal(self) -> Overloaded:
