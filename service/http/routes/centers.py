@@ -36,7 +36,9 @@ _Result = TypeVar("_Result")
 _MOST_EXAMPLES: Final = 12
 _MOST_LISTED: Final = 500
 _MOST_ASKED: Final = 500  # characters of a query
-_ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (404, 409, 422, 504)}
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {} for status in (404, 409, 422, 429, 504)
+}
 _CHANGED: Final[dict[int | str, dict[str, Any]]] = {**_ERRORS, 503: {}}
 Center = Annotated[int, Path(ge=0)]
 Named = Annotated[str, Query(alias="collection", description="the name of a collection")]

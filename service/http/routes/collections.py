@@ -75,7 +75,7 @@ _MADE: Final[dict[int | str, dict[str, Any]]] = {
     "/v1/collections",
     dependencies=[needs("search")],
     response_model=CollectionList,
-    responses={422: {}, 504: {}},
+    responses={422: {}, 429: {}, 504: {}},
 )
 async def list_collections(
     request: Request,

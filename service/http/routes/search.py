@@ -245,7 +245,7 @@ async def _embeddings(
     "/v1/collections/{name}/duplicates",
     dependencies=[needs("search")],
     response_model=FoundDuplicates,
-    responses={404: {}, 409: {}, 429: {}},
+    responses={404: {}, 409: {}},
 )
 async def find_duplicates(
     name: Name,
