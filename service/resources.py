@@ -30,6 +30,7 @@ from service.inference.admission import Admission, bounded_retry_s
 from service.inference.cache.memory import MemoryCache
 from service.inference.contract import Dispatcher, Engine
 from service.inference.decoding_threads import DecodingThreads
+from service.inference.duplicate_searches import DuplicateSearches
 from service.inference.engine.blocking import IN_FLIGHT, opened_encoder
 from service.inference.engine.opening import find_tokenizer
 from service.inference.engine.process import StartedEngine
@@ -72,11 +73,11 @@ class Resources:
 
     compute: threads for label look-up and search, which are too long for the event loop.
     parsing: the one thread that parses JSON; two parsers at once would delay the event loop twice
-    as long. writing: threads for changes of collections; no search waits for the disk. comparing:
-    one thread for near-duplicates. rendering: threads that make thumbnails, shared fairly. views:
+    as long. writing: threads for changes of collections; no search waits for the disk. duplicates:
+    on a thread of their own. rendering: threads that make thumbnails, shared fairly. views:
     clusters and layouts. opening: one thread for collections that arrive. scraping: one thread for
-    metrics of a store that may not answer. keys: None where no key
-    is needed. jobs: None where no folders for jobs are named.
+    metrics of a store that may not answer. keys: None where no key is needed. jobs: None where no
+    folders for jobs are named.
     """
 
     settings: Settings
@@ -86,7 +87,7 @@ class Resources:
     compute: ThreadPoolExecutor
     parsing: ThreadPoolExecutor
     writing: ThreadPoolExecutor
-    comparing: ThreadPoolExecutor
+    duplicates: DuplicateSearches
     rendering: DecodingThreads
     views: CollectionViews
     opening: ThreadPoolExecutor
@@ -268,7 +269,7 @@ async def _open_all(
         compute=compute,
         parsing=parsing,
         writing=writing,
-        comparing=comparing,
+        duplicates=DuplicateSearches(comparing, metrics),
         rendering=rendering,
         views=CollectionViews(_open_pool(stack, 1, "views")),
         opening=opening,

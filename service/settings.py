@@ -61,6 +61,10 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     max_text_chars: Annotated[int, Field(gt=0, le=2**20)] = 8192
     """Characters of one text. The model reads as many tokens as its context has, and cuts the
     rest."""
+    max_request_chars: Annotated[int, Field(gt=0)] = 2**20
+    """Characters of all texts in one request, or of all prompts to classify by."""
+    rate_chars: Annotated[int, Field(gt=0)] = 1024
+    """Characters that count as one text of a key's rate. A longer text counts several times."""
     max_prompts: Annotated[int, Field(gt=0)] = 16_384
     """Names times templates in one request to classify."""
     max_top: Annotated[int, Field(gt=0)] = 1000
@@ -82,8 +86,11 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     max_json_values: Annotated[int, Field(gt=0)] = 1_000_000
     """Values in that JSON; a list, an object or a field counts as ten."""
     max_answer_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
-    """Bytes of one search's answer. A search over the limit needs a smaller `top` or
+    """Bytes of one answer, other than a file. A search over the limit needs a smaller `top` or
     metadata=false."""
+    max_unread_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
+    """Bytes of answers in memory at one time that their clients have not read. Further answers are
+    refused with 429, except small ones."""
     max_collections: Annotated[int, Field(gt=0)] = 1000
     """Collections that may be created over REST. Existing ones, and those that jobs and commands
     add, are always opened."""
@@ -105,9 +112,11 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     def _one_request_fits(self) -> Self:
         for whole, part in (
             ("max_queued_bytes", "max_body_bytes"),
+            ("max_unread_bytes", "max_answer_bytes"),
             ("max_queued_pixels", "max_pixels"),
             ("max_queued_images", "max_images"),
             ("max_queued_texts", "max_texts"),
+            ("max_request_chars", "max_text_chars"),
         ):
             if getattr(self, whole) < getattr(self, part):
                 raise ValueError(f"{whole} must not be less than {part}")

@@ -10,6 +10,7 @@ from typing import Final
 # From the connection, or from the end of an exchange, to the last header of the next request.
 REQUEST_HEADERS_S: Final = 10.0
 ANSWER_READ_S: Final = 10.0  # after the deadline, for a slow client to read its answer
+ANSWER_POLL_S: Final = 0.05  # how often an answer that has begun looks for room for its next part
 BODY_REST_S: Final = 10.0  # for the rest of a body that was answered before it was complete
 CROWDED_RETRY_S: Final = 1  # Retry-After while there are too many connections
 BODY_PATIENCE_S: Final = 5.0  # a client may pause so long within a body

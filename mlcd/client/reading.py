@@ -130,8 +130,8 @@ def read_collection(response: httpx.Response) -> DescribedCollection:
 
 
 @_translated()
-def read_collections(response: httpx.Response) -> list[DescribedCollection]:
-    return CollectionList.model_validate_json(response.content).collections
+def read_collections(response: httpx.Response) -> CollectionList:
+    return CollectionList.model_validate_json(response.content)
 
 
 @_translated()

@@ -242,7 +242,15 @@ class Server:
         return await self._look_up(f"{_path(collection)}/search", _stated(given), batch, read_found)
 
     async def collections(self) -> list[DescribedCollection]:
-        return read_collections(await self._connection.ask("GET", "/v1/collections"))
+        collections: list[DescribedCollection] = []
+        params: dict[str, str] = {}
+        while True:
+            answer = await self._connection.ask("GET", "/v1/collections", params=params)
+            page = read_collections(answer)
+            collections += page.collections
+            if page.next is None:
+                return collections
+            params = {"cursor": page.next}
 
     async def collection(self, name: str) -> DescribedCollection:
         return read_collection(await self._connection.ask("GET", _path(name)))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput
 from mlcd.extras import install_command
 from mlcd.models.json_files import read_object
+from mlcd.text_checks import is_unicode
 
 try:
     import tokenizers
@@ -27,6 +28,13 @@ except ImportError as error:
 TOKENIZER: Final = "tokenizer.json"
 _CONFIG: Final = "tokenizer_config.json"
 _SPECIAL_TOKENS: Final = "special_tokens_map.json"
+_NOT_UNICODE: Final = "a text is no valid Unicode"
+# Of a long text so many characters for each token of the context are read at first, then so many,
+# then all. Ordinary text has about 5 a token.
+_CHARS_PER_TOKEN: Final = (6, 24)
+# WordPiece takes a word of more than 100 characters for one unknown token. A beginning that ends
+# within a word has so much more of it.
+_LEAST_CHARS: Final = 512
 _SIGLIP2: Final = "Siglip2Tokenizer"
 # string.punctuation, and what Python's \s matches
 _PUNCTUATION: Final = r"[!-/:-@\[-`{-~]"
@@ -94,16 +102,49 @@ class Tokenizer:
         """Returns the ids with their numbers; with_cut: says which texts were cut. Raises as
         `__call__`.
         """
-        try:
-            encodings = self._backend.encode_batch(list(texts))
-        except TypeError as error:  # half of a surrogate pair
-            raise InvalidInput("a text is no valid Unicode") from error
+        encodings = self._encodings(texts)
         ids = np.empty((len(encodings), self.context_length), np.int64)
         for row, encoding in zip(ids, encodings, strict=True):
             row[:] = encoding.ids
         num = np.array([sum(encoding.attention_mask) for encoding in encodings], np.int64)
         cut = [with_cut and bool(encoding.overflowing) for encoding in encodings]
         return Tokenized(ids, num, np.array(cut, np.bool_))
+
+    def _encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        """Returns the encodings, for which a long text is not read to its end.
+
+        The tokens that the model reads are in its beginning; the library would make all the others,
+        too.
+        """
+        encodings: dict[int, tokenizers.Encoding] = {}
+        for chars_per_token in _CHARS_PER_TOKEN if self._cuts_right else ():
+            most = max(chars_per_token * self.context_length, _LEAST_CHARS)
+            beginnings = {
+                place: _beginning(text, most)
+                for place, text in enumerate(texts)
+                if place not in encodings and len(text) > most
+            }
+            encoded = self._encode([text for text, _ in beginnings.values()])
+            for (place, (_, at_space)), encoding in zip(beginnings.items(), encoded, strict=True):
+                if len(encoding.overflowing) >= (1 if at_space else 2):
+                    _check_unicode(texts[place])
+                    encodings[place] = encoding
+        rest = [place for place in range(len(texts)) if place not in encodings]
+        whole = self._encode([texts[place] for place in rest])
+        encodings.update(zip(rest, whole, strict=True))
+        return [encodings[place] for place in range(len(texts))]
+
+    def _encode(self, texts: list[str]) -> list[tokenizers.Encoding]:
+        try:
+            encodings: list[tokenizers.Encoding] = self._backend.encode_batch(texts)
+        except TypeError as error:  # half of a surrogate pair
+            raise InvalidInput(_NOT_UNICODE) from error
+        return encodings
+
+    @property
+    def _cuts_right(self) -> bool:
+        truncation = self._backend.truncation
+        return bool(truncation and truncation["direction"] == "right")
 
     @classmethod
     def read(cls, directory: Path, context_length: int) -> "Tokenizer":
@@ -161,6 +202,22 @@ class Tokenizer:
         (directory / _CONFIG).write_text(
             json.dumps(self._settings, indent=2, sort_keys=True) + "\n"
         )
+
+
+def _beginning(text: str, most: int) -> tuple[str, bool]:
+    """Returns at most so many characters of a longer text, and whether they end before a space.
+
+    Words have tokens of their own, so those of a beginning that ends with a word are those of the
+    text. A beginning without spaces in its second half may end within a token, and its last tokens
+    depend on what follows.
+    """
+    end = text.rfind(" ", most // 2, most)
+    return (text[:most], False) if end < 0 else (text[:end].rstrip(), True)
+
+
+def _check_unicode(text: str) -> None:
+    if not is_unicode(text):
+        raise InvalidInput(_NOT_UNICODE)
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:

@@ -144,6 +144,7 @@ class DescribedCenter(Provenance):
     size: the number of its members in the clustering. cluster, path: as in a label. alternates,
     members, spread, novelty, recent: as in a list, members to novelty of the collection that the
     request names. evidence: that for the name; null where centers were never named from evidence.
+    collections: those that examples were looked for in, at most four, where the request names none.
     """
 
     centers: str
@@ -160,6 +161,7 @@ class DescribedCenter(Provenance):
     novelty: float | None = None
     nearest: list[Label]
     examples: list[Example]
+    collections: list[str] = Field(default=[])
 
 
 class ListedCenter(WireAnswer):

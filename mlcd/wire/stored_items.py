@@ -110,9 +110,10 @@ class DescribedCollection(WireAnswer):
 
 
 class CollectionList(WireAnswer):
-    """The list of all collections."""
+    """A page of all collections, by name. next: the cursor of the next page, if there is one."""
 
     collections: list[DescribedCollection]
+    next: str | None = None
 
 
 class DeletedCollection(WireAnswer):

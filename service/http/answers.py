@@ -1,13 +1,12 @@
 """Answers that carry arrays, written from contiguous float32 straight into the wire format.
 
-Large JSON answers are written result by result off the event loop, and never exist as a whole.
+Large JSON answers are written in parts off the event loop, and never exist as a whole.
 """
 
 import asyncio
 import io
-import math
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
@@ -15,11 +14,16 @@ import numpy as np
 import orjson
 from fastapi import Request
 from numpy.typing import NDArray
+from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from service.errors import NotAcceptable
+from service.deadline import within_deadline
+from service.errors import NotAcceptable, TooLarge
+from service.http.answer_budget import PART_BYTES, announce_answer
 from service.inference.outcomes import Encoded
 from service.resources import Resources
+from service.settings import Limits
 
 JSON: Final = "application/json"
 RAW: Final = "application/octet-stream"
@@ -29,11 +33,8 @@ _REMEMBERED: Final = 256  # Accept headers whose answer is remembered
 _REMEMBERED_CHARS: Final = 256  # the longest of them
 _QUOTED: Final = re.compile(r'"(?:\\.?|[^"\\])*+"?')  # a parameter's value, which may hold commas
 _WEIGHT: Final = re.compile(r"0?\.\d+|0\.?|1(?:\.0*)?")
-# An answer with more entries or bytes is streamed; 2048 entries are written in about a millisecond.
+# An answer with more entries is sent in parts; so many are written in about a millisecond.
 _LARGE_ITEMS: Final = 2048
-_LARGE_BYTES: Final = 2**20
-_PIECE_NUMBERS: Final = 2**15  # written in about a millisecond
-_TEXT_NUMBERS: Final = 64  # a row in base64 takes as long to write as so many numbers
 
 
 def json_answer(
@@ -45,23 +46,6 @@ def json_answer(
 
 def to_json(content: Any) -> bytes:
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-async def json_list(values: NDArray[Any] | list[str], resources: Resources) -> Any:
-    """Returns a list for `to_json`; a long one is written off the event loop, in pieces.
-
-    The writer blocks all threads: between two pieces others run.
-    """
-    width = math.prod(values.shape[1:]) if isinstance(values, np.ndarray) else _TEXT_NUMBERS
-    step = max(1, _PIECE_NUMBERS // max(1, width))
-    if len(values) <= step:
-        return values
-    loop = asyncio.get_running_loop()
-    pieces = [
-        await loop.run_in_executor(resources.compute, to_json, values[start : start + step])
-        for start in range(0, len(values), step)
-    ]
-    return orjson.Fragment(b"[" + b",".join(piece[1:-1] for piece in pieces) + b"]")
 
 
 def to_npy(array: NDArray[Any]) -> bytes:
@@ -161,35 +145,150 @@ def _preference(ranges: list[_MediaRange], offer: str) -> tuple[float, int]:
 
 def listed_answer(
     content: dict[str, Any],
-    results: Sequence[Callable[[], Any]],
+    results: Iterable[Callable[[], Any]],
     stamp: dict[str, str],
     resources: Resources,
     *,
     num_items: int,
     num_bytes: int = 0,
     field: str = "results",
+    held_bytes: int = 0,
 ) -> Response:
     """Answers with `content` and, as its last field, `results`; each result is made when written.
 
     num_items, num_bytes: the approximate size of all results together. A small answer is sent in
-    one piece. field: the name of the last field.
+    one piece. field: the name of the last field. held_bytes: see `PartedAnswer`.
     """
-    if num_items <= _LARGE_ITEMS and num_bytes <= _LARGE_BYTES:
-        return json_answer({**content, field: [make() for make in results]}, stamp)
-    written = _written({**content, field: []}, results, resources)
-    return StreamingResponse(written, headers=stamp, media_type=JSON)
+    return pieces_answer(
+        {**content, field: (make() for make in results)},
+        stamp,
+        resources,
+        num_items=num_items,
+        num_bytes=num_bytes,
+        held_bytes=held_bytes,
+    )
 
 
-async def _written(
-    content: dict[str, Any], results: Sequence[Callable[[], Any]], resources: Resources
-) -> AsyncIterator[bytes]:
-    """Writes `content`, whose last field is an empty list, with the results in the list."""
+def pieces_answer(
+    content: dict[str, Any],
+    stamp: dict[str, str],
+    resources: Resources,
+    *,
+    num_items: int,
+    num_bytes: int = 0,
+    held_bytes: int = 0,
+) -> Response:
+    """Answers with `content`, see `json_pieces`; a small answer is sent in one piece."""
+    pieces = json_pieces(content)
+    if num_items <= _LARGE_ITEMS and num_bytes <= PART_BYTES:
+        return Response(b"".join(pieces), 200, stamp, JSON)
+    return PartedAnswer(pieces, resources, stamp, JSON, held_bytes=held_bytes)
+
+
+async def computed_answer(
+    make: Callable[[], Any],
+    request: Request,
+    resources: Resources,
+    stamp: dict[str, str] | None = None,
+    *,
+    exclude_unset: bool = False,
+) -> Response:
+    """Answers in JSON with what `make` returns, made and written off the event loop.
+
+    exclude_unset: leave out fields of a model that were not set.
+
+    For answers whose entries are bounded in number: they are in memory as a whole.
+    """
+
+    def written() -> bytes:
+        content = make()
+        if isinstance(content, BaseModel):
+            return content.model_dump_json(by_alias=True, exclude_unset=exclude_unset).encode()
+        return to_json(content)
+
+    working = asyncio.get_running_loop().run_in_executor(resources.compute, written)
+    body = await within_deadline(working, request.state.deadline)
+    return Response(body, 200, stamp, JSON)
+
+
+def json_pieces(value: Any) -> Iterator[bytes]:
+    """Yields JSON piece by piece. Iterators in dicts and in iterators become lists, whose items are
+    taken one at a time; a list itself is one piece.
+    """
+    if isinstance(value, Iterator):
+        yield b"["
+        for index, item in enumerate(value):
+            if index:
+                yield b","
+            yield from json_pieces(item)
+        yield b"]"
+    elif isinstance(value, dict) and any(map(_has_parts, value.values())):
+        yield b"{"
+        for index, (name, item) in enumerate(value.items()):
+            yield (b"," if index else b"") + to_json(name) + b":"
+            yield from json_pieces(item)
+        yield b"}"
+    else:
+        yield to_json(value)
+
+
+def _has_parts(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_parts, value.values()))
+    return isinstance(value, Iterator)
+
+
+def check_answer_bytes(num: int, limits: Limits, *, remedy: str) -> None:
+    """Raises TooLarge where an answer would have more bytes than one may have."""
+    if num > limits.max_answer_bytes:
+        raise TooLarge(
+            f"the answer would have {num} bytes, more than {limits.max_answer_bytes}; {remedy}",
+            limit="max_answer_bytes",
+        )
+
+
+class PartedAnswer(StreamingResponse):
+    """An answer of any length, made off the event loop in parts of at most a mebibyte.
+
+    The next part is made when the client has read the one before, so one part is in memory.
+    """
+
+    def __init__(
+        self,
+        pieces: Iterator[bytes | memoryview],
+        resources: Resources,
+        stamp: dict[str, str],
+        kind: str,
+        *,
+        held_bytes: int = 0,
+    ) -> None:
+        """pieces: at most a mebibyte each. held_bytes: those that the pieces are made of, where no
+        other request has them in memory.
+        """
+        super().__init__(_made(pieces, resources), headers=stamp, media_type=kind)
+        self._held_bytes = max(held_bytes, PART_BYTES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        announce_answer(scope, self._held_bytes)
+        await super().__call__(scope, receive, send)
+
+
+async def _made(pieces: Iterator[bytes | memoryview], resources: Resources) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
-    yield to_json(content)[: -len(b"]}")]
-    for index, make in enumerate(results):
-        yield await loop.run_in_executor(resources.compute, _piece, index, make)
-    yield b"]}"
+    parts = _joined(pieces)
+    while (part := await loop.run_in_executor(resources.compute, next, parts, None)) is not None:
+        yield part
 
 
-def _piece(index: int, make: Callable[[], Any]) -> bytes:
-    return (b"," if index else b"") + to_json(make())
+def _joined(pieces: Iterator[bytes | memoryview]) -> Iterator[bytes]:
+    """Joins pieces to parts of at most a mebibyte, or a longer piece."""
+    some: list[bytes | memoryview] = []
+    num = 0
+    for piece in pieces:
+        if some and num + len(piece) > PART_BYTES:
+            yield b"".join(some)
+            some, num = [], 0
+        some.append(piece)
+        num += len(piece)
+    if some:
+        yield b"".join(some)

@@ -16,6 +16,7 @@ from mlcd.wire.embedding import ClassifyRequest, QueryRequest
 from mlcd.wire.found_items import SearchRequest
 from mlcd.wire.stored_items import AddRequest
 from service.http import openapi
+from service.http.answer_budget import AnswerMiddleware
 from service.http.auth import OriginMiddleware, check_declared
 from service.http.dialects import cohere, openai, own
 from service.http.dialects.kserve import infer, metadata
@@ -107,6 +108,7 @@ def create_app(resources: Resources | None) -> FastAPI:
     app.state.routes = []
     app.add_middleware(ShortWayMiddleware, routes=app.state.routes)
     app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(AnswerMiddleware)
     if resources is not None:
         app.add_middleware(OriginMiddleware, settings=resources.settings)
     app.add_middleware(RequestMiddleware)

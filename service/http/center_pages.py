@@ -29,6 +29,7 @@ from service.resources import Resources
 
 Sort = Literal["size", "members", "name", "spread", "novelty", "recent", "id"]
 _NUM_NEIGHBORS: Final = 8
+_NUM_SEARCHED: Final = 4  # collections
 
 
 @dataclass(frozen=True)
@@ -260,8 +261,11 @@ def described_center(
     ]
     members = [Example(**example) for example in example_members(centers, center)]
     evidence = lookup.names.evidence(center)
+    counted: dict[str, Any] = {}
     if clustered is None:
-        items, counted = _nearest_items(resources, lookup, vector, seen), {}
+        searched = _searched(resources, lookup, seen)
+        items = _nearest_items(resources, searched, vector)
+        counted = {"collections": searched}
     else:
         (items,) = _examples(lookup, clustered, [center], _NUM_NEIGHBORS)
         values = _values(lookup, clustered, recent)
@@ -287,16 +291,21 @@ def described_center(
     )
 
 
-def _nearest_items(
-    resources: Resources, lookup: Lookup, vector: Embeddings, seen: Callable[[str], bool]
-) -> list[Example]:
-    """Returns the items of each collection that is seen which are nearest to a center."""
+def _searched(resources: Resources, lookup: Lookup, seen: Callable[[str], bool]) -> list[str]:
+    """Returns the collections to search for examples, of those that are seen: a server may have
+    thousands.
+    """
     if lookup.centers.mean is not None:
         # Centers with a mean compare embeddings less the mean: a search is not in that space.
         return []
-    items = []
-    for name, collection in resources.collections.items():
-        if not seen(name):
+    return sorted(filter(seen, resources.collections))[:_NUM_SEARCHED]
+
+
+def _nearest_items(resources: Resources, names: list[str], vector: Embeddings) -> list[Example]:
+    """Returns the items of each collection that are nearest to a center."""
+    collections, items = resources.collections, list[Example]()
+    for name in names:
+        if (collection := collections.get(name)) is None:  # deleted just now
             continue
         matches = collection.search(vector, _NUM_NEIGHBORS).matches[0]
         versions = collection.thumbnail_versions([match.id for match in matches])

@@ -154,6 +154,15 @@ class HttpConnection(HttpToolsProtocol):
             return
         self._client_poll = self.loop.call_later(CLIENT_POLL_S, self._poll_client)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._bounds.answered[self] = None
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._bounds.forget(self)
+
     def on_message_begin(self) -> None:
         self._message_complete = False
         super().on_message_begin()

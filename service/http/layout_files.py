@@ -15,6 +15,7 @@ CSV: Final = "text/csv"
 PARQUET: Final = "application/vnd.apache.parquet"
 _ROWS: Final = 8192
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")  # as OWASP lists them
+_BATCH_BYTES: Final = 2**19  # of ids and metadata
 _SCHEMA: Final = pa.schema(
     [
         ("id", pa.string()),
@@ -81,13 +82,18 @@ def _batches(layout: Plane, chosen: NDArray[np.int64]) -> Iterator[pa.RecordBatc
     for start in range(0, len(chosen), _ROWS):
         rows = chosen[start : start + _ROWS]
         positions = layout.positions[rows].tolist()
-        yield pa.record_batch(
-            [
-                pa.array([searcher.ids[position] for position in positions], pa.string()),
-                pa.array(rows),
-                pa.array(layout.points[rows, 0]),
-                pa.array(layout.points[rows, 1]),
-                pa.array([searcher.metadata[position] for position in positions], pa.string()),
-            ],
-            schema=_SCHEMA,
-        )
+        ids = [searcher.ids[position] for position in positions]
+        metadata = [searcher.metadata[position] for position in positions]
+        sizes = np.cumsum([len(a) + len(b) for a, b in zip(ids, metadata, strict=True)])
+        ends = np.flatnonzero(np.diff(sizes // _BATCH_BYTES)) + 1
+        for part in map(slice, [0, *ends], [*ends, len(rows)]):
+            yield pa.record_batch(
+                [
+                    pa.array(ids[part], pa.string()),
+                    pa.array(rows[part]),
+                    pa.array(layout.points[rows[part], 0]),
+                    pa.array(layout.points[rows[part], 1]),
+                    pa.array(metadata[part], pa.string()),
+                ],
+                schema=_SCHEMA,
+            )

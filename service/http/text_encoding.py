@@ -15,6 +15,7 @@ from service.fetch.given_images import GivenImage
 from service.http.encoding import encode, encode_strictly
 from service.inference.outcomes import Account, Encoded, slowest
 from service.inference.served_texts import ServedTexts
+from service.inference.text_pipeline import num_chars
 from service.resources import Resources
 from service.settings import Limits
 from service.telemetry.request import count_texts
@@ -66,6 +67,14 @@ def check_num_texts(num: int, limits: Limits) -> None:
         )
 
 
+def check_num_chars(num: int, limits: Limits) -> None:
+    if num > limits.max_request_chars:
+        raise TooLarge(
+            f"{num} characters of texts in one request, more than {limits.max_request_chars}",
+            limit="max_request_chars",
+        )
+
+
 async def encode_texts(
     request: Request,
     resources: Resources,
@@ -74,20 +83,31 @@ async def encode_texts(
     param: str = "texts",
     whole: bool = False,
 ) -> EncodedTexts:
-    """Encodes every text on its own. The texts are counted for the client's key, like images.
+    """Encodes every text on its own. The texts are counted for the client's key, like images, a
+    long one several times.
 
     param: the name of the field in the client's dialect. whole: reject a text of more tokens than
     the model reads; otherwise its end is cut off. Raises TextGiven where the model has no tower of
     texts, and TooLarge for too many.
     """
     tower = opened_texts(resources, param=param)
-    check_num_texts(len(texts), resources.settings.limits)
+    limits, key = resources.settings.limits, request.state.key
+    check_num_texts(len(texts), limits)
+    check_num_chars(num_chars(texts, limits.max_text_chars), limits)
     count_texts(len(texts))
-    await resources.rate_limiter.take(request.state.key, len(texts))
-    found = await encode_on(tower, texts, deadline=request.state.deadline, whole=whole)
+    await resources.rate_limiter.take(key, _num_counted(texts, limits))
+    owner = None if key is None else key.id
+    found = await encode_on(tower, texts, deadline=request.state.deadline, whole=whole, owner=owner)
     num_embedded = len(found.encoded.rows)
     tower.metrics.texts(embedded=num_embedded, rejected=len(texts) - num_embedded)
     return found
+
+
+def _num_counted(texts: Sequence[object], limits: Limits) -> int:
+    """Returns how many texts of a key's rate these are."""
+    return sum(
+        max(1, -(-num_chars([text], limits.max_text_chars) // limits.rate_chars)) for text in texts
+    )
 
 
 async def encode_on(
@@ -97,12 +117,17 @@ async def encode_on(
     deadline: float,
     whole: bool = False,
     account: Account | None = None,
+    owner: object | None = None,
 ) -> EncodedTexts:
-    """Encodes every text on its own. account: pays for the texts that are in no cache."""
+    """Encodes every text on its own.
+
+    account: pays for the texts that are in no cache. owner: the client, who takes turns with others
+    at the tokenizer; None for the request itself.
+    """
 
     async def work() -> EncodedTexts:
         with tower.dispatcher.announced():
-            tokens = await tower.reader.read(texts, whole=whole)
+            tokens = await tower.reader.read(texts, whole=whole, owner=owner)
         encoded = await tower.pipeline.encode(tokens.ids, deadline=deadline, account=account)
         timings = replace(encoded.timings, tokenize_s=tokens.seconds)
         return EncodedTexts(replace(encoded, timings=timings), tokens.num)

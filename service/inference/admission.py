@@ -41,17 +41,20 @@ class Capacity:
 
         owner: with None only the server's own limit counts.
         """
-        free = self._most - self._reserved - num
-        # Each owner must leave as much free as it has reserved itself, however many are greedy: one
-        # alone can take half of the whole, two a third each, and a newcomer always finds something.
-        if free < 0 or (
-            owner is not None and self._reserved_by[owner] + num > max(free, self._always)
-        ):
-            whose = "the server" if free < 0 else "this client"
+        if not self.has_room(num, owner=owner):
+            whose = "the server" if self._reserved + num > self._most else "this client"
             self._metrics.rejected("overloaded")
             raise Overloaded(
                 f"{whose} is at its limit of {self._of}", remedy="try again in a moment"
             )
+
+    def has_room(self, num: int, *, owner: object | None) -> bool:
+        """Tells whether `num` units can be reserved now; see `check`."""
+        free = self._most - self._reserved - num
+        # Each owner must leave as much free as it has reserved itself, however many are greedy: one
+        # alone can take half of the whole, two a third each, and a newcomer always finds something.
+        mine = 0 if owner is None else self._reserved_by[owner] + num
+        return free >= 0 and mine <= max(free, self._always)
 
     def reserve(self, num: int, *, owner: object | None) -> None:
         """Reserves `num` units until `release`. Raises what `check` raises."""
@@ -128,7 +131,7 @@ class Places:
     def __init__(self, of: str, most: int, *, metrics: Metrics) -> None:
         """Prepares `most` places. of: the name of the items."""
         self._of, self._most = of, most
-        self._num = 0
+        self._num = self._num_requests = 0
         metrics.held(of, lambda: self._num)
         self._rate = DrainRate()
         self._metrics = metrics
@@ -142,11 +145,13 @@ class Places:
         """Tells whether `num` items would be admitted now.
 
         The limit must leave capacity for them, and by the measured rate they must be in time.
+        Requests are served in turn, an item each: a small one waits for no large one's rest.
         """
         if self._num + num > self._most:
             return False
         now = asyncio.get_running_loop().time()
-        return not self._num or self._rate.seconds_for(self._num + num, now) <= _MARGIN * (
+        before = min(self._num, num * self._num_requests)
+        return not self._num or self._rate.seconds_for(before + num, now) <= _MARGIN * (
             deadline - now
         )
 
@@ -170,10 +175,12 @@ class Places:
             raise self.refusal()
         self._rate.working(asyncio.get_running_loop().time())
         self._num += num
+        self._num_requests += 1
         try:
             yield
         finally:
             self._num -= num
+            self._num_requests -= 1
             self._rate.finished(num, asyncio.get_running_loop().time(), idle=not self._num)
 
     def refusal(self) -> Overloaded:
@@ -187,13 +194,15 @@ class Places:
 class Admission:
     """The limits that all requests of a server share. Use from one event loop.
 
-    pixels: pixels of images, by their headers. bytes: bytes of bodies. streams: event streams.
+    pixels: pixels of images, by their headers. bytes: bytes of bodies. answers: bytes of answers.
+    streams: event streams.
     """
 
     images: Places
     texts: Places
     pixels: Capacity
     bytes: Capacity
+    answers: Capacity
     streams: Capacity
 
     @classmethod
@@ -206,6 +215,12 @@ class Admission:
             ),
             bytes=Capacity(
                 "bytes", limits.max_queued_bytes, always=limits.max_body_bytes, metrics=metrics
+            ),
+            answers=Capacity(
+                "answers",
+                limits.max_unread_bytes,
+                always=limits.max_answer_bytes,
+                metrics=metrics,
             ),
             streams=Capacity(
                 "streams", limits.max_streams, always=limits.max_streams, metrics=metrics

@@ -20,8 +20,9 @@ class DecodingThreads:
     thread chooses the next image when it is free, not when the image is submitted.
     """
 
-    def __init__(self, threads: Executor) -> None:
-        self._threads = threads
+    def __init__(self, threads: Executor, *, least: int = _LEAST) -> None:
+        """least: the cost of an item apart from its size."""
+        self._threads, self._least = threads, least
         self._lock = threading.Lock()
         self._waiting: CostQueue[_Waiting] = CostQueue()
 
@@ -33,7 +34,7 @@ class DecodingThreads:
         waiting = _Waiting(Future(), decode)
         waiting.future.add_done_callback(waiting.forget)
         with self._lock:
-            self._waiting.put(owner, _LEAST + pixels, waiting)
+            self._waiting.put(owner, self._least + pixels, waiting)
         self._threads.submit(self._next)
         result: _Result = await asyncio.wrap_future(waiting.future)
         return result

@@ -182,6 +182,7 @@ def test_a_center_describes_itself(client, journey):
     assert members
     assert {example["similarity"] for example in members} == {None}  # the center has moved since
     assert sum(example["collection"] == "demo" for example in answer["examples"]) == 8
+    assert answer["collections"] == ["demo"]
     assert client.get("/v1/centers/100000").status_code == 404
 
 

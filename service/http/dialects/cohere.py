@@ -12,12 +12,13 @@ from mlcd.types import Embeddings
 from mlcd.wire.shapes import EXAMPLE_IMAGE, WholeNumber, exactly_one
 from service.errors import BadRequest
 from service.http.access import Opened, check_model
-from service.http.answers import headers, json_answer, json_list
+from service.http.answers import headers, pieces_answer
 from service.http.auth import needs
 from service.http.bodies import check_count
 from service.http.data_uris import image_from_uri
 from service.http.dialect import WITHOUT_CLASS, Dialect, Refusal
 from service.http.dialects.quantization import as_base64, as_binary, as_int8, as_ubinary, as_uint8
+from service.http.embedding_answers import NUMBER_BYTES
 from service.http.encoding import shortened
 from service.http.json_route import JsonRoute
 from service.http.text_encoding import (
@@ -156,13 +157,11 @@ async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Resp
     rows = shortened(found.encoded.embeddings, body.output_dimension, param="output_dimension")
     num_images = sum(not isinstance(item, GivenText) for item in items)
     billed = {"images": num_images, "input_tokens": found.num_tokens}
-    embeddings = {
-        kind: await json_list(_as_type(rows, kind), resources) for kind in body.embedding_types
-    }
-    return json_answer(
+    kinds = dict.fromkeys(body.embedding_types)
+    return pieces_answer(
         {
             "id": request.state.request_id,
-            "embeddings": embeddings,
+            "embeddings": {kind: iter(_as_type(rows, kind)) for kind in kinds},
             "texts": body.texts or [],
             "images": [],
             "meta": {
@@ -171,6 +170,9 @@ async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Resp
             },
         },
         headers(resources, found.encoded),
+        resources,
+        num_items=len(rows) * len(kinds),
+        num_bytes=NUMBER_BYTES * rows.size * len(kinds),
     )
 
 

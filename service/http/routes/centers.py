@@ -20,7 +20,7 @@ from mlcd.wire.nearest_centers import (
 )
 from service.deadline import within_deadline
 from service.http.access import Opened, sees
-from service.http.answers import headers, json_answer
+from service.http.answers import computed_answer, headers
 from service.http.auth import needs
 from service.http.center_pages import Clustered, ListOptions, Sort, described_center, listed_centers
 from service.http.json_route import JsonRoute
@@ -36,7 +36,9 @@ _Result = TypeVar("_Result")
 _MOST_EXAMPLES: Final = 12
 _MOST_LISTED: Final = 500
 _MOST_ASKED: Final = 500  # characters of a query
-_ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (404, 409, 422, 504)}
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {} for status in (404, 409, 422, 429, 504)
+}
 _CHANGED: Final[dict[int | str, dict[str, Any]]] = {**_ERRORS, 503: {}}
 Center = Annotated[int, Path(ge=0)]
 Named = Annotated[str, Query(alias="collection", description="the name of a collection")]
@@ -44,10 +46,14 @@ OrNone = Annotated[str | None, Query(alias="collection", description="the name o
 Limit = Annotated[int, Query(ge=1, le=_MOST_LISTED)]
 
 
-@router.get("/v1/centers", dependencies=[needs("search")], responses=_ERRORS)
+@router.get(
+    "/v1/centers",
+    dependencies=[needs("search")],
+    response_model=CenterList,
+    responses=_ERRORS,
+)
 async def list_centers(
     request: Request,
-    response: Response,
     resources: Opened,
     *,
     in_collection: OrNone = None,
@@ -69,7 +75,7 @@ async def list_centers(
     examples: Annotated[int, Query(ge=0, le=_MOST_EXAMPLES)] = 4,
     limit: Limit = 60,
     cursor: str | None = None,
-) -> CenterList:
+) -> Response:
     """Lists the centers page by page, with the nearest items of a collection as examples.
 
     sort=recent: by the novelty of the images that were labeled last.
@@ -95,10 +101,8 @@ async def list_centers(
         limit=limit,
         cursor=cursor,
     )
-    response.headers.update(headers(resources))
-    return await _computed(
-        request, resources, partial(listed_centers, resources, lookup, clustered, options)
-    )
+    listing = partial(listed_centers, resources, lookup, clustered, options)
+    return await computed_answer(listing, request, resources, headers(resources))
 
 
 @router.get(
@@ -116,8 +120,9 @@ async def describe_center(
 ) -> DescribedCenter:
     """Describes a center: size, name, the nearest other centers, and examples.
 
-    The examples are its nearest members, then items of each collection, or of the one that is
-    named. With a collection its members there are counted, too.
+    The examples are its nearest members, then items of the collection that is named, or of the
+    first four by name, which `collections` states. With a collection its members there are counted,
+    too.
     """
     lookup = _lookup_of(center, resources)
     clustered = await _clustered(request, resources, in_collection)
@@ -168,51 +173,51 @@ async def list_members(
     """Lists the items of a collection whose nearest center this is, the nearest first."""
     lookup = _lookup_of(center, resources)
     clustered = await _named_clusters(request, resources, lookup, in_collection)
-    content = await _computed(
-        request,
-        resources,
-        partial(
-            listed_members,
-            clustered.collection,
-            clustered.clusters,
-            center,
-            limit=limit,
-            cursor=cursor,
-        ),
-    )
-    about = {"collection": in_collection, "centers": lookup.centers.digest, "id": center}
-    return json_answer({**about, **content}, headers(resources))
+
+    def listing() -> dict[str, Any]:
+        page = listed_members(
+            clustered.collection, clustered.clusters, center, limit=limit, cursor=cursor
+        )
+        about = {"collection": in_collection, "centers": lookup.centers.digest, "id": center}
+        return {**about, **page}
+
+    return await computed_answer(listing, request, resources, headers(resources))
 
 
-@router.get("/v1/centers/{center}/values", dependencies=[needs("search")], responses=_ERRORS)
+@router.get(
+    "/v1/centers/{center}/values",
+    dependencies=[needs("search")],
+    response_model=CountedValues,
+    responses=_ERRORS,
+)
 async def count_values(
     request: Request,
-    response: Response,
     center: Center,
     resources: Opened,
     in_collection: Named,
     field: Annotated[str, Query(min_length=1, max_length=MAX_FIELD_BYTES)],
     limit: Annotated[int, Query(ge=1, le=1000)] = 20,
-) -> CountedValues:
+) -> Response:
     """Counts the values of a metadata field among a center's members in a collection.
 
     An item with a list counts for each of its entries.
     """
     lookup = _lookup_of(center, resources)
     clustered = await _named_clusters(request, resources, lookup, in_collection)
-    response.headers.update(headers(resources))
-    counts, others, missing = await _computed(
-        request, resources, partial(counted_values, clustered.clusters, center, field, limit)
-    )
-    return CountedValues(
-        collection=in_collection,
-        centers=lookup.centers.digest,
-        id=center,
-        field=field,
-        counts=counts,
-        others=others,
-        missing=missing,
-    )
+
+    def counting() -> CountedValues:
+        counts, others, missing = counted_values(clustered.clusters, center, field, limit)
+        return CountedValues(
+            collection=in_collection,
+            centers=lookup.centers.digest,
+            id=center,
+            field=field,
+            counts=counts,
+            others=others,
+            missing=missing,
+        )
+
+    return await computed_answer(counting, request, resources, headers(resources))
 
 
 def _lookup_of(center: int, resources: Resources) -> Lookup:

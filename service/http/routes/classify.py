@@ -19,7 +19,7 @@ from mlcd.wire.embedding import ClassifiedImages, ClassifyOptions, ClassifyReque
 from service.deadline import within_deadline
 from service.errors import BadRequest, StrictBatch, TooLarge
 from service.http.access import Opened
-from service.http.answers import headers, listed_answer, provenance
+from service.http.answers import check_answer_bytes, headers, listed_answer, provenance
 from service.http.auth import needs
 from service.http.bodies import media_type, read_form, read_json, validated
 from service.http.encoding import encode
@@ -27,7 +27,13 @@ from service.http.json_route import JsonRoute
 from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
 from service.http.queries import Queries, check_names, check_top, given_fields, queries_from_json
-from service.http.text_encoding import both, check_num_texts, encode_on, opened_texts
+from service.http.text_encoding import (
+    both,
+    check_num_chars,
+    check_num_texts,
+    encode_on,
+    opened_texts,
+)
 from service.inference.served_texts import ServedTexts
 from service.keys.rates import ComputedAccount
 from service.resources import Resources
@@ -37,6 +43,7 @@ from service.telemetry.request import count_texts, timed
 router = APIRouter(tags=["texts"], route_class=JsonRoute)
 
 _OPTIONS: Final = tuple(ClassifyOptions.model_fields)
+_FOUND_BYTES: Final = 60  # the names of a result's fields, and its numbers
 _AS_GIVEN: Final = ("{}",)
 _FORM: Final[dict[str, Any]] = {
     "schema": {
@@ -90,6 +97,8 @@ async def classify(request: Request, resources: Opened) -> Response:
             loop.run_in_executor(resources.compute, work), request.state.deadline
         )
     calibration = tower.encoder.calibration
+    num_bytes = _num_bytes(options.names, found[0])
+    check_answer_bytes(num_bytes, resources.settings.limits, remedy="give a smaller `top`")
     return listed_answer(
         {
             **provenance(resources),
@@ -103,6 +112,7 @@ async def classify(request: Request, resources: Opened) -> Response:
         headers(resources, queries.encoded),
         resources,
         num_items=found[0].size,
+        num_bytes=num_bytes,
     )
 
 
@@ -119,6 +129,14 @@ def _check_limits(options: ClassifyOptions, resources: Resources) -> None:
     num = len(options.names) * len(_templates(options))
     if num > limits.max_prompts:
         raise TooLarge(f"{num} prompts, more than {limits.max_prompts}", limit="max_prompts")
+    check_num_chars(_num_chars(options), limits)
+
+
+def _num_chars(options: ClassifyOptions) -> int:
+    """Returns the number of characters of all prompts, before they are made."""
+    chosen = _templates(options)
+    fixed = sum(len(template) for template in chosen)
+    return len(options.names) * fixed + len(chosen) * sum(map(len, options.names))
 
 
 def _parsed(fields: dict[str, str]) -> dict[str, Any]:
@@ -165,7 +183,9 @@ async def _rows_of(
     rows = []
     for start in range(0, len(prompts), limits.max_texts):
         some = prompts[start : start + limits.max_texts]
-        encoding = encode_on(tower, some, deadline=request.state.deadline, account=account)
+        encoding = encode_on(
+            tower, some, deadline=request.state.deadline, account=account, owner=account.owner
+        )
         encoded = (await encoding).encoded
         if encoded.errors:
             index, error = min(encoded.errors.items())
@@ -221,6 +241,12 @@ def _found(
         np.take_along_axis(probabilities, order, axis=1),
         np.take_along_axis(similarities, order, axis=1),
     )
+
+
+def _num_bytes(names: list[str], order: NDArray[np.int64]) -> int:
+    """Returns the approximate size of the answer."""
+    lengths = np.array([len(name) for name in names], dtype=np.int64)
+    return int(lengths[order].sum()) + _FOUND_BYTES * order.size
 
 
 def _result(

@@ -6,13 +6,14 @@ request names it. Changes are made off the event loop, and are durable before th
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
-from fastapi import APIRouter, Body, Depends, Path, Request, Response
+from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 
 from mlcd.collections.port import CollectionPort, CollectionsPort
 from mlcd.errors import InvalidInput, StoreUnreachable, TooManyOpenFiles, Unavailable
@@ -29,8 +30,9 @@ from mlcd.wire.stored_items import (
 from service.deadline import within_deadline
 from service.errors import OutsideKey
 from service.http.access import Opened, check_seen, sees
-from service.http.answers import headers
+from service.http.answers import computed_answer, headers
 from service.http.auth import needs
+from service.http.cursors import read_cursor, write_cursor
 from service.http.json_route import JsonRoute
 from service.http.problems import misnamed
 from service.resources import Resources
@@ -38,6 +40,7 @@ from service.telemetry.request import timed
 
 router = APIRouter(tags=["collections"], route_class=JsonRoute)
 _Result = TypeVar("_Result")
+_MOST_LISTED: Final = 1000
 _log = logging.getLogger("mlcd.service")
 
 
@@ -69,19 +72,38 @@ _MADE: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-@router.get("/v1/collections", dependencies=[needs("search")], responses={504: {}})
-async def list_collections(request: Request, resources: Opened) -> CollectionList:
-    """Lists all collections; those that are not `usable` hold embeddings of another model."""
+@router.get(
+    "/v1/collections",
+    dependencies=[needs("search")],
+    response_model=CollectionList,
+    responses={422: {}, 429: {}, 504: {}},
+)
+async def list_collections(
+    request: Request,
+    resources: Opened,
+    limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = _MOST_LISTED,
+    cursor: str | None = None,
+) -> Response:
+    """Lists all collections by name, page by page; those that are not `usable` hold embeddings of
+    another model.
+    """
     store = resources.model.data.store
     if store is not None:
         await open_all_arrived(store, request, resources)
     every = {} if store is None else store.all()
-    described = [
-        await _described(name, one, request, resources)
-        for name, one in every.items()
-        if sees(name, request)
-    ]
-    return CollectionList(collections=described)
+    names = sorted(name for name in every if sees(name, request))
+    if cursor is not None:
+        (last,) = read_cursor(cursor, str)
+        names = names[bisect_right(names, last) :]
+    page = names[:limit]
+    described = [await _described(name, every[name], request, resources) for name in page]
+    following = {"next": write_cursor(page[-1])} if len(names) > len(page) else {}
+    return await computed_answer(
+        partial(CollectionList, collections=described, **following),
+        request,
+        resources,
+        exclude_unset=True,
+    )
 
 
 @router.put("/v1/collections/{name}", dependencies=[needs("write")], responses=_MADE)

@@ -18,7 +18,6 @@ from mlcd.wire.stored_items import (
     AddedItems,
     AddRequest,
     ChangedItem,
-    DeletedItem,
     DeletedItems,
     DeleteRequest,
     DescribedItem,
@@ -28,7 +27,7 @@ from service.deadline import within_deadline
 from service.errors import BadRequest
 from service.fetch.given_images import GivenImage
 from service.http.access import Opened
-from service.http.answers import headers, json_answer, provenance
+from service.http.answers import computed_answer, headers, json_answer, provenance
 from service.http.auth import needs
 from service.http.bodies import check_count, media_type, parse_json, read_form, read_json
 from service.http.data_uris import image_from_uri
@@ -216,21 +215,21 @@ async def delete_item(
 @router.post(
     "/v1/collections/{name}/delete",
     dependencies=[needs("write")],
+    response_model=DeletedItems,
     responses=_CHANGED,
 )
 async def delete_items(
     name: Name, asked: DeleteRequest, request: Request, resources: Opened
-) -> DeletedItems:
+) -> Response:
     """Deletes items, all in one transaction; those that do not exist are `missing`."""
     collection = await opened_collection(name, request, resources)
     outcomes = await change(request, resources, lambda: collection.delete_all(asked.ids))
-    return DeletedItems(
-        collection=name,
-        results=[
-            DeletedItem(id=item_id, outcome=outcome)
-            for item_id, outcome in zip(asked.ids, outcomes, strict=True)
-        ],
-    )
+    results = [
+        {"id": item_id, "outcome": outcome}
+        for item_id, outcome in zip(asked.ids, outcomes, strict=True)
+    ]
+    content = {"collection": name, "results": results}
+    return await computed_answer(lambda: content, request, resources)
 
 
 async def _read(request: Request, resources: Resources) -> _Batch:

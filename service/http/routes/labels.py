@@ -23,6 +23,7 @@ from service.http.answers import (
     JSON,
     NPY,
     RAW,
+    check_answer_bytes,
     headers,
     listed_answer,
     negotiated,
@@ -41,6 +42,7 @@ from service.telemetry.request import timed
 
 router = APIRouter(tags=["labels"])
 
+_LABEL_BYTES: Final = 80  # at least, of a label or an example
 _OFFERED: Final = (JSON, RAW, NPY)
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": LabeledImages, "content": {RAW: BINARY, NPY: BINARY}},
@@ -114,6 +116,12 @@ async def label(
         )
     if chosen == NPY:
         return Response(to_npy(_records(found)), 200, stamp, NPY)
+    num_items = found.ids.size * (1 + examples)
+    check_answer_bytes(
+        _LABEL_BYTES * num_items,
+        resources.settings.limits,
+        remedy="give a smaller `top`, or fewer `examples`",
+    )
     return listed_answer(
         {
             **provenance(resources),
@@ -128,7 +136,7 @@ async def label(
         ],
         stamp,
         resources,
-        num_items=found.ids.size * (1 + examples),
+        num_items=num_items,
     )
 
 

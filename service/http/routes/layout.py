@@ -1,7 +1,7 @@
 """The routes of a collection's layout: its points, the values to color them by, and its items."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
@@ -9,17 +9,28 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Query, Request
 from numpy.typing import NDArray
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from mlcd.collections.clusters import Clusters
 from mlcd.collections.filters import parse_filter
 from mlcd.collections.plane import Plane
 from mlcd.collections.port import CollectionPort
+from mlcd.collections.searcher import Searcher
 from mlcd.errors import Conflict, InvalidInput
 from mlcd.wire.found_items import LayoutItems, LayoutItemsRequest, LayoutLegend
 from service.deadline import within_deadline
 from service.http.access import Opened
-from service.http.answers import JSON, RAW, headers, json_answer, negotiated
+from service.http.answer_budget import PART_BYTES
+from service.http.answers import (
+    JSON,
+    RAW,
+    PartedAnswer,
+    check_answer_bytes,
+    computed_answer,
+    headers,
+    listed_answer,
+    negotiated,
+)
 from service.http.auth import needs
 from service.http.json_route import JsonRoute
 from service.http.layout_files import CSV, PARQUET, csv_parts, parquet_parts
@@ -34,9 +45,12 @@ from service.resources import Resources
 router = APIRouter(tags=["collections"], route_class=JsonRoute)
 
 _Result = TypeVar("_Result")
-_PART_BYTES: Final = 2**18
+_ROWS: Final = 1024  # items whose thumbnails are looked up together
+_ITEM_BYTES: Final = 100  # the names of an item's fields, and what is not text
 _METADATA: Final = "metadata."
-_ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (404, 409, 422, 504)}
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {} for status in (404, 409, 422, 429, 504)
+}
 _NUMBERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {RAW: BINARY}},
     304: {"description": "The layout is the one that If-None-Match names"},
@@ -90,22 +104,23 @@ async def get_values(
     """
     collection, layout = await _opened(name, request, resources)
     values = await _values(by, collection, layout, request, resources)
-    return _numbers(request, resources, layout, values.numbers.astype("<i4"), first)
+    numbers = values.numbers.astype("<i4", copy=False)
+    return _numbers(request, resources, layout, numbers, first, held_bytes=numbers.nbytes)
 
 
 @router.get(
     "/v1/collections/{name}/layout/legend",
     dependencies=[needs("search")],
+    response_model=LayoutLegend,
     responses=_ERRORS,
 )
-async def get_legend(
-    name: Name, by: By, request: Request, response: Response, resources: Opened
-) -> LayoutLegend:
+async def get_legend(name: Name, by: By, request: Request, resources: Opened) -> Response:
     """Tells what the numbers of the values mean, those of most items first, at most 1,000."""
     collection, layout = await _opened(name, request, resources)
     values = await _values(by, collection, layout, request, resources)
-    response.headers.update(_stamp(resources, layout))
-    return LayoutLegend(by=by, values=values.legend)
+    stamp = _stamp(resources, layout)
+    legend = partial(LayoutLegend, by=by, values=values.legend)
+    return await computed_answer(legend, request, resources, stamp)
 
 
 @router.post(
@@ -130,10 +145,17 @@ async def list_items(
         raise Conflict("the layout has changed", remedy="read it again")
     chosen = await _computed(request, resources, partial(_chosen, layout, asked))
     if kind == JSON:
-        content = partial(_listed, collection, layout, chosen, asked.limit)
-        return json_answer(
-            {"collection": name, **await _computed(request, resources, content)},
+        shown = chosen[: asked.limit]
+        num_bytes = await _computed(request, resources, partial(_num_bytes, layout, shown))
+        check_answer_bytes(num_bytes, resources.settings.limits, remedy="give a smaller `limit`")
+        return listed_answer(
+            {"collection": name, "total": len(chosen)},
+            _items(collection, layout, shown),
             _stamp(resources, layout),
+            resources,
+            num_items=len(shown),
+            num_bytes=num_bytes,
+            field="items",
         )
     parts = (csv_parts if kind == CSV else parquet_parts)(layout, chosen)
     suffix = "csv" if kind == CSV else "parquet"
@@ -141,7 +163,7 @@ async def list_items(
         "Content-Disposition": f'attachment; filename="{name}.{suffix}"',
         "X-Mlcd-Items": str(len(chosen)),
     }
-    return StreamingResponse(_sent(parts, resources), headers=stamp, media_type=kind)
+    return PartedAnswer(parts, resources, stamp, kind)
 
 
 async def _opened(
@@ -168,7 +190,10 @@ def _numbers(
     layout: Plane,
     rows: NDArray[Any],
     first: int | None,
+    *,
+    held_bytes: int = 0,
 ) -> Response:
+    """held_bytes: those of `rows`, where they are this answer's alone."""
     shown = rows[:first]
     data = memoryview(np.ascontiguousarray(shown).ravel().view(np.uint8).data)
     etag = f'"{_named(layout)}"'
@@ -182,7 +207,8 @@ def _numbers(
     if etag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=stamp)
     stamp["Content-Length"] = str(len(data))
-    return StreamingResponse(_pieces(data), headers=stamp, media_type=RAW)
+    pieces = (data[start : start + PART_BYTES] for start in range(0, len(data), PART_BYTES))
+    return PartedAnswer(pieces, resources, stamp, RAW, held_bytes=held_bytes)
 
 
 def _named(layout: Plane) -> str:
@@ -191,17 +217,6 @@ def _named(layout: Plane) -> str:
     """
     searcher = layout.searcher
     return f"{layout.digest}-{searcher.generation.number}-{searcher.num_positions}"
-
-
-async def _pieces(data: memoryview) -> AsyncIterator[memoryview]:
-    for start in range(0, len(data), _PART_BYTES):
-        yield data[start : start + _PART_BYTES]
-
-
-async def _sent(parts: Iterator[bytes], resources: Resources) -> AsyncIterator[bytes]:
-    loop = asyncio.get_running_loop()
-    while (part := await loop.run_in_executor(resources.compute, next, parts, None)) is not None:
-        yield part
 
 
 async def _values(
@@ -250,23 +265,33 @@ def _chosen(layout: Plane, asked: LayoutItemsRequest) -> NDArray[np.int64]:
     return rows[matching[layout.positions[rows]]]
 
 
-def _listed(
-    collection: CollectionPort, layout: Plane, chosen: NDArray[np.int64], limit: int
-) -> dict[str, Any]:
-    rows = chosen[:limit].tolist()
+def _num_bytes(layout: Plane, rows: NDArray[np.int64]) -> int:
+    """Returns the approximate size of these items in an answer."""
     searcher = layout.searcher
-    positions = layout.positions[chosen[:limit]].tolist()
-    ids = [searcher.ids[position] for position in positions]
-    versions = collection.thumbnail_versions(ids)
+    return sum(
+        _ITEM_BYTES + len(searcher.ids[position]) + len(searcher.metadata[position])
+        for position in layout.positions[rows].tolist()
+    )
+
+
+def _items(
+    collection: CollectionPort, layout: Plane, rows: NDArray[np.int64]
+) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Yields what makes each item."""
+    searcher = layout.searcher
+    for start in range(0, len(rows), _ROWS):
+        block = rows[start : start + _ROWS]
+        positions = layout.positions[block].tolist()
+        ids = [searcher.ids[position] for position in positions]
+        versions = collection.thumbnail_versions(ids)
+        for row, position, version in zip(block.tolist(), positions, versions, strict=True):
+            yield partial(_item, searcher, row, position, version)
+
+
+def _item(searcher: Searcher, row: int, position: int, version: str | None) -> dict[str, Any]:
     return {
-        "total": len(chosen),
-        "items": [
-            {
-                "position": row,
-                "id": item_id,
-                "metadata": orjson.Fragment(searcher.metadata[position]),
-                "thumbnail": version,
-            }
-            for row, position, item_id, version in zip(rows, positions, ids, versions, strict=True)
-        ],
+        "position": row,
+        "id": searcher.ids[position],
+        "metadata": orjson.Fragment(searcher.metadata[position]),
+        "thumbnail": version,
     }

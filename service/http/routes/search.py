@@ -1,8 +1,6 @@
 """The routes that search a collection and find near-duplicates in it."""
 
 import asyncio
-import threading
-import time
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -10,7 +8,7 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Body, Query, Request, Response
 
-from mlcd.collections.duplicates import duplicate_groups
+from mlcd.collections.duplicates import Group
 from mlcd.collections.item import FoundItem
 from mlcd.collections.port import CollectionPort
 from mlcd.collections.relevance import moved_away
@@ -18,7 +16,6 @@ from mlcd.collections.searcher import SearchAnswer
 from mlcd.errors import DeadlineExceeded
 from mlcd.types import Embeddings
 from mlcd.wire.found_items import (
-    DuplicateGroup,
     DuplicatesRequest,
     FoundDuplicates,
     FoundItems,
@@ -26,9 +23,15 @@ from mlcd.wire.found_items import (
     SearchRequest,
 )
 from service.deadline import within_deadline
-from service.errors import BadRequest, TooLarge
+from service.errors import BadRequest
 from service.http.access import Opened
-from service.http.answers import headers, listed_answer, provenance
+from service.http.answers import (
+    check_answer_bytes,
+    headers,
+    listed_answer,
+    pieces_answer,
+    provenance,
+)
 from service.http.auth import needs
 from service.http.bodies import check_count, media_type, read_json, validated
 from service.http.json_route import JsonRoute
@@ -46,8 +49,8 @@ from service.http.queries import (
     read_queries,
 )
 from service.http.routes.collections import Name, opened_collection
+from service.inference.duplicate_searches import FoundGroups
 from service.resources import Resources
-from service.settings import Limits
 from service.telemetry.request import timed
 
 router = APIRouter(tags=["collections"], route_class=JsonRoute)
@@ -57,7 +60,8 @@ _IDS: Final = ("id", "ids")
 _MATCH_BYTES: Final = 60  # the names of a match's fields, and its similarity
 _FOUND: Final[dict[int | str, dict[str, Any]]] = {200: {"model": FoundItems}, 404: {}, 409: {}}
 _REMEDY: Final = (
-    "stop the server and run `mlcd index COLLECTION OUT.jsonl --duplicates`, which takes its time"
+    "run `mlcd curate EMBEDDINGS OUT --duplicates 0.95`, which takes its time, or stop the server"
+    " and run `mlcd index COLLECTION OUT.jsonl --duplicates 0.95`"
 )
 
 
@@ -139,7 +143,12 @@ async def search(
             asyncio.get_running_loop().run_in_executor(resources.compute, searching),
             request.state.deadline,
         )
-    num_bytes = _check_size(found, metadata=options.metadata, limits=resources.settings.limits)
+    num_bytes = _num_bytes(found, metadata=options.metadata)
+    check_answer_bytes(
+        num_bytes,
+        resources.settings.limits,
+        remedy="give a smaller `top`, or metadata=false",
+    )
     return listed_answer(
         {
             **provenance(resources),
@@ -156,26 +165,18 @@ async def search(
         resources,
         num_items=sum(map(len, found.matches)),
         num_bytes=num_bytes,
+        # A folder's metadata are in memory in any case; other stores send a copy.
+        held_bytes=0 if collection.promises.store == "folder" else num_bytes,
     )
 
 
-def _check_size(found: SearchAnswer, *, metadata: bool, limits: Limits) -> int:
-    """Returns the approximate size of the matches in bytes.
-
-    Raises TooLarge where it is more than one answer may have.
-    """
-    num_bytes = sum(
+def _num_bytes(found: SearchAnswer, *, metadata: bool) -> int:
+    """Returns the approximate size of the matches in an answer."""
+    return sum(
         _MATCH_BYTES + len(match.id) + metadata * len(match.metadata_json)
         for matches in found.matches
         for match in matches
     )
-    if num_bytes > limits.max_answer_bytes:
-        raise TooLarge(
-            f"the answer would have {num_bytes} bytes, more than {limits.max_answer_bytes};"
-            " give a smaller `top`, or metadata=false",
-            limit="max_answer_bytes",
-        )
-    return num_bytes
 
 
 def _result(
@@ -184,7 +185,7 @@ def _result(
     versions = collection.thumbnail_versions([match.id for match in matches])
     return {
         "index": index,
-        "matches": [
+        "matches": (
             {
                 "id": match.id,
                 "similarity": match.similarity,
@@ -192,7 +193,7 @@ def _result(
                 "thumbnail": version,
             }
             for match, version in zip(matches, versions, strict=True)
-        ],
+        ),
     }
 
 
@@ -248,59 +249,70 @@ async def _embeddings(
 @router.post(
     "/v1/collections/{name}/duplicates",
     dependencies=[needs("search")],
+    response_model=FoundDuplicates,
     responses={404: {}, 409: {}},
 )
 async def find_duplicates(
     name: Name,
     asked: Annotated[DuplicatesRequest, Body(default_factory=DuplicatesRequest)],
     request: Request,
-    response: Response,
     resources: Opened,
-) -> FoundDuplicates:
+) -> Response:
     """Finds groups of items that are joined by chains of pairs of at least this `similarity`.
 
-    It ends within the deadline; `mlcd index --duplicates` has none.
+    It ends within the deadline; `mlcd curate` and `mlcd index --duplicates` have none. One search
+    runs at a time, and one waits; a further one is answered 429. The last results are kept.
     """
     collection = await opened_collection(name, request, resources)
-    bound = _Bound(request.state.deadline)
-    comparing = partial(_compare, collection, asked.similarity, bound)
+    key, deadline = request.state.key, request.state.deadline
+    owner = None if key is None else key.id
     try:
         with timed("compare"):
-            groups = await within_deadline(
-                asyncio.get_running_loop().run_in_executor(resources.comparing, comparing),
-                request.state.deadline,
+            found = await resources.duplicates.find(
+                collection, asked.similarity, owner=owner, deadline=deadline
             )
     except DeadlineExceeded as error:
         raise DeadlineExceeded("the time for a request has passed", remedy=_REMEDY) from error
-    finally:
-        bound.left.set()
-    response.headers.update(headers(resources))
-    return FoundDuplicates(collection=name, similarity=asked.similarity, groups=groups)
-
-
-class _Bound:
-    """The meter of a comparison, which ends it at the deadline or when the client has gone."""
-
-    def __init__(self, deadline: float) -> None:
-        """Sets the deadline, by the loop's clock, which is time.monotonic."""
-        self._deadline = deadline
-        self.left = threading.Event()
-
-    def advance(self, num: int = 1, **facts: object) -> None:  # noqa: ARG002 - of the protocol
-        if self.left.is_set() or time.monotonic() > self._deadline:
-            raise DeadlineExceeded("the time for a request has passed")
-
-
-def _compare(collection: CollectionPort, similarity: float, bound: _Bound) -> list[DuplicateGroup]:
-    ids, take = collection.rows()
-    groups = duplicate_groups(len(ids), take, similarity, meter=bound)
-    return [_described(collection, group.record(ids)) for group in groups]
-
-
-def _described(collection: CollectionPort, group: dict[str, Any]) -> DuplicateGroup:
-    """Adds what is known of the items now: one may be gone since it was compared."""
-    return DuplicateGroup(
-        **group,
-        metadata=[collection.metadata_of(item_id) for item_id in group["ids"]],
-        thumbnails=collection.thumbnail_versions(group["ids"]),
+    looking = asyncio.get_running_loop().run_in_executor(
+        resources.compute, partial(_group_bytes, collection, found)
     )
+    num_bytes = await within_deadline(looking, deadline)
+    check_answer_bytes(
+        num_bytes, resources.settings.limits, remedy=f"give a higher `similarity`, or {_REMEDY}"
+    )
+    return pieces_answer(
+        {
+            "collection": name,
+            "similarity": asked.similarity,
+            "groups": (_described(collection, group, found.ids) for group in found.groups),
+        },
+        headers(resources),
+        resources,
+        num_items=sum(len(group.rows) for group in found.groups),
+        num_bytes=num_bytes,
+    )
+
+
+def _group_bytes(collection: CollectionPort, found: FoundGroups) -> int:
+    """Returns the approximate size of the groups in an answer."""
+    state = collection.state
+    return sum(
+        _MATCH_BYTES
+        + len(found.ids[row])
+        + (0 if (at := state.find(found.ids[row])) is None else len(state.metadata[at]))
+        for group in found.groups
+        for row in group.rows.tolist()
+    )
+
+
+def _described(collection: CollectionPort, group: Group, ids: list[str]) -> dict[str, Any]:
+    """Adds what is known of the items now: one may be gone since it was compared."""
+    record, state = group.record(ids), collection.state
+    places = map(state.find, record["ids"])
+    return {
+        **{field: iter(values) for field, values in record.items()},
+        "metadata": (
+            None if place is None else orjson.Fragment(state.metadata[place]) for place in places
+        ),
+        "thumbnails": iter(collection.thumbnail_versions(record["ids"])),
+    }

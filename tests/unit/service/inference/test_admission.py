@@ -30,6 +30,21 @@ def test_images_that_would_be_late_are_refused_and_the_first_ones_never_are():
     run(scenario())
 
 
+def test_a_small_request_is_not_refused_for_a_large_one_s_sake():
+    """They are served in turn: the small one is done after two items, not after a hundred."""
+
+    async def scenario():
+        admission = new_admission(max_texts=1000)
+        with admission.texts.reserved(10, deadline=math.inf):
+            await asyncio.sleep(0.1)
+        with admission.texts.reserved(500, deadline=math.inf):  # five seconds and more
+            soon = asyncio.get_running_loop().time() + 1
+            assert admission.texts.has_room(1, deadline=soon)
+            assert not admission.texts.has_room(400, deadline=soon)
+
+    run(scenario())
+
+
 def test_a_client_is_told_to_come_back_when_half_is_done():
     async def scenario():
         admission = new_admission()

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from mlcd.errors import DeadlineExceeded, Overloaded, TextRejected, Unavailable
+from service.inference import text_pipeline
 from service.inference.engine.fake import fake_tokenizer
 from service.inference.engine.process import Inference
-from service.inference.text_pipeline import TextPipeline, TextReader
+from service.inference.text_pipeline import TextPipeline, TextReader, num_chars
 from tests.unit.service.engines import LocalEngine, new_admission, new_batcher, new_metrics, run
 
 TOKENIZER = fake_tokenizer("fake:text=true")
@@ -69,6 +70,31 @@ def test_a_text_that_must_stay_whole_is_not_cut():
         assert (long.reason, "10 characters" in str(long)) == ("too-long", True)
 
     run(scenario())
+
+
+def test_a_word_is_read_between_the_turns_of_long_texts_whoever_came_first():
+    async def scenario():
+        read_by, long = [], ["x" * 100] * 2000
+        slow = reader()
+
+        async def read(name, texts):
+            await slow.read(texts, owner=name)
+            read_by.append(name)
+
+        tasks = [asyncio.create_task(read(f"greedy {number}", long)) for number in range(5)]
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(read("other", ["red"])))
+        await asyncio.gather(*tasks)
+        assert read_by[0] == "other"
+
+    run(scenario())
+
+
+def test_a_turn_is_bounded_in_texts_and_characters():
+    turns = list(text_pipeline._turns(["x" * 5000] * 3 + ["y"] * 300 + [7, "z" * 10_000], 9000))
+    assert [len(texts) for texts, _ in turns] == [1, 1, 128, 128, 47]
+    assert [num for _, num in turns] == [5000, 5000, 5127, 128, 45]
+    assert num_chars(["ab", 7, None, "x" * 10], 5) == 2
 
 
 def test_texts_go_in_batches_and_come_back_in_order():

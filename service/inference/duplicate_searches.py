@@ -1,0 +1,191 @@
+"""Searches for near-duplicates: one at a time, clients in turn, the last results kept.
+
+A search compares all items of a collection, which takes minutes for a large one. It ends when
+nobody waits for it.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+from weakref import ref
+
+from mlcd.collections.duplicates import Group, duplicate_groups
+from mlcd.collections.port import CollectionPort
+from mlcd.collections.searcher import Searcher
+from mlcd.errors import DeadlineExceeded, Overloaded
+from service.deadline import within_deadline
+from service.telemetry.metrics import Metrics
+
+_KEPT: Final = 4  # results; each takes about 30 bytes an item
+
+
+@dataclass(frozen=True)
+class FoundGroups:
+    """The groups of a collection's state. ids: those of all rows."""
+
+    ids: list[str]
+    groups: list[Group]
+
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """The search itself. state: that of the collection when the request came."""
+
+    state: Searcher
+    similarity: float
+
+    def is_of(self, state: Searcher | None, similarity: float) -> bool:
+        return state is self.state and similarity == self.similarity
+
+
+class DuplicateSearches:
+    """The searches of a server. Use from one event loop."""
+
+    def __init__(self, thread: Executor, metrics: Metrics) -> None:
+        """thread: an executor of one thread."""
+        self._thread, self._metrics = thread, metrics
+        self._running: _Search | None = None
+        self._waiting: _Search | None = None
+        self._kept: deque[_Kept] = deque(maxlen=_KEPT)
+
+    async def find(
+        self,
+        collection: CollectionPort,
+        similarity: float,
+        *,
+        owner: object | None,
+        deadline: float,
+    ) -> FoundGroups:
+        """Returns the groups of the collection's present state; requests for the same share one
+        search.
+
+        owner: the client. Raises Overloaded while another search waits, and DeadlineExceeded.
+        """
+        # a store behind a network is asked for its state
+        subject = _Subject(await asyncio.to_thread(lambda: collection.state), similarity)
+        for kept in self._kept:
+            if subject.is_of(kept.state(), kept.similarity):
+                return kept.found
+        search = self._joined(subject) or self._begin(subject, owner, deadline)
+        search.join(deadline)
+        try:
+            return await within_deadline(asyncio.shield(search.result), deadline)
+        finally:
+            search.leave()
+
+    def _joined(self, subject: _Subject) -> "_Search | None":
+        for search in (self._running, self._waiting):
+            same = search is not None and subject.is_of(search.subject.state, search.similarity)
+            if search is not None and same and not search.is_over:
+                return search
+        return None
+
+    def _begin(self, subject: _Subject, owner: object | None, deadline: float) -> "_Search":
+        """Returns a new search, which runs now or is the one that waits.
+
+        A client whose other search runs gives the place to the first other client that comes.
+        """
+        search = _Search(subject, owner, asyncio.get_running_loop().create_future(), deadline)
+        if self._running is None:
+            self._run(search)
+            return search
+        first = self._waiting
+        if first is not None and not first.is_over:
+            if first.owner != self._running.owner or first.owner == owner:
+                raise self._refusal()
+            first.fail(self._refusal())
+        self._waiting = search
+        return search
+
+    def _refusal(self) -> Overloaded:
+        self._metrics.rejected("overloaded")
+        return Overloaded(
+            "a search for near-duplicates runs, and another one waits",
+            remedy="try again in a moment",
+        )
+
+    def _run(self, search: "_Search") -> None:
+        self._running = search
+        working = asyncio.get_running_loop().run_in_executor(self._thread, search.work)
+        working.add_done_callback(partial(self._end, search))
+
+    def _end(self, search: "_Search", working: "asyncio.Future[FoundGroups]") -> None:
+        if working.cancelled():  # the server ends
+            search.fail(DeadlineExceeded("the server ends"))
+            return
+        if (error := working.exception()) is not None:
+            search.fail(error)
+        else:
+            search.succeed(working.result())
+            self._kept.append(_Kept(ref(search.subject.state), search.similarity, working.result()))
+        self._running = None
+        following, self._waiting = self._waiting, None
+        if following is not None and not following.is_over:
+            self._run(following)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A result, of use while the collection has the state that it is of."""
+
+    state: "ref[Searcher]"
+    similarity: float
+    found: FoundGroups
+
+
+@dataclass(eq=False)
+class _Search:
+    """One search and those who wait for it.
+
+    It ends when they have left, or when the deadline of the last of them has passed.
+    """
+
+    subject: _Subject
+    owner: object | None
+    result: "asyncio.Future[FoundGroups]"
+    deadline: float
+    _num_waiting: int = 0
+    _left: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def similarity(self) -> float:
+        return self.subject.similarity
+
+    @property
+    def is_over(self) -> bool:
+        return self._left.is_set() or self.result.done()
+
+    def join(self, deadline: float) -> None:
+        self._num_waiting += 1
+        self.deadline = max(self.deadline, deadline)
+
+    def leave(self) -> None:
+        self._num_waiting -= 1
+        if not self._num_waiting:
+            self._left.set()
+
+    def succeed(self, found: FoundGroups) -> None:
+        if not self.result.done():
+            self.result.set_result(found)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.result.done():
+            self.result.set_exception(error)
+            self.result.exception()  # perhaps nobody waits any more
+
+    def work(self) -> FoundGroups:
+        ids, take = self.subject.state.listed()
+        return FoundGroups(ids, duplicate_groups(len(ids), take, self.similarity, meter=self))
+
+    def advance(self, num: int = 1, **facts: object) -> None:  # noqa: ARG002 - of the protocol
+        """Ends the work, of which the search itself is the meter, when nobody waits for it.
+
+        The deadline is by the loop's clock, which is time.monotonic.
+        """
+        if self._left.is_set() or time.monotonic() > self.deadline:
+            raise DeadlineExceeded("the time for a request has passed")
