@@ -241,7 +241,7 @@ async def _open_all(
         collections=collections,
     )
     if collections is not None:
-        metrics.collections(collections.all)
+        metrics.collections(collections.all, collections.unusable)
     data = open_model_data(settings, folder, collections, encoder.fingerprint, strict=True)
     texts = await _open_texts(opened, settings, folder, threads, engine)
     if texts is not None:

@@ -410,7 +410,7 @@ def _identity(path: Path, connection: sqlite3.Connection) -> tuple[int, int]:
 def _translated(path: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter of a table's definition
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details
         if code in _NOT_OPENED and lacks_open_files():
             raise too_many_files() from error

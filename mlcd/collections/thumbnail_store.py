@@ -197,9 +197,11 @@ class ThumbnailStore:
                     self._connected = self._connect()
                     self._exists = True
                 result = work(self._connected)
-        except (sqlite3.Error, Unavailable) as error:
+        except (sqlite3.Error, Unavailable, ValueError, TypeError, AttributeError) as error:
             _log.warning("%s cannot be %s: %s", self._path, used, error)
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+            # Values of another type than was stored are damage, too.
+            is_known = isinstance(error, sqlite3.Error | Unavailable)
+            if not is_known or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
                 self._exists, self._damaged = False, True
             return None
         if self._shared is not None:

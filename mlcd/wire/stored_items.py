@@ -102,10 +102,18 @@ class DescribedCollection(WireAnswer):
     store: DescribedStore | None = None
 
 
+class UnusableCollection(WireAnswer):
+    """A collection that is there and cannot be opened. reason: why, and what to do about it."""
+
+    name: str
+    reason: str
+
+
 class CollectionList(WireAnswer):
-    """The list of all collections."""
+    """The list of all collections. unusable: those that are there and cannot be opened."""
 
     collections: list[DescribedCollection]
+    unusable: list[UnusableCollection] = Field(default_factory=list)
 
 
 class DeletedCollection(WireAnswer):

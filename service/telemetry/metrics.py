@@ -147,6 +147,7 @@ class Metrics:
             "mlcd_index_search_duration_seconds", "Time to search a collection."
         )
         self._collections: Callable[[], Mapping[str, CollectionPort]] = dict
+        self._unusable: Callable[[], Mapping[str, str]] = dict
         # Every process looks at the one queue, so its numbers count once.
         self._jobs = made.gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
         self._job_depth = made.gauge(
@@ -281,9 +282,13 @@ class Metrics:
         with self._searches.time():
             yield
 
-    def collections(self, opened: Callable[[], Mapping[str, "CollectionPort"]]) -> None:
-        """Connects the collections. opened: called when the metrics are read; by name."""
-        self._collections = opened
+    def collections(
+        self,
+        opened: Callable[[], Mapping[str, "CollectionPort"]],
+        unusable: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """Connects the collections. opened, unusable: called when the metrics are read; by name."""
+        self._collections, self._unusable = opened, unusable
 
     def jobs(
         self, jobs: Mapping[str, int], *, depth: int, oldest_wait_s: float, num_workers: int
@@ -344,7 +349,9 @@ class Metrics:
 
         It asks their store. names: names of collections may be written.
         """
-        return generate_latest(CollectionMetrics(self._collections(), names=names))
+        return generate_latest(
+            CollectionMetrics(self._collections(), num_unusable=len(self._unusable()), names=names)
+        )
 
     def counted(self) -> CollectorRegistry:
         """Returns what all server processes have counted."""
@@ -358,16 +365,23 @@ class Metrics:
 class CollectionMetrics(Collector):
     """The gauges of collections, read at the time of a scrape."""
 
-    def __init__(self, opened: Mapping[str, "CollectionPort"], *, names: bool) -> None:
-        """Takes the open collections.
+    def __init__(
+        self, opened: Mapping[str, "CollectionPort"], *, num_unusable: int, names: bool
+    ) -> None:
+        """Takes the open collections, and the number of those that cannot be opened.
 
         names: write each of the first hundred by its name; else write sums and the worst recall.
         """
-        self._opened, self._names = opened, names
+        self._opened, self._num_unusable, self._names = opened, num_unusable, names
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         yield GaugeMetricFamily(
             "mlcd_collections", "Collections that are open.", value=len(self._opened)
+        )
+        yield GaugeMetricFamily(
+            "mlcd_collections_unusable",
+            "Collections that are there and cannot be opened.",
+            value=self._num_unusable,
         )
         figures = dict(self._read())
         if self._names:

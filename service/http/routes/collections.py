@@ -25,6 +25,7 @@ from mlcd.wire.stored_items import (
     DescribedStore,
     DescribedThumbnails,
     IndexRecall,
+    UnusableCollection,
 )
 from service.deadline import within_deadline
 from service.http.access import Opened
@@ -70,13 +71,18 @@ _MADE: Final[dict[int | str, dict[str, Any]]] = {
 
 @router.get("/v1/collections", dependencies=[needs("search")], responses={504: {}})
 async def list_collections(request: Request, resources: Opened) -> CollectionList:
-    """Lists all collections; those that are not `usable` hold embeddings of another model."""
+    """Lists all collections; those that are not `usable` hold embeddings of another model.
+
+    Those that cannot be opened at all stand apart, with the reason.
+    """
     store = resources.model.data.store
     if store is not None:
         await open_all_arrived(store, request, resources)
     every = {} if store is None else store.all()
     described = [await _described(name, one, request, resources) for name, one in every.items()]
-    return CollectionList(collections=described)
+    reasons = {} if store is None else store.unusable()
+    unusable = [UnusableCollection(name=name, reason=reason) for name, reason in reasons.items()]
+    return CollectionList(collections=described, unusable=unusable)
 
 
 @router.put("/v1/collections/{name}", dependencies=[needs("write")], responses=_MADE)
