@@ -13,7 +13,7 @@ from contextlib import (
     contextmanager,
     suppress,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -47,6 +47,7 @@ from service.inference.outcomes import Encoding
 from service.inference.readiness import Readiness
 from service.inference.served import Opening, ServedEncoder
 from service.inference.served_texts import ServedTexts
+from service.inference.stored_names import StoredNames
 from service.inference.switch import ModelSwitch
 from service.inference.views import CollectionViews
 from service.jobs.queue import Queue
@@ -258,10 +259,12 @@ async def _open_all(
     jobs = await stack.enter_async_context(open_job_service(settings))
     if jobs is not None:
         await stack.enter_async_context(_running(jobs.count(metrics)))
+    switch = await stack.enter_async_context(ModelSwitch(shared, folder, model, opened))
+    metrics.names_damaged(lambda: switch.has_damaged_names)
     return Resources(
         settings=settings,
         model=model,
-        switch=await stack.enter_async_context(ModelSwitch(shared, folder, model, opened)),
+        switch=switch,
         admission=admission,
         compute=compute,
         parsing=parsing,
@@ -335,9 +338,11 @@ def _open_centers(
     if (path := find_centers(settings, folder)) is None:
         return None
     artifact = open_artifact(path, "centers")
-    centers = Centers.read(artifact)
+    centers = Centers.read(artifact, named=False)
     check_centers(path, centers, fingerprint)
-    return OpenedCenters(artifact, centers)
+    state_dir = None if settings.state_dir is None else Path(settings.state_dir)
+    names = StoredNames(artifact, state_dir).read().given.names
+    return OpenedCenters(artifact, replace(centers, names=names if any(names) else None))
 
 
 def _limit_threads(settings: Settings) -> ThreadBudget:

@@ -161,6 +161,10 @@ class Metrics:
         self._job_queue_up = made.gauge(
             "mlcd_job_queue_up", "Server processes that reach the queue of batch jobs."
         )
+        self._names_damaged = made.gauge(
+            "mlcd_center_names_damaged",
+            "Server processes that cannot read a file of the centers' names.",
+        )
         self._job_workers = made.gauge("mlcd_job_workers", "Workers that live.", mode="livemax")
         self._rejections = made.counter(
             "mlcd_rejected_total", "Images, texts or requests refused.", "reason"
@@ -299,6 +303,10 @@ class Metrics:
         self._job_depth.set(depth)
         self._job_wait.set(oldest_wait_s)
         self._job_workers.set(num_workers)
+
+    def names_damaged(self, is_damaged: Callable[[], bool]) -> None:
+        """Connects the names of the centers. is_damaged: called as `up` of `engine_up`."""
+        self._instruments.ask(self._names_damaged, is_damaged)
 
     def job_queue_up(self, *, up: bool) -> None:
         self._job_queue_up.set(up)
