@@ -132,9 +132,10 @@ class ThumbnailStore:
         if found is None:
             return None
         digest, data = found
-        picture = Thumbnail(data)
-        if bytes.fromhex(picture.version) == digest:
-            return picture
+        if isinstance(data, bytes):
+            picture = Thumbnail(data)
+            if bytes.fromhex(picture.version) == digest:
+                return picture
         _log.warning("a picture in %s is damaged", self._path)
         return None
 
@@ -347,6 +348,11 @@ def _rows(connection: sqlite3.Connection) -> list[int]:
 
 
 def _totals(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """Returns items, pictures and bytes. Raises ValueError where rows are out of order: an item
+    would show the picture of another.
+    """
+    if connection.execute("PRAGMA quick_check(shown)").fetchone()[0] != "ok":
+        raise ValueError("its table of rows is damaged")
     items, pictures, num_bytes = connection.execute("SELECT * FROM totals").fetchone()
     return items, pictures, num_bytes
 

@@ -36,7 +36,7 @@ from service.jobs.job import (
     stored_job_from_json,
     stored_job_to_json,
 )
-from service.jobs.sqlite_file import SqliteFile
+from service.jobs.sqlite_file import RESTORE, SqliteFile
 
 # Version 1 had no failures and no index of ended jobs, version 2 no models of workers; both are
 # upgraded.
@@ -76,13 +76,13 @@ COMMIT;
 class SqliteDatabase:
     """A `JobDatabase` in an SQLite file. Processes share the file, threads share this object."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens the file, or makes it. Raises ArtifactInvalid for one that is not ours,
-        Unavailable.
+    def __init__(self, path: Path, *, late: bool = False) -> None:
+        """Opens the file, or makes it. Raises ArtifactInvalid for one that is damaged or not ours,
+        Unavailable; late: see `SqliteFile`.
         """
         self._path = path
         self._clock = Clock(_wall_s)
-        self._file = SqliteFile(path, self._prepare)
+        self._file = SqliteFile(path, self._prepare, late=late)
 
     def transact(self, step: Callable[["_SqliteTransaction"], Result]) -> Result:
         with self._file.writing() as connection:
@@ -195,6 +195,8 @@ class SqliteDatabase:
             raise ArtifactInvalid(
                 f"{self._path} is not a job queue of this version", remedy="name another folder"
             )
+        if connection.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
+            raise ArtifactInvalid(f"{self._path} is damaged", remedy=RESTORE)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         if version < SCHEMA:
