@@ -289,6 +289,10 @@ def _copy_sqlite(source: Path, target: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
+    if source.exists() and not os.access(source, os.R_OK):
+        raise InvalidInput(
+            f"{source} cannot be read: no permission", remedy="run this as the server's user"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(source, target)
     sync_path(target)
