@@ -5,7 +5,6 @@ import threading
 
 import httpx
 import numpy as np
-import pytest
 
 from mlcd.collections.store import Collections
 from mlcd.types import unit_rows
@@ -13,13 +12,12 @@ from tests.conftest import run_mlcd, write_digits
 from tests.integration.running import serving, until
 
 
-@pytest.mark.slow
 def test_a_backup_under_three_writers_is_restored_and_served(journey, tmp_path):
     state, ended = tmp_path / "state", threading.Event()
     acknowledged: list[list[str]] = [[], [], []]
     settings = {"jobs__roots": tmp_path / "root"}
-    job = {"kind": "embed", "input": str(tmp_path / "root"), "output": str(tmp_path / "root/out")}
-    write_digits(tmp_path / "root", 3)
+    images = write_digits(tmp_path / "root" / "images", 3)
+    job = {"kind": "embed", "input": str(images), "output": str(tmp_path / "root" / "out")}
     with (
         serving(journey / "model", state_dir=state, **settings) as server,
         httpx.Client(base_url=server.url, timeout=30) as client,
