@@ -52,7 +52,11 @@ _NOT_OPENED: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR})
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _RESTORE: Final = "restore it with `mlcd restore`"
 _ROWS_A_QUERY: Final = 500
-_FACTS: Final = {"fingerprint": str, "dimension": int, "recall": (int, float)}
+_FACTS: Final[dict[str, type | tuple[type, ...]]] = {
+    "fingerprint": str,
+    "dimension": int,
+    "recall": (int, float),
+}
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Backup:
 
 
 class _Gone(Exception):
-    """What is copied was deleted or replaced meanwhile."""
+    """A part was deleted or replaced while it was copied."""
 
 
 def back_up(state: Path, out: Path) -> Backup:

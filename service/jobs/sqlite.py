@@ -42,6 +42,7 @@ from service.jobs.sqlite_file import RESTORE, SqliteFile
 # upgraded.
 SCHEMA: Final = 3
 _APPLICATION: Final = 0x4D4C434A  # `MLCJ`, the application id of the file
+_RECORD: Final = "CAST(record AS BLOB)"  # a damaged one need not be UTF-8
 _ENDED_AT: Final = "json_extract(record, '$.ended_s')"
 _OVER: Final = f"due_s IS NULL AND {_ENDED_AT} IS NOT NULL"
 _TABLES: Final = f"""
@@ -89,7 +90,7 @@ class SqliteDatabase:
             return step(_SqliteTransaction(connection, self._clock))
 
     def read(self, job_id: str) -> StoredJob | None:
-        found = self._file.rows("SELECT record FROM jobs WHERE id = ?", job_id)
+        found = self._file.rows(f"SELECT {_RECORD} FROM jobs WHERE id = ?", job_id)  # noqa: S608
         return stored_job_from_json(found[0][0]) if found else None
 
     def due(
@@ -127,7 +128,7 @@ class SqliteDatabase:
     def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
         conditions = ["1"] + ["id < ?"] * (below is not None) + ["state = ?"] * (state is not None)
         found = self._file.rows(
-            f"SELECT id, record FROM jobs WHERE {' AND '.join(conditions)}"  # noqa: S608
+            f"SELECT id, {_RECORD} FROM jobs WHERE {' AND '.join(conditions)}"  # noqa: S608
             " ORDER BY id DESC LIMIT ?",
             *(value for value in (below, state) if value is not None),
             limit,
@@ -214,7 +215,7 @@ class _SqliteTransaction:
         return self._clock.leapt(within_s=within_s)
 
     def record(self, job_id: str) -> StoredJob | None:
-        found = self._value("SELECT record FROM jobs WHERE id = ?", job_id)
+        found = self._value(f"SELECT {_RECORD} FROM jobs WHERE id = ?", job_id)  # noqa: S608
         return None if found is None else stored_job_from_json(found)
 
     def newest_id(self) -> str | None:

@@ -83,7 +83,7 @@ class SqliteFile:
             ) from None
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details
-            if code in _DAMAGED or isinstance(error, UnicodeDecodeError):
+            if code in _DAMAGED or isinstance(error, UnicodeDecodeError) or _is_not_text(error):
                 raise ArtifactInvalid(f"{self._path} is damaged", remedy=RESTORE) from error
             self._tell(error)
             raise Unavailable(
@@ -150,6 +150,11 @@ class _Connection:
         return connection
 
 
+def _is_not_text(error: Exception) -> bool:
+    """Tells whether SQLite holds a text that is not UTF-8; the error has no code of its own."""
+    return isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
+
+
 def _identity(path: Path) -> tuple[int, int]:
     found = path.stat()
     return found.st_dev, found.st_ino
@@ -162,5 +167,6 @@ def _patiently(call: Callable[[], _Answer]) -> _Answer:
         try:
             return call()
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() > until_s:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # text that is not UTF-8 has none
+            if code not in _BUSY or time.monotonic() > until_s:
                 raise

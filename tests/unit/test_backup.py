@@ -33,7 +33,7 @@ def items(start, stop):
 
 @pytest.fixture
 def state(tmp_path):
-    """What a server has, and what lies beside it that is none of it."""
+    """A server's state, and other files beside it."""
     state = tmp_path / "state"
     with Collections.open(state / "collections") as store:
         for name in ("a", "b"):
