@@ -142,7 +142,7 @@ def lock_collection(path: Path, *, writable: bool) -> DescriptorLock:
         descriptor = os.open(path / LOCK, os.O_RDWR if writable else os.O_RDONLY)
     except OSError as error:
         refuse_too_many_files(error)
-        if any(each.name != LOCK for each in path.glob("*")):
+        if any(path.glob("*.sqlite")):
             raise _cannot_be_locked(path, error) from error
         raise NotFound(f"there is no collection at {path}", remedy="create it first") from error
     held = DescriptorLock(descriptor)
