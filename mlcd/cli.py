@@ -17,6 +17,7 @@ from mlcd.version import __version__
 
 # Our commands, by the modules that hold them: one is imported when it is called.
 _COMMANDS: Final = {
+    "backup": "back_up_state",
     "cluster": "cluster_embeddings",
     "clusters": "change_clusters",
     "curate": "curate_images",
@@ -30,6 +31,7 @@ _COMMANDS: Final = {
     "name": "name_clusters",
     "plan": "plan_scale",
     "quantize": "quantize_model",
+    "restore": "back_up_state",
     "sync": "sync_artifact",
     "verify": "verify_artifact",
 }

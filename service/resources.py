@@ -13,7 +13,7 @@ from contextlib import (
     contextmanager,
     suppress,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -49,6 +49,7 @@ from service.inference.outcomes import Encoding
 from service.inference.readiness import Readiness
 from service.inference.served import Opening, ServedEncoder
 from service.inference.served_texts import ServedTexts
+from service.inference.stored_names import StoredNames
 from service.inference.switch import ModelSwitch
 from service.inference.views import CollectionViews
 from service.jobs.queue import Queue
@@ -244,7 +245,7 @@ async def _open_all(
         collections=collections,
     )
     if collections is not None:
-        metrics.collections(collections.all)
+        metrics.collections(collections.all, collections.unusable)
     data = open_model_data(settings, folder, collections, encoder.fingerprint, strict=True)
     texts = await _open_texts(opened, settings, folder, threads, engine)
     if texts is not None:
@@ -261,10 +262,12 @@ async def _open_all(
     jobs = await stack.enter_async_context(open_job_service(settings))
     if jobs is not None:
         await stack.enter_async_context(_running(jobs.count(metrics)))
+    switch = await stack.enter_async_context(ModelSwitch(shared, folder, model, opened))
+    metrics.names_damaged(lambda: switch.has_damaged_names)
     return Resources(
         settings=settings,
         model=model,
-        switch=await stack.enter_async_context(ModelSwitch(shared, folder, model, opened)),
+        switch=switch,
         admission=admission,
         compute=compute,
         parsing=parsing,
@@ -339,9 +342,11 @@ def _open_centers(
     if (path := find_centers(settings, folder)) is None:
         return None
     artifact = open_artifact(path, "centers")
-    centers = Centers.read(artifact)
+    centers = Centers.read(artifact, named=False)
     check_centers(path, centers, fingerprint)
-    return OpenedCenters(artifact, centers)
+    state_dir = None if settings.state_dir is None else Path(settings.state_dir)
+    names = StoredNames(artifact, state_dir).read().given.names
+    return OpenedCenters(artifact, replace(centers, names=names if any(names) else None))
 
 
 def _limit_threads(settings: Settings) -> ThreadBudget:

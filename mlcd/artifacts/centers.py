@@ -143,8 +143,12 @@ class Centers:
         return cls.read(open_artifact(path, "centers"))
 
     @classmethod
-    def read(cls, artifact: Artifact, *, mapped: bool = False) -> "Centers":
-        """Reads the centers. mapped: their vectors stay in the file until they are used."""
+    def read(cls, artifact: Artifact, *, mapped: bool = False, named: bool = True) -> "Centers":
+        """Reads the centers.
+
+        mapped: their vectors stay in the file until they are used. named: with the names that were
+        given since they were made.
+        """
         if artifact.fingerprint is None:
             raise ArtifactInvalid(f"{artifact.path} names no model", remedy="cluster again")
 
@@ -156,7 +160,7 @@ class Centers:
             return load(name).astype(dtype) if name in artifact.files else None
 
         sizes = load("sizes.npy").astype(np.int64)
-        given = read_given_names(artifact, len(sizes))
+        given = read_given_names(artifact, len(sizes)) if named else None
         names = made_names(artifact) if given is None else given.names
         return cls(
             vectors=load(VECTORS, "r" if mapped else None).astype(np.float32, copy=not mapped),

@@ -167,18 +167,22 @@ def write_given_names(artifact: Artifact, given: GivenNames) -> None:
     write_sealed(artifact.path / GIVEN_NAMES, content)
 
 
-def read_names_file(path: Path, num_centers: int) -> dict[int, str | None]:
-    """Reads {center: name, or None to remove it} from a JSON object, or from lines `id<TAB>name` or
-    `id,name`.
+def read_names_file(
+    path: Path, num_centers: int, *, digest: str | None = None
+) -> dict[int, str | None]:
+    """Reads {center: name, or None to remove it} from a JSON object, from lines `id<TAB>name` or
+    `id,name`, or from what a server keeps in STATE/names.
 
-    Raises NotFound, and InvalidInput naming the first id or name that is not allowed.
+    digest: that of the centers; the file of a server for others is refused. Raises NotFound, and
+    InvalidInput naming the first id or name that is not allowed.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
         raise NotFound(f"{path} cannot be read", remedy="give a file of names") from error
     text = decode_text(data, str(path))
-    pairs = _json_pairs(path, text) if text.lstrip().startswith("{") else _line_pairs(path, text)
+    is_json = text.lstrip().startswith("{")
+    pairs = _json_pairs(path, text, digest) if is_json else _line_pairs(path, text)
     found: dict[int, str | None] = {}
     for identifier, name in pairs:
         center = _checked_id(path, identifier, num_centers)
@@ -215,7 +219,7 @@ def fits_a_name(text: str) -> bool:
     return len(text) <= MAX_NAME and text.isprintable()
 
 
-def _json_pairs(path: Path, text: str) -> list[tuple[str, Any]]:
+def _json_pairs(path: Path, text: str, digest: str | None) -> list[tuple[str, Any]]:
     try:
         # a dict would hide duplicate keys
         pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
@@ -223,7 +227,14 @@ def _json_pairs(path: Path, text: str) -> list[tuple[str, Any]]:
         raise InvalidInput(
             f"{path} is no valid JSON: {error}", remedy='give an object like {"3": "cat"}'
         ) from error
-    return pairs
+    content = dict(pairs)
+    if not {"centers", "changes"} <= content.keys():
+        return pairs
+    if digest not in (None, content["centers"]):
+        raise InvalidInput(
+            f"{path} names other centers", remedy=f"these are STATE/names/{digest}.json"
+        )
+    return [(center, dict(change)["name"]) for center, change in content["changes"]]
 
 
 def _line_pairs(path: Path, text: str) -> list[tuple[str, Any]]:

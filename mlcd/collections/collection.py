@@ -131,7 +131,8 @@ class Collection:
         again.
         """
         writable = not read_only and all(
-            os.access(each, os.W_OK) for each in (path, path / LEDGER, path / LOCK)
+            os.access(each, os.W_OK) or not each.exists()
+            for each in (path, path / LEDGER, path / LOCK)
         )
         thumbnails = ThumbnailStore(
             path / THUMBNAILS,

@@ -91,25 +91,30 @@ def write_generation(
     return Generation(number, rows, _mapped(out / VECTORS), tuned)
 
 
+def newest_number(folder: Path) -> int | None:
+    """Returns the number of the newest generation; None where there is none."""
+    return max(
+        (int(path.name) for path in folder.glob("*") if _NUMBERED.fullmatch(path.name)),
+        default=None,
+    )
+
+
 def open_newest(
     folder: Path, *, dimension: int, fingerprint: Fingerprint
 ) -> tuple[Generation, bool]:
     """Returns the newest generation that is whole, and whether a newer one was damaged; every byte
     is checked.
     """
-    numbers = sorted(
-        (int(path.name) for path in folder.glob("*") if _NUMBERED.fullmatch(path.name)),
-        reverse=True,
-    )
-    if not numbers:
+    number = newest_number(folder)
+    if number is None:
         return nothing(dimension), False
     try:
-        return _open(folder / f"{numbers[0]:08d}", numbers[0], dimension, fingerprint), False
+        return _open(folder / f"{number:08d}", number, dimension, fingerprint), False
     except ArtifactInvalid:
         # An older one would be right, too, but it would save only seconds, and is not worth a
         # second path to test.
         empty = nothing(dimension)
-        return Generation(numbers[0], empty.rows, empty.vectors, empty.tuned), True
+        return Generation(number, empty.rows, empty.vectors, empty.tuned), True
 
 
 def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> Generation:

@@ -2,12 +2,14 @@
 
     items      row, id, metadata (JSON), checksum of these
     vectors    row, float32 little-endian, checksum
-    facts      what the collection is pinned to
+    facts      what the collection is pinned to, and the seal over all of this: see
+               `mlcd.collections.seal`
 
 A row number stands for one vector for ever: a new vector of the same id gets a new number, and the
 number of a deleted one is never used again. So an index that was made of some rows stays right
 about them, and what it lacks has other numbers. The write-ahead log has synchronous=FULL: a
-transaction has reached the disk when COMMIT returns.
+transaction has reached the disk when COMMIT returns. The seal changes in the same transaction, so
+that a copy made of parts of different moments cannot pass for the ledger.
 
 An open connection has three descriptors: one each for the file, its log, and the log's index. A
 ledger that rests has none.
@@ -19,17 +21,20 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.collections.seal import SEAL, Seal, facts_checksum
 from mlcd.errors import ArtifactInvalid, Conflict, DiskFull, MlcdError, Unavailable
 from mlcd.too_many_files import lacks_open_files, too_many_files
 from mlcd.types import Embeddings
 
-SCHEMA: Final = 1
+# Version 1 had no seal: its first opening for writing adds one.
+SCHEMA: Final = 2
 # `MLCD`, the application id in the file's header
 _APPLICATION: Final = 0x4D4C4344
 _TABLES: Final = """
@@ -42,10 +47,16 @@ CREATE TABLE vectors (row INTEGER PRIMARY KEY, vector BLOB NOT NULL, checksum IN
 _PAGE_BYTES: Final = 16_384
 _CHECKPOINT_PAGES: Final = 1000
 _NO_SPACE: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
-_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _REFUSED: Final = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
 _NOT_OPENED: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR})
+_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_RESTORE: Final = "restore it with `mlcd restore`"
 _ROWS_A_QUERY: Final = 500
+_FACTS: Final[dict[str, type | tuple[type, ...]]] = {
+    "fingerprint": str,
+    "dimension": int,
+    "recall": (int, float),
+}
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,7 @@ class Ledger:
         self._path, self._read_only = path, read_only
         self._connected: sqlite3.Connection | None = None
         self._left: tuple[int, int] | None = None
+        self._seal: Seal | None = None
 
     @property
     def _connection(self) -> sqlite3.Connection:
@@ -97,9 +109,13 @@ class Ledger:
                 ledger._connection.executescript(_TABLES)
                 ledger._connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 ledger._connection.execute(f"PRAGMA user_version = {SCHEMA}")
-            with ledger.transaction():
-                stated = [(name, json.dumps(value)) for name, value in facts.items()]
-                ledger._connection.executemany("INSERT INTO facts VALUES (?, ?)", stated)
+                stated = {name: json.dumps(value) for name, value in facts.items()}
+                seal = Seal(facts=facts_checksum(stated))
+                ledger._connection.execute("BEGIN IMMEDIATE")
+                ledger._connection.executemany(
+                    "INSERT INTO facts VALUES (?, ?)", {**stated, SEAL: seal.to_json()}.items()
+                )
+                ledger._connection.execute("COMMIT")
         except BaseException:
             ledger.rest()
             raise
@@ -107,15 +123,13 @@ class Ledger:
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> "Ledger":
-        """Opens the ledger.
+        """Opens the ledger; every page is checked, and `items` compares what they hold.
 
         read_only: nothing in its folder is written or made; no other process may write it
         meanwhile. Raises ArtifactInvalid where the file is damaged or not ours.
         """
         if not path.is_file():
-            raise ArtifactInvalid(
-                f"{path} is missing", remedy="restore the collection, or import it again"
-            )
+            raise ArtifactInvalid(f"{path} is missing", remedy=_RESTORE)
         ledger = cls(path, read_only=read_only)
         try:
             ledger._check()
@@ -126,14 +140,40 @@ class Ledger:
 
     def _check(self) -> None:
         with _translated(self._path):
-            application = self._connection.execute("PRAGMA application_id").fetchone()[0]
-            version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if application != _APPLICATION:
-            raise ArtifactInvalid(f"{self._path} is not a collection's ledger", remedy="restore it")
-        if version > SCHEMA:
-            raise ArtifactInvalid(
-                f"{self._path} is of schema {version}", remedy="upgrade mlcd to read it"
-            )
+            application = self._pragma("application_id")
+            version = self._pragma("user_version")
+            if application != _APPLICATION:
+                raise ArtifactInvalid(f"{self._path} is not a collection's ledger", remedy=_RESTORE)
+            if version > SCHEMA:
+                raise ArtifactInvalid(
+                    f"{self._path} is of schema {version}", remedy="upgrade mlcd to read it"
+                )
+            if self._pragma("integrity_check(1)") != "ok":
+                raise self._damaged()
+        self._seal = self._read_seal()
+        if (self._seal is None) != (version < SCHEMA):
+            raise self._damaged()
+        if self._seal is None and not self._read_only:
+            self._add_seal()
+
+    def _pragma(self, name: str) -> Any:
+        return self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    def _add_seal(self) -> None:
+        """Upgrades a ledger of an earlier version."""
+        seal = Seal(facts=facts_checksum(self._stated_facts()), last_row=self._last_row())
+        for item, vector_checksum in self._rows():
+            seal.add(item.row, _checksum(item.id, item.metadata), vector_checksum)
+        with _translated(self._path):
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("INSERT INTO facts VALUES (?, ?)", (SEAL, seal.to_json()))
+            connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            connection.execute("COMMIT")
+        self._seal = seal
+
+    def _damaged(self) -> ArtifactInvalid:
+        return ArtifactInvalid(f"{self._path} is damaged", remedy=_RESTORE)
 
     def rest(self) -> None:
         """Closes the connection until the next use; its log is written into the file, which is
@@ -147,29 +187,59 @@ class Ledger:
 
     def state(self, name: str, value: Any) -> None:
         """Replaces one of the facts; durable when it returns."""
-        with _translated(self._path):
+        with self.transaction() as seal:
             self._connection.execute(
                 "UPDATE facts SET value = ? WHERE name = ?", (json.dumps(value), name)
             )
+            seal.facts = facts_checksum(self._stated_facts())
 
     def facts(self) -> dict[str, Any]:
+        """Returns the facts. Raises ArtifactInvalid where they are damaged."""
+        stated = self._stated_facts()
+        seal = self._read_seal()
+        if seal is not None and seal.facts != facts_checksum(stated):
+            raise self._damaged()
+        try:
+            facts = {name: json.loads(value) for name, value in stated.items()}
+        except (ValueError, TypeError) as error:
+            raise self._damaged() from error
+        if not all(isinstance(facts.get(name), kind) for name, kind in _FACTS.items()):
+            raise self._damaged()
+        return facts
+
+    def _stated_facts(self) -> dict[str, str]:
         with _translated(self._path):
-            return {
-                name: json.loads(value)
-                for name, value in self._connection.execute("SELECT * FROM facts")
-            }
+            stated = dict(self._connection.execute("SELECT * FROM facts").fetchall())
+        stated.pop(SEAL, None)
+        return stated
+
+    def _read_seal(self) -> Seal | None:
+        """Returns the seal; None where the ledger is of a version without."""
+        with _translated(self._path):
+            stated = self._connection.execute(
+                "SELECT value FROM facts WHERE name = ?", (SEAL,)
+            ).fetchone()
+        try:
+            return None if stated is None else Seal.from_json(stated[0])
+        except (ValueError, TypeError) as error:
+            raise self._damaged() from error
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[Seal]:
         """Opens a transaction that is on the disk when the block ends, or not at all.
 
-        Raises DiskFull where there is no space left.
+        Yields the seal, which goes along with what is inserted, described and removed. Raises
+        DiskFull where there is no space left.
         """
         with _translated(self._path):
             connection = self._connection
             connection.execute("BEGIN IMMEDIATE")
             try:
-                yield
+                self._seal = seal = self._read_seal() or Seal()
+                before = seal.to_json()
+                yield seal
+                if (since := seal.to_json()) != before:
+                    connection.execute("UPDATE facts SET value = ? WHERE name = ?", (since, SEAL))
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
@@ -184,42 +254,92 @@ class Ledger:
 
     def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int:
         """Inserts an item and returns the new row's number."""
+        assert self._seal is not None
         checksum = _checksum(item_id, metadata)
         cursor = self._connection.execute(
             "INSERT INTO items (id, metadata, checksum) VALUES (?, ?, ?)",
             (item_id, metadata, checksum),
         )
-        assert cursor.lastrowid is not None
+        row = cursor.lastrowid
+        assert row is not None
         blob = vector.astype("<f4", copy=False).tobytes()
+        vector_checksum = zlib.crc32(blob)
         self._connection.execute(
-            "INSERT INTO vectors VALUES (?, ?, ?)", (cursor.lastrowid, blob, zlib.crc32(blob))
+            "INSERT INTO vectors VALUES (?, ?, ?)", (row, blob, vector_checksum)
         )
-        return cursor.lastrowid
+        self._seal.add(row, checksum, vector_checksum)
+        self._seal.last_row = row
+        return row
 
     def describe(self, item: StoredItem, metadata: str) -> None:
         """Replaces the metadata of the same row."""
+        assert self._seal is not None
+        vector_checksum = self._connection.execute(
+            "SELECT checksum FROM vectors WHERE row = ?", (item.row,)
+        ).fetchone()[0]
+        checksum = _checksum(item.id, metadata)
         self._connection.execute(
             "UPDATE items SET metadata = ?, checksum = ? WHERE row = ?",
-            (metadata, _checksum(item.id, metadata), item.row),
+            (metadata, checksum, item.row),
         )
+        self._seal.remove(item.row, _checksum(item.id, item.metadata), vector_checksum)
+        self._seal.add(item.row, checksum, vector_checksum)
 
     def remove(self, row: int) -> None:
-        self._connection.execute("DELETE FROM items WHERE row = ?", (row,))
-        self._connection.execute("DELETE FROM vectors WHERE row = ?", (row,))
+        assert self._seal is not None
+        checksums = [
+            self._connection.execute(
+                f"DELETE FROM {table} WHERE row = ? RETURNING checksum",  # noqa: S608
+                (row,),
+            ).fetchone()[0]
+            for table in ("items", "vectors")
+        ]
+        self._seal.remove(row, *checksums)
 
     def items(self) -> Iterator[StoredItem]:
-        """Yields all items, by ascending row. Raises ArtifactInvalid naming the first that is
-        damaged.
+        """Yields all items, by ascending row.
+
+        Raises ArtifactInvalid naming the first that is damaged, and after the last where they are
+        not those that the ledger states.
+        """
+        held = Seal(last_row=self._last_row())
+        for item, vector_checksum in self._rows():
+            held.add(item.row, _checksum(item.id, item.metadata), vector_checksum)
+            yield item
+        stated = self._read_seal()
+        if stated is None:
+            return
+        if stated.items != held.items:
+            raise ArtifactInvalid(
+                f"{self._path.parent}: its ledger states {stated.items:,} items and holds"
+                f" {held.items:,}",
+                remedy=f"a copy made while it was written? {_RESTORE}",
+            )
+        if (stated.rows, stated.last_row) != (held.rows, held.last_row):
+            raise ArtifactInvalid(
+                f"{self._path.parent}: its ledger holds other items than it states",
+                remedy=f"a copy made while it was written? {_RESTORE}",
+            )
+
+    def _rows(self) -> Iterator[tuple[StoredItem, int]]:
+        """Yields each item with the checksum of its vector, by ascending row.
+
+        Raises ArtifactInvalid naming the first row that is damaged or lacks one of the two.
         """
         with _translated(self._path):
-            for row, item_id, metadata, checksum in self._connection.execute(
-                "SELECT * FROM items ORDER BY row"
-            ):
-                if checksum != _checksum(item_id, metadata):
-                    raise ArtifactInvalid(
-                        f"item {row} of {self._path} is damaged", remedy="restore the collection"
-                    )
-                yield StoredItem(row, item_id, metadata)
+            items = self._connection.execute("SELECT * FROM items ORDER BY row")
+            vectors = self._connection.execute("SELECT row, checksum FROM vectors ORDER BY row")
+            for item, vector in zip_longest(items, vectors):
+                row = (item or vector)[0]
+                if item is None or vector is None or vector[0] != row or not _is_whole(item):
+                    raise ArtifactInvalid(f"item {row} of {self._path} is damaged", remedy=_RESTORE)
+                yield StoredItem(*item[:3]), vector[1]
+
+    def _last_row(self) -> int:
+        """Returns the number of the last row that was ever made."""
+        with _translated(self._path):
+            stated = self._connection.execute("SELECT max(seq) FROM sqlite_sequence").fetchone()
+        return stated[0] or 0
 
     def vectors(self, rows: Sequence[int] | NDArray[np.int64], dimension: int) -> Embeddings:
         """Returns the vectors of the rows, [len(rows), dimension] float32, in this order.
@@ -239,10 +359,11 @@ class Ledger:
                 }
                 for index, row in enumerate(part, start):
                     blob, checksum = found.get(row, (b"", 0))
-                    if zlib.crc32(blob) != checksum or len(blob) != 4 * dimension:
+                    is_whole = isinstance(blob, bytes) and len(blob) == 4 * dimension
+                    if not is_whole or zlib.crc32(blob) != checksum:
                         raise ArtifactInvalid(
                             f"the vector of item {row} of {self._path} is damaged",
-                            remedy="restore the collection",
+                            remedy=_RESTORE,
                         )
                     vectors[index] = np.frombuffer(blob, dtype="<f4")
         return vectors
@@ -293,7 +414,7 @@ def _identity(path: Path, connection: sqlite3.Connection) -> tuple[int, int]:
 def _translated(path: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter of a table's definition
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details
         if code in _NOT_OPENED and lacks_open_files():
             raise too_many_files() from error
@@ -303,13 +424,25 @@ def _translated(path: Path) -> Iterator[None]:
                 remedy="free space and send the request again; what was acknowledged before is"
                 " kept",
             ) from error
-        if code in _DAMAGED:
-            raise ArtifactInvalid(f"{path} is damaged", remedy="restore the collection") from error
         if code in _REFUSED:
             raise Unavailable(
                 f"{path} cannot be written", remedy="give a writable folder"
             ) from error
-        raise
+        if code in _BUSY:
+            raise Unavailable(
+                f"{path} is in use by another process", remedy="try again later"
+            ) from error
+        # What is left is damage: a page, or the text of a table's definition or of a row.
+        raise ArtifactInvalid(f"{path} is damaged", remedy=_RESTORE) from error
+
+
+def _is_whole(item: tuple[object, object, object, object]) -> bool:
+    _, item_id, metadata, checksum = item
+    return (
+        isinstance(item_id, str)
+        and isinstance(metadata, str)
+        and checksum == _checksum(item_id, metadata)
+    )
 
 
 def _checksum(item_id: str, metadata: str) -> int:

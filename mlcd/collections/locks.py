@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from mlcd.errors import Conflict, NotFound
+from mlcd.errors import ArtifactInvalid, Conflict, NotFound
 from mlcd.too_many_files import refuse_too_many_files
 
 LOCK: Final = "lock"
@@ -134,12 +134,16 @@ class StoreLocks:
 def lock_collection(path: Path, *, writable: bool) -> DescriptorLock:
     """Locks the collection at `path`, for one process that writes or for many that read.
 
-    Raises NotFound where there is none, Conflict where another process has it.
+    A missing lock is never made again: a process may hold the one that was removed. Raises NotFound
+    where there is no collection, ArtifactInvalid where it lacks its lock, Conflict where another
+    process has it.
     """
     try:
         descriptor = os.open(path / LOCK, os.O_RDWR if writable else os.O_RDONLY)
     except OSError as error:
         refuse_too_many_files(error)
+        if any(path.glob("*.sqlite")):
+            raise _cannot_be_locked(path, error) from error
         raise NotFound(f"there is no collection at {path}", remedy="create it first") from error
     held = DescriptorLock(descriptor)
     try:
@@ -179,6 +183,16 @@ def _is_held_by_a_store(path: Path, number: int, *, writable: bool) -> bool:
 
 def _asked(kind: int, number: int) -> bytes:
     return struct.pack(_FLOCK, kind, os.SEEK_SET, number, 1, 0)
+
+
+def _cannot_be_locked(path: Path, error: OSError) -> ArtifactInvalid:
+    if isinstance(error, FileNotFoundError):
+        remedy = "end every process that has the collection open, then make an empty file there"
+        return ArtifactInvalid(f"{path / LOCK} is missing", remedy=remedy)
+    return ArtifactInvalid(
+        f"{path / LOCK} cannot be opened: {error.strerror}",
+        remedy="let this user write it",
+    )
 
 
 def _taken(path: Path) -> Conflict:

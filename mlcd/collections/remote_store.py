@@ -76,6 +76,9 @@ class RemoteCollections(ABC, Generic[P, C]):
     def open_all_arrived(self) -> None:
         self.find_new()
 
+    def unusable(self) -> Mapping[str, str]:
+        return {}
+
     def all(self) -> Mapping[str, C]:
         return {name: one for name, (_, one) in sorted(self._opened.copy().items())}
 

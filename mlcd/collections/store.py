@@ -12,9 +12,10 @@ from typing import Final, Self
 
 from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
-from mlcd.collections.collection_folder import LEDGER
+from mlcd.collections.collection_folder import GENERATIONS, LEDGER
 from mlcd.collections.descriptors import Descriptors
 from mlcd.collections.item import check_name, is_name
+from mlcd.collections.locks import LOCK
 from mlcd.collections.port import DEFAULT_RECALL
 from mlcd.collections.search_checks import check_same
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
@@ -41,6 +42,18 @@ class TooManyCollections(Conflict):
         )
 
 
+class CollectionUnusable(Conflict):
+    """A collection is there and cannot be opened, for a reason without the folder's path."""
+
+    name = "collection-unusable"
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            f"the collection {name} is there and cannot be opened: {reason}",
+            remedy="it is tried again every few seconds",
+        )
+
+
 class Collections:
     """A store that opens each collection once and closes them all. Every method may be called from
     many threads.
@@ -61,6 +74,7 @@ class Collections:
         self._folder, self._descriptors, self._most = folder, descriptors, max_collections
         self._opened: dict[str, Collection] = {}
         self._refused_until_s: dict[str, float] = {}
+        self._reasons: dict[str, str] = {}
         self._closed = False
         self._changing = threading.Lock()
 
@@ -76,8 +90,8 @@ class Collections:
         """Opens all collections in `folder`, verified and ready; a missing folder is made.
 
         read_only, max_thumbnail_bytes: see `Collection.open`. max_collections: `create` makes no
-        more; those that exist are opened however many they are. Raises the error of the first that
-        cannot be opened.
+        more; those that exist are opened however many they are. Those that cannot be opened are
+        `unusable`. Raises Conflict where another process has one of them open.
         """
         writable = not read_only and _is_writable(folder)
         if writable:
@@ -102,29 +116,46 @@ class Collections:
         return store
 
     def find_new(self) -> None:
-        """Opens what was put into the folder meanwhile. Raises the error of the first that cannot
-        be opened.
+        """Opens what was put into the folder meanwhile; what cannot be opened is `unusable`.
+
+        Raises Conflict where another process has one open: two servers would share the folder.
         """
         with self._changing:
-            for ledger in sorted(self._folder.glob(f"*/{LEDGER}")):
-                name = ledger.parent.name
-                if (
-                    name not in self._opened
-                    and not name.startswith(".")
-                    and not name.endswith(_DRAFT)
-                ):
-                    self._open(check_name(name))
+            for name in self._names_in_folder():
+                if name in self._opened:
+                    continue
+                with suppress(CollectionUnusable):
+                    self._open_or_refuse(name)
+
+    def unusable(self) -> dict[str, str]:
+        """Returns why collections that are in the folder cannot be opened, by name, in order."""
+        return {
+            name: reason
+            for name, reason in sorted(self._reasons.copy().items())
+            if (self._folder / name).is_dir()
+        }
+
+    def _names_in_folder(self) -> list[str]:
+        names = {
+            path.parent.name
+            for part in (LEDGER, LOCK, GENERATIONS)
+            for path in self._folder.glob(f"*/{part}")
+        }
+        return sorted(
+            name for name in names if not name.startswith(".") and not name.endswith(_DRAFT)
+        )
 
     @limited_open_files()
     def arrived(self) -> list[str]:
         """Returns the names of collections that were put into the folder meanwhile."""
-        ledgers = sorted(self._folder.glob(f"*/{LEDGER}"))
-        return [name for ledger in ledgers if self.has_arrived(name := ledger.parent.name)]
+        return [name for name in self._names_in_folder() if self.has_arrived(name)]
 
     def has_arrived(self, name: str) -> bool:
         """Tells whether a collection is in the folder and not open yet."""
         return (
-            is_name(name) and name not in self._opened and (self._folder / name / LEDGER).is_file()
+            is_name(name)
+            and name not in self._opened
+            and any((self._folder / name / part).exists() for part in (LEDGER, LOCK, GENERATIONS))
         )
 
     def open_arrived(self, name: str) -> None:
@@ -136,16 +167,13 @@ class Collections:
             if self._closed or not self.has_arrived(name):
                 return
             if time.monotonic() < self._refused_until_s.get(name, 0.0):
-                raise _refusal(name)
+                raise CollectionUnusable(name, self._reasons[name])
             try:
-                self._open(name)
-            except TooManyOpenFiles:  # a passing state, and no fault of the collection
+                self._open_or_refuse(name)
+            except CollectionUnusable:
                 raise
-            except MlcdError as error:
-                self._refused_until_s[name] = time.monotonic() + _RETRY_S
-                _log.warning("the collection %s cannot be opened: %s", name, error)
-                raise _refusal(name) from error
-            self._refused_until_s.pop(name, None)
+            except Conflict as error:
+                raise self._refuse(name, error) from error
             _log.info("the collection %s has arrived and is open", name)
 
     def open_all_arrived(self) -> None:
@@ -217,7 +245,7 @@ class Collections:
                 )
                 self._opened[name] = found
             elif found is None:  # another process put it there
-                found = self._open(name)
+                found = self._open_or_refuse(name)
             check_same(
                 name,
                 (found.fingerprint, found.dimension, found.recall_target),
@@ -249,14 +277,34 @@ class Collections:
                 os.close(folder)
         shutil.rmtree(dead, ignore_errors=True)
 
-    def _open(self, name: str) -> Collection:
-        self._opened[name] = Collection.open(
-            self._folder / name,
-            read_only=not self.writable,
-            shared=self._descriptors,
-            max_thumbnail_bytes=self._max_thumbnail_bytes,
-        )
+    def _open_or_refuse(self, name: str) -> Collection:
+        """Opens a collection.
+
+        Raises CollectionUnusable, and Conflict where another process has it open.
+        """
+        try:
+            self._opened[name] = Collection.open(
+                self._folder / check_name(name),
+                read_only=not self.writable,
+                shared=self._descriptors,
+                max_thumbnail_bytes=self._max_thumbnail_bytes,
+            )
+        except (TooManyOpenFiles, Conflict):  # no fault of the collection
+            raise
+        except (MlcdError, OSError) as error:
+            raise self._refuse(name, error) from error
+        self._refused_until_s.pop(name, None)
+        self._reasons.pop(name, None)
         return self._opened[name]
+
+    def _refuse(self, name: str, error: MlcdError | OSError) -> CollectionUnusable:
+        """Notes why a collection cannot be opened; the log says so once."""
+        reason = str(error).replace(f"{self._folder}{os.sep}", "")
+        if self._reasons.get(name) != reason:
+            _log.warning("the collection %s cannot be opened: %s", name, error)
+        self._reasons[name] = reason
+        self._refused_until_s[name] = time.monotonic() + _RETRY_S
+        return CollectionUnusable(name, reason)
 
     def _check_room(self) -> None:
         if self._most is not None and len(self._opened) >= self._most:
@@ -268,13 +316,6 @@ class Collections:
                 "collections are open for searches only",
                 remedy="give a folder that can be written, and one process",
             )
-
-
-def _refusal(name: str) -> Conflict:
-    return Conflict(
-        f"the collection {name} is there and cannot be opened",
-        remedy="end the process that has it open, or see the log; then ask again",
-    )
 
 
 def _is_writable(folder: Path) -> bool:

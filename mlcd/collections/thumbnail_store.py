@@ -132,9 +132,10 @@ class ThumbnailStore:
         if found is None:
             return None
         digest, data = found
-        picture = Thumbnail(data)
-        if bytes.fromhex(picture.version) == digest:
-            return picture
+        if isinstance(data, bytes):
+            picture = Thumbnail(data)
+            if bytes.fromhex(picture.version) == digest:
+                return picture
         _log.warning("a picture in %s is damaged", self._path)
         return None
 
@@ -197,9 +198,11 @@ class ThumbnailStore:
                     self._connected = self._connect()
                     self._exists = True
                 result = work(self._connected)
-        except (sqlite3.Error, Unavailable) as error:
+        except (sqlite3.Error, Unavailable, ValueError, TypeError, AttributeError) as error:
             _log.warning("%s cannot be %s: %s", self._path, used, error)
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+            # Values of another type than was stored are damage, too.
+            is_known = isinstance(error, sqlite3.Error | Unavailable)
+            if not is_known or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
                 self._exists, self._damaged = False, True
             return None
         if self._shared is not None:
@@ -345,6 +348,11 @@ def _rows(connection: sqlite3.Connection) -> list[int]:
 
 
 def _totals(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    """Returns items, pictures and bytes. Raises ValueError where rows are out of order: an item
+    would show the picture of another.
+    """
+    if connection.execute("PRAGMA quick_check(shown)").fetchone()[0] != "ok":
+        raise ValueError("its table of rows is damaged")
     items, pictures, num_bytes = connection.execute("SELECT * FROM totals").fetchone()
     return items, pictures, num_bytes
 

@@ -52,7 +52,7 @@ class Members:
 def set_names(path: Path, file: Path) -> Naming:
     """Gives the centers at `path` the names in `file`; all other centers keep theirs."""
     artifact, centers = open_centers(path)
-    changes = read_names_file(file, len(centers.sizes))
+    changes = read_names_file(file, len(centers.sizes), digest=artifact.digest)
     return _naming(artifact, *change_names(artifact, lambda given: given.set_by_hand(changes)))
 
 

@@ -109,10 +109,21 @@ class DescribedCollection(WireAnswer):
     store: DescribedStore | None = None
 
 
+class UnusableCollection(WireAnswer):
+    """A collection that is there and cannot be opened. reason: why, and what to do about it."""
+
+    name: str
+    reason: str
+
+
 class CollectionList(WireAnswer):
-    """A page of all collections, by name. next: the cursor of the next page, if there is one."""
+    """A page of all collections, by name. next: the cursor of the next page, if there is one.
+
+    unusable: those that are there and cannot be opened, on every page.
+    """
 
     collections: list[DescribedCollection]
+    unusable: list[UnusableCollection] = Field(default_factory=list)
     next: str | None = None
 
 

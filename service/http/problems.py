@@ -35,6 +35,7 @@ STATUS: Final[dict[str, int]] = {
     "not-acceptable": 406,
     "request-timeout": 408,
     "conflict": 409,
+    "collection-unusable": 409,
     "too-large": 413,
     "too-many-bytes": 413,
     "too-many-pixels": 413,

@@ -1,7 +1,6 @@
-"""The names of the served centers: read with the centers, changed one by one, durable at once."""
+"""The names of the served centers in memory, with what evidence offers beside them."""
 
 import json
-import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -9,15 +8,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.given_names import (
-    GIVEN_NAMES,
-    Names,
-    change_names,
-    current_names,
-)
+from mlcd.artifacts.given_names import GivenNames, Names
 from mlcd.artifacts.manifest import Artifact
 from mlcd.artifacts.name_evidence import read_evidence
-from mlcd.errors import Conflict
 
 Alternates = tuple[tuple[str, ...], ...]
 _SEPARATOR: Final = "\n"  # no name holds it, so no part of a query fits across two names
@@ -37,8 +30,8 @@ class CenterNames:
     grounds: tuple[bytes, ...] = ()
 
     @classmethod
-    def read(cls, artifact: Artifact) -> "CenterNames":
-        given = current_names(artifact)
+    def read(cls, artifact: Artifact, given: GivenNames) -> "CenterNames":
+        """Reads the evidence for the names given."""
         clusters = read_evidence(artifact, given.evidence).clusters if given.evidence else []
         # text takes a fraction of the memory of its dictionaries
         grounds = tuple(json.dumps(cluster, ensure_ascii=False).encode() for cluster in clusters)
@@ -78,27 +71,9 @@ class CenterNames:
                 ranks[center] = rank
         return ranks
 
-    def changed(self, artifact: Artifact, center: int, name: str | None) -> "CenterNames":
-        """Gives a center a name, or takes it away, and returns the names since.
-
-        They are on the disk then. Raises Conflict where nothing can be written beside the centers.
-        """
-        if not os.access(artifact.path, os.W_OK):
-            raise Conflict(
-                "the centers of this server can only be read",
-                remedy="let the server write into their folder",
-            )
-        _, given = change_names(artifact, lambda before: before.set_by_hand({center: name}))
+    def since(self, given: GivenNames) -> "CenterNames":
+        """Returns the names after a change by people, which leaves the evidence as it is."""
         return replace(self, names=given.names, version=given.version)
-
-
-def names_version(artifact: Artifact) -> tuple[int, int] | None:
-    """Returns what changes whenever the file of given names does; None where there is none."""
-    try:
-        found = (artifact.path / GIVEN_NAMES).stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
 
 
 def _offered(clusters: list[dict[str, Any]]) -> Alternates:

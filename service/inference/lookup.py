@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -24,12 +25,13 @@ from mlcd.clustering.members import ORDINARY
 from mlcd.clustering.nearest import CenterScan
 from mlcd.collections.clusters import LEAST_ORDINARY
 from mlcd.collections.port import CollectionPort
-from mlcd.errors import ConfigInvalid, MlcdError
+from mlcd.errors import ArtifactInvalid, ConfigInvalid
 from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, Neighbors, least_product, unit_rows
-from service.inference.center_names import CenterNames, names_version
+from service.inference.center_names import CenterNames
 from service.inference.known_labels import KnownLabels
 from service.inference.query_novelty import QueryNovelty
+from service.inference.stored_names import StoredNames
 
 _log = logging.getLogger("mlcd.service")
 
@@ -78,17 +80,18 @@ class Approximation:
 class Lookup:
     """The centers, prepared once for look-ups."""
 
-    def __init__(self, centers: Centers, artifact: Artifact | None = None) -> None:
-        """artifact: that of the centers, beside which their names are kept."""
+    def __init__(
+        self, centers: Centers, artifact: Artifact | None = None, state_dir: Path | None = None
+    ) -> None:
+        """artifact: that of the centers. state_dir: see `StoredNames`."""
         self.centers = centers
         self._artifact = artifact
+        self._stored = None if artifact is None else StoredNames(artifact, state_dir)
         self._renaming = threading.Lock()
-        self._read_at = None if artifact is None else names_version(artifact)
-        self.names = (
-            CenterNames(centers.names or (None,) * len(centers.vectors), ())
-            if artifact is None
-            else CenterNames.read(artifact)
-        )
+        self._read_at = None if self._stored is None else self._stored.versions()
+        self.damaged_names: str | None = None
+        self.names = CenterNames(centers.names or (None,) * len(centers.vectors), ())
+        self._read_names()
         self.recent = None if centers.quantiles is None else QueryNovelty(centers.quantiles)
         # The service never loads torch, and numpy's labels are the same.
         self.scan = CenterScan(centers.vectors, matmul="numpy")
@@ -104,25 +107,41 @@ class Lookup:
 
     def rename(self, center: int, name: str | None) -> CenterNames:
         """Gives a center a name, durably, and returns the names since. None takes its name away."""
-        assert self._artifact is not None
+        assert self._stored is not None
         with self._renaming:
-            self._take(self.names.changed(self._artifact, center, name))
+            self._take(self.names.since(self._stored.rename(center, name)))
             return self.names
 
     def follow_names(self) -> None:
-        """Reads the names again where another process has changed their file.
+        """Reads the names again where another process has changed their files.
 
-        The names stay where it cannot be read.
+        The names stay where one is damaged.
         """
-        if self._artifact is None or names_version(self._artifact) == self._read_at:
+        if self._stored is None or self._stored.versions() == self._read_at:
             return
         with self._renaming:
             # the file may change again while it is read, and is then read again
-            self._read_at = names_version(self._artifact)
-            try:
-                self._take(CenterNames.read(self._artifact))
-            except MlcdError as error:
-                _log.warning("the names of the centers cannot be read again: %s", error)
+            self._read_at = self._stored.versions()
+            self._read_names(again=True)
+
+    def _read_names(self, *, again: bool = False) -> None:
+        """Reads the names; where a file of them is damaged, those of the others.
+
+        again: leaves them as they are then.
+        """
+        if self._stored is None or self._artifact is None:
+            return
+        read = self._stored.read()
+        self.damaged_names = read.damaged
+        if again and read.damaged is not None:
+            return
+        try:
+            names = CenterNames.read(self._artifact, read.given)
+        except ArtifactInvalid as error:
+            _log.error("the evidence for the names of the centers: %s", error)
+            self.damaged_names = read.given.evidence
+            names = CenterNames(read.given.names, (), read.given.version)
+        self._take(names)
 
     def _take(self, names: CenterNames) -> None:
         self.names = names

@@ -123,7 +123,8 @@ def open_model_data(
     if opened is not None:
         artifact, centers = opened
         if centers.fingerprint == fingerprint:
-            lookup = Lookup(centers, artifact)
+            state_dir = None if settings.state_dir is None else Path(settings.state_dir)
+            lookup = Lookup(centers, artifact, state_dir)
         else:
             foreign_centers = centers.fingerprint
     data = ModelData(fingerprint, lookup, collections, foreign_centers)
@@ -156,7 +157,7 @@ def _open_centers(
     if path is None:
         return None
     artifact = open_artifact(path, "centers")
-    centers = Centers.read(artifact)
+    centers = Centers.read(artifact, named=False)  # the look-up reads their names
     if strict:
         check_centers(path, centers, fingerprint)
     return artifact, centers

@@ -47,6 +47,12 @@ class ModelSwitch:
         self._loading: asyncio.Task[int] | None = None
         self._retiring: asyncio.Task[None] | None = None
 
+    @property
+    def has_damaged_names(self) -> bool:
+        """Tells whether the names of the served model's centers are damaged."""
+        lookup = self._model.data.lookup
+        return lookup is not None and lookup.damaged_names is not None
+
     async def __aenter__(self) -> Self:
         return self
 

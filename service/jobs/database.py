@@ -39,7 +39,7 @@ class Listed:
     damaged: bool = False
 
     @classmethod
-    def of(cls, job_id: str, record: str | None) -> Self:
+    def of(cls, job_id: str, record: str | bytes | None) -> Self:
         try:
             return cls(job_id, None if record is None else stored_job_from_json(record).job)
         except RecordDamaged:

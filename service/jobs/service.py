@@ -3,6 +3,7 @@ queue's blocking calls.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -10,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar, get_args
 
-from mlcd.errors import ConfigInvalid, DeadlineExceeded, MlcdError
+from mlcd.errors import (
+    ArtifactInvalid,
+    ConfigInvalid,
+    DeadlineExceeded,
+    MlcdError,
+    Unavailable,
+)
+from service.errors import RecordDamaged
 from service.jobs.job import JobState, QueueStats
 from service.jobs.queue import Queue
 from service.jobs.roots import Roots
@@ -21,6 +29,7 @@ from service.timings import DAY_S, JOBS_COUNT_S
 
 _Result = TypeVar("_Result")
 _THREADS: Final = 4
+_log = logging.getLogger("mlcd.jobs")
 _FILE: Final = Path("jobs") / "queue.sqlite"
 
 
@@ -36,7 +45,7 @@ class JobService:
 
     async def ask(self, call: Callable[[], _Result], *, deadline: float) -> _Result:
         """Returns what `call` returns, from a thread. Raises DeadlineExceeded once the loop's clock
-        passes `deadline`.
+        passes `deadline`, Unavailable for a queue that is damaged as a whole.
         """
         try:
             async with asyncio.timeout_at(deadline):
@@ -44,6 +53,13 @@ class JobService:
         except TimeoutError as error:
             raise DeadlineExceeded(
                 "the job queue did not answer in time", remedy="ask again"
+            ) from error
+        except RecordDamaged:
+            raise
+        except ArtifactInvalid as error:
+            _log.error("a request about jobs is refused: %s", error)
+            raise Unavailable(
+                "the server's job queue is damaged", remedy="its log says how to mend it"
             ) from error
 
     async def count(self, metrics: Metrics) -> None:
@@ -82,7 +98,7 @@ async def open_job_service(settings: Settings) -> AsyncIterator[JobService | Non
     if not settings.jobs.roots:
         yield None
         return
-    with open_jobs(settings) as (queue, roots):
+    with open_jobs(settings, late=True) as (queue, roots):
         threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="jobs")
         try:
             yield JobService(
@@ -93,16 +109,20 @@ async def open_job_service(settings: Settings) -> AsyncIterator[JobService | Non
 
 
 @contextmanager
-def open_jobs(settings: Settings) -> Iterator[tuple[Queue, Roots]]:
-    """Opens the queue and the folders that jobs may use. Raises ConfigInvalid."""
+def open_jobs(settings: Settings, *, late: bool = False) -> Iterator[tuple[Queue, Roots]]:
+    """Opens the queue and the folders that jobs may use. Raises ConfigInvalid; late: see
+    `open_queue`.
+    """
     roots = Roots(settings.jobs.roots, settings.fetch.url_options)
-    with closing(open_queue(settings)) as queue:
+    with closing(open_queue(settings, late=late)) as queue:
         yield queue, roots
 
 
-def open_queue(settings: Settings) -> Queue:
+def open_queue(settings: Settings, *, late: bool = False) -> Queue:
     """Opens the queue in Redis, or else in the state directory. Raises ConfigInvalid where neither
     is set.
+
+    late: a damaged file is refused by each call, until it is mended, and not here.
     """
     if settings.redis_url is not None:
         from service.jobs.redis import open_redis_database
@@ -114,4 +134,4 @@ def open_queue(settings: Settings) -> Queue:
         raise ConfigInvalid(
             "jobs have no place to be kept", remedy="set MLCD_STATE_DIR or MLCD_REDIS_URL"
         )
-    return Queue(SqliteDatabase(Path(settings.state_dir) / _FILE))
+    return Queue(SqliteDatabase(Path(settings.state_dir) / _FILE, late=late))

@@ -36,12 +36,13 @@ from service.jobs.job import (
     stored_job_from_json,
     stored_job_to_json,
 )
-from service.jobs.sqlite_file import SqliteFile
+from service.jobs.sqlite_file import RESTORE, SqliteFile
 
 # Version 1 had no failures and no index of ended jobs, version 2 no models of workers; both are
 # upgraded.
 SCHEMA: Final = 3
 _APPLICATION: Final = 0x4D4C434A  # `MLCJ`, the application id of the file
+_RECORD: Final = "CAST(record AS BLOB)"  # a damaged one need not be UTF-8
 _ENDED_AT: Final = "json_extract(record, '$.ended_s')"
 _OVER: Final = f"due_s IS NULL AND {_ENDED_AT} IS NOT NULL"
 _TABLES: Final = f"""
@@ -76,20 +77,20 @@ COMMIT;
 class SqliteDatabase:
     """A `JobDatabase` in an SQLite file. Processes share the file, threads share this object."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens the file, or makes it. Raises ArtifactInvalid for one that is not ours,
-        Unavailable.
+    def __init__(self, path: Path, *, late: bool = False) -> None:
+        """Opens the file, or makes it. Raises ArtifactInvalid for one that is damaged or not ours,
+        Unavailable; late: see `SqliteFile`.
         """
         self._path = path
         self._clock = Clock(_wall_s)
-        self._file = SqliteFile(path, self._prepare)
+        self._file = SqliteFile(path, self._prepare, late=late)
 
     def transact(self, step: Callable[["_SqliteTransaction"], Result]) -> Result:
         with self._file.writing() as connection:
             return step(_SqliteTransaction(connection, self._clock))
 
     def read(self, job_id: str) -> StoredJob | None:
-        found = self._file.rows("SELECT record FROM jobs WHERE id = ?", job_id)
+        found = self._file.rows(f"SELECT {_RECORD} FROM jobs WHERE id = ?", job_id)  # noqa: S608
         return stored_job_from_json(found[0][0]) if found else None
 
     def due(
@@ -127,7 +128,7 @@ class SqliteDatabase:
     def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
         conditions = ["1"] + ["id < ?"] * (below is not None) + ["state = ?"] * (state is not None)
         found = self._file.rows(
-            f"SELECT id, record FROM jobs WHERE {' AND '.join(conditions)}"  # noqa: S608
+            f"SELECT id, {_RECORD} FROM jobs WHERE {' AND '.join(conditions)}"  # noqa: S608
             " ORDER BY id DESC LIMIT ?",
             *(value for value in (below, state) if value is not None),
             limit,
@@ -195,6 +196,8 @@ class SqliteDatabase:
             raise ArtifactInvalid(
                 f"{self._path} is not a job queue of this version", remedy="name another folder"
             )
+        if connection.execute("PRAGMA integrity_check(1)").fetchone()[0] != "ok":
+            raise ArtifactInvalid(f"{self._path} is damaged", remedy=RESTORE)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         if version < SCHEMA:
@@ -212,7 +215,7 @@ class _SqliteTransaction:
         return self._clock.leapt(within_s=within_s)
 
     def record(self, job_id: str) -> StoredJob | None:
-        found = self._value("SELECT record FROM jobs WHERE id = ?", job_id)
+        found = self._value(f"SELECT {_RECORD} FROM jobs WHERE id = ?", job_id)  # noqa: S608
         return None if found is None else stored_job_from_json(found)
 
     def newest_id(self) -> str | None:

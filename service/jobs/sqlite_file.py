@@ -18,6 +18,7 @@ from service.timings import SQLITE_LOG_S, SQLITE_TURN_S, SQLITE_WAIT_S
 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+RESTORE: Final = "restore it by `mlcd restore`, or move it away"
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger("mlcd.jobs")
 
@@ -27,14 +28,26 @@ class SqliteFile:
     file.
     """
 
-    def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:
-        """prepare: creates or checks what is in the file; it may run more than once."""
+    def __init__(
+        self, path: Path, prepare: Callable[[sqlite3.Connection], None], *, late: bool = False
+    ) -> None:
+        """prepare: creates or checks what is in the file; it may run more than once. late: of a
+        file that cannot be used now, each call raises what is wrong with it until that is mended.
+        """
         self._path = path
         self._told_s: float | None = None
-        with self._translated():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = _Connection(path, prepare)
-            self._reader = _Connection(path, prepare)
+        self._writer, self._reader = _Connection(path, prepare), _Connection(path, prepare)
+        try:
+            with self._translated():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                for connection in (self._writer, self._reader):
+                    with connection.opened():
+                        pass
+        except (ArtifactInvalid, Unavailable) as error:
+            self.close()
+            if not late:
+                raise
+            _log.error("jobs are refused: %s", error)
 
     def rows(self, query: str, *values: object) -> list[Any]:
         with self._translated(), self._reader.opened() as reader:
@@ -68,11 +81,10 @@ class SqliteFile:
                 remedy="put it back;"
                 " or end all servers and workers and start them with an empty one",
             ) from None
-        except (sqlite3.Error, OSError) as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:  # without the details
-                raise ArtifactInvalid(
-                    f"{self._path} is damaged", remedy="restore it, or move it away"
-                ) from error
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details
+            if code in _DAMAGED or isinstance(error, UnicodeDecodeError) or _is_not_text(error):
+                raise ArtifactInvalid(f"{self._path} is damaged", remedy=RESTORE) from error
             self._tell(error)
             raise Unavailable(
                 "the job queue cannot be read or written now",
@@ -93,23 +105,24 @@ class _Connection:
     def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:
         self._path, self._prepare = path, prepare
         self._turn = threading.Lock()
-        self._open()
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
 
     @contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
         if not self._turn.acquire(timeout=SQLITE_TURN_S):
             raise Unavailable("the job queue is busy", remedy="come back soon")
         try:
-            self._follow()
-            yield self._connection
+            yield self._follow()
         finally:
             self._turn.release()
 
     def close(self) -> None:
         with self._turn:
-            self._connection.close()
+            if self._connection is not None:
+                self._connection.close()
 
-    def _open(self) -> None:
+    def _open(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
             self._path, isolation_level=None, check_same_thread=False, timeout=SQLITE_WAIT_S
         )
@@ -120,16 +133,26 @@ class _Connection:
             connection.close()
             raise
         self._connection = connection
+        return connection
 
-    def _follow(self) -> None:
-        """Opens the file at the path again where it was replaced, as by a restored backup.
+    def _follow(self) -> sqlite3.Connection:
+        """Opens the file, and again where it was replaced, as by a restored backup.
 
         Raises FileNotFoundError where it was removed: no other process would see what is written.
         """
-        if _identity(self._path) != self._file:
-            before = self._connection
-            self._open()
-            before.close()
+        before = self._connection
+        if before is None:
+            return self._open()
+        if _identity(self._path) == self._file:
+            return before
+        connection = self._open()
+        before.close()
+        return connection
+
+
+def _is_not_text(error: Exception) -> bool:
+    """Tells whether SQLite holds a text that is not UTF-8; the error has no code of its own."""
+    return isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
 
 
 def _identity(path: Path) -> tuple[int, int]:
@@ -144,5 +167,6 @@ def _patiently(call: Callable[[], _Answer]) -> _Answer:
         try:
             return call()
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() > until_s:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # text that is not UTF-8 has none
+            if code not in _BUSY or time.monotonic() > until_s:
                 raise

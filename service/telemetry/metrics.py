@@ -147,6 +147,7 @@ class Metrics:
             "mlcd_index_search_duration_seconds", "Time to search a collection."
         )
         self._collections: Callable[[], Mapping[str, CollectionPort]] = dict
+        self._unusable: Callable[[], Mapping[str, str]] = dict
         # Every process looks at the one queue, so its numbers count once.
         self._jobs = made.gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
         self._job_depth = made.gauge(
@@ -159,6 +160,10 @@ class Metrics:
         )
         self._job_queue_up = made.gauge(
             "mlcd_job_queue_up", "Server processes that reach the queue of batch jobs."
+        )
+        self._names_damaged = made.gauge(
+            "mlcd_center_names_damaged",
+            "Server processes that cannot read a file of the centers' names.",
         )
         self._job_workers = made.gauge("mlcd_job_workers", "Workers that live.", mode="livemax")
         self._rejections = made.counter(
@@ -281,9 +286,13 @@ class Metrics:
         with self._searches.time():
             yield
 
-    def collections(self, opened: Callable[[], Mapping[str, "CollectionPort"]]) -> None:
-        """Connects the collections. opened: called when the metrics are read; by name."""
-        self._collections = opened
+    def collections(
+        self,
+        opened: Callable[[], Mapping[str, "CollectionPort"]],
+        unusable: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """Connects the collections. opened, unusable: called when the metrics are read; by name."""
+        self._collections, self._unusable = opened, unusable
 
     def jobs(
         self, jobs: Mapping[str, int], *, depth: int, oldest_wait_s: float, num_workers: int
@@ -294,6 +303,10 @@ class Metrics:
         self._job_depth.set(depth)
         self._job_wait.set(oldest_wait_s)
         self._job_workers.set(num_workers)
+
+    def names_damaged(self, is_damaged: Callable[[], bool]) -> None:
+        """Connects the names of the centers. is_damaged: called as `up` of `engine_up`."""
+        self._instruments.ask(self._names_damaged, is_damaged)
 
     def job_queue_up(self, *, up: bool) -> None:
         self._job_queue_up.set(up)
@@ -345,10 +358,13 @@ class Metrics:
         It asks their store. seen: tells which of them are written, by name; None: their sums are,
         without names.
         """
-        opened = self._collections()
+        opened, unusable = self._collections(), self._unusable()
         if seen is not None:
             opened = {name: one for name, one in opened.items() if seen(name)}
-        return generate_latest(CollectionMetrics(opened, names=seen is not None))
+            unusable = {name: reason for name, reason in unusable.items() if seen(name)}
+        return generate_latest(
+            CollectionMetrics(opened, num_unusable=len(unusable), names=seen is not None)
+        )
 
     def counted(self) -> CollectorRegistry:
         """Returns what all server processes have counted."""
@@ -362,16 +378,23 @@ class Metrics:
 class CollectionMetrics(Collector):
     """The gauges of collections, read at the time of a scrape."""
 
-    def __init__(self, opened: Mapping[str, "CollectionPort"], *, names: bool) -> None:
-        """Takes the open collections.
+    def __init__(
+        self, opened: Mapping[str, "CollectionPort"], *, num_unusable: int, names: bool
+    ) -> None:
+        """Takes the open collections, and the number of those that cannot be opened.
 
         names: write each of the first hundred by its name; else write sums and the worst recall.
         """
-        self._opened, self._names = opened, names
+        self._opened, self._num_unusable, self._names = opened, num_unusable, names
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         yield GaugeMetricFamily(
             "mlcd_collections", "Collections that are open.", value=len(self._opened)
+        )
+        yield GaugeMetricFamily(
+            "mlcd_collections_unusable",
+            "Collections that are there and cannot be opened.",
+            value=self._num_unusable,
         )
         figures = dict(self._read())
         if self._names:

@@ -26,6 +26,7 @@ from mlcd.wire.stored_items import (
     DescribedStore,
     DescribedThumbnails,
     IndexRecall,
+    UnusableCollection,
 )
 from service.deadline import within_deadline
 from service.errors import OutsideKey
@@ -86,6 +87,8 @@ async def list_collections(
 ) -> Response:
     """Lists all collections by name, page by page; those that are not `usable` hold embeddings of
     another model.
+
+    Those that cannot be opened at all stand apart, with the reason.
     """
     store = resources.model.data.store
     if store is not None:
@@ -97,9 +100,15 @@ async def list_collections(
         names = names[bisect_right(names, last) :]
     page = names[:limit]
     described = [await _described(name, every[name], request, resources) for name in page]
+    reasons = {} if store is None else store.unusable()
+    unusable = [
+        UnusableCollection(name=name, reason=reason)
+        for name, reason in sorted(reasons.items())[:_MOST_LISTED]
+        if sees(name, request)
+    ]
     following = {"next": write_cursor(page[-1])} if len(names) > len(page) else {}
     return await computed_answer(
-        partial(CollectionList, collections=described, **following),
+        partial(CollectionList, collections=described, unusable=unusable, **following),
         request,
         resources,
         exclude_unset=True,

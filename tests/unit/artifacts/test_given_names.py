@@ -22,6 +22,7 @@ from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
 from mlcd.pipelines.name import set_names
 from mlcd.pipelines.verify import verify
 from mlcd.types import unit_rows
+from service.inference.lookup import Lookup
 
 
 @pytest.fixture
@@ -147,3 +148,16 @@ def test_names_that_were_edited_by_hand_or_are_of_other_centers_are_refused(cent
     with pytest.raises(ArtifactInvalid, match="names other centers"):
         Centers.open(tmp_path / "others")
     assert json.loads(whole)["centers"] == open_artifact(centers).digest
+
+
+def test_the_names_that_a_server_keeps_in_its_state_are_set_too_and_never_those_of_others(
+    centers, tmp_path
+):
+    lookup = Lookup(Centers.open(centers), open_artifact(centers), tmp_path)
+    lookup.rename(1, "wolf")
+    lookup.rename(2, None)
+    file = tmp_path / "names" / f"{open_artifact(centers).digest}.json"
+    with pytest.raises(InvalidInput, match="names other centers"):
+        read_names_file(file, 4, digest="0" * 64)
+    set_names(centers, file)
+    assert Centers.open(centers).names == ("cat", "wolf", None, None)

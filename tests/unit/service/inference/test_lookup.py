@@ -1,10 +1,14 @@
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.given_names import GIVEN_NAMES, change_names
-from mlcd.artifacts.manifest import Request
+from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
@@ -111,15 +115,96 @@ def test_what_cannot_be_approximated_or_audited_is_refused(indexed):
         Lookup(random_centers(900)).approximate([indexed(near(random_centers(9), 1000))])
 
 
-def test_centers_beside_which_nothing_can_be_written_keep_their_names(tmp_path, monkeypatch):
-    with Draft(tmp_path / "centers", Request("centers", fingerprint="f" * 64)) as draft:
+@pytest.fixture
+def published(tmp_path):
+    with Draft(tmp_path / "c", Request("centers", fingerprint="f" * 64)) as draft:
         random_centers(3).write(draft)
-        lookup = Lookup(random_centers(3), draft.publish())
+        return draft.publish()
+
+
+def make_read_only(folder):
+    for path in [*folder.rglob("*"), folder]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+@contextmanager
+def without_privileges():
+    """Root may write anywhere."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_centers_beside_which_nothing_can_be_written_keep_their_names(
+    tmp_path, monkeypatch, published
+):
+    lookup = Lookup(random_centers(3), published)
     assert lookup.rename(1, "cat").folded == ["", "cat", ""]
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(Conflict, match="can only be read"):
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # pytest's own folder above is closed to others
+    lookup = Lookup(random_centers(3), open_artifact(Path("c"), "centers"))
+    make_read_only(Path("c"))
+    with without_privileges(), pytest.raises(Conflict, match="cannot be written"):
         lookup.rename(1, "dog")
-    assert lookup.centers.name(1) == Centers.open(tmp_path / "centers").name(1) == "cat"
+    assert lookup.names.names == (None, "cat", None)
+
+
+def test_names_given_to_read_only_centers_are_kept_in_the_state(tmp_path, monkeypatch, published):
+    change_names(published, lambda given: given.set_by_hand({0: "wolf", 2: "fox"}))
+    before = (published.path / GIVEN_NAMES).read_bytes()
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # pytest's own folder above is closed to others
+    (state := Path("state")).mkdir(mode=0o777)
+    state.chmod(0o777)
+    make_read_only(Path("c"))
+    artifact = open_artifact(Path("c"), "centers")
+    with without_privileges():
+        lookup, other = (Lookup(random_centers(3), artifact, state) for _ in range(2))
+        assert lookup.rename(1, "cat").names == ("wolf", "cat", "fox")
+        assert lookup.rename(0, None).version == 3
+        other.follow_names()
+        assert other.centers.names == other.names.names == (None, "cat", "fox")
+    assert Lookup(random_centers(3), artifact, state).names.names == (None, "cat", "fox")
+    assert (Path("c") / GIVEN_NAMES).read_bytes() == before
+    Path("c").chmod(0o755)  # as `mlcd name` changes them
+    change_names(artifact, lambda given: given.set_by_hand({0: "dog", 1: "lynx", 2: "owl"}))
+    other.follow_names()
+    assert other.names.names == ("dog", "cat", "owl")  # a name taken away may come anew
+
+
+def test_other_centers_have_names_of_their_own_in_the_state(tmp_path, published):
+    with Draft(tmp_path / "d", Request("centers", fingerprint="e" * 64)) as draft:
+        random_centers(2).write(draft)
+        others = draft.publish()
+    Lookup(random_centers(3), published, tmp_path).rename(1, "cat")
+    assert Lookup(random_centers(2), others, tmp_path).names.names == (None, None)
+    Lookup(random_centers(2), others, tmp_path).rename(1, "owl")
+    assert Lookup(random_centers(3), published, tmp_path).names.names == (None, "cat", None)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 1}', b"\xff"])
+def test_damaged_names_leave_the_others_and_refuse_changes(tmp_path, published, content):
+    change_names(published, lambda given: given.set_by_hand({0: "wolf"}))
+    Lookup(random_centers(3), published, tmp_path).rename(1, "cat")
+    for damaged, names in (
+        (tmp_path / "names" / f"{published.digest}.json", ("wolf", None, None)),
+        (published.path / GIVEN_NAMES, (None, "cat", None)),
+    ):
+        whole = damaged.read_bytes()
+        damaged.write_bytes(content)
+        lookup = Lookup(random_centers(3), published, tmp_path)
+        assert lookup.names.names == lookup.centers.names == names
+        assert lookup.damaged_names is not None
+        with pytest.raises(Conflict, match=rf"{damaged.name} is damaged"):
+            lookup.rename(2, "fox")
+        assert damaged.read_bytes() == content
+        damaged.write_bytes(whole)
+        assert lookup.rename(2, None).names == ("wolf", "cat", None)
 
 
 def test_images_beyond_the_quantile_of_their_own_center_are_novel():

@@ -1,0 +1,329 @@
+"""Backups of a server's state directory, taken while servers write to it, and their restoration.
+
+    backup.json    written last: the bytes and SHA-256 of every file, and the items of collections
+    collections/   of each its ledger, thumbnails, layout and newest index; the rest is derived
+    jobs/          the queue
+    names/         the names that centers were given at the server
+    keys.json      the API keys, where they are kept there
+
+SQLite copies its own files, each as of one moment. Rows of a ledger are never used twice, and so a
+collection's index and layout, which name rows, are copied before the ledger: one that is younger
+would know rows that the restored ledger gives to other items. Thumbnails come after it; those of
+rows that it lacks are removed when the collection is opened.
+"""
+
+import hashlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from mlcd.artifacts.disk import (
+    refuse_full_disk,
+    replacing,
+    sync_path,
+    temporary_path,
+    translated_os_errors,
+)
+from mlcd.artifacts.manifest import draft_path
+from mlcd.artifacts.sealed_json import read_sealed, write_sealed
+from mlcd.collections.collection_folder import GENERATIONS, LEDGER
+from mlcd.collections.generation import newest_number
+from mlcd.collections.ledger import Ledger
+from mlcd.collections.locks import LOCK
+from mlcd.collections.plane import LAYOUT
+from mlcd.collections.thumbnail_store import THUMBNAILS
+from mlcd.errors import ArtifactInvalid, Conflict, DiskFull, InvalidInput, MlcdError, NotFound
+from mlcd.version import __version__
+
+BACKUP: Final = "backup.json"
+COLLECTIONS: Final = "collections"
+QUEUE: Final = Path("jobs") / "queue.sqlite"
+NAMES: Final = "names"
+KEYS: Final = "keys.json"
+_DRAFT: Final = draft_path(Path("name")).suffix
+_FORMAT: Final = 1
+_ATTEMPTS: Final = 5  # at a collection that is made anew, or an index that is, meanwhile
+_BUSY_S: Final = 60.0
+_ORDINARY: Final = frozenset({"lost+found"})  # in the root of a file system
+
+
+@dataclass(frozen=True)
+class Backup:
+    """A backup.
+
+    items: the number in each collection. left_out: why parts of the state are missing, by their
+    path.
+    """
+
+    files: int
+    bytes: int
+    items: dict[str, int]
+    queue: bool
+    keys: bool
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+class _Gone(Exception):
+    """A part was deleted or replaced while it was copied."""
+
+
+def back_up(state: Path, out: Path) -> Backup:
+    """Copies the state to a new directory `out`, which is published by one rename.
+
+    A damaged part is left out, and named in the result. Raises NotFound, InvalidInput where there
+    is no state, Conflict where something is at `out`.
+    """
+    if not state.is_dir():
+        raise NotFound(f"there is no directory {state}", remedy="name that of `mlcd serve --state`")
+    if out.resolve().is_relative_to(state.resolve()):
+        raise InvalidInput(f"{out} is in {state}", remedy="name a place outside of it")
+    _check_empty(out, remedy="name a new directory")
+    with translated_os_errors(out):
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(out) as draft:
+                draft.mkdir(mode=0o700)
+                return _fill(state, draft)
+        except OSError as error:
+            refuse_full_disk(error, out)
+            raise
+
+
+def restore(backup: Path, state: Path) -> Backup:
+    """Copies a backup to an empty or new directory `state`; every byte is compared before anything
+    is put into its place.
+
+    Raises NotFound, ArtifactInvalid naming the first file that differs, Conflict where `state` is
+    not empty.
+    """
+    manifest = read_sealed(backup / BACKUP, remedy="take another backup")
+    if manifest is None:
+        raise NotFound(
+            f"{backup} is not a finished backup: it has no {BACKUP}",
+            remedy="name one that `mlcd backup` made",
+        )
+    if manifest["format"] > _FORMAT:
+        raise ArtifactInvalid(f"{backup} is of a later format", remedy="upgrade mlcd to read it")
+    _check_empty(state, remedy="end the server and move what is there away")
+    with translated_os_errors(state):
+        try:
+            state.mkdir(parents=True, exist_ok=True)
+            draft = temporary_path(state / "restored")
+            try:
+                _copy_verified(backup, draft, manifest["files"])
+                for path in sorted(draft.iterdir()):
+                    path.rename(state / path.name)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+            sync_path(state)
+        except OSError as error:
+            refuse_full_disk(error, state)
+            raise
+    return _described(manifest)
+
+
+def _check_empty(path: Path, *, remedy: str) -> None:
+    if path.exists() and not path.is_dir():
+        raise Conflict(f"{path} exists", remedy=remedy)
+    if path.is_dir() and {each.name for each in path.iterdir()} - _ORDINARY:
+        raise Conflict(f"{path} is not empty", remedy=remedy)
+
+
+def _fill(state: Path, draft: Path) -> Backup:
+    """Copies all parts, and writes the manifest when all of them are on the disk."""
+    items, left_out = {}, {}
+    for name in _collections(state):
+        part = Path(COLLECTIONS) / name
+        try:
+            num = _copy_collection(state / part, draft / part)
+        except MlcdError as error:
+            _refuse_to_go_on(error)
+            shutil.rmtree(draft / part, ignore_errors=True)
+            left_out[str(part)] = str(error)
+            continue
+        if num is not None:
+            items[name] = num
+    if (state / QUEUE).is_file():
+        try:
+            _copy_sqlite(state / QUEUE, draft / QUEUE)
+        except MlcdError as error:
+            _refuse_to_go_on(error)
+            (draft / QUEUE).unlink(missing_ok=True)
+            left_out[str(QUEUE)] = str(error)
+    for path in [*sorted((state / NAMES).glob("[!.]*.json")), state / KEYS]:
+        with suppress(FileNotFoundError):
+            _copy(path, draft / path.relative_to(state))
+    files = {
+        path.relative_to(draft).as_posix(): {"bytes": path.stat().st_size, "sha256": _digest(path)}
+        for path in _files(draft)
+    }
+    if not files and not left_out:
+        raise InvalidInput(
+            f"{state} holds no collections, jobs, names or {KEYS}",
+            remedy="name the directory of `mlcd serve --state`",
+        )
+    manifest = {
+        "format": _FORMAT,
+        "version": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "items": items,
+        "left_out": left_out,
+        "files": files,
+    }
+    write_sealed(draft / BACKUP, manifest)
+    return _described(manifest)
+
+
+def _refuse_to_go_on(error: MlcdError) -> None:
+    """Raises the error again where it is not that of one damaged part."""
+    if isinstance(error, DiskFull):
+        raise error
+
+
+def _described(manifest: dict[str, Any]) -> Backup:
+    files = manifest["files"]
+    return Backup(
+        files=len(files),
+        bytes=sum(facts["bytes"] for facts in files.values()),
+        items=manifest["items"],
+        queue=QUEUE.as_posix() in files,
+        keys=KEYS in files,
+        left_out=manifest["left_out"],
+    )
+
+
+def _collections(state: Path) -> list[str]:
+    return sorted(
+        path.name
+        for path in (state / COLLECTIONS).glob("*")
+        if path.is_dir() and not path.name.startswith(".") and path.suffix != _DRAFT
+    )
+
+
+def _copy_collection(source: Path, target: Path) -> int | None:
+    """Copies a collection and returns the number of its items; None where it was deleted.
+
+    Raises ArtifactInvalid where its ledger is damaged.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            # while it is open, no other folder gets its inode
+            folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return None
+        try:
+            num = _copy_parts(source, target)
+            if source.exists() and source.stat().st_ino == os.fstat(folder).st_ino:
+                return num
+        except _Gone:
+            pass
+        finally:
+            os.close(folder)
+        shutil.rmtree(target, ignore_errors=True)
+    if not source.exists():
+        return None
+    raise ArtifactInvalid(
+        f"{source} changes all the time, or lacks {LEDGER}", remedy="restore it, or delete it"
+    )
+
+
+def _copy_parts(source: Path, target: Path) -> int:
+    """Copies the parts of a collection in the order that this module's docstring explains."""
+    number = newest_number(source / GENERATIONS)
+    (target / GENERATIONS).mkdir(parents=True)
+    parts = [LAYOUT] if number is None else [f"{GENERATIONS}/{number:08d}", LAYOUT]
+    for part in parts:
+        for path in sorted((source / part).glob("*")):
+            try:
+                _copy(path, target / part / path.name)
+            except FileNotFoundError as error:
+                raise _Gone from error
+    if not (source / LEDGER).is_file():
+        raise _Gone
+    _copy_sqlite(source / LEDGER, target / LEDGER)
+    ledger = Ledger.open(target / LEDGER, read_only=True)
+    try:
+        num = sum(1 for _ in ledger.items())
+    finally:
+        ledger.rest()
+    if (source / THUMBNAILS).is_file():
+        with suppress(ArtifactInvalid):  # pictures can be made again
+            _copy_sqlite(source / THUMBNAILS, target / THUMBNAILS)
+    (target / LOCK).touch()
+    return num
+
+
+def _copy_sqlite(source: Path, target: Path) -> None:
+    """Copies an SQLite file as of one moment; writers go on. Raises ArtifactInvalid, DiskFull."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with (
+            closing(
+                sqlite3.connect(f"{source.resolve().as_uri()}?mode=rw", uri=True, timeout=_BUSY_S)
+            ) as reader,
+            closing(sqlite3.connect(target)) as writer,
+        ):
+            reader.backup(writer)
+            writer.execute("PRAGMA journal_mode = DELETE")  # one file is all of it
+            is_whole = writer.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok"
+    except sqlite3.Error as error:
+        target.unlink(missing_ok=True)
+        if not source.exists():
+            raise _Gone from error
+        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
+            raise DiskFull(
+                f"{source} cannot be copied: the disk is full or fails",
+                remedy="free space and run the same command again",
+            ) from error
+        raise ArtifactInvalid(f"{source} cannot be read: {error}", remedy="restore it") from error
+    if not is_whole:
+        target.unlink()
+        raise ArtifactInvalid(f"{source} is damaged", remedy="restore it")
+    sync_path(target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.exists() and not os.access(source, os.R_OK):
+        raise InvalidInput(
+            f"{source} cannot be read: no permission", remedy="run this as the server's user"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target)
+    sync_path(target)
+
+
+def _copy_verified(backup: Path, draft: Path, files: dict[str, dict[str, Any]]) -> None:
+    draft.mkdir()
+    for name, facts in files.items():
+        part = PurePosixPath(name)
+        if part.is_absolute() or ".." in part.parts:
+            raise ArtifactInvalid(f"{backup / BACKUP} names {name}", remedy="take another backup")
+        try:
+            _copy(backup / part, draft / part)
+        except FileNotFoundError as error:
+            raise ArtifactInvalid(
+                f"{backup / part} is missing", remedy="take another backup"
+            ) from error
+        if _digest(draft / part) != facts["sha256"]:
+            raise ArtifactInvalid(
+                f"{backup / part} differs from {BACKUP}", remedy="take another backup"
+            )
+    for folder in {path.parent for path in _files(draft)}:
+        sync_path(folder)
+    for collection in (draft / COLLECTIONS).glob("*"):
+        (collection / GENERATIONS).mkdir(exist_ok=True)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

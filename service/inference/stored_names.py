@@ -1,0 +1,155 @@
+"""The names of served centers on disk: those of their artifact, and what people changed at servers.
+
+    STATE/names/DIGEST.json   {"centers": DIGEST, that of the artifact, "version": the number of
+                              changes so far, "changes": {center: {"name": the name or null,
+                              "before": the artifact's name at that time}}, "checksum": SHA-256 of
+                              the rest}
+
+The artifact may be read-only and is replaced with its model; the changes stay, and other centers
+have files of their own. A server without a state directory writes beside the centers.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from mlcd.artifacts.disk import locked, translated_os_errors
+from mlcd.artifacts.given_names import (
+    GIVEN_NAMES,
+    GivenNames,
+    change_names,
+    current_names,
+    made_names,
+)
+from mlcd.artifacts.manifest import Artifact
+from mlcd.artifacts.sealed_json import read_sealed, write_sealed
+from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
+
+FOLDER: Final = "names"
+_LOCK: Final = ".lock"
+_REMEDY: Final = "restore it, or move it away and give the names again"
+_log = logging.getLogger("mlcd.service")
+
+FileVersions = tuple[tuple[int, int] | None, ...]
+
+
+@dataclass(frozen=True)
+class ReadNames:
+    """The names that could be read. damaged: the file that could not, without its folder."""
+
+    given: GivenNames
+    damaged: str | None = None
+
+
+class StoredNames:
+    """The names of one Centers artifact. Several processes may share the files."""
+
+    def __init__(self, artifact: Artifact, state_dir: Path | None = None) -> None:
+        """state_dir: changes are kept there; None keeps them beside the centers."""
+        self._artifact = artifact
+        self._changes = (
+            None if state_dir is None else state_dir / FOLDER / f"{artifact.digest}.json"
+        )
+
+    def read(self) -> ReadNames:
+        """Reads the names; where a file is damaged, those without it, and the log says so."""
+        given, damaged = self._of_artifact()
+        try:
+            return ReadNames(self._changed(given, self._read_changes()), damaged)
+        except ArtifactInvalid as error:
+            _log.error("the names of the centers: %s", error)
+            assert self._changes is not None
+            return ReadNames(given, f"{FOLDER}/{self._changes.name}")
+
+    def rename(self, center: int, name: str | None) -> GivenNames:
+        """Gives a center a name, or takes it away, durably, and returns the names since.
+
+        Raises Conflict where they cannot be changed: they are damaged, or cannot be written.
+        """
+        if (damaged := self.read().damaged) is not None:
+            raise Conflict(
+                f"the names of the centers cannot be changed: {damaged} is damaged", remedy=_REMEDY
+            )
+        try:
+            if self._changes is None:
+                return change_names(
+                    self._artifact, lambda before: before.set_by_hand({center: name})
+                )[1]
+            return self._change(self._changes, center, name)
+        except InvalidInput as error:
+            raise Conflict(
+                "the names of the centers cannot be written",
+                remedy="let the server write into its state directory"
+                if self._changes is not None
+                else "start it with --state, or let it write beside the centers",
+            ) from error
+
+    def versions(self) -> FileVersions:
+        """Returns what changes whenever one of the files does."""
+        paths = [self._artifact.path / GIVEN_NAMES, self._changes]
+        return tuple(None if path is None else _version(path) for path in paths)
+
+    def _change(self, path: Path, center: int, name: str | None) -> GivenNames:
+        with translated_os_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(path.with_name(_LOCK)):
+                base = current_names(self._artifact)
+                content = self._read_changes()
+                before = self._changed(base, content)
+                if before.names[center] != name:
+                    change = {"name": name, "before": base.names[center]}
+                    content = {
+                        "centers": self._artifact.digest,
+                        "version": content["version"] + 1,
+                        "changes": {**content["changes"], str(center): change},
+                    }
+                    write_sealed(path, content)
+                return self._changed(base, content)
+
+    def _of_artifact(self) -> tuple[GivenNames, str | None]:
+        try:
+            return current_names(self._artifact), None
+        except ArtifactInvalid as error:
+            _log.error("the names of the centers: %s", error)
+            sizes = np.load(self._artifact.file("sizes.npy"), mmap_mode="r", allow_pickle=False)
+            names = made_names(self._artifact) or (None,) * len(sizes)
+            return GivenNames(names, frozenset()), GIVEN_NAMES
+
+    def _read_changes(self) -> dict[str, Any]:
+        stored = None if self._changes is None else read_sealed(self._changes, remedy=_REMEDY)
+        return stored or {"version": 0, "changes": {}}
+
+    def _changed(self, base: GivenNames, content: Mapping[str, Any]) -> GivenNames:
+        """Returns the artifact's names with the changes.
+
+        A name that was taken away stays away until the artifact has another for the center.
+        """
+        if content.get("centers", self._artifact.digest) != self._artifact.digest:
+            raise ArtifactInvalid(f"{self._changes} names other centers", remedy=_REMEDY)
+        names, by_hand = list(base.names), set(base.by_hand)
+        for key, change in content["changes"].items():
+            center, name = int(key), change["name"]
+            if name is not None:
+                names[center] = name
+                by_hand.add(center)
+            elif names[center] == change["before"]:
+                names[center] = None
+                by_hand.discard(center)
+        return replace(
+            base,
+            names=tuple(names),
+            by_hand=frozenset(by_hand),
+            version=base.version + content["version"],
+        )
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
