@@ -38,6 +38,7 @@ from service.http.routes import (
     centers,
     classify,
     collections,
+    exploration,
     health,
     images,
     info,
@@ -72,6 +73,7 @@ _ROUTES: Final = (
     items,
     layout,
     search,
+    exploration,
     jobs,
     page,
 )
