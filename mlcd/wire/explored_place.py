@@ -7,13 +7,20 @@ from pydantic import Field
 from mlcd.wire.shapes import WireAnswer, WireRequest
 
 
+class NewPicture(WireAnswer):
+    """A picture taken in of late. thumbnail: the version of its thumbnail."""
+
+    id: str
+    thumbnail: str | None
+
+
 class ExplorationStatus(WireAnswer):
     """How far an exploration is.
 
     done, total: of the present stage; total is null where it is unknown. pictures: those in
     `collection`. skipped: files that cannot be used. clusters: the number of the present clusters;
     null until there are any. considered: the numbers that it was chosen from; empty where it was
-    asked for. error: why it stopped. commands: those that make the same, one by one.
+    asked for. newest: the pictures taken in last. error: why it stopped. commands: those that make the same, one by one.
     """
 
     place: str
@@ -26,6 +33,7 @@ class ExplorationStatus(WireAnswer):
     skipped: int
     clusters: int | None
     considered: list[int]
+    newest: list[NewPicture]
     error: str | None
     commands: list[str]
 

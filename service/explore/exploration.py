@@ -39,6 +39,7 @@ _log = logging.getLogger("mlcd.explore")
 
 _FIRST_BLOCK: Final = 16  # pictures until something is to be seen
 _BLOCK: Final = 128  # pictures of one transaction, which is what a kill loses
+_NEWEST: Final = 128  # pictures that the page is told of while others are looked at
 _FEW: Final = 40  # pictures, of which too few could be held out for a choice
 _PICTURES_A_CLUSTER: Final = 8  # of few
 _MOST_COMPARED: Final = 30_000  # pictures; clustering more several times takes minutes
@@ -255,6 +256,8 @@ class Exploration:
             pictures[entry.key] = Picture(stamp_of[entry.key], sha256.hex())
         if items:
             self._parts.collection.add(items)
+            newest = [(item.id, item.thumbnail and item.thumbnail.version) for item in items]
+            self.board.show(newest=tuple(newest[-_NEWEST:]))
         # a picture that is not usable any more must not stay
         unusable = [error["key"] for error in part.errors]
         if unusable:

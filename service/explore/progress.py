@@ -16,7 +16,8 @@ class Progress:
 
     done, total: of the present stage; total is None where it is unknown. pictures: in the
     collection. skipped: files that cannot be used. clusters: the number of the present centers, and
-    `considered` those that it was chosen from. error: why it stopped, with the remedy.
+    `considered` those that it was chosen from. newest: the
+    pictures taken in last, each with the version of its thumbnail. error: why it stopped, with the remedy.
     """
 
     stage: Stage = "list"
@@ -27,6 +28,7 @@ class Progress:
     skipped: int = 0
     clusters: int | None = None
     considered: tuple[int, ...] = ()
+    newest: tuple[tuple[str, str | None], ...] = ()
     error: str | None = None
 
 

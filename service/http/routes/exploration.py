@@ -14,6 +14,7 @@ from mlcd.images.thumbnail import Thumbnail, thumbnail
 from mlcd.wire.explored_place import (
     ClusterAgainRequest,
     ExplorationStatus,
+    NewPicture,
     SkippedFile,
     SkippedFiles,
 )
@@ -36,11 +37,15 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {404: {}, 422: {}}
 async def get_exploration(request: Request) -> ExplorationStatus:
     """Tells how far the exploration of this server's place is."""
     exploration = _exploration(request)
-    now = asdict(exploration.board.now)
+    now = exploration.board.now
+    facts = asdict(now) | {
+        "considered": list(now.considered),
+        "newest": [NewPicture(id=key, thumbnail=version) for key, version in now.newest],
+    }
     return ExplorationStatus(
         place=exploration.place,
         collection=COLLECTION,
-        **{**now, "considered": list(now["considered"])},
+        **facts,
         commands=exploration.commands(),
     )
 
