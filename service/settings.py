@@ -287,7 +287,7 @@ class StoredCollections(BaseModel, frozen=True, extra="forbid", use_attribute_do
 
 
 class Explore(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
-    """The place of pictures that the server clusters and names by itself, as `mlcd explore` does."""
+    """The place of pictures that the server groups and names by itself, as `mlcd explore` does."""
 
     place: Annotated[str, Field(min_length=1)] | None = None
     """A folder, glob, list, tar shards, parquet, zip, or a URL of these. Unset: nothing is

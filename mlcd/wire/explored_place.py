@@ -20,7 +20,8 @@ class ExplorationStatus(WireAnswer):
     done, total: of the present stage; total is null where it is unknown. pictures: those in
     `collection`. skipped: files that cannot be used. clusters: the number of the present clusters;
     null until there are any. considered: the numbers that it was chosen from; empty where it was
-    asked for. newest: the pictures taken in last. error: why it stopped. commands: those that make the same, one by one.
+    asked for. newest: the pictures taken in last. error: why it stopped. commands: those that make
+    the same, one by one.
     """
 
     place: str

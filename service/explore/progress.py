@@ -2,8 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,8 +14,8 @@ class Progress:
 
     done, total: of the present stage; total is None where it is unknown. pictures: in the
     collection. skipped: files that cannot be used. clusters: the number of the present centers, and
-    `considered` those that it was chosen from. newest: the
-    pictures taken in last, each with the version of its thumbnail. error: why it stopped, with the remedy.
+    `considered` those that it was chosen from. newest: the pictures taken in last, each with the
+    version of its thumbnail. error: why it stopped, with the remedy.
     """
 
     stage: Stage = "list"
@@ -61,8 +59,3 @@ class ProgressBoard:
     def _left(self, done: int) -> float | None:
         total, spent_s = self._now.total, time.monotonic() - self._began_s
         return None if not done or total is None else spent_s / done * (total - done)
-
-    @contextmanager
-    def stage(self, stage: Stage) -> Iterator[None]:
-        self.begin(stage)
-        yield

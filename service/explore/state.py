@@ -58,7 +58,7 @@ class State:
 
     @classmethod
     def of(cls, place: str, model: str, folder: Path | None = None) -> Self:
-        """Returns the state for a place and a model, in the user's cache unless `folder` is named."""
+        """Returns the state of a place and a model, at `folder` or in the user's cache."""
         if folder is not None:
             return cls(folder)
         place = absolute(place)

@@ -208,6 +208,7 @@ def _list_states() -> None:
 
 
 def _open_browser(url: str) -> None:
-    """Opens a browser where this machine has a display; a terminal's own would take the terminal."""
-    if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):  # noqa: TID251 - no setting
+    """Opens a browser where this machine has a display, and not one that runs in the terminal."""
+    screens = ("DISPLAY", "WAYLAND_DISPLAY")
+    if sys.platform != "linux" or any(map(os.environ.get, screens)):  # noqa: TID251 - no setting
         webbrowser.open(url)
