@@ -35,6 +35,7 @@ _log = logging.getLogger("mlcd.explore")
 
 _FEW: Final = 40  # pictures, of which too few could be held out for a choice
 _PICTURES_A_CLUSTER: Final = 8  # of few
+_LEAST_TO_COMPARE: Final = 5  # pictures a cluster; a fifth of them is held out to compare
 _MOST_COMPARED: Final = 30_000  # pictures; clustering more several times takes minutes
 _MOST_CLUSTERS: Final = 2000
 _LADDER: Final = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)  # times the root of the number of pictures
@@ -243,7 +244,8 @@ class Exploration:
         root = math.sqrt(distinct)
         if distinct > _MOST_COMPARED:
             return [min(round(2 * root), _MOST_CLUSTERS)]
-        return sorted({round(root * factor) for factor in _LADDER})
+        most = distinct // _LEAST_TO_COMPARE
+        return sorted({max(2, min(round(root * factor), most)) for factor in _LADDER})
 
     def _report(self, event: dict[str, Any]) -> None:
         if "stage" in event:

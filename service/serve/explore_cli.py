@@ -95,8 +95,8 @@ def explore(
                 "host": host,
                 "port": port,
                 "explore": {"place": absolute(photos), "clusters": clusters},
-                # what a person sees here is the exploration, not each request
-                "log": {"level": "warning"},
+                # what a person sees here is the exploration, which tells its own errors
+                "log": {"level": "error"},
             }
             if once:
                 options |= {"drain_s": 0.0, "port": 0, "host": "127.0.0.1"}
