@@ -295,6 +295,21 @@ class StoredCollections(BaseModel, frozen=True, extra="forbid", use_attribute_do
         return given
 
 
+class Explore(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """The place of pictures that the server groups and names by itself, as `mlcd explore` does."""
+
+    place: Annotated[str, Field(min_length=1)] | None = None
+    """A folder, glob, list, tar shards, parquet, zip, or a URL of these. Unset: nothing is
+    explored. It needs a state directory and one server process."""
+    clusters: Annotated[int, Field(ge=1)] | None = None
+    """How many clusters. Unset: chosen by the pictures."""
+
+    @field_validator("place", mode="before")
+    @classmethod
+    def _is_given(cls, place: object) -> object:
+        return place or None  # compose passes what is unset as empty
+
+
 class Triton(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The Triton server of NVIDIA, which runs the model with MLCD_ENGINE=triton."""
 
@@ -384,6 +399,7 @@ class Settings(BaseSettings):
     jobs: Jobs = Jobs()
     collections: StoredCollections = StoredCollections()
     thumbnails: Thumbnails = Thumbnails()
+    explore: Explore = Explore()
 
     def encoder_options(self, num_threads: int) -> EncoderOptions:
         """Returns how a model is opened in a process of this machine, with so many threads.
@@ -404,6 +420,12 @@ class Settings(BaseSettings):
             raise ValueError(
                 "engine fake and a model fake:… are for load tests, and go together only"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _exploration_has_room(self) -> Self:
+        if self.explore.place is not None and (self.state_dir is None or self.processes > 1):
+            raise ValueError("MLCD_EXPLORE__PLACE needs MLCD_STATE_DIR and one process")
         return self
 
     @model_validator(mode="after")

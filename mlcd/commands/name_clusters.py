@@ -51,10 +51,10 @@ _IMAGENET: Final = "imagenet"  # the words that come with the package
 )
 @click.option(
     "--templates",
-    type=click.Choice(["simple", "clip"]),
+    type=click.Choice(["plain", "simple", "clip"]),
     default="simple",
     show_default=True,
-    help="For --words: the prompts around a word.",
+    help="For --words: the prompts around a word: 1, 7 or 80.",
 )
 @click.option(
     "--captions",

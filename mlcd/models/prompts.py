@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings, unit_rows
 
-TemplateSet = Literal["simple", "clip"]
+TemplateSet = Literal["plain", "simple", "clip"]
 
 PLACE: Final = "{}"  # where the name stands
 _FILE: Final = Path(__file__).parent / "prompt_templates.json"
@@ -24,7 +24,8 @@ _FILE: Final = Path(__file__).parent / "prompt_templates.json"
 def templates(name: TemplateSet) -> tuple[str, ...]:
     """Returns a set of templates.
 
-    simple: seven, nearly as good as all on ImageNet. clip: the eighty that CLIP was measured with.
+    plain: one. simple: seven, nearly as good as all on ImageNet. clip: the eighty that CLIP was
+    measured with.
     """
     return tuple(json.loads(_FILE.read_text(encoding="utf-8"))[name])
 

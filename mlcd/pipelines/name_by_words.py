@@ -1,12 +1,16 @@
 """The naming of centers by words: those of a file, through the text tower of the model."""
 
+import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from platformdirs import user_cache_path
 
 from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.disk import replacing
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.given_names import MAX_NAME, fits_a_name
 from mlcd.clustering.nearest import CenterScan
@@ -116,13 +120,7 @@ def _embedded(
     Raises InvalidInput where there are fewer than two.
     """
     vocabulary = _usable_words(words)
-    rows = []
-    with reporter.stage("words", len(vocabulary)) as meter:
-        for start in range(0, len(vocabulary), _WORDS_AT_ONCE):
-            some = vocabulary[start : start + _WORDS_AT_ONCE]
-            rows.append(_word_rows(some, encoder, template_set))
-            meter.advance(len(some))
-    found = np.concatenate(rows) if rows else np.zeros((0, encoder.dimension), np.float32)
+    found = _cached_rows(vocabulary, encoder, template_set, reporter)
     kept = np.flatnonzero(found.any(axis=1))
     if len(kept) < 2:
         raise InvalidInput(
@@ -130,6 +128,37 @@ def _embedded(
             remedy="give more words",
         )
     return [vocabulary[number] for number in kept], found[kept]
+
+
+def _cached_rows(
+    vocabulary: list[str],
+    encoder: "TextEncoder",
+    template_set: TemplateSet,
+    reporter: Stages,
+) -> Embeddings:
+    """Returns the rows of all words, [W, D], zeros where the model finds nothing in one.
+
+    They are computed once for a model and kept in the user's cache, whatever they name.
+    """
+    made_of = [encoder.fingerprint, encoder.engine, encoder.precision, template_set, *vocabulary]
+    name = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:32]
+    path = user_cache_path("mlcd", appauthor=False) / "words" / f"{name}.npy"
+    with suppress(OSError, ValueError, EOFError):
+        rows: Embeddings = np.load(path, allow_pickle=False)
+        if rows.shape == (len(vocabulary), encoder.dimension):
+            return rows
+    blocks = [np.zeros((0, encoder.dimension), np.float32)]
+    with reporter.stage("words", len(vocabulary)) as meter:
+        for start in range(0, len(vocabulary), _WORDS_AT_ONCE):
+            some = vocabulary[start : start + _WORDS_AT_ONCE]
+            blocks.append(_word_rows(some, encoder, template_set))
+            meter.advance(len(some))
+    rows = np.concatenate(blocks)
+    with suppress(OSError):  # a cache that cannot be written only costs time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.save(file, rows, allow_pickle=False)
+    return rows
 
 
 def _word_rows(words: list[str], encoder: "TextEncoder", template_set: TemplateSet) -> Embeddings:

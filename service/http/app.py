@@ -39,6 +39,7 @@ from service.http.routes import (
     centers,
     classify,
     collections,
+    exploration,
     health,
     images,
     info,
@@ -73,6 +74,7 @@ _ROUTES: Final = (
     items,
     layout,
     search,
+    exploration,
     jobs,
     page,
 )

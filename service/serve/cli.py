@@ -72,7 +72,7 @@ def serve(config: str | None, print_config: bool, **options: object) -> None:
     from service.serve.preparation import prepare_process
 
     prepare_process(settings)
-    listener = _listen(settings)
+    listener = listen(settings)
     try:
         check_exposure(settings.auth, listener.getsockname()[0])
         status = _serve(settings, options, config, listener, launched)
@@ -112,8 +112,11 @@ def _serve(
     return 0
 
 
-def _listen(settings: "Settings") -> socket.socket:
-    """Binds the port before the model is loaded, so that a port in use is reported at once."""
+def listen(settings: "Settings", *, any_port: bool = False) -> socket.socket:
+    """Binds the port before the model is loaded, so that a port in use is reported at once.
+
+    any_port: takes a free one where another program has it.
+    """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -121,7 +124,12 @@ def _listen(settings: "Settings") -> socket.socket:
         # Every connection inherits it. Without it, an answer's body waits up to 40 ms until its
         # head is acknowledged.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind((settings.host, settings.port))
+        try:
+            listener.bind((settings.host, settings.port))
+        except OSError as error:
+            if not any_port or error.errno != errno.EADDRINUSE:
+                raise
+            listener.bind((settings.host, 0))
         listener.listen(BACKLOG)  # from here on no other process can take the port
     except OSError as error:
         listener.close()

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 import uvicorn
@@ -26,16 +26,21 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from mlcd.child import STOPS, Message, Parent, serve_parent
 from mlcd.errors import ConfigInvalid
+from service.explore.exploration import Exploration
 from service.host.allocator import keep_what_is_imported, keep_what_is_open
 from service.host.open_files import BACKLOG, affordable
 from service.host.signals import FINISH, StopSignals, canceled_by_a_signal
 from service.http.app import create_app
 from service.http.connections import ConnectionBounds, HttpConnection
 from service.resources import Resources, open_resources
+from service.serve.exploring import explored
 from service.serve.preparation import Begun, Stops, begin, prepare_process
 from service.settings import Settings, read_settings
 from service.telemetry.metrics import use_multiprocess_dir
 from service.timings import SERVER_CLOSE_S
+
+# Called with an exploration that has begun and with what ends the server; returns its own task.
+Watch: TypeAlias = Callable[[Exploration, Callable[[], None]], "asyncio.Task[None]"]
 
 
 def bound_s(settings: Settings) -> float:
@@ -52,17 +57,21 @@ def serve_on(
     multiprocess_dir: Path | None = None,
     identity: str | None = None,
     stops: Stops = STOPS,
+    watch: Watch | None = None,
 ) -> None:
     """Serves until one of the signals `stops`.
 
-    serving: called when everything is open.
+    serving: called when everything is open. watch: begins to watch the exploration, if there is
+    one, and may end the server.
     multiprocess_dir: see `Metrics`. identity: the `identity_of` that the resources must have; else
     it raises ConfigInvalid.
     """
     keep_what_is_imported()
     # uvloop where it is installed: it exists for Linux and macOS
     with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
-        runner.run(_serve(listener, settings, begun, serving, multiprocess_dir, identity, stops))
+        runner.run(
+            _serve(listener, settings, begun, serving, multiprocess_dir, identity, stops, watch)
+        )
 
 
 async def _serve(
@@ -73,6 +82,7 @@ async def _serve(
     multiprocess_dir: Path | None,
     identity: str | None,
     stops: Stops,
+    watch: Watch | None,
 ) -> None:
     with canceled_by_a_signal(within_s=SERVER_CLOSE_S, stops=stops):
         async with open_resources(
@@ -82,16 +92,22 @@ async def _serve(
                 raise ConfigInvalid(
                     "the model or its centers on disk are others now", remedy="restart the server"
                 )
-            server = _server(resources, stops)
+            app = create_app(resources)
+            server = _server(app, resources, stops)
             keep_what_is_open()
             serving(resources)
             del resources  # a switch must be able to free the model
-            await server.serve(sockets=[listener])
+            with explored(app) as exploration:
+                if exploration is not None and watch is not None:
+                    watching = watch(exploration, server.finish)
+                await server.serve(sockets=[listener])
+                if exploration is not None and watch is not None:
+                    watching.cancel()
 
 
-def _server(resources: Resources, stops: Stops) -> uvicorn.Server:
+def _server(app: FastAPI, resources: Resources, stops: Stops) -> "_Server":
     """Returns a server that ends by one of `stops`."""
-    settings, app = resources.settings, create_app(resources)
+    settings = resources.settings
     limits = settings.limits
     most = affordable(limits.max_connections)
     bounds = ConnectionBounds(most=most, exchange_s=limits.deadline_s, metrics=resources.metrics)
@@ -135,6 +151,10 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals to `_Stop`: the server must go on serving for a while after one."""
         yield
+
+    def finish(self) -> None:
+        """Ends the server once its requests are answered; call it from any thread."""
+        self.should_exit = True
 
 
 class _Stop:

@@ -5,6 +5,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { ask, key, locked } from "./api";
 import { connection } from "./connection";
+import { useExploration } from "./exploration";
 import { Failure, Field, Heading, Loading } from "./parts";
 import { pictureIn, searchBy } from "./pictures";
 import { changed, go, href, route, useRoute } from "./route";
@@ -18,9 +19,13 @@ import { JobView } from "./views/job";
 import { Jobs } from "./views/jobs";
 import { MapView } from "./views/map";
 import { Search } from "./views/search";
+import { Skipped } from "./views/skipped";
+import type { Exploration } from "./wire";
 
 export interface View {
   session: Session;
+  /** That of this server; null where it makes none. */
+  exploration?: Exploration | null;
 }
 
 const VIEWS: Record<string, { title: string; show: (given: View & { part?: string }) => JSX.Element }> = {
@@ -28,6 +33,7 @@ const VIEWS: Record<string, { title: string; show: (given: View & { part?: strin
   search: { title: "Search", show: (given) => <Search {...given} /> },
   map: { title: "Map", show: (given) => <MapView {...given} /> },
   duplicates: { title: "Duplicates", show: (given) => <Duplicates {...given} /> },
+  skipped: { title: "", show: () => <Skipped /> },
   jobs: { title: "Jobs", show: (given) => (given.part ? <JobView id={given.part} /> : <Jobs />) },
 };
 
@@ -39,6 +45,7 @@ export function App() {
   const session = useSession();
   const [name = "clusters", part] = path;
   const view = VIEWS[name];
+  const exploration = useExploration();
   useFocus([...path, ...SUBJECTS.map((name) => params.get(name))].join("/"));
   useGivenPictures(session.value);
   return (
@@ -52,7 +59,7 @@ export function App() {
           mlcd
         </a>
         <nav aria-label="Views">
-          {Object.entries(VIEWS).map(([known, { title }]) => (
+          {Object.entries(VIEWS).filter(([, { title }]) => title).map(([known, { title }]) => (
             <a key={known} href={href([known], kept())} aria-current={known === name ? "page" : undefined}>
               {title}
             </a>
@@ -73,7 +80,7 @@ export function App() {
             </p>
           </>
         ) : session.value ? (
-          <view.show session={session.value} part={part} key={`${name}/${part ?? ""}`} />
+          <view.show session={session.value} exploration={exploration} part={part} key={`${name}/${part ?? ""}`} />
         ) : (
           <>
             <Heading>{view.title}</Heading>

@@ -1,7 +1,7 @@
 // Small parts that several views share.
 
 import type { ComponentChildren } from "preact";
-import { useEffect, useId, useLayoutEffect, useRef } from "preact/hooks";
+import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import { Refused, Unreachable } from "./api";
 import type { Loaded, Paged } from "./loaded";
@@ -30,6 +30,25 @@ export function Empty({ title, children }: { title: string; children?: Component
       <h2>{title}</h2>
       {children}
     </div>
+  );
+}
+
+/** A command to copy. */
+export function Command({ text }: { text: string }) {
+  const [copied, setCopied] = useState(false);
+  const copy = async () => {
+    await navigator.clipboard.writeText(text);
+    setCopied(true);
+  };
+  return (
+    <p class="command">
+      <code>{text}</code>
+      {"clipboard" in navigator && (
+        <button type="button" onClick={copy}>
+          {copied ? "Copied" : "Copy"}
+        </button>
+      )}
+    </p>
   );
 }
 

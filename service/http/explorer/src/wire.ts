@@ -167,3 +167,24 @@ export interface Failures {
   failures: { shard: number; images: number; problem: { code: string; message: string } }[];
   cursor: number | null;
 }
+
+export interface Exploration {
+  place: string;
+  collection: string;
+  stage: "list" | "embed" | "cluster" | "name" | "label" | "done" | "failed";
+  done: number;
+  total: number | null;
+  seconds_left: number | null;
+  pictures: number;
+  skipped: number;
+  clusters: number | null;
+  considered: number[];
+  newest: Item[];
+  error: string | null;
+  commands: string[];
+}
+
+export interface SkippedFiles {
+  total: number;
+  files: { key: string; reason: string; detail: string }[];
+}

@@ -2,8 +2,9 @@
 
 import { askJson, query } from "../api";
 import type { View } from "../app";
+import { Arriving, Groups, Progress, Skipped } from "../exploration";
 import { usePages } from "../loaded";
-import { Empty, Failure, Field, Heading, Loading, More } from "../parts";
+import { Command, Empty, Failure, Field, Heading, Loading, More } from "../parts";
 import { changed, go, href, useRoute } from "../route";
 import { belongs, clusterName, count, counted, percent } from "../text";
 import { Mosaic } from "../thumbnails";
@@ -20,7 +21,7 @@ const SORTS = {
   id: "Number",
 };
 
-export function Clusters({ session }: View) {
+export function Clusters({ session, exploration }: View) {
   const { params } = useRoute();
   const { collection, info } = session;
   const sort = params.get("sort") ?? "size";
@@ -44,15 +45,22 @@ export function Clusters({ session }: View) {
       }),
     [asked],
   );
+  if (!info.centers && exploration && exploration.stage !== "failed")
+    return (
+      <>
+        <Heading>Your pictures</Heading>
+        <Progress now={exploration} />
+        <Arriving now={exploration} />
+      </>
+    );
   if (!info.centers)
     return (
       <>
         <Heading>Clusters</Heading>
+        {exploration && <Progress now={exploration} />}
         <Empty title="This server has no clusters">
-          <p>
-            Make them with <code>mlcd cluster EMBEDDINGS CENTERS</code>, then start the server with{" "}
-            <code>mlcd serve --centers CENTERS</code>.
-          </p>
+          <p>To see your own photographs, grouped and named:</p>
+          <Command text="mlcd explore ~/Pictures" />
           {collection && <p>Until then: <a href={href(["map"], { collection: collection.name })}>see the map</a>.</p>}
         </Empty>
       </>
@@ -65,8 +73,15 @@ export function Clusters({ session }: View) {
           {paged.total !== null && counted(paged.total, "cluster")}
           {collection && ` · ${counted(collection.items, "picture")}`}
           {paged.first?.recent && <Queries recent={paged.first.recent} />}
+          {exploration && exploration.skipped > 0 && (
+            <>
+              {" · "}
+              <Skipped now={exploration} />
+            </>
+          )}
         </p>
         <div class="tools">
+          {exploration && <Groups now={exploration} />}
           <Field label="Name">
             {(id) => (
               <input
@@ -116,6 +131,7 @@ export function Clusters({ session }: View) {
           </button>
         </div>
       </div>
+      {exploration && <Progress now={exploration} />}
       {paged.error && !paged.rows.length ? (
         <Failure error={paged.error} again={paged.again} />
       ) : (

@@ -1,0 +1,1 @@
+"""One person's photographs on one page: `mlcd explore`. Opened by `service.resources`."""

@@ -1,0 +1,141 @@
+"""The pictures of a place to a collection: new and changed ones are embedded, gone ones deleted."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from mlcd.collections.item import Item, check_new_id, encode_metadata
+from mlcd.collections.port import CollectionPort
+from mlcd.cores import available_cores
+from mlcd.encoders.encoder import Encoder
+from mlcd.errors import InvalidInput
+from mlcd.images.entries import Entries, Entry
+from mlcd.images.prefetch import thumbnails_all
+from mlcd.images.source import Source
+from mlcd.parts.encoded import encode_entries
+from mlcd.randomness import hash_counters
+from mlcd.types import SampleKey
+from service.explore.pictures import Picture, Pictures, Stamp, stamps_of
+from service.explore.progress import ProgressBoard
+
+_FIRST_BLOCK: Final = 16  # pictures until something is to be seen
+_BLOCK: Final = 64  # pictures of one transaction, which is what a kill loses
+_NEWEST: Final = 128  # pictures that the page is told of while others are looked at
+
+
+@dataclass(frozen=True)
+class Intake:
+    """The pictures of `source` on their way into `collection`.
+
+    check: called after every picture; what it raises ends the work, and the next run goes on.
+    """
+
+    source: Source
+    collection: CollectionPort
+    encoder: Encoder
+    pictures: Pictures
+    board: ProgressBoard
+    check: Callable[[], None]
+    thumbnail_side: int
+
+    def run(self) -> int:
+        """Brings the collection to what the place holds now.
+
+        Returns how many pictures were looked at or deleted.
+        """
+        entries = self.source.entries
+        keys = list(entries.keys())
+        stamps = dict(zip(keys, stamps_of(self.source, entries), strict=True))
+        held = {item.id for block in self.collection.items() for item in block}
+        gone = [key for key in {*held, *self.pictures.by_key} if key not in stamps]
+        self._delete([key for key in gone if key in held])
+        self.pictures.forget(gone)
+        new = [at for at, key in enumerate(keys) if self._is_new(key, stamps[key], held)]
+        self.board.begin("embed", len(new))
+        self._show()
+        selected = entries.select(_mixed(np.array(new, np.int64)))
+        done = 0
+        with self.source.ahead(selected):
+            for block in _blocks(selected):
+                self._take(block, stamps)
+                done += len(block)
+                self.board.advance(done)
+                self._show()
+        return len(gone) + len(new)
+
+    def _is_new(self, key: SampleKey, stamp: Stamp, held: set[str]) -> bool:
+        known = self.pictures.by_key.get(key)
+        if known is None or known.stamp != stamp:
+            return True
+        return known.reason is None and key not in held
+
+    def _take(self, entries: Entries, stamps: dict[SampleKey, Stamp]) -> None:
+        """Embeds some pictures and adds them to the collection; then they are durable."""
+        threads = available_cores()
+        part = encode_entries(
+            self.source,
+            entries,
+            self.encoder,
+            num_threads=threads,
+            on_done=lambda *_: self.check(),
+        )
+        looked_at = {
+            error["key"]: Picture(stamps[error["key"]], "", error["reason"], error["detail"])
+            for error in part.errors
+        }
+        usable = entries.select(_positions(entries, part.entries))
+        thumbnails = thumbnails_all(
+            self.source, usable, side=self.thumbnail_side, num_threads=threads
+        )
+        items = []
+        for (entry, thumbnail), row, sha256 in zip(
+            thumbnails, part.embeddings, part.image_sha256, strict=True
+        ):
+            metadata = {} if entry.class_name is None else {"class_name": entry.class_name}
+            stamp = stamps[entry.key]
+            try:
+                check_new_id(entry.key)
+                encode_metadata(entry.key, metadata)
+            except InvalidInput as error:
+                looked_at[entry.key] = Picture(stamp, "", "unusable-name", str(error))
+                continue
+            items.append(Item(entry.key, row, metadata, thumbnail))
+            looked_at[entry.key] = Picture(stamp, sha256.hex())
+        if items:
+            self.collection.add(items)
+            newest = [(item.id, item.thumbnail and item.thumbnail.version) for item in items]
+            self.board.show(newest=tuple(newest[-_NEWEST:]))
+        # a picture that was overwritten by something unusable must not stay
+        self._delete([error["key"] for error in part.errors])
+        self.pictures.add(looked_at)
+
+    def _delete(self, keys: list[SampleKey]) -> None:
+        if keys:
+            self.collection.delete_all(keys)
+
+    def _show(self) -> None:
+        skipped = len(self.pictures.skipped())
+        self.board.show(pictures=len(self.collection), skipped=skipped)
+
+
+def _positions(entries: Entries, chosen: list[Entry]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    keys = pa.chunked_array([pa.array([entry.key for entry in chosen], pa.large_string())])
+    return entries.find(keys).astype(np.int64)
+
+
+def _mixed(
+    indices: np.ndarray[tuple[int], np.dtype[np.int64]],
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Returns the indices in an order in which the first ones are a fair sample of all."""
+    return indices[np.argsort(hash_counters(0, indices.astype(np.uint64)), kind="stable")]
+
+
+def _blocks(entries: Entries) -> Iterator[Entries]:
+    """Yields the pictures in blocks, a small one first."""
+    start, size = 0, _FIRST_BLOCK
+    while start < len(entries):
+        yield entries[start : start + size]
+        start, size = start + size, _BLOCK

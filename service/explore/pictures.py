@@ -1,0 +1,99 @@
+"""The pictures of a place that were looked at, so that the next run takes in only what changed."""
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mlcd.artifacts.disk import replacing
+from mlcd.images.entries import Entries
+from mlcd.images.source import Source
+from mlcd.types import SampleKey
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What tells that a picture is the same: its bytes, and the time of the file that holds it.
+
+    modified_ns: None where the file is not on this machine.
+    """
+
+    size_bytes: int
+    modified_ns: int | None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that was looked at. reason, detail: why it cannot be used; None where it can."""
+
+    stamp: Stamp
+    sha256: str
+    reason: str | None = None
+    detail: str | None = None
+
+
+class Pictures:
+    """The pictures by key, in a file to which changes are appended.
+
+    A line that a crash has cut short is ignored: that picture is looked at again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.by_key: dict[SampleKey, Picture] = {}
+        if path.is_file():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                with suppress(ValueError, KeyError, TypeError):
+                    self._apply(json.loads(line))
+        self._rewrite()
+
+    def _apply(self, stated: dict[str, object]) -> None:
+        key, stamp = str(stated.pop("key")), stated.pop("stamp", None)
+        if stamp is None:
+            self.by_key.pop(key, None)
+        else:
+            self.by_key[key] = Picture(Stamp(**stamp), **stated)  # type: ignore[arg-type]
+
+    def _rewrite(self) -> None:
+        with replacing(self._path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.writelines(_line(key, picture) for key, picture in self.by_key.items())
+
+    def add(self, pictures: Mapping[SampleKey, Picture]) -> None:
+        self.by_key.update(pictures)
+        self._append(_line(key, picture) for key, picture in pictures.items())
+
+    def forget(self, keys: Iterable[SampleKey]) -> None:
+        gone = [key for key in keys if self.by_key.pop(key, None) is not None]
+        self._append(json.dumps({"key": key}) + "\n" for key in gone)
+
+    def skipped(self) -> list[tuple[SampleKey, Picture]]:
+        """Returns the pictures that cannot be used."""
+        return [each for each in self.by_key.items() if each[1].reason is not None]
+
+    def _append(self, lines: Iterable[str]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(lines)
+
+
+def stamps_of(source: Source, entries: Entries) -> list[Stamp]:
+    """Returns the stamp of each picture, in the order of the entries."""
+    times: dict[str, int | None] = {}
+    stamps = []
+    for entry in entries:
+        path = next(iter(source.files_of([entry])), "")
+        if path not in times:
+            times[path] = _modified_ns(path)
+        stamps.append(Stamp(entry.size_bytes, times[path]))
+    return stamps
+
+
+def _modified_ns(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except (OSError, ValueError):
+        return None
+
+
+def _line(key: SampleKey, picture: Picture) -> str:
+    return json.dumps({"key": key, **asdict(picture)}, ensure_ascii=False) + "\n"

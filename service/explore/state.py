@@ -1,0 +1,210 @@
+"""Where an exploration is kept: a folder for each place of pictures and model.
+
+explore.json      what it is of, and what its clusters were made of
+pictures.jsonl    one line for each picture that was looked at, the latest line holds
+collections/      the pictures, in a collection
+embeddings/ centers/ labels/   the artifacts of the last clustering
+explore.lock      held by the process that has it open; its content is that server's address
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from platformdirs import user_cache_path
+
+from mlcd.artifacts.disk import replacing, sync_path, translated_os_errors
+from mlcd.errors import ArtifactInvalid, Conflict, NotFound
+from mlcd.locations import is_url
+
+COLLECTION: Final = "photos"
+_FACTS: Final = "explore.json"
+_LOCK: Final = "explore.lock"
+_SCHEMA: Final = 1
+_NAME_CHARS: Final = 40
+_DIGITS: Final = 10
+_REPLACED: Final = "remove the folder, or give another --state"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an exploration is of.
+
+    place: the pictures, absolute. model: as it was named. clusters: the number that was asked for,
+    None for a choice. clustered: pictures behind the present centers. changed: pictures that came
+    or went since.
+    """
+
+    place: str
+    model: str
+    clusters: int | None = None
+    clustered: int = 0
+    changed: int = 0
+    schema: int = field(default=_SCHEMA)
+
+
+class State:
+    """The folder of one exploration."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, place: str, model: str, folder: Path | None = None) -> Self:
+        """Returns the state of a place and a model, at `folder` or in the user's cache."""
+        if folder is not None:
+            return cls(folder)
+        place = absolute(place)
+        digest = hashlib.sha256(f"{place}\0{model}".encode()).hexdigest()[:_DIGITS]
+        stem = "".join(c if c.isalnum() else "-" for c in Path(place).name)[:_NAME_CHARS]
+        return cls(states_folder() / f"{stem.strip('-') or 'photos'}-{digest}")
+
+    @property
+    def embeddings(self) -> Path:
+        return self.path / "embeddings"
+
+    @property
+    def centers(self) -> Path:
+        return self.path / "centers"
+
+    @property
+    def labels(self) -> Path:
+        return self.path / "labels"
+
+    @property
+    def pictures(self) -> Path:
+        return self.path / "pictures.jsonl"
+
+    def begin(self, place: str, model: str) -> Facts:
+        """Returns the facts, written now where there are none.
+
+        Raises Conflict where the folder is that of other pictures or of another model.
+        """
+        wanted = Facts(absolute(place), model)
+        if (facts := self.read()) is None:
+            self.write(wanted)
+            return wanted
+        if (facts.place, facts.model) != (wanted.place, wanted.model):
+            raise Conflict(
+                f"{self.path} holds the exploration of {facts.place} by {facts.model}",
+                remedy="give another --state",
+            )
+        return facts
+
+    def read(self) -> Facts | None:
+        """Returns the facts; None where nothing was explored. Raises ArtifactInvalid."""
+        try:
+            stated: dict[str, Any] = json.loads((self.path / _FACTS).read_text(encoding="utf-8"))
+            return Facts(**stated)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise ArtifactInvalid(
+                f"{self.path / _FACTS} cannot be read", remedy=_REPLACED
+            ) from error
+
+    def write(self, facts: Facts) -> None:
+        with translated_os_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            with replacing(self.path / _FACTS) as temporary:
+                temporary.write_text(json.dumps(asdict(facts), indent=2) + "\n", encoding="utf-8")
+            sync_path(self.path)
+
+    def update(self, facts: Facts, **changes: Any) -> Facts:
+        """Returns the facts with these changes, written."""
+        changed = replace(facts, **changes)
+        if changed != facts:
+            self.write(changed)
+        return changed
+
+    def remove_clustering(self) -> None:
+        """Removes the artifacts of the last clustering, finished or not; the collection stays."""
+        for path in (self.labels, self.centers, self.embeddings):
+            for each in (path, path.with_name(f"{path.name}.partial")):
+                shutil.rmtree(each, ignore_errors=True)
+
+    @contextmanager
+    def locked(self) -> Iterator["Lock"]:
+        """Holds the exploration for this process. Raises AlreadyOpen where another one has it."""
+        with translated_os_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise AlreadyOpen(self.path, os.read(descriptor, 4096).decode()) from error
+            os.ftruncate(descriptor, 0)
+            yield Lock(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class AlreadyOpen(Conflict):
+    """Another process has the exploration open. url: that of its page; empty while it starts."""
+
+    def __init__(self, path: Path, url: str) -> None:
+        super().__init__(
+            f"another process explores {path}{f' at {url}' if url else ''}", remedy="stop it first"
+        )
+        self.url = url
+
+
+@dataclass(frozen=True)
+class Lock:
+    """The right to an exploration."""
+
+    descriptor: int
+
+    def tell(self, url: str) -> None:
+        """Tells other processes where the page is."""
+        os.pwrite(self.descriptor, url.encode(), 0)
+
+
+def absolute(place: str) -> str:
+    """Returns a place of pictures independent of the working directory."""
+    return place if is_url(place) else str(Path(place).expanduser().absolute())
+
+
+def states_folder() -> Path:
+    return user_cache_path("mlcd") / "explore"
+
+
+def all_states() -> list[tuple[State, Facts]]:
+    """Returns every exploration in the user's cache, without damaged ones."""
+    found = []
+    for path in sorted(states_folder().glob(f"*/{_FACTS}")):
+        state = State(path.parent)
+        try:
+            if (facts := state.read()) is not None:
+                found.append((state, facts))
+        except ArtifactInvalid:
+            continue
+    return found
+
+
+def forget(place: str, folder: Path | None = None) -> list[Path]:
+    """Removes every exploration of a place, and returns their folders.
+
+    Raises NotFound where there is none, AlreadyOpen where one is open.
+    """
+    wanted = absolute(place)
+    if folder is not None:
+        states = [state for state in (State(folder),) if (f := state.read()) and f.place == wanted]
+    else:
+        states = [state for state, facts in all_states() if facts.place == wanted]
+    if not states:
+        raise NotFound(
+            f"nothing of {wanted} is kept", remedy="mlcd explore --list shows the places"
+        )
+    for state in states:
+        with state.locked():
+            shutil.rmtree(state.path)
+    return [state.path for state in states]

@@ -1,0 +1,103 @@
+"""The public commands that an exploration runs, each in a process that ends with this one.
+
+`python -m service.explore.steps PARENT ARGUMENTS…` is such a process.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from mlcd.errors import MlcdError
+
+_PR_SET_PDEATHSIG: Final = 1  # <sys/prctl.h>
+_PATIENCE_S: Final = 5.0
+
+
+class StepFailed(MlcdError):
+    """A command has ended with an error, which it told in one line."""
+
+
+class Stopped(Exception):
+    """The exploration is to end."""
+
+
+class Steps:
+    """Runs commands one after the other until `stop`."""
+
+    def __init__(self) -> None:
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def check(self) -> None:
+        """Raises Stopped once `stop` was called."""
+        if self._stopping.is_set():
+            raise Stopped
+
+    def stop(self) -> None:
+        """Ends the running command as Ctrl-C does, and lets no further one begin."""
+        self._stopping.set()
+        with self._lock:
+            if self._process is not None:
+                self._process.send_signal(signal.SIGINT)
+
+    def run(
+        self, arguments: Sequence[str], on_event: Callable[[dict[str, Any]], None] = lambda _: None
+    ) -> dict[str, Any]:
+        """Runs `mlcd ARGUMENTS --json` and returns what it says at its end.
+
+        on_event: gets each line of progress. Raises StepFailed with the command's own line.
+        """
+        command = [sys.executable, "-P", "-m", __name__, str(os.getpid()), *arguments, "--json"]
+        with self._lock:
+            self.check()
+            self._process = process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                process_group=0,
+            )
+        result: dict[str, Any] = {}
+        assert process.stdout is not None
+        assert process.stderr is not None
+        with process:
+            said: list[str] = []
+            # both pipes are read, or the command would wait for the one that is full
+            reading = threading.Thread(target=lambda: said.extend(process.stderr or ()))
+            reading.start()
+            for line in process.stdout:
+                result = json.loads(line)
+                on_event(result)
+            status = process.wait()
+            reading.join(_PATIENCE_S)
+        with self._lock:
+            self._process = None
+        self.check()
+        if status != 0:
+            last = said[-1].strip().removeprefix("mlcd: ") if said else f"exit status {status}"
+            raise StepFailed(f"`mlcd {arguments[0]}`: {last}")
+        return result
+
+
+def _run_as_child() -> None:
+    """Runs the command whose arguments follow the parent's process id."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):  # it died before prctl
+        sys.exit(1)
+    del sys.argv[1]
+    from mlcd.__main__ import main
+
+    main()
+
+
+if __name__ == "__main__":
+    _run_as_child()

@@ -1,0 +1,110 @@
+"""The routes of an exploration: how far it is, another number of clusters, and single pictures."""
+
+import asyncio
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any, Final, cast
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
+
+from mlcd.errors import ImageRejected, NotFound
+from mlcd.images.decode import DecodeLimits
+from mlcd.images.thumbnail import Thumbnail, thumbnail
+from mlcd.wire.explored_place import (
+    ClusterAgainRequest,
+    ExplorationStatus,
+    NewPicture,
+    SkippedFile,
+    SkippedFiles,
+)
+from service.deadline import within_deadline
+from service.explore.exploration import Exploration
+from service.explore.state import COLLECTION
+from service.http.access import Opened
+from service.http.auth import needs
+from service.http.json_route import JsonRoute
+from service.http.openapi import BINARY
+
+router = APIRouter(tags=["explore"], route_class=JsonRoute)
+_WEBP: Final = "image/webp"
+_MOST_SKIPPED: Final = 500
+_SIDES: Final = (512, 1024, 2048)
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {404: {}, 422: {}}
+
+
+@router.get("/v1/exploration", dependencies=[needs("search")], responses={404: {}})
+async def get_exploration(request: Request) -> ExplorationStatus:
+    """Tells how far the exploration of this server's place is."""
+    exploration = _exploration(request)
+    now = exploration.board.now
+    facts = asdict(now) | {
+        "considered": list(now.considered),
+        "newest": [NewPicture(id=key, thumbnail=version) for key, version in now.newest],
+    }
+    return ExplorationStatus(
+        place=exploration.place,
+        collection=COLLECTION,
+        **facts,
+        commands=exploration.commands(),
+    )
+
+
+@router.post("/v1/exploration", dependencies=[needs("write")], responses=_ERRORS, status_code=202)
+async def cluster_again(asked: ClusterAgainRequest, request: Request) -> ExplorationStatus:
+    """Clusters the same pictures into another number of clusters, from the embeddings at hand."""
+    _exploration(request).cluster_again(asked.clusters)
+    return await get_exploration(request)
+
+
+@router.get("/v1/exploration/skipped", dependencies=[needs("search")], responses={404: {}})
+async def list_skipped(
+    request: Request, limit: Annotated[int, Query(ge=1, le=_MOST_SKIPPED)] = 100
+) -> SkippedFiles:
+    """Lists the files that cannot be used, and why."""
+    exploration = _exploration(request)
+    files = [
+        SkippedFile(key=key, reason=picture.reason or "", detail=picture.detail or "")
+        for key, picture in exploration.skipped(limit)
+    ]
+    return SkippedFiles(total=exploration.board.now.skipped, files=files)
+
+
+@router.get(
+    "/v1/exploration/pictures/{id:path}",
+    dependencies=[needs("search")],
+    response_class=Response,
+    responses={200: {"content": {_WEBP: BINARY}}, 404: {}, 422: {}, 504: {}},
+)
+async def get_picture(
+    id: Annotated[str, Path(description="the item's id")],  # noqa: A002 - as in the path
+    request: Request,
+    resources: Opened,
+    side: Annotated[int, Query(ge=64, le=_SIDES[-1])] = _SIDES[1],
+) -> Response:
+    """Answers with a picture of the place, large: WebP of at most `side` pixels, upright."""
+    exploration = _exploration(request)
+    limits = DecodeLimits(
+        max_bytes=resources.settings.limits.max_body_bytes,
+        max_pixels=resources.settings.limits.max_pixels,
+    )
+    loop, deadline = asyncio.get_running_loop(), request.state.deadline
+    try:
+        reading = loop.run_in_executor(resources.compute, exploration.read, id)
+        data = await within_deadline(reading, deadline)
+        key = request.state.key
+        owner = object() if key is None else key.id
+        work = partial(thumbnail, data, side=side, limits=limits)
+        picture: Thumbnail = await within_deadline(
+            resources.rendering.run(owner, side * side, work), deadline
+        )
+    except ImageRejected as error:
+        raise NotFound("this picture cannot be read any more") from error
+    return Response(picture.data, headers={"Cache-Control": "private, no-cache"}, media_type=_WEBP)
+
+
+def _exploration(request: Request) -> Exploration:
+    exploration = cast(Exploration | None, getattr(request.app.state, "exploration", None))
+    if exploration is None:
+        raise NotFound("this server explores no place", remedy="start it by `mlcd explore PHOTOS`")
+    return exploration

@@ -1,0 +1,214 @@
+"""The command `mlcd explore`: from a folder of photographs to their page in the browser."""
+
+import asyncio
+import os
+import shutil
+import sys
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from mlcd.child import STOPS
+from mlcd.errors import MlcdError
+from mlcd.export.starter.artifact import STARTER
+from service.explore.progress import Progress
+from service.explore.state import AlreadyOpen, State, absolute, all_states, forget
+from service.host.allocator import pause_collector
+from service.host.signals import end_while_it_starts
+from service.inference.engine.launched import launch_engine
+
+if TYPE_CHECKING:  # what takes long to import comes after the engine's launch
+    from service.explore.exploration import Exploration
+
+_LOOK_S: Final = 0.2
+_STAGES: Final = {
+    "list": "looking for pictures",
+    "embed": "looking at pictures",
+    "cluster": "grouping",
+    "name": "naming",
+    "label": "labeling",
+    "done": "done",
+    "failed": "stopped",
+}
+
+
+class ExplorationFailed(MlcdError):
+    """Nothing could be made of the place."""
+
+
+@click.command()
+@click.argument("photos", required=False)
+@click.option("--model", default=STARTER, show_default=True, help="As `mlcd serve` takes it.")
+@click.option(
+    "--clusters", type=click.IntRange(1), help="How many groups.  [default: chosen by the pictures]"
+)
+@click.option(
+    "--state",
+    "state_dir",
+    type=click.Path(path_type=Path),
+    help="Where it is kept.  [default: in the user's cache, by place and model]",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--no-browser", is_flag=True, help="Open no browser.")
+@click.option("--once", is_flag=True, help="Make everything, and end.")
+@click.option("--list", "list_", is_flag=True, help="Show what is kept, and end.")
+@click.option("--forget", "forget_", is_flag=True, help="Remove what is kept of PHOTOS, and end.")
+def explore(
+    photos: str | None,
+    model: str,
+    clusters: int | None,
+    state_dir: Path | None,
+    port: int,
+    host: str,
+    no_browser: bool,
+    once: bool,
+    list_: bool,
+    forget_: bool,
+) -> None:
+    """See PHOTOS grouped, named and searchable, in the browser.
+
+    PHOTOS: a folder, a glob, tar shards, parquet, zip, or a URL of these. Ctrl-C ends it; the next
+    run goes on, and takes in new, changed and deleted pictures.
+    """
+    if list_:
+        _list_states()
+        return
+    if photos is None:
+        raise click.UsageError("give the PHOTOS, as in `mlcd explore ~/Pictures`")
+    if forget_:
+        for path in forget(photos, state_dir):
+            click.echo(f"removed {path}")
+        return
+    end_while_it_starts(STOPS[0])
+    # The engine's process imports its libraries while this one reads the settings.
+    launched = launch_engine()
+    state = State.of(photos, model, state_dir)
+    try:
+        with state.locked() as lock:
+            options: dict[str, object] = {
+                "model": model,
+                "state_dir": str(state.path),
+                "host": host,
+                "port": port,
+                "explore": {"place": absolute(photos), "clusters": clusters},
+                # what a person sees here is the exploration, which tells its own errors
+                "log": {"level": "error"},
+            }
+            if once:
+                options |= {"drain_s": 0.0, "port": 0, "host": "127.0.0.1"}
+            _serve(options, launched, lock.tell, browse=not (no_browser or once), once=once)
+    except AlreadyOpen as error:
+        launched.dismiss()
+        if not error.url or once:
+            raise
+        click.echo(f"already open: {error.url}")
+        if not no_browser:
+            _open_browser(error.url)
+
+
+def _serve(
+    options: dict[str, object],
+    launched: Any,
+    tell: Callable[[str], None],
+    *,
+    browse: bool,
+    once: bool,
+) -> None:
+    pause_collector()
+    from service.serve.cli import check_exposure, listen
+    from service.serve.preparation import begin, prepare_process
+    from service.settings import read_settings
+
+    settings = read_settings(options)
+    prepare_process(settings)
+    listener = listen(settings, any_port=True)
+    try:
+        check_exposure(settings.auth, listener.getsockname()[0])
+        begun = begin(settings, lambda line: click.echo(f"mlcd: {line}", err=True), launched)
+        from service.serve.server import serve_on
+
+        address, port = listener.getsockname()[:2]
+        url = f"http://[{address}]:{port}/" if ":" in address else f"http://{address}:{port}/"
+
+        def serving(_: object) -> None:
+            if once:
+                return
+            tell(url)
+            click.echo(f"{url}   (Ctrl-C ends it; the next run goes on)")
+            if browse:
+                _open_browser(url)
+
+        failed: list[str] = []
+
+        def watch(exploration: "Exploration", finish: Callable[[], None]) -> "asyncio.Task[None]":
+            return asyncio.create_task(_watched(exploration, finish, failed, once=once))
+
+        serve_on(listener, settings, begun, serving=serving, watch=watch)
+    finally:
+        listener.close()
+    if once and failed:
+        raise ExplorationFailed(failed[0])
+
+
+async def _watched(
+    exploration: "Exploration", finish: Callable[[], None], failed: list[str], *, once: bool
+) -> None:
+    """Tells on the terminal what goes on, and ends the server where that is all."""
+    shown, terminal = "", sys.stderr.isatty()
+    stage = None
+    while True:
+        now = exploration.board.now
+        line = describe(now)
+        if terminal and line != shown:
+            width = shutil.get_terminal_size().columns - 1
+            click.echo(f"\r{line[:width]:<{width}}", nl=False, err=True)
+        if now.stage != stage and now.stage in ("done", "failed"):
+            if terminal:
+                click.echo("\r", nl=False, err=True)
+            if now.stage == "done":
+                click.echo(f"{line}\nThe same, step by step:")
+                for command in exploration.commands():
+                    click.echo(f"  {command}")
+            else:
+                failed.append(now.error or "")
+                if not once:
+                    click.echo(f"mlcd: {now.error}", err=True)
+            if once:
+                finish()
+                return
+        shown, stage = line, now.stage
+        await asyncio.sleep(_LOOK_S)
+
+
+def describe(now: Progress) -> str:
+    """Returns a moment of an exploration in one line."""
+    line = _STAGES[now.stage]
+    if now.total:
+        line += f": {now.done} of {now.total}"
+        if now.seconds_left is not None and now.seconds_left >= 1:
+            line += f", {now.seconds_left:.0f} s left"
+    line += f"   {now.pictures} pictures"
+    if now.skipped:
+        line += f", {now.skipped} files skipped"
+    if now.clusters:
+        line += f", {now.clusters} groups"
+    return line
+
+
+def _list_states() -> None:
+    states = all_states()
+    if not states:
+        click.echo("nothing is kept yet: mlcd explore PHOTOS")
+    for state, facts in states:
+        click.echo(f"{facts.place}   by {facts.model}, {facts.clustered} pictures: {state.path}")
+
+
+def _open_browser(url: str) -> None:
+    """Opens a browser where this machine has a display, and not one that runs in the terminal."""
+    screens = ("DISPLAY", "WAYLAND_DISPLAY")
+    if sys.platform != "linux" or any(map(os.environ.get, screens)):  # noqa: TID251 - no setting
+        webbrowser.open(url)

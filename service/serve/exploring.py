@@ -1,0 +1,80 @@
+"""The exploration of a server that has one: begun once it serves, and what it makes is served."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from fastapi import FastAPI
+
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.manifest import open_artifact
+from service.explore.exploration import Exploration, Parts
+from service.explore.state import COLLECTION, State
+from service.inference.dispatched_encoder import DispatchedEncoder
+from service.inference.lookup import Lookup
+from service.inference.model_data import check_centers
+from service.resources import Resources
+
+_END_S: Final = 5.0  # for a batch under way and the running command
+
+
+@contextmanager
+def explored(app: FastAPI) -> Iterator[Exploration | None]:
+    """Makes the exploration of the app's settings while the context lasts.
+
+    Enter it in the event loop that serves the app.
+    """
+    resources: Resources = app.state.resources
+    exploration = _exploration_of(app, resources)
+    app.state.exploration = exploration
+    if exploration is None:
+        yield None
+        return
+    exploration.start()
+    try:
+        yield exploration
+    finally:
+        exploration.stop()
+        exploration.join(_END_S)
+
+
+def _exploration_of(app: FastAPI, resources: Resources) -> Exploration | None:
+    settings = resources.settings
+    place, state_dir = settings.explore.place, settings.state_dir
+    if place is None or state_dir is None:
+        return None
+    encoder, loop = resources.encoder, asyncio.get_running_loop()
+    state = State(Path(state_dir))
+    facts = state.begin(place, settings.model)
+    if settings.explore.clusters is not None:
+        facts = state.update(facts, clusters=settings.explore.clusters)
+    collection, _ = resources.model.data.opened_store().create(
+        COLLECTION, fingerprint=encoder.fingerprint, dimension=encoder.dimension
+    )
+    parts = Parts(
+        encoder=DispatchedEncoder(encoder, resources.dispatcher, loop),
+        collection=collection,
+        take_centers=partial(_serve_centers, app, loop),
+        has_texts=resources.texts is not None,
+        thumbnail_side=settings.thumbnails.side,
+    )
+    return Exploration(state, facts, parts)
+
+
+def _serve_centers(app: FastAPI, loop: asyncio.AbstractEventLoop, path: Path) -> None:
+    """Serves the centers at `path` from now on; requests under way keep those of before."""
+    artifact = open_artifact(path, "centers")
+    centers = Centers.read(artifact)
+    check_centers(path, centers, app.state.resources.encoder.fingerprint)
+    lookup = Lookup(centers, artifact)
+    asyncio.run_coroutine_threadsafe(_publish(app, lookup), loop).result()
+
+
+async def _publish(app: FastAPI, lookup: Lookup) -> None:
+    resources: Resources = app.state.resources
+    data = replace(resources.model.data, lookup=lookup, foreign_centers=None)
+    app.state.resources = replace(resources, model=replace(resources.model, data=data))

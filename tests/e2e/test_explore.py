@@ -1,0 +1,235 @@
+"""`mlcd explore`: a folder of pictures to a page, killed at any moment, and what changed since."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+from PIL import Image
+
+from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.labels import LabelTable
+from mlcd.artifacts.manifest import open_artifact
+from mlcd.collections.collection import Collection
+from tests.conftest import call_mlcd, free_port, run_mlcd, write_digits
+from tests.integration.running import until
+
+NUM = 120
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """120 pictures in folders, one that is damaged, and a file that is none."""
+    folder = write_digits(tmp_path / "photos", NUM)
+    (folder / "damaged.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
+    (folder / "notes.txt").write_text("not a picture")
+    return folder
+
+
+def explore(photos, state, *arguments):
+    done = run_mlcd("explore", photos, "--model", "hog", "--state", state, "--once", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def held(state):
+    with Collection.open(state / "collections" / "photos", read_only=True) as collection:
+        return {item.id for block in collection.items() for item in block}
+
+
+def keys_of(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*.png")}
+
+
+class Exploring:
+    """A running `mlcd explore`, in a process group of its own."""
+
+    def __init__(self, photos, state, *arguments):
+        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        command = [sys.executable, "-m", "mlcd", "explore", photos, "--model", "hog"]
+        command += ["--state", state, "--port", port, "--no-browser", *arguments]
+        self.process = subprocess.Popen(
+            list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def now(self):
+        try:
+            return httpx.get(f"{self.url}/v1/exploration", timeout=5).json()
+        except httpx.TransportError:
+            return {"stage": "none", "pictures": 0}
+
+    def wait(self, condition):
+        until(lambda: condition(self.now()), 60, self)
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate(timeout=20)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            output, _ = self.process.communicate(timeout=20)
+            assert (self.process.returncode, "Traceback" in output) == (0, False), output
+
+
+def test_what_it_makes_is_what_the_public_commands_read(photos, tmp_path):
+    state = tmp_path / "state"
+    said = explore(photos, state)
+    assert held(state) == keys_of(photos)
+    num = len(Centers.open(state / "centers").vectors)
+    assert f"done   {NUM} pictures, 1 files skipped, {num} groups" in said
+    for name in ("embeddings", "centers", "labels"):
+        verified = call_mlcd("verify", state / name)
+        assert verified.returncode == 0, verified.stderr
+    assert set(LabelTable(open_artifact(state / "labels", "labels")).keys) == keys_of(photos)
+    errors = (state / "embeddings" / "errors.jsonl").read_text().splitlines()
+    assert [json.loads(line)["key"] for line in errors] == ["damaged.jpg"]
+    commands = [line.split()[1] for line in said.splitlines() if line.startswith("  mlcd ")]
+    assert commands == ["embed", "cluster", "label", "index", "serve"]
+
+
+def test_the_next_run_takes_in_what_changed_and_keeps_the_groups(photos, tmp_path):
+    state = tmp_path / "state"
+    explore(photos, state)
+    digest = open_artifact(state / "centers", "centers").digest
+    pictures = sorted(photos.rglob("*.png"))
+    for path in pictures[:3]:
+        path.unlink()
+    shutil.copy(pictures[5], photos / "new.png")
+    Image.linear_gradient("L").resize((8, 8)).save(pictures[6])  # another one of the same name
+    pictures[7].write_bytes(b"no picture any more")
+    with Collection.open(state / "collections" / "photos", read_only=True) as collection:
+        before = collection.embedding_of(str(pictures[6].relative_to(photos)))
+    assert f"{NUM - 3} pictures, 2 files skipped" in explore(photos, state)
+    assert held(state) == keys_of(photos) - {str(pictures[7].relative_to(photos))}
+    assert open_artifact(state / "centers", "centers").digest == digest
+    with Collection.open(state / "collections" / "photos", read_only=True) as collection:
+        after = collection.embedding_of(str(pictures[6].relative_to(photos)))
+    assert (before != after).any()
+
+
+def test_when_many_pictures_came_all_are_grouped_anew(photos, tmp_path):
+    state, more = tmp_path / "state", tmp_path / "more"
+    explore(photos, state)
+    digest = open_artifact(state / "centers", "centers").digest
+    write_digits(more, 2 * NUM)
+    shutil.copytree(more, photos, dirs_exist_ok=True)
+    explore(photos, state)
+    centers = open_artifact(state / "centers", "centers")
+    assert centers.digest != digest
+    assert Centers.read(centers).sizes.sum() == 2 * NUM
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "embed",
+        pytest.param("cluster", marks=pytest.mark.slow),
+        pytest.param("label", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_in_any_stage_the_next_run_goes_on(photos, tmp_path, stage):
+    state = tmp_path / "state"
+    exploring = Exploring(photos, state)
+    exploring.wait(lambda now: now["stage"] == stage and now["pictures"] > 0)
+    exploring.kill()
+    explore(photos, state)
+    assert held(state) == keys_of(photos)
+    assert call_mlcd("verify", state / "labels").returncode == 0
+
+
+def test_the_page_can_have_another_number_of_groups_and_single_pictures(photos, tmp_path):
+    state = tmp_path / "state"
+    with Exploring(photos, state) as exploring:
+        exploring.wait(lambda now: now["stage"] == "done")
+        now = exploring.now()
+        assert (now["pictures"], now["skipped"]) == (NUM, 1)
+        assert now["clusters"] in now["considered"]
+        assert now["newest"]
+        url = exploring.url
+        refused = httpx.post(f"{url}/v1/exploration", json={"clusters": NUM + 1})
+        assert refused.status_code == 422
+        assert f"between 1 and {NUM}" in refused.json()["detail"]
+        assert httpx.post(f"{url}/v1/exploration", json={"clusters": 7}).status_code == 202
+        exploring.wait(lambda now: now["stage"] == "done" and now["clusters"] == 7)
+        listed = httpx.get(f"{url}/v1/centers", params={"collection": "photos"}).json()
+        assert listed["total"] == 7
+        assert sum(center["members"] for center in listed["centers"]) == NUM
+        files = httpx.get(f"{url}/v1/exploration/skipped").json()["files"]
+        assert [file["key"] for file in files] == ["damaged.jpg"]
+        key = next(iter(keys_of(photos)))
+        picture = httpx.get(f"{url}/v1/exploration/pictures/{key}")
+        assert (picture.status_code, picture.headers["content-type"]) == (200, "image/webp")
+        assert httpx.get(f"{url}/v1/exploration/pictures/notes.txt").status_code == 404
+        assert httpx.get(f"{url}/v1/exploration/pictures/..%2Fsecret").status_code == 404
+
+        other = run_mlcd(
+            "explore", photos, "--model", "hog", "--state", state, "--no-browser", timeout=60
+        )
+        assert (other.returncode, other.stdout) == (0, f"already open: {url}/\n")
+    with Exploring(photos, state) as exploring:  # the number that was asked for is kept
+        exploring.wait(lambda now: now["stage"] == "done")
+        assert exploring.now()["clusters"] == 7
+
+
+def test_what_is_kept_is_listed_and_forgotten(photos, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert "nothing is kept" in call_mlcd("explore", "--list").stdout
+    done = run_mlcd("explore", photos, "--model", "hog", "--once", env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    (line,) = call_mlcd("explore", "--list").stdout.splitlines()
+    assert line.startswith(f"{photos}   by hog, {NUM} pictures: ")
+    assert call_mlcd("explore", "--forget", photos).returncode == 0
+    assert "nothing is kept" in call_mlcd("explore", "--list").stdout
+    again = call_mlcd("explore", "--forget", photos)
+    assert (again.returncode, "nothing of" in again.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nowhere", "there are no images at"),
+        ("empty", "there are no images in"),
+        ("damaged", "none of the 1 files"),
+        (None, "give the PHOTOS"),
+    ],
+)
+def test_a_place_without_pictures_is_refused_in_one_line(tmp_path, name, told):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "a.jpg").write_bytes(b"\xff\xd8\xff")
+    place = [] if name is None else [tmp_path / name]
+    state = ["--state", tmp_path / "state"]
+    done = run_mlcd("explore", *place, "--model", "hog", *state, "--once")
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_state_of_other_pictures_is_refused(photos, tmp_path):
+    state, other = tmp_path / "state", tmp_path / "other"
+    explore(photos, state)
+    write_digits(other, 10)
+    done = run_mlcd("explore", other, "--model", "hog", "--state", state, "--once")
+    assert (done.returncode, "holds the exploration of" in done.stderr) == (2, True), done.stderr
+    inside = run_mlcd("explore", other, "--model", "hog", "--state", other / "s", "--once")
+    assert (inside.returncode, "lies inside the images" in inside.stderr) == (2, True)
+
+
+def test_a_few_pictures_that_are_all_the_same_make_one_group(tmp_path):
+    folder = tmp_path / "same"
+    folder.mkdir()
+    for number in range(5):
+        Image.new("L", (16, 16), 200).save(folder / f"{number}.png")
+        time.sleep(0.01)
+    done = run_mlcd("explore", folder, "--model", "pixels", "--state", tmp_path / "state", "--once")
+    assert done.returncode == 0, done.stderr
+    assert "5 pictures, 1 groups" in done.stdout
