@@ -58,19 +58,21 @@ def _exploration_of(app: FastAPI, resources: Resources) -> Exploration | None:
     parts = Parts(
         encoder=DispatchedEncoder(encoder, resources.dispatcher, loop),
         collection=collection,
-        take_centers=partial(_serve_centers, app, loop),
+        take_centers=partial(_serve_centers, app, loop, state.path),
         has_texts=resources.texts is not None,
         thumbnail_side=settings.thumbnails.side,
     )
     return Exploration(state, facts, parts)
 
 
-def _serve_centers(app: FastAPI, loop: asyncio.AbstractEventLoop, path: Path) -> None:
+def _serve_centers(
+    app: FastAPI, loop: asyncio.AbstractEventLoop, state_dir: Path, path: Path
+) -> None:
     """Serves the centers at `path` from now on; requests under way keep those of before."""
     artifact = open_artifact(path, "centers")
     centers = Centers.read(artifact)
     check_centers(path, centers, app.state.resources.encoder.fingerprint)
-    lookup = Lookup(centers, artifact)
+    lookup = Lookup(centers, artifact, state_dir)
     asyncio.run_coroutine_threadsafe(_publish(app, lookup), loop).result()
 
 

@@ -43,7 +43,7 @@ export function filterOf(conditions: Condition[], ids: string[] | null): unknown
 function compared({ field, operator, value }: Condition): unknown {
   if (operator === "ge" || operator === "le") return { field, [operator]: Number(value) };
   const kinds: unknown[] = [value];
-  if (value.trim() !== "" && Number.isFinite(Number(value))) kinds.push(Number(value));
+  if (value.trim() !== "" && Math.abs(Number(value)) <= Number.MAX_SAFE_INTEGER) kinds.push(Number(value));
   if (value === "true" || value === "false") kinds.push(value === "true");
   const each = kinds.map((kind) => ({ field, eq: kind }));
   const any = each.length > 1 ? { or: each } : each[0];
