@@ -47,7 +47,9 @@ _Result = TypeVar("_Result")
 _ROWS: Final = 1024  # items whose thumbnails are looked up together
 _ITEM_BYTES: Final = 100  # the names of an item's fields, and what is not text
 _METADATA: Final = "metadata."
-_ERRORS: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (404, 409, 422, 429, 504)}
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {} for status in (404, 409, 422, 429, 504)
+}
 _NUMBERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {RAW: BINARY}},
     304: {"description": "The layout is the one that If-None-Match names"},
