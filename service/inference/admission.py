@@ -128,9 +128,13 @@ class Places:
     Use from one event loop.
     """
 
-    def __init__(self, of: str, most: int, *, metrics: Metrics) -> None:
-        """Prepares `most` places. of: the name of the items."""
-        self._of, self._most = of, most
+    def __init__(self, of: str, most: int, *, metrics: Metrics, in_turn: bool = False) -> None:
+        """Prepares `most` places.
+
+        of: the name of the items. in_turn: requests differ much in size and are served in turn, an
+        item each, so that a small one waits for no large one's rest.
+        """
+        self._of, self._most, self._in_turn = of, most, in_turn
         self._num = self._num_requests = 0
         metrics.held(of, lambda: self._num)
         self._rate = DrainRate()
@@ -145,12 +149,11 @@ class Places:
         """Tells whether `num` items would be admitted now.
 
         The limit must leave capacity for them, and by the measured rate they must be in time.
-        Requests are served in turn, an item each: a small one waits for no large one's rest.
         """
         if self._num + num > self._most:
             return False
         now = asyncio.get_running_loop().time()
-        before = min(self._num, num * self._num_requests)
+        before = min(self._num, num * self._num_requests) if self._in_turn else self._num
         return not self._num or self._rate.seconds_for(before + num, now) <= _MARGIN * (
             deadline - now
         )
@@ -209,7 +212,7 @@ class Admission:
     def of(cls, limits: Limits, metrics: Metrics) -> "Admission":
         return cls(
             images=Places("images", limits.max_queued_images, metrics=metrics),
-            texts=Places("texts", limits.max_queued_texts, metrics=metrics),
+            texts=Places("texts", limits.max_queued_texts, metrics=metrics, in_turn=True),
             pixels=Capacity(
                 "pixels", limits.max_queued_pixels, always=limits.max_pixels, metrics=metrics
             ),

@@ -87,7 +87,7 @@ def new_admission(metrics=None, *, max_images=100, max_texts=100, **most):
     units = {"pixels": 10**9, "bytes": 10**6, "answers": 10**6, "streams": 10} | most
     capacities = {of: Capacity(of, num, always=num, metrics=metrics) for of, num in units.items()}
     images = Places("images", max_images, metrics=metrics)
-    texts = Places("texts", max_texts, metrics=metrics)
+    texts = Places("texts", max_texts, metrics=metrics, in_turn=True)
     return Admission(images=images, texts=texts, **capacities)
 
 

@@ -72,20 +72,30 @@ def test_a_text_that_must_stay_whole_is_not_cut():
     run(scenario())
 
 
-def test_a_word_is_read_between_the_turns_of_long_texts_whoever_came_first():
+class Noting:
+    """A tokenizer that notes the first text of each turn."""
+
+    context_length = TOKENIZER.context_length
+
+    def __init__(self):
+        self.turns = []
+
+    def tokenize(self, texts, *, with_cut):
+        self.turns.append(texts[0])
+        return TOKENIZER.tokenize(texts, with_cut=with_cut)
+
+
+@pytest.mark.parametrize("owners", [range(5), [None] * 5, ["greedy"] * 5])
+def test_a_word_is_read_after_one_turn_of_long_texts_whoever_came_first(owners):
     async def scenario():
-        read_by, long = [], ["x" * 100] * 2000
-        slow = reader()
-
-        async def read(name, texts):
-            await slow.read(texts, owner=name)
-            read_by.append(name)
-
-        tasks = [asyncio.create_task(read(f"greedy {number}", long)) for number in range(5)]
+        noting, metrics = Noting(), new_metrics().of_texts
+        shared = TextReader(noting, ThreadPoolExecutor(1), max_chars=100, metrics=metrics)
+        long = ["x" * 100] * 500
+        tasks = [asyncio.create_task(shared.read(long, owner=owner)) for owner in owners]
         await asyncio.sleep(0)
-        tasks.append(asyncio.create_task(read("other", ["red"])))
+        tasks.append(asyncio.create_task(shared.read(["red"], owner="other")))
         await asyncio.gather(*tasks)
-        assert read_by[0] == "other"
+        assert noting.turns.index("red") <= 1
 
     run(scenario())
 
