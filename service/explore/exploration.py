@@ -7,6 +7,7 @@ pictures, and each artifact is published whole. After a kill the next start goes
 
 import logging
 import math
+import shlex
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -113,17 +114,20 @@ class Exploration:
     def commands(self) -> list[str]:
         """Returns the commands that make the same, one by one."""
         place, state, model = self.place, self.state, self._facts.model
-        collection = state.path / "collections" / COLLECTION
-        wanted = self.board.now.clusters or self._facts.clusters or "K"
-        name = f"mlcd name {state.centers} --words {_WORDS} --model {model}"
-        return [
-            f"mlcd embed {place} {state.embeddings} --model {model}",
-            f"mlcd cluster {state.embeddings} {state.centers} --clusters {wanted} --hold-out 0",
-            *([name] if self._parts.has_texts else []),
-            f"mlcd label {state.embeddings} {state.labels} --centers {state.centers}",
-            f"mlcd index {state.embeddings} {collection} --thumbnails {place}",
-            f"mlcd serve --model {model} --centers {state.centers} --state {state.path}",
+        embeddings, centers = str(state.embeddings), str(state.centers)
+        collection = str(state.path / "collections" / COLLECTION)
+        wanted = str(self.board.now.clusters or self._facts.clusters or "K")
+        commands = [
+            ["embed", place, embeddings, "--model", model],
+            ["cluster", embeddings, centers, "--clusters", wanted, "--hold-out", "0"],
+            ["name", centers, "--words", _WORDS, "--model", model],
+            ["label", embeddings, str(state.labels), "--centers", centers],
+            ["index", embeddings, collection, "--thumbnails", place],
+            ["serve", "--model", model, "--centers", centers, "--state", str(state.path)],
         ]
+        if not self._parts.has_texts:
+            del commands[2]
+        return [shlex.join(["mlcd", *command]) for command in commands]
 
     def _run(self) -> None:
         try:

@@ -191,12 +191,16 @@ def describe(now: Progress) -> str:
         line += f": {now.done} of {now.total}"
         if now.seconds_left is not None and now.seconds_left >= 1:
             line += f", {now.seconds_left:.0f} s left"
-    line += f"   {now.pictures} pictures"
+    line += f"   {_counted(now.pictures, 'picture')}"
     if now.skipped:
-        line += f", {now.skipped} files skipped"
+        line += f", {_counted(now.skipped, 'file')} skipped"
     if now.clusters:
-        line += f", {now.clusters} groups"
+        line += f", {_counted(now.clusters, 'group')}"
     return line
+
+
+def _counted(num: int, noun: str) -> str:
+    return f"{num} {noun}{'' if num == 1 else 's'}"
 
 
 def _list_states() -> None:
@@ -204,7 +208,7 @@ def _list_states() -> None:
     if not states:
         click.echo("nothing is kept yet: mlcd explore PHOTOS")
     for state, facts in states:
-        click.echo(f"{facts.place}   by {facts.model}, {facts.clustered} pictures: {state.path}")
+        click.echo(f"{facts.place}   by {facts.model}, {facts.clustered} grouped: {state.path}")
 
 
 def _open_browser(url: str) -> None:

@@ -85,7 +85,7 @@ def test_what_it_makes_is_what_the_public_commands_read(photos, tmp_path):
     said = explore(photos, state)
     assert held(state) == keys_of(photos)
     num = len(Centers.open(state / "centers").vectors)
-    assert f"done   {NUM} pictures, 1 files skipped, {num} groups" in said
+    assert f"done   {NUM} pictures, 1 file skipped, {num} groups" in said
     for name in ("embeddings", "centers", "labels"):
         verified = call_mlcd("verify", state / name)
         assert verified.returncode == 0, verified.stderr
@@ -186,7 +186,7 @@ def test_what_is_kept_is_listed_and_forgotten(photos, tmp_path, monkeypatch):
     done = run_mlcd("explore", photos, "--model", "hog", "--once", env=dict(os.environ))
     assert done.returncode == 0, done.stderr
     (line,) = call_mlcd("explore", "--list").stdout.splitlines()
-    assert line.startswith(f"{photos}   by hog, {NUM} pictures: ")
+    assert line.startswith(f"{photos}   by hog, {NUM} grouped: ")
     assert call_mlcd("explore", "--forget", photos).returncode == 0
     assert "nothing is kept" in call_mlcd("explore", "--list").stdout
     again = call_mlcd("explore", "--forget", photos)
@@ -232,4 +232,4 @@ def test_a_few_pictures_that_are_all_the_same_make_one_group(tmp_path):
         time.sleep(0.01)
     done = run_mlcd("explore", folder, "--model", "pixels", "--state", tmp_path / "state", "--once")
     assert done.returncode == 0, done.stderr
-    assert "5 pictures, 1 groups" in done.stdout
+    assert "5 pictures, 1 group" in done.stdout
