@@ -21,7 +21,7 @@ from mlcd.wire.explored_place import (
 from service.deadline import within_deadline
 from service.explore.exploration import Exploration
 from service.explore.state import COLLECTION
-from service.http.access import Opened, check_seen
+from service.http.access import Opened
 from service.http.auth import needs
 from service.http.json_route import JsonRoute
 from service.http.openapi import BINARY
