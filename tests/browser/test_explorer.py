@@ -147,7 +147,7 @@ def test_words_find_pictures_and_a_server_without_clusters_says_the_next_step(wa
         fill(server.url, colors)
         walk(server)
         page.shows("This server has no clusters")
-        page.shows("mlcd cluster")
+        page.shows("mlcd explore")
         page.click("nav a", "Search")
         for color in ("blue", "red"):
             page.value("(document.querySelector('.ask [name=text]') ?? {}).value = ''")
@@ -365,6 +365,27 @@ def test_a_name_filter_and_an_order_are_in_the_address_and_go_by_keyboard(
     assert page.value("document.title").endswith("· mlcd")
     for shown in ("Why this name", "90 %", "unlike cluster 6: stripes", "An 絵 of it"):
         page.shows(shown, within=".side")
+
+
+def test_a_cluster_is_renamed_in_the_page_and_the_name_is_taken_back(walk, page, shared_server):
+    walk(shared_server, "#/clusters/1")
+    page.until("document.querySelector('.rename button')")
+    name = page.value("document.querySelector('main h1').innerText")
+    page.click(".rename button")
+    page.value("document.querySelector('.rename input').value = ''")
+    page.type(".rename input", "sea <b>side</b>")
+    page.press("Escape", 27)
+    page.until("!document.querySelector('.rename input')")
+    assert page.value("document.querySelector('main h1').innerText") == name
+    page.click(".rename button")
+    page.value("document.querySelector('.rename input').value = ''")
+    page.type(".rename input", "sea <b>side</b>")
+    page.press("Enter", 13, "\r")
+    page.until("document.querySelector('main h1').innerText == 'sea <b>side</b>'")
+    listed = httpx.get(f"{shared_server.url}/v1/centers/1").json()
+    assert listed["name"] == "sea <b>side</b>"
+    page.click(".rename button", "Undo")
+    page.until(f"document.querySelector('main h1').innerText == {name!r}")
 
 
 def test_axe_finds_nothing_wrong_on_any_view_in_light_and_dark(walk, page, shared_server, axe):

@@ -21,7 +21,7 @@ from mlcd.wire.explored_place import (
 from service.deadline import within_deadline
 from service.explore.exploration import Exploration
 from service.explore.state import COLLECTION
-from service.http.access import Opened
+from service.http.access import Opened, sees
 from service.http.auth import needs
 from service.http.json_route import JsonRoute
 from service.http.openapi import BINARY
@@ -33,10 +33,15 @@ _SIDES: Final = (512, 1024, 2048)
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {404: {}, 422: {}}
 
 
-@router.get("/v1/exploration", dependencies=[needs("search")], responses={404: {}})
-async def get_exploration(request: Request) -> ExplorationStatus:
-    """Tells how far the exploration of this server's place is."""
-    exploration = _exploration(request)
+@router.get("/v1/exploration", dependencies=[needs("search")])
+async def get_exploration(request: Request) -> ExplorationStatus | None:
+    """Tells how far the exploration of this server's place is; null where it explores none."""
+    if getattr(request.app.state, "exploration", None) is None or not sees(COLLECTION, request):
+        return None
+    return _status(_exploration(request))
+
+
+def _status(exploration: Exploration) -> ExplorationStatus:
     now = exploration.board.now
     facts = asdict(now) | {
         "considered": list(now.considered),
@@ -53,8 +58,9 @@ async def get_exploration(request: Request) -> ExplorationStatus:
 @router.post("/v1/exploration", dependencies=[needs("write")], responses=_ERRORS, status_code=202)
 async def cluster_again(asked: ClusterAgainRequest, request: Request) -> ExplorationStatus:
     """Clusters the same pictures into another number of clusters, from the embeddings at hand."""
-    _exploration(request).cluster_again(asked.clusters)
-    return await get_exploration(request)
+    exploration = _exploration(request)
+    exploration.cluster_again(asked.clusters)
+    return _status(exploration)
 
 
 @router.get("/v1/exploration/skipped", dependencies=[needs("search")], responses={404: {}})

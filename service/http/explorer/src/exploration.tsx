@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { askJson, Refused } from "./api";
+import { askJson } from "./api";
 import { connection } from "./connection";
 import { Field } from "./parts";
 import { store, useStore } from "./store";
@@ -45,9 +45,11 @@ export function useExploration(): Exploration | null {
 async function follow(signal: AbortSignal): Promise<void> {
   for (;;) {
     try {
-      take(await askJson<Exploration>("v1/exploration", { signal }));
-    } catch (error) {
-      if (signal.aborted || (error instanceof Refused && error.status === 404)) return;
+      const now = await askJson<Exploration | null>("v1/exploration", { signal });
+      if (now === null) return;
+      take(now);
+    } catch {
+      return; // once the server is back, or a key is there, it is asked anew
     }
     await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     const now = exploration.get();

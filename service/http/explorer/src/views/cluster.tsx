@@ -1,14 +1,23 @@
 // One cluster: its members by distance, the clusters nearest to it, what its members have in common.
 
-import { askJson, query } from "../api";
+import { useEffect, useRef, useState } from "preact/hooks";
+
+import { askJson, query, Refused } from "../api";
 import type { View } from "../app";
+import { connection } from "../connection";
 import { useLoaded, usePages } from "../loaded";
 import { Bar, Empty, Failure, Field, Heading, More, Once, Tiles } from "../parts";
 import { changed, go, href, useRoute } from "../route";
 import type { Session } from "../session";
+import { store, useStore } from "../store";
 import { belongs, clusterName, count, counted, percent, shown, similarity } from "../text";
 import { Mosaic } from "../thumbnails";
 import type { DescribedCenter, Evidence, Label, MemberPage, Values } from "../wire";
+
+const MOST_OF_A_NAME = 200;
+const NO_SCOPE = "This key may only read. Enter one with the scope write.";
+/** The name that a cluster had before it was changed here. */
+const before = store<{ path: string; name: string | null } | null>(null);
 
 export function Cluster({ id, session }: View & { id: string }) {
   const collection = session.collection?.name;
@@ -26,6 +35,7 @@ export function Cluster({ id, session }: View & { id: string }) {
         <Heading>
           <bdi>{center.value ? clusterName(center.value) : `Cluster ${id}`}</bdi>
         </Heading>
+        {center.value && <Rename path={path} name={center.value.name} key={center.value.name} />}
         {center.value && <Facts center={center.value} />}
         {center.value && collection && (
           <div class="tools">
@@ -58,6 +68,57 @@ export function Cluster({ id, session }: View & { id: string }) {
         )}
       </div>
     </>
+  );
+}
+
+/** A pencil beside the name: Enter saves, Escape does not, and the name before can be taken back. */
+function Rename({ path, name }: { path: string; name: string | null }) {
+  const [editing, setEditing] = useState(false);
+  const [wrong, setWrong] = useState("");
+  const field = useRef<HTMLInputElement>(null);
+  useEffect(() => field.current?.select(), [editing]);
+  const give = async (given: string | null) => {
+    try {
+      await askJson(path, { method: "PATCH", json: { name: given } });
+      before.set({ path, name });
+      connection.refresh();
+    } catch (error) {
+      setWrong(error instanceof Refused && error.status === 403 ? NO_SCOPE : (error as Error).message);
+    }
+  };
+  const undo = useStore(before);
+  if (!editing)
+    return (
+      <span class="rename">
+        <button type="button" class="quiet" aria-label="Rename" title="Rename" onClick={() => setEditing(true)}>
+          ✎
+        </button>
+        {undo?.path === path && undo.name !== name && (
+          <button type="button" class="quiet" onClick={() => void give(undo.name)}>
+            Undo
+          </button>
+        )}
+        <span role="alert" class="wrong">{wrong}</span>
+      </span>
+    );
+  return (
+    <form
+      class="rename"
+      onSubmit={(event) => {
+        event.preventDefault();
+        void give(field.current!.value.trim() || null);
+        setEditing(false);
+      }}
+    >
+      <input
+        ref={field}
+        aria-label="Name"
+        maxLength={MOST_OF_A_NAME}
+        defaultValue={name ?? ""}
+        onKeyDown={(event) => event.key === "Escape" && setEditing(false)}
+      />
+      <button>Save</button>
+    </form>
   );
 }
 

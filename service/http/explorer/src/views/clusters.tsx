@@ -13,7 +13,8 @@ import type { Center, CenterPage, Recent } from "../wire";
 const PAGE = 60;
 const UNUSUAL = 0.2; // of queries; 5 % of those like the members lie beyond
 const SORTS = {
-  size: "Size",
+  members: "Pictures",
+  size: "Size in training",
   name: "Name",
   spread: "Spread",
   novelty: "Novelty",
@@ -21,10 +22,14 @@ const SORTS = {
   id: "Number",
 };
 
+/** What is known of the members of a collection alone. */
+const OF_COLLECTIONS = ["members", "spread", "novelty"];
+
 export function Clusters({ session, exploration }: View) {
   const { params } = useRoute();
   const { collection, info } = session;
-  const sort = params.get("sort") ?? "size";
+  const sort = params.get("sort") ?? (collection ? "members" : "size");
+  const sorts = Object.entries(SORTS).filter(([name]) => collection || !OF_COLLECTIONS.includes(name));
   const words = params.get("query") ?? "";
   const smallest = params.get("min_size") ?? "";
   const rising = params.get("rising") ?? (sort === "name" || sort === "id" ? "yes" : "no");
@@ -114,7 +119,7 @@ export function Clusters({ session, exploration }: View) {
                 value={sort}
                 onChange={(event) => go(changed({ sort: event.currentTarget.value, rising: null }))}
               >
-                {Object.entries(SORTS).map(([value, title]) => (
+                {sorts.map(([value, title]) => (
                   <option key={value} value={value}>
                     {title}
                   </option>
@@ -139,7 +144,7 @@ export function Clusters({ session, exploration }: View) {
           {!paged.rows.length && (paged.loading ? <Loading /> : <NoneLeft />)}
           <ul class="wall" aria-label="Clusters">
             {paged.rows.map((center) => (
-              <Card key={center.id} center={center} collection={collection?.name} />
+              <Card key={center.id} center={center} collection={collection?.name} sort={sort} />
             ))}
           </ul>
           <More paged={paged} />
@@ -172,7 +177,8 @@ function Queries({ recent }: { recent: Recent }) {
   );
 }
 
-export function Card({ center, collection }: { center: Center; collection: string | undefined }) {
+/** sort: what the wall is sorted by, which is then shown. */
+export function Card({ center, collection, sort }: { center: Center; collection: string | undefined; sort: string }) {
   return (
     <li class="card">
       <a href={href(["clusters", center.id], { collection })}>
@@ -183,14 +189,16 @@ export function Card({ center, collection }: { center: Center; collection: strin
         <p class="facts">
           {belongs(center) && <span>{belongs(center)}</span>}
           <span>{center.members === null ? `${count(center.size)} in training` : counted(center.members, "picture")}</span>
-          {center.spread !== null && <span title="Mean distance of the members to the center">spread {center.spread.toFixed(2)}</span>}
-          {center.novelty !== null && center.novelty > 0 && (
-            <span class="novel" title="Share of members farther from the center than its training members were">
+          {sort === "spread" && center.spread !== null && (
+            <span title="Mean distance of the members to the center">spread {center.spread.toFixed(2)}</span>
+          )}
+          {sort === "novelty" && center.novelty !== null && (
+            <span title="Share of members farther from the center than its training members were">
               {percent(center.novelty)} novel
             </span>
           )}
-          {!!center.recent?.novelty && (
-            <span class="novel" title="Share of the images labeled of late that are farther from the center than 95 % of its members">
+          {sort === "recent" && !!center.recent?.novelty && (
+            <span title="Share of the images labeled of late that are farther from the center than 95 % of its members">
               {percent(center.recent.novelty)} of {counted(center.recent.images, "recent image")}
             </span>
           )}
