@@ -21,7 +21,7 @@ from mlcd.wire.explored_place import (
 from service.deadline import within_deadline
 from service.explore.exploration import Exploration
 from service.explore.state import COLLECTION
-from service.http.access import Opened, sees
+from service.http.access import Opened, check_seen, sees
 from service.http.auth import needs
 from service.http.json_route import JsonRoute
 from service.http.openapi import BINARY
@@ -113,4 +113,5 @@ def _exploration(request: Request) -> Exploration:
     exploration = cast(Exploration | None, getattr(request.app.state, "exploration", None))
     if exploration is None:
         raise NotFound("this server explores no place", remedy="start it by `mlcd explore PHOTOS`")
+    check_seen(COLLECTION, request)
     return exploration
