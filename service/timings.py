@@ -130,3 +130,10 @@ LOG_FLUSH_S: Final = 1.0  # for the last lines: a reader that hangs must not del
 METRICS_POLL_S: Final = 0.1  # how often the event loop is measured and gauges are read
 TRACE_EXPORT_S: Final = 3  # for a collector to take some spans; others are dropped
 TRACE_CLOSE_S: Final = 2.0  # a collector that does not answer must not delay the end
+
+# An exploration
+EXPLORE_LOOK_S: Final = 0.2  # how often its progress is told on a terminal
+EXPLORE_END_S: Final = 5.0  # at the server's end, for a batch under way and the running command
+STEP_ERROR_S: Final = 5.0  # for the last lines of a command that has ended
+ENGINE_PAUSE_S: Final = 0.2  # before work outside of requests asks an engine again that is away
+ENGINE_PATIENCE_S: Final = 60.0  # for such an engine to come back

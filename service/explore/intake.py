@@ -18,8 +18,8 @@ from mlcd.images.source import Source
 from mlcd.parts.encoded import encode_entries
 from mlcd.randomness import hash_counters
 from mlcd.types import SampleKey
-from service.explore.pictures import Picture, Pictures, Stamp, stamps_of
-from service.explore.progress import ProgressBoard
+from service.explore.progress_board import ProgressBoard
+from service.explore.seen_pictures import Picture, Pictures, Stamp, stamps_of
 
 _FIRST_BLOCK: Final = 16  # pictures until something is to be seen
 _BLOCK: Final = 64  # pictures of one transaction, which is what a kill loses

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from mlcd.errors import MlcdError
+from service.timings import STEP_ERROR_S
 
 _PR_SET_PDEATHSIG: Final = 1  # <sys/prctl.h>
-_PATIENCE_S: Final = 5.0
 
 
 class StepFailed(MlcdError):
@@ -77,7 +77,7 @@ class Steps:
                 result = json.loads(line)
                 on_event(result)
             status = process.wait()
-            reading.join(_PATIENCE_S)
+            reading.join(STEP_ERROR_S)
         with self._lock:
             self._process = None
         self.check()

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from concurrent.futures import TimeoutError as NotYet
-from typing import Final
 
 import numpy as np
 
@@ -11,9 +10,7 @@ from mlcd.errors import Overloaded, Unavailable
 from mlcd.types import Embeddings, ImageBatch
 from service.inference.contract import Dispatcher
 from service.inference.served import ServedEncoder
-
-_PAUSE_S: Final = 0.2
-_PATIENCE_S: Final = 60.0  # for an engine that is started again
+from service.timings import ENGINE_PATIENCE_S, ENGINE_PAUSE_S
 
 
 class DispatchedEncoder:
@@ -33,14 +30,14 @@ class DispatchedEncoder:
         """Encodes uint8 [N, 3, S, S] to float32 [N, D]. Raises Unavailable where the engine stays
         away, or the server stops.
         """
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + ENGINE_PATIENCE_S
         while True:
             try:
                 return self._encode_once(images)
             except (Overloaded, Unavailable):
                 if time.monotonic() > until or self._loop.is_closed():
                     raise
-                time.sleep(_PAUSE_S)
+                time.sleep(ENGINE_PAUSE_S)
 
     def _encode_once(self, images: ImageBatch) -> Embeddings:
         async def encode_all() -> Embeddings:
@@ -54,7 +51,7 @@ class DispatchedEncoder:
         rows = asyncio.run_coroutine_threadsafe(encode_all(), self._loop)
         while True:
             try:
-                return rows.result(_PAUSE_S)
+                return rows.result(ENGINE_PAUSE_S)
             except NotYet as error:
                 if self._loop.is_closed():
                     raise Unavailable("the server is stopping") from error

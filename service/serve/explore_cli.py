@@ -14,16 +14,16 @@ import click
 from mlcd.child import STOPS
 from mlcd.errors import MlcdError
 from mlcd.export.starter.artifact import STARTER
-from service.explore.progress import Progress
-from service.explore.state import AlreadyOpen, State, absolute, all_states, forget
+from service.explore.place_state import AlreadyOpen, State, absolute, all_states, forget
+from service.explore.progress_board import Progress
 from service.host.allocator import pause_collector
 from service.host.signals import end_while_it_starts
 from service.inference.engine.launched import launch_engine
+from service.timings import EXPLORE_LOOK_S
 
 if TYPE_CHECKING:  # what takes long to import comes after the engine's launch
-    from service.explore.exploration import Exploration
+    from service.explore.exploration_thread import Exploration
 
-_LOOK_S: Final = 0.2
 _STAGES: Final = {
     "list": "looking for pictures",
     "embed": "looking at pictures",
@@ -181,7 +181,7 @@ async def _watched(
                 finish()
                 return
         shown, stage = line, now.stage
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(EXPLORE_LOOK_S)
 
 
 def describe(now: Progress) -> str:

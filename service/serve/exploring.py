@@ -6,20 +6,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from fastapi import FastAPI
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.manifest import open_artifact
-from service.explore.exploration import Exploration, Parts
-from service.explore.state import COLLECTION, State
+from service.explore.exploration_thread import Exploration, Parts
+from service.explore.place_state import COLLECTION, State
 from service.inference.dispatched_encoder import DispatchedEncoder
 from service.inference.lookup import Lookup
 from service.inference.model_data import check_centers
 from service.resources import Resources
-
-_END_S: Final = 5.0  # for a batch under way and the running command
+from service.timings import EXPLORE_END_S
 
 
 @contextmanager
@@ -39,7 +37,7 @@ def explored(app: FastAPI) -> Iterator[Exploration | None]:
         yield exploration
     finally:
         exploration.stop()
-        exploration.join(_END_S)
+        exploration.join(EXPLORE_END_S)
 
 
 def _exploration_of(app: FastAPI, resources: Resources) -> Exploration | None:

@@ -26,7 +26,7 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from mlcd.child import STOPS, Message, Parent, serve_parent
 from mlcd.errors import ConfigInvalid
-from service.explore.exploration import Exploration
+from service.explore.exploration_thread import Exploration
 from service.host.allocator import keep_what_is_imported, keep_what_is_open
 from service.host.open_files import BACKLOG, affordable
 from service.host.signals import FINISH, StopSignals, canceled_by_a_signal

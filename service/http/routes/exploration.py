@@ -19,8 +19,8 @@ from mlcd.wire.explored_place import (
     SkippedFiles,
 )
 from service.deadline import within_deadline
-from service.explore.exploration import Exploration
-from service.explore.state import COLLECTION
+from service.explore.exploration_thread import Exploration
+from service.explore.place_state import COLLECTION
 from service.http.access import Opened, check_seen, sees
 from service.http.auth import needs
 from service.http.json_route import JsonRoute

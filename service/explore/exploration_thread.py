@@ -27,9 +27,9 @@ from mlcd.parts.encoded import check_outside
 from mlcd.pipelines.embeddings_of_items import write_embeddings
 from mlcd.types import SampleKey
 from service.explore.intake import Intake
-from service.explore.pictures import Picture, Pictures
-from service.explore.progress import ProgressBoard
-from service.explore.state import COLLECTION, Facts, State
+from service.explore.place_state import COLLECTION, Facts, State
+from service.explore.progress_board import ProgressBoard
+from service.explore.seen_pictures import Picture, Pictures
 from service.explore.steps import Steps, Stopped
 
 _log = logging.getLogger("mlcd.explore")
@@ -47,7 +47,7 @@ _TEMPLATES: Final = "plain"  # one prompt a word: the first name within a minute
 
 @dataclass(frozen=True)
 class Parts:
-    """What an exploration works with, all of the served model.
+    """The parts that an exploration works with, all of the served model.
 
     take_centers: serves the centers at a path from now on. has_texts: the model reads words.
     """

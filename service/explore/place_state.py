@@ -1,4 +1,4 @@
-"""Where an exploration is kept: a folder for each place of pictures and model.
+"""The folder that an exploration is kept in, one for each place of pictures and model.
 
 explore.json      what it is of, and what its clusters were made of
 pictures.jsonl    one line for each picture that was looked at, the latest line holds
@@ -35,7 +35,7 @@ _REPLACED: Final = "remove the folder, or give another --state"
 
 @dataclass(frozen=True)
 class Facts:
-    """What an exploration is of.
+    """The facts of an exploration.
 
     place: the pictures, absolute. model: as it was named. clusters: the number that was asked for,
     None for a choice. clustered: pictures behind the present centers. changed: pictures that came

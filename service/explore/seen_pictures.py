@@ -14,7 +14,7 @@ from mlcd.types import SampleKey
 
 @dataclass(frozen=True)
 class Stamp:
-    """What tells that a picture is the same: its bytes, and the time of the file that holds it.
+    """The bytes of a picture and the time of the file that holds it: while they stay, it is the same.
 
     modified_ns: None where the file is not on this machine.
     """
