@@ -26,11 +26,11 @@ from mlcd.images.sources import open_source
 from mlcd.parts.encoded import check_outside
 from mlcd.pipelines.embeddings_of_items import write_embeddings
 from mlcd.types import SampleKey
-from service.explore.intake import Intake
-from service.explore.place_state import COLLECTION, Facts, State
+from service.explore.intake import PictureIntake
+from service.explore.place_state import COLLECTION, PlaceFacts, PlaceState
 from service.explore.progress_board import ProgressBoard
-from service.explore.seen_pictures import Picture, Pictures
-from service.explore.steps import Steps, Stopped
+from service.explore.seen_pictures import SeenPicture, SeenPictures
+from service.explore.steps import ExplorationSteps, ExplorationStopped
 
 _log = logging.getLogger("mlcd.explore")
 
@@ -46,7 +46,7 @@ _TEMPLATES: Final = "plain"  # one prompt a word: the first name within a minute
 
 
 @dataclass(frozen=True)
-class Parts:
+class ExplorationParts:
     """The parts that an exploration works with, all of the served model.
 
     take_centers: serves the centers at a path from now on. has_texts: the model reads words.
@@ -62,12 +62,12 @@ class Parts:
 class Exploration:
     """The exploration of one place, made by a thread of its own."""
 
-    def __init__(self, state: State, facts: Facts, parts: Parts) -> None:
+    def __init__(self, state: PlaceState, facts: PlaceFacts, parts: ExplorationParts) -> None:
         self.state, self._facts, self._parts = state, facts, parts
         self.board = ProgressBoard()
-        self._pictures = Pictures(state.pictures)
+        self._pictures = SeenPictures(state.pictures)
         self._source: Source | None = None
-        self._steps = Steps()
+        self._steps = ExplorationSteps()
         self._wanted = threading.Event()
         self._asked: int | None = None
         self._thread = threading.Thread(target=self._run, name="explore", daemon=True)
@@ -98,7 +98,7 @@ class Exploration:
         self._asked = clusters
         self._wanted.set()
 
-    def skipped(self, most: int) -> list[tuple[SampleKey, Picture]]:
+    def skipped(self, most: int) -> list[tuple[SampleKey, SeenPicture]]:
         """Returns the first files that cannot be used."""
         return self._pictures.skipped()[:most]
 
@@ -137,7 +137,7 @@ class Exploration:
                 self._wanted.clear()
                 self._steps.check()
                 self._guarded(self._make_again)
-        except Stopped:
+        except ExplorationStopped:
             pass
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -147,7 +147,7 @@ class Exploration:
         except MlcdError as error:
             _log.warning("the exploration stopped: %s", error)
             self._fail(str(error))
-        except Stopped:
+        except ExplorationStopped:
             raise
         except Exception as error:  # noqa: BLE001 - the thread would end without a word in the page
             _log.exception("the exploration stopped")
@@ -180,7 +180,7 @@ class Exploration:
 
     def _take_in(self, source: Source) -> None:
         parts = self._parts
-        changed = Intake(
+        changed = PictureIntake(
             source,
             parts.collection,
             parts.encoder,

@@ -19,7 +19,7 @@ from mlcd.parts.encoded import encode_entries
 from mlcd.randomness import hash_counters
 from mlcd.types import SampleKey
 from service.explore.progress_board import ProgressBoard
-from service.explore.seen_pictures import Picture, Pictures, Stamp, stamps_of
+from service.explore.seen_pictures import FileStamp, SeenPicture, SeenPictures, stamps_of
 
 _FIRST_BLOCK: Final = 16  # pictures until something is to be seen
 _BLOCK: Final = 64  # pictures of one transaction, which is what a kill loses
@@ -27,7 +27,7 @@ _NEWEST: Final = 128  # pictures that the page is told of while others are looke
 
 
 @dataclass(frozen=True)
-class Intake:
+class PictureIntake:
     """The pictures of `source` on their way into `collection`.
 
     check: called after every picture; what it raises ends the work, and the next run goes on.
@@ -36,7 +36,7 @@ class Intake:
     source: Source
     collection: CollectionPort
     encoder: Encoder
-    pictures: Pictures
+    pictures: SeenPictures
     board: ProgressBoard
     check: Callable[[], None]
     thumbnail_side: int
@@ -66,13 +66,13 @@ class Intake:
                 self._show()
         return len(gone) + len(new)
 
-    def _is_new(self, key: SampleKey, stamp: Stamp, held: set[str]) -> bool:
+    def _is_new(self, key: SampleKey, stamp: FileStamp, held: set[str]) -> bool:
         known = self.pictures.by_key.get(key)
         if known is None or known.stamp != stamp:
             return True
         return known.reason is None and key not in held
 
-    def _take(self, entries: Entries, stamps: dict[SampleKey, Stamp]) -> None:
+    def _take(self, entries: Entries, stamps: dict[SampleKey, FileStamp]) -> None:
         """Embeds some pictures and adds them to the collection; then they are durable."""
         threads = available_cores()
         part = encode_entries(
@@ -83,7 +83,7 @@ class Intake:
             on_done=lambda *_: self.check(),
         )
         looked_at = {
-            error["key"]: Picture(stamps[error["key"]], "", error["reason"], error["detail"])
+            error["key"]: SeenPicture(stamps[error["key"]], "", error["reason"], error["detail"])
             for error in part.errors
         }
         usable = entries.select(_positions(entries, part.entries))
@@ -100,10 +100,10 @@ class Intake:
                 check_new_id(entry.key)
                 encode_metadata(entry.key, metadata)
             except InvalidInput as error:
-                looked_at[entry.key] = Picture(stamp, "", "unusable-name", str(error))
+                looked_at[entry.key] = SeenPicture(stamp, "", "unusable-name", str(error))
                 continue
             items.append(Item(entry.key, row, metadata, thumbnail))
-            looked_at[entry.key] = Picture(stamp, sha256.hex())
+            looked_at[entry.key] = SeenPicture(stamp, sha256.hex())
         if items:
             self.collection.add(items)
             newest = [(item.id, item.thumbnail and item.thumbnail.version) for item in items]

@@ -34,7 +34,7 @@ _REPLACED: Final = "remove the folder, or give another --state"
 
 
 @dataclass(frozen=True)
-class Facts:
+class PlaceFacts:
     """The facts of an exploration.
 
     place: the pictures, absolute. model: as it was named. clusters: the number that was asked for,
@@ -50,7 +50,7 @@ class Facts:
     schema: int = field(default=_SCHEMA)
 
 
-class State:
+class PlaceState:
     """The folder of one exploration."""
 
     def __init__(self, path: Path) -> None:
@@ -82,12 +82,12 @@ class State:
     def pictures(self) -> Path:
         return self.path / "pictures.jsonl"
 
-    def begin(self, place: str, model: str) -> Facts:
+    def begin(self, place: str, model: str) -> PlaceFacts:
         """Returns the facts, written now where there are none.
 
         Raises Conflict where the folder is that of other pictures or of another model.
         """
-        wanted = Facts(absolute(place), model)
+        wanted = PlaceFacts(absolute(place), model)
         if (facts := self.read()) is None:
             self.write(wanted)
             return wanted
@@ -98,11 +98,11 @@ class State:
             )
         return facts
 
-    def read(self) -> Facts | None:
+    def read(self) -> PlaceFacts | None:
         """Returns the facts; None where nothing was explored. Raises ArtifactInvalid."""
         try:
             stated: dict[str, Any] = json.loads((self.path / _FACTS).read_text(encoding="utf-8"))
-            return Facts(**stated)
+            return PlaceFacts(**stated)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
@@ -110,14 +110,14 @@ class State:
                 f"{self.path / _FACTS} cannot be read", remedy=_REPLACED
             ) from error
 
-    def write(self, facts: Facts) -> None:
+    def write(self, facts: PlaceFacts) -> None:
         with translated_os_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             with replacing(self.path / _FACTS) as temporary:
                 temporary.write_text(json.dumps(asdict(facts), indent=2) + "\n", encoding="utf-8")
             sync_path(self.path)
 
-    def update(self, facts: Facts, **changes: Any) -> Facts:
+    def update(self, facts: PlaceFacts, **changes: Any) -> PlaceFacts:
         """Returns the facts with these changes, written."""
         changed = replace(facts, **changes)
         if changed != facts:
@@ -131,7 +131,7 @@ class State:
                 shutil.rmtree(each, ignore_errors=True)
 
     @contextmanager
-    def locked(self) -> Iterator["Lock"]:
+    def locked(self) -> Iterator["PlaceLock"]:
         """Holds the exploration for this process. Raises AlreadyOpen where another one has it."""
         with translated_os_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ class State:
             except BlockingIOError as error:
                 raise AlreadyOpen(self.path, os.read(descriptor, 4096).decode()) from error
             os.ftruncate(descriptor, 0)
-            yield Lock(descriptor)
+            yield PlaceLock(descriptor)
         finally:
             os.close(descriptor)
 
@@ -158,7 +158,7 @@ class AlreadyOpen(Conflict):
 
 
 @dataclass(frozen=True)
-class Lock:
+class PlaceLock:
     """The right to an exploration."""
 
     descriptor: int
@@ -177,11 +177,11 @@ def states_folder() -> Path:
     return user_cache_path("mlcd") / "explore"
 
 
-def all_states() -> list[tuple[State, Facts]]:
+def all_states() -> list[tuple[PlaceState, PlaceFacts]]:
     """Returns every exploration in the user's cache, without damaged ones."""
     found = []
     for path in sorted(states_folder().glob(f"*/{_FACTS}")):
-        state = State(path.parent)
+        state = PlaceState(path.parent)
         try:
             if (facts := state.read()) is not None:
                 found.append((state, facts))
@@ -197,7 +197,9 @@ def forget(place: str, folder: Path | None = None) -> list[Path]:
     """
     wanted = absolute(place)
     if folder is not None:
-        states = [state for state in (State(folder),) if (f := state.read()) and f.place == wanted]
+        states = [
+            state for state in (PlaceState(folder),) if (f := state.read()) and f.place == wanted
+        ]
     else:
         states = [state for state, facts in all_states() if facts.place == wanted]
     if not states:

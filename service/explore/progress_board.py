@@ -5,11 +5,11 @@ import time
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Stage = Literal["list", "embed", "cluster", "name", "label", "done", "failed"]
+ExplorationStage = Literal["list", "embed", "cluster", "name", "label", "done", "failed"]
 
 
 @dataclass(frozen=True)
-class Progress:
+class ExplorationProgress:
     """One moment of an exploration.
 
     done, total: of the present stage; total is None where it is unknown. pictures: in the
@@ -18,7 +18,7 @@ class Progress:
     version of its thumbnail. error: why it stopped, with the remedy.
     """
 
-    stage: Stage = "list"
+    stage: ExplorationStage = "list"
     done: int = 0
     total: int | None = None
     seconds_left: float | None = None
@@ -35,14 +35,14 @@ class ProgressBoard:
 
     def __init__(self) -> None:
         self._changing = threading.Lock()
-        self._now = Progress()
+        self._now = ExplorationProgress()
         self._began_s, self._began_at = time.monotonic(), 0
 
     @property
-    def now(self) -> Progress:
+    def now(self) -> ExplorationProgress:
         return self._now
 
-    def begin(self, stage: Stage, total: int | None = None) -> None:
+    def begin(self, stage: ExplorationStage, total: int | None = None) -> None:
         with self._changing:
             self._began_s, self._began_at = time.monotonic(), 0
             self._now = replace(self._now, stage=stage, done=0, total=total, seconds_left=None)

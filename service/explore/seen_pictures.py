@@ -13,7 +13,7 @@ from mlcd.types import SampleKey
 
 
 @dataclass(frozen=True)
-class Stamp:
+class FileStamp:
     """The bytes of a picture and the time of the file that holds it: while they stay, it is the same.
 
     modified_ns: None where the file is not on this machine.
@@ -24,16 +24,16 @@ class Stamp:
 
 
 @dataclass(frozen=True)
-class Picture:
+class SeenPicture:
     """A picture that was looked at. reason, detail: why it cannot be used; None where it can."""
 
-    stamp: Stamp
+    stamp: FileStamp
     sha256: str
     reason: str | None = None
     detail: str | None = None
 
 
-class Pictures:
+class SeenPictures:
     """The pictures by key, in a file to which changes are appended.
 
     A line that a crash has cut short is ignored: that picture is looked at again.
@@ -41,7 +41,7 @@ class Pictures:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.by_key: dict[SampleKey, Picture] = {}
+        self.by_key: dict[SampleKey, SeenPicture] = {}
         if path.is_file():
             for line in path.read_text(encoding="utf-8").splitlines():
                 with suppress(ValueError, KeyError, TypeError):
@@ -53,13 +53,13 @@ class Pictures:
         if stamp is None:
             self.by_key.pop(key, None)
         else:
-            self.by_key[key] = Picture(Stamp(**stamp), **stated)  # type: ignore[arg-type]
+            self.by_key[key] = SeenPicture(FileStamp(**stamp), **stated)  # type: ignore[arg-type]
 
     def _rewrite(self) -> None:
         with replacing(self._path) as temporary, temporary.open("w", encoding="utf-8") as file:
             file.writelines(_line(key, picture) for key, picture in self.by_key.items())
 
-    def add(self, pictures: Mapping[SampleKey, Picture]) -> None:
+    def add(self, pictures: Mapping[SampleKey, SeenPicture]) -> None:
         self.by_key.update(pictures)
         self._append(_line(key, picture) for key, picture in pictures.items())
 
@@ -67,7 +67,7 @@ class Pictures:
         gone = [key for key in keys if self.by_key.pop(key, None) is not None]
         self._append(json.dumps({"key": key}) + "\n" for key in gone)
 
-    def skipped(self) -> list[tuple[SampleKey, Picture]]:
+    def skipped(self) -> list[tuple[SampleKey, SeenPicture]]:
         """Returns the pictures that cannot be used."""
         return [each for each in self.by_key.items() if each[1].reason is not None]
 
@@ -76,7 +76,7 @@ class Pictures:
             file.writelines(lines)
 
 
-def stamps_of(source: Source, entries: Entries) -> list[Stamp]:
+def stamps_of(source: Source, entries: Entries) -> list[FileStamp]:
     """Returns the stamp of each picture, in the order of the entries."""
     times: dict[str, int | None] = {}
     stamps = []
@@ -84,7 +84,7 @@ def stamps_of(source: Source, entries: Entries) -> list[Stamp]:
         path = next(iter(source.files_of([entry])), "")
         if path not in times:
             times[path] = _modified_ns(path)
-        stamps.append(Stamp(entry.size_bytes, times[path]))
+        stamps.append(FileStamp(entry.size_bytes, times[path]))
     return stamps
 
 
@@ -95,5 +95,5 @@ def _modified_ns(path: str) -> int | None:
         return None
 
 
-def _line(key: SampleKey, picture: Picture) -> str:
+def _line(key: SampleKey, picture: SeenPicture) -> str:
     return json.dumps({"key": key, **asdict(picture)}, ensure_ascii=False) + "\n"

@@ -23,11 +23,11 @@ class StepFailed(MlcdError):
     """A command has ended with an error, which it told in one line."""
 
 
-class Stopped(Exception):
+class ExplorationStopped(Exception):
     """The exploration is to end."""
 
 
-class Steps:
+class ExplorationSteps:
     """Runs commands one after the other until `stop`."""
 
     def __init__(self) -> None:
@@ -36,9 +36,9 @@ class Steps:
         self._process: subprocess.Popen[str] | None = None
 
     def check(self) -> None:
-        """Raises Stopped once `stop` was called."""
+        """Raises ExplorationStopped once `stop` was called."""
         if self._stopping.is_set():
-            raise Stopped
+            raise ExplorationStopped
 
     def stop(self) -> None:
         """Ends the running command as Ctrl-C does, and lets no further one begin."""

@@ -14,8 +14,8 @@ import click
 from mlcd.child import STOPS
 from mlcd.errors import MlcdError
 from mlcd.export.starter.artifact import STARTER
-from service.explore.place_state import AlreadyOpen, State, absolute, all_states, forget
-from service.explore.progress_board import Progress
+from service.explore.place_state import AlreadyOpen, PlaceState, absolute, all_states, forget
+from service.explore.progress_board import ExplorationProgress
 from service.host.allocator import pause_collector
 from service.host.signals import end_while_it_starts
 from service.inference.engine.launched import launch_engine
@@ -86,7 +86,7 @@ def explore(
     end_while_it_starts(STOPS[0])
     # The engine's process imports its libraries while this one reads the settings.
     launched = launch_engine()
-    state = State.of(photos, model, state_dir)
+    state = PlaceState.of(photos, model, state_dir)
     try:
         with state.locked() as lock:
             options: dict[str, object] = {
@@ -184,7 +184,7 @@ async def _watched(
         await asyncio.sleep(EXPLORE_LOOK_S)
 
 
-def describe(now: Progress) -> str:
+def describe(now: ExplorationProgress) -> str:
     """Returns a moment of an exploration in one line."""
     line = _STAGES[now.stage]
     if now.total:

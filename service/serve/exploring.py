@@ -11,8 +11,8 @@ from fastapi import FastAPI
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.manifest import open_artifact
-from service.explore.exploration_thread import Exploration, Parts
-from service.explore.place_state import COLLECTION, State
+from service.explore.exploration_thread import Exploration, ExplorationParts
+from service.explore.place_state import COLLECTION, PlaceState
 from service.inference.dispatched_encoder import DispatchedEncoder
 from service.inference.lookup import Lookup
 from service.inference.model_data import check_centers
@@ -46,14 +46,14 @@ def _exploration_of(app: FastAPI, resources: Resources) -> Exploration | None:
     if place is None or state_dir is None:
         return None
     encoder, loop = resources.encoder, asyncio.get_running_loop()
-    state = State(Path(state_dir))
+    state = PlaceState(Path(state_dir))
     facts = state.begin(place, settings.model)
     if settings.explore.clusters is not None:
         facts = state.update(facts, clusters=settings.explore.clusters)
     collection, _ = resources.model.data.opened_store().create(
         COLLECTION, fingerprint=encoder.fingerprint, dimension=encoder.dimension
     )
-    parts = Parts(
+    parts = ExplorationParts(
         encoder=DispatchedEncoder(encoder, resources.dispatcher, loop),
         collection=collection,
         take_centers=partial(_serve_centers, app, loop, state.path),
