@@ -197,9 +197,8 @@ def forget(place: str, folder: Path | None = None) -> list[Path]:
     """
     wanted = absolute(place)
     if folder is not None:
-        states = [
-            state for state in (PlaceState(folder),) if (f := state.read()) and f.place == wanted
-        ]
+        facts = PlaceState(folder).read()
+        states = [PlaceState(folder)] if facts is not None and facts.place == wanted else []
     else:
         states = [state for state, facts in all_states() if facts.place == wanted]
     if not states:

@@ -14,7 +14,7 @@ from mlcd.types import SampleKey
 
 @dataclass(frozen=True)
 class FileStamp:
-    """The bytes of a picture and the time of the file that holds it: while they stay, it is the same.
+    """The bytes of a picture, and the time of its file: while both stay, it is the same picture.
 
     modified_ns: None where the file is not on this machine.
     """
