@@ -395,7 +395,7 @@ def _check_redis(settings: Settings) -> None:
         from service.redis_clients import refuse_unsupported_redis
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
-            "MLCD_REDIS_URL needs the package redis", remedy="pip install 'mlcd[redis]'"
+            "MLCD_REDIS_URL needs the package redis", remedy=install_command("redis")
         ) from error
     refuse_unsupported_redis(settings.redis_url.get_secret_value())
 

@@ -35,7 +35,7 @@ DEFAULT_TOP: Final = 64
 _SCRIPT_SOURCE: Final = Path(__file__).with_name("triton_labels_model.py")
 _MLCD: Final = Path(__file__).parents[1]
 _CARRIED: Final = (
-    *("__init__.py", "version.py", "errors.py", "types.py", "cores.py"),
+    *("__init__.py", "version.py", "errors.py", "types.py", "cores.py", "extras.py"),
     *("clustering/__init__.py", "clustering/nearest.py", "clustering/certified_scan.py"),
     *("clustering/candidates.py", "clustering/eight_bit_rows.py"),
     *("clustering/certificate.py", "clustering/exact_scores.py", "clustering/matmul.py"),

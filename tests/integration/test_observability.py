@@ -35,7 +35,7 @@ def test_one_line_for_each_request_and_nothing_of_what_it_brought(logging_server
         "traceparent": f"00-{TRACE}-{PARENT}-01",
         "Authorization": "Bearer mlcd_KEY",
     }
-    httpx.post(f"{url}/v1/images/embed?SECRET=1", files=files(photo, b"PAYLOAD"), headers=ids)
+    httpx.post(f"{url}/v1/images/embed", files=files(photo, b"PAYLOAD"), headers=ids)
     httpx.post(
         f"{url}/v1/labels?top=SECRET", content=b"PAYLOAD", headers={"Content-Type": "text/SECRET"}
     )

@@ -110,7 +110,7 @@ HOSTILE = {
     "many": (["x"] * 100_000, 413),
     "a_million_characters": (["x" * 2**20], 200),
     "four_million_characters": (["x" * 2**22], 200),
-    "many_long_ones": ([f"{number} " + "word " * 1600 for number in range(400)], 200),
+    "many_long_ones": ([f"{number} " + "word " * 1600 for number in range(400)], 413),
     "as_many_as_may_be": ([f"text {number}" for number in range(2048)], 200),
     "one_long_word": (["ab" * 4096] * 64, 200),
     "nulls": (["\x00" * 8192, "a\x00b", "\x00"], 200),

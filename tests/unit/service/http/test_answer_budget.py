@@ -22,6 +22,10 @@ MIB = 2**20
 DIALECTS = create_app(None).state.dialects
 
 
+async def no_headers(*_):
+    return []
+
+
 def new_resources(most=10 * MIB, *, keys=None):
     metrics = new_metrics()
     return SimpleNamespace(
@@ -31,6 +35,7 @@ def new_resources(most=10 * MIB, *, keys=None):
         ),
         metrics=metrics,
         keys=keys,
+        rate_limiter=SimpleNamespace(headers=no_headers),
         tracer=None,
         texts=None,
         stamp=(),

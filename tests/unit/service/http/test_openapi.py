@@ -49,6 +49,7 @@ def test_every_route_of_the_contract_is_in_it(operations):
         "/v1/collections/{name}/delete",
         "/v1/collections/{name}/layout/items",
         "/v1/models/{name}/load",
+        "/v1/exploration",
         "/v1/jobs",
         "/v1/jobs/{job_id}/retry",
     }

@@ -64,7 +64,7 @@ EMBEDDING_SPEC = JobSpec("embed", "/in", "/out/1", fingerprint="bbbb")
 def with_later(text):
     """Returns what an earlier version stored, with the defaults of what it did not know."""
     stored = json.loads(text)
-    return stored | {"spec": stored["spec"] | LATER}
+    return {"owner": None} | stored | {"spec": stored["spec"] | LATER}
 
 
 @pytest.mark.parametrize(("text", "spec"), [(LABELING, LABELING_SPEC), (EMBEDDING, EMBEDDING_SPEC)])
