@@ -14,6 +14,7 @@ _WHITESPACE: Final = " \t\r\n\f"
 _BEHIND: Final = "=" + _WHITESPACE
 _FOREIGN: Final = re.compile(rf"[^A-Za-z0-9+/_\-{_WHITESPACE}]")
 _TO_STANDARD: Final = str.maketrans("-_", "+/", _WHITESPACE)
+_MOST_REWRITTEN: Final = 2**24  # characters; rewriting takes twice their memory
 _REMEDY: Final = "data:image/jpeg;base64,…"
 
 
@@ -55,6 +56,12 @@ def image_from_base64(text: str) -> bytes | ImageRejected:
 
 
 def _decode_other_forms(text: str) -> bytes | ImageRejected:
+    if len(text) > _MOST_REWRITTEN:
+        return ImageRejected(
+            "unreadable",
+            f"the image is not valid base64: of more than {_MOST_REWRITTEN} characters it has to"
+            " be in one line, padded, in the standard alphabet",
+        )
     content = text.rstrip(_BEHIND)
     if (foreign := _FOREIGN.search(content)) is not None:
         number, character = foreign.start() + 1, f"U+{ord(foreign[0]):04X}"
