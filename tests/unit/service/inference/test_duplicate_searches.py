@@ -53,6 +53,11 @@ async def settled():
     await asyncio.sleep(0.1)
 
 
+async def has_run(ran, similarity):
+    while similarity not in ran:
+        await asyncio.sleep(0.005)
+
+
 def test_the_same_search_is_done_once_and_its_result_kept_until_the_collection_changes(held):
     ran, gate = held
 
@@ -77,7 +82,9 @@ def test_one_runs_one_waits_and_a_further_one_is_refused(held):
 
     async def scenario():
         searches, collection = new_searches(), SimpleNamespace(state=State())
-        tasks = [begin(searches, collection, number / 10) for number in (7, 8)]
+        first = begin(searches, collection, 0.7)
+        await has_run(ran, 0.7)
+        tasks = [first, begin(searches, collection, 0.8)]
         await settled()
         for number in (5, 6):
             with pytest.raises(Overloaded):
@@ -94,7 +101,9 @@ def test_a_client_whose_search_runs_gives_the_place_to_another(held):
 
     async def scenario():
         searches, collection = new_searches(), SimpleNamespace(state=State())
-        first, second = (begin(searches, collection, number, "greedy") for number in (0.7, 0.8))
+        first = begin(searches, collection, 0.7, "greedy")
+        await has_run(ran, 0.7)
+        second = begin(searches, collection, 0.8, "greedy")
         await settled()
         other = begin(searches, collection, 0.9, "other")
         with pytest.raises(Overloaded):
@@ -118,11 +127,13 @@ def test_a_search_ends_when_nobody_waits_for_it_any_more(held):
         late = begin(searches, collection, 0.7, seconds=0.05)
         with pytest.raises(DeadlineExceeded):
             await late
-        left, stays = begin(searches, collection, 0.8), begin(searches, collection, 0.9)
+        left = begin(searches, collection, 0.8)
+        await has_run(ran, 0.8)
+        stays = begin(searches, collection, 0.9)
         await settled()
         left.cancel()
-        await settled()
-        assert ran == [0.7, 0.8, 0.9]  # the thread is free for the one that waited
+        await has_run(ran, 0.9)  # the thread is free for the one that waited
+        assert ran == [0.7, 0.8, 0.9]
         gate.open = True
         assert len((await stays).groups) >= 1
 

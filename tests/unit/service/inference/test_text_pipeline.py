@@ -1,5 +1,6 @@
 import asyncio
 import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -73,15 +74,17 @@ def test_a_text_that_must_stay_whole_is_not_cut():
 
 
 class Noting:
-    """A tokenizer that notes the first text of each turn."""
+    """A tokenizer that notes the first text of each turn. The first turn waits for `everybody`."""
 
     context_length = TOKENIZER.context_length
 
     def __init__(self):
         self.turns = []
+        self.everybody = threading.Event()
 
     def tokenize(self, texts, *, with_cut):
         self.turns.append(texts[0])
+        assert self.everybody.wait(10)
         return TOKENIZER.tokenize(texts, with_cut=with_cut)
 
 
@@ -94,6 +97,8 @@ def test_a_word_is_read_after_one_turn_of_long_texts_whoever_came_first(owners):
         tasks = [asyncio.create_task(shared.read(long, owner=owner)) for owner in owners]
         await asyncio.sleep(0)
         tasks.append(asyncio.create_task(shared.read(["red"], owner="other")))
+        await asyncio.sleep(0)
+        noting.everybody.set()
         await asyncio.gather(*tasks)
         assert noting.turns.index("red") <= 1
 
