@@ -5,8 +5,10 @@ A stored job grows with the tasks that are leased or have failed, not with the n
 shard is fresh, waits for a retry, is leased, has failed, or else is done.
 """
 
+import re
+import zlib
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -26,6 +28,8 @@ MAX_ATTEMPTS: Final = 3
 PAUSE_GROWTH: Final = 4.0
 # Code points that stand for bytes of a file name that is not UTF-8.
 _BYTES: Final = range(0xDC80, 0xDD00)
+_SEAL: Final = re.compile(rb',"crc32":([0-9]+)\}\Z')
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,37 +308,47 @@ _FAILURE: Final = TypeAdapter(Failure)
 
 
 def stored_job_to_json(record: StoredJob) -> bytes:
-    return _RECORD.dump_json(record, by_alias=True)
+    return _seal(_RECORD.dump_json(record, by_alias=True))
 
 
 def stored_job_from_json(text: str | bytes) -> StoredJob:
-    """Raises RecordDamaged for a text that does not hold one."""
-    try:
-        return _RECORD.validate_json(text)
-    except ValidationError:
-        raise RecordDamaged from None
+    """Raises RecordDamaged for a text that does not hold one, or that was changed."""
+    return _read_sealed(text, _RECORD)
 
 
 def job_to_json(job: Job) -> bytes:
-    return _JOB.dump_json(job)
+    return _seal(_JOB.dump_json(job))
 
 
 def job_from_json(text: str | bytes) -> Job:
-    """Raises RecordDamaged for a text that does not hold one."""
-    try:
-        return _JOB.validate_json(text)
-    except ValidationError:
-        raise RecordDamaged from None
+    """Raises RecordDamaged for a text that does not hold one, or that was changed."""
+    return _read_sealed(text, _JOB)
 
 
 def failure_to_json(failure: Failure) -> bytes:
-    return _FAILURE.dump_json(failure)
+    return _seal(_FAILURE.dump_json(failure))
 
 
 def failure_from_json(text: str | bytes) -> Failure:
-    """Raises RecordDamaged for a text that does not hold one."""
+    """Raises RecordDamaged for a text that does not hold one, or that was changed."""
+    return _read_sealed(text, _FAILURE)
+
+
+def _seal(text: bytes) -> bytes:
+    """Adds the CRC-32 of a JSON object to it, as its last member."""
+    return b'%b,"crc32":%d}' % (text[:-1], zlib.crc32(text))
+
+
+def _read_sealed(text: str | bytes, adapter: TypeAdapter[_Value]) -> _Value:
+    """Reads what `_seal` returned, or an object of version 0.1.0, which has no checksum."""
+    stored = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+    seal = _SEAL.search(stored)
+    if seal is not None:
+        stored = stored[: seal.start()] + b"}"
+        if zlib.crc32(stored) != int(seal[1]):
+            raise RecordDamaged
     try:
-        return _FAILURE.validate_json(text)
+        return adapter.validate_json(stored)
     except ValidationError:
         raise RecordDamaged from None
 

@@ -367,7 +367,7 @@ def test_a_queue_of_the_version_before_is_brought_up(tmp_path, monkeypatch):
     with contextlib.closing(sqlite3.connect(tmp_path / "jobs" / "queue.sqlite")) as database:
         database.execute(
             "UPDATE jobs SET record = json_remove(record, '$.key', '$.rests', '$.damaged_files', "
-            "'$.refusal')"
+            "'$.refusal', '$.crc32')"
         )
         database.commit()
         database.executescript(

@@ -54,8 +54,11 @@ async def settled():
 
 
 async def has_run(ran, similarity):
-    while similarity not in ran:
+    for _ in range(2000):
+        if similarity in ran:
+            return
         await asyncio.sleep(0.005)
+    pytest.fail(f"the search for {similarity} has not begun in 10 s")
 
 
 def test_the_same_search_is_done_once_and_its_result_kept_until_the_collection_changes(held):

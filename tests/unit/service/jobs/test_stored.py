@@ -1,11 +1,17 @@
 """Data that earlier versions have stored are read, and stored again under the same names."""
 
+import contextlib
 import json
 
 import pytest
 
+from service.errors import RecordDamaged
 from service.jobs.job import (
+    Failure,
+    JobProblem,
     JobSpec,
+    failure_from_json,
+    failure_to_json,
     job_from_json,
     job_to_json,
     stored_job_from_json,
@@ -67,14 +73,42 @@ def with_later(text):
     return {"owner": None} | stored | {"spec": stored["spec"] | LATER}
 
 
+def unsealed(text):
+    stored = json.loads(text)
+    assert stored.pop("crc32") > 0
+    return stored
+
+
 @pytest.mark.parametrize(("text", "spec"), [(LABELING, LABELING_SPEC), (EMBEDDING, EMBEDDING_SPEC)])
 def test_a_stored_job_is_read_and_stored_as_it_was(text, spec):
     job = stored_job_from_json(text)
     assert job.spec == spec
-    assert json.loads(stored_job_to_json(job)) == with_later(text)
+    assert unsealed(stored_job_to_json(job)) == with_later(text)
 
 
 def test_a_stored_event_is_read_and_stored_as_it_was():
     job = job_from_json(EVENT)
     assert job.spec == LABELING_SPEC
-    assert json.loads(job_to_json(job)) == with_later(EVENT)
+    assert unsealed(job_to_json(job)) == with_later(EVENT)
+
+
+@pytest.mark.parametrize("text", [LABELING, EMBEDDING])
+def test_a_stored_job_of_which_one_bit_has_changed_is_damaged_or_as_it_was(text):
+    job = stored_job_from_json(text)
+    sealed = stored_job_to_json(job)
+    for place in range(len(sealed)):
+        for bit in range(8):
+            changed = bytearray(sealed)
+            changed[place] ^= 1 << bit
+            with contextlib.suppress(RecordDamaged):
+                assert stored_job_from_json(bytes(changed)) == job
+
+
+def test_damage_is_seen_in_events_and_failures_too():
+    event = job_to_json(job_from_json(EVENT))
+    failure = failure_to_json(Failure(1, 2, JobProblem("lost", "it was removed")))
+    for sealed, old, new in ((event, b"/out/0", b"/out/1"), (failure, b"lost", b"most")):
+        read = job_from_json if sealed is event else failure_from_json
+        read(sealed)
+        with pytest.raises(RecordDamaged):
+            read(sealed.replace(old, new))
