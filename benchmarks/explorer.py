@@ -1,24 +1,28 @@
-"""The explorer in a real browser without a GPU: the wall, and the map of many items.
+"""The front door and the map in a real browser, without a GPU.
 
     python benchmarks/explorer.py [--photographs FOLDER] [--items 100000 1000000]
 
-It prints how long after its load the wall of a collection of these photographs is seen (hog's
-clusters, every picture in sight decoded), the first points of the map, all of its points, frames a
-second while it is panned by a hand that never rests, and the memory of the page. The map's items
-are synthetic, in a collection of the fake engine. Chromium draws in software (SwiftShader) here;
-with a GPU all of it is faster.
+With photographs it installs this checkout's wheel with the extras `serve` and `starter` into an
+environment of its own, runs `mlcd explore` on a copy of the folder in fresh states, and prints
+when its page shows the first picture, the wall of groups and their names, how long words take to
+their first hit, and the same for a second start, for one after ten new and three deleted files, and
+for the run after kill -9 in each stage. Of the map it prints the first points, all points, frames a
+second while a hand pans without rest, and the memory of the page; its items are synthetic, in a
+collection of the fake engine. Chromium draws in software (SwiftShader) here.
 """
 
 import argparse
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import numpy as np
@@ -28,6 +32,7 @@ from mlcd.collections.item import Item
 from mlcd.types import unit_rows
 from service.inference.engine.fake import FakeEncoder
 from tests.browser.chromium import Page, browsing
+from tests.conftest import free_port
 from tests.integration.running import serving
 
 MODEL: Final = "fake:dimension=16"
@@ -35,7 +40,16 @@ KINDS: Final = 100
 RECALL: Final = 0.8
 ADDED_AT_ONCE: Final = 8192
 PAN_S: Final = 5
-ROUNDS: Final = 5
+EXPLORED: Final = 3  # times
+ROOT: Final = Path(__file__).resolve().parents[1]
+WORDS: Final = "a motorbike"
+PICTURE: Final = (
+    "[...document.querySelectorAll('main img')].some(e => e.complete && e.naturalWidth)"
+)
+NOW: Final = "fetch('v1/exploration').then(answer => answer.json())"
+NAMED: Final = f"{NOW}.then(now => ['label', 'done'].includes(now.stage))"
+DONE: Final = f"{NOW}.then(now => now.stage === 'done')"
+HIT: Final = "[...document.querySelectorAll('.tile img')].some(e => e.complete && e.naturalWidth)"
 WALL: Final = """
 (all => all.length > 0 && all.every(e => e.complete && e.naturalWidth))(
   [...document.querySelectorAll('.wall img')]
@@ -67,31 +81,152 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--photographs", type=Path, help="A folder; without it there is no wall.")
+    parser.add_argument(
+        "--photographs", type=Path, help="A folder; without it only the map is measured."
+    )
     parser.add_argument("--items", type=int, nargs="*", default=[100_000, 1_000_000])
     options = parser.parse_args()
     if options.photographs is not None:
-        measure_wall(options.photographs)
+        measure_explore(options.photographs)
     for num in options.items:
         measure_map(num)
 
 
-def measure_wall(photographs: Path) -> None:
+def measure_explore(photographs: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        mlcd("embed", photographs, folder / "embeddings", "--model", "hog")
-        mlcd("cluster", folder / "embeddings", folder / "centers", "--clusters", 20, "--names")
-        with serving("hog", centers=folder / "centers", state_dir=folder / "state") as server:
-            num = add_photographs(server.url, photographs)
-            seen = []
-            for _ in range(ROUNDS):
-                with opened() as page:  # its cache is empty
-                    page.open(f"{server.url}/")
-                    seen.append(page.until(WALL) / 1000)
-    print(
-        f"wall of {num} photographs: seen {statistics.median(seen):.2f} s after the address was"
-        f" given (of {ROUNDS}: {min(seen):.2f} to {max(seen):.2f})"
-    )
+        python = install_wheel(folder)
+        photos = folder / "photos"
+        shutil.copytree(photographs, photos)
+        firsts, seconds, changes = [], [], []
+        for number in range(EXPLORED):
+            # nothing is known of the pictures, nor of the model's words
+            run = (python, photos, folder / f"state-{number}", folder / f"cache-{number}")
+            with exploring(*run) as (clock, url), opened() as page:
+                firsts.append(drive(page, url, clock))
+            with exploring(*run) as (clock, url), opened() as page:
+                seconds.append(time_until(page, url, clock, WALL))
+            with changed(photos), exploring(*run) as (clock, url), opened() as page:
+                changes.append(time_until(page, url, clock, DONE))
+        for what in firsts[0]:
+            print(f"{what}: {spread([times[what] for times in firsts])}")
+        print(f"second start to the wall: {spread(seconds)}")
+        print(f"ten files more and three fewer, all done: {spread(changes)}")
+        for stage in ("embed", "cluster", "name", "label"):
+            run = (python, photos, folder / f"killed-in-{stage}", folder / "cache-0")
+            kill_in(stage, *run)
+            with exploring(*run) as (clock, url), opened() as page:
+                seconds_again = time_until(page, url, clock, DONE)
+                num = read_status(url)["pictures"]
+            print(f"after kill -9 in {stage}: done in {seconds_again:.1f} s, {num} pictures")
+
+
+def install_wheel(folder: Path) -> Path:
+    """Returns the interpreter of a new environment that has the wheel of this checkout."""
+    code = f"from hatchling.build import build_wheel; build_wheel({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
+    python = folder / "env" / "bin" / "python"
+    wanted = f"mlcd[serve,starter] @ {wheel.as_uri()}"
+    install = [str(python), "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
+    subprocess.run([*install, wanted], check=True)
+    return python
+
+
+def start(
+    python: Path, photos: Path, state: Path, cache: Path
+) -> tuple["subprocess.Popen[bytes]", str]:
+    """Starts `mlcd explore`, and returns its process and its address."""
+    port = free_port()
+    command = ["env", f"XDG_CACHE_HOME={cache}", str(python), "-m", "mlcd", "explore", str(photos)]
+    command += ["--state", str(state), "--port", str(port), "--no-browser"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return process, f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def exploring(
+    python: Path, photos: Path, state: Path, cache: Path
+) -> Iterator[tuple[Callable[[], float], str]]:
+    """Runs `mlcd explore` and ends it as Ctrl-C does. Yields a clock that began when it was
+    entered, and its address.
+    """
+    began = time.monotonic()
+    process, url = start(python, photos, state, cache)
+    try:
+        yield lambda: time.monotonic() - began, url
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+
+
+def drive(page: Page, url: str, clock: Callable[[], float]) -> dict[str, float]:
+    """Returns the seconds from Enter to each thing that the page shows, and those of a search."""
+    open_when_up(page, url)
+    times = {}
+    for what, shown in (("first picture", PICTURE), ("wall", WALL), ("names", NAMED)):
+        page.until(shown)
+        times[what] = clock()
+    page.until(DONE)
+    times["all done"] = clock()
+    asked = time.monotonic()
+    page.open(f"{url}/#/search?text={WORDS}")
+    page.until(HIT)
+    return times | {"words to their first hit": time.monotonic() - asked}
+
+
+def time_until(page: Page, url: str, clock: Callable[[], float], shown: str) -> float:
+    open_when_up(page, url)
+    page.until(shown)
+    return clock()
+
+
+def open_when_up(page: Page, url: str) -> None:
+    while read_status(url)["stage"] is None:
+        time.sleep(0.02)
+    page.open(f"{url}/")
+
+
+@contextmanager
+def changed(photos: Path) -> Iterator[None]:
+    """Ten more files and three fewer, for a while."""
+    some = sorted(photos.rglob("*.jpg"))
+    more = [path.with_name(f"more-{number}.jpg") for number, path in enumerate(some[:10])]
+    for path, source in zip(more, some[100:110], strict=True):
+        shutil.copy(source, path)
+    fewer = {path: path.read_bytes() for path in some[200:203]}
+    for path in fewer:
+        path.unlink()
+    yield
+    for path in more:
+        path.unlink()
+    for path, content in fewer.items():
+        path.write_bytes(content)
+
+
+def kill_in(stage: str, python: Path, photos: Path, state: Path, cache: Path) -> None:
+    """Kills a run as soon as it has come to this stage."""
+    process, url = start(python, photos, state, cache)
+    while (now := read_status(url))["stage"] != stage or not now["pictures"]:
+        if process.poll() is not None or now["stage"] == "done":
+            sys.exit(f"the stage {stage} was never seen")
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+
+
+def read_status(url: str) -> dict[str, Any]:
+    try:
+        status: dict[str, Any] = httpx.get(f"{url}/v1/exploration").json()
+    except httpx.TransportError:
+        return {"stage": None}
+    return status
+
+
+def spread(values: list[float]) -> str:
+    middle = statistics.median(values)
+    return f"{middle:.1f} s (of {len(values)}: {min(values):.1f} to {max(values):.1f})"
 
 
 def measure_map(num: int) -> None:
@@ -128,25 +263,6 @@ def opened() -> Iterator[Page]:
     with tempfile.TemporaryDirectory() as folder, browsing(program, Path(folder)) as page:
         page.resize(1280, 860)
         yield page
-
-
-def mlcd(*arguments: object) -> None:
-    subprocess.run([sys.executable, "-m", "mlcd", *map(str, arguments)], check=True)
-
-
-def add_photographs(url: str, photographs: Path) -> int:
-    paths = sorted(path for path in photographs.rglob("*.jpg"))
-    with httpx.Client(base_url=url, timeout=60) as client:
-        client.put("/v1/collections/photographs").raise_for_status()
-        for start in range(0, len(paths), 32):
-            some = paths[start : start + 32]
-            ids = ", ".join(f'{{"id": "{path.relative_to(photographs)}"}}' for path in some)
-            client.post(
-                "/v1/collections/photographs/items",
-                files=[("files", path.read_bytes()) for path in some],
-                data={"items": f"[{ids}]"},
-            ).raise_for_status()
-    return len(paths)
 
 
 def add_synthetic(folder: Path, num: int) -> None:
