@@ -363,6 +363,7 @@ print((peak - mapped) * 1024, planned.memory_bytes, planned.library_bytes)
 """
 
 
+@pytest.mark.slow
 def test_a_clustering_takes_no_more_memory_than_is_planned(tmp_path):
     rows = unit_rows(np.random.default_rng(0).standard_normal((33_000, 256), dtype=np.float32))
     np.save(tmp_path / "rows.npy", rows)

@@ -257,7 +257,7 @@ def test_any_number_of_workers_ends_with_the_same_bytes(made, undisturbed, tmp_p
     assert_same(tmp_path / "out", undisturbed)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_approximate_labels_are_audited_and_survive_a_kill(made, tmp_path, workers):
     more = ("--mode", "approximate", "--probes", 8, "--workers", workers)
     whole, out = tmp_path / "whole", tmp_path / "out"
@@ -309,7 +309,7 @@ def label_images(images, centers, out, *more):
     return [sys.executable, "-c", code, *map(str, arguments)]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_images_get_the_labels_of_their_embeddings(images, journey, tmp_path, workers):
     out, centers = tmp_path / "out", journey / "centers"
     done = subprocess.run(
@@ -344,7 +344,7 @@ def test_images_get_the_labels_of_their_embeddings(images, journey, tmp_path, wo
     refused("verify", out, contains="0001.png")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_labels_of_images_killed_and_resumed_are_the_same(images, journey, tmp_path, workers):
     whole, out = tmp_path / "whole", tmp_path / "out"
     subprocess.run(

@@ -178,6 +178,7 @@ def test_two_processes_that_share_the_tower_equal_one_in_float64(arguments, alon
     assert call_mlcd("verify", two).returncode == 0
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one_in_float32(arguments, alone, tmp_path):
     assert call_together(2, *arguments("two", "compute.accumulation=2")).returncode == 0
     ours, one = (

@@ -1,14 +1,17 @@
-"""Ten minutes of mixed load on a real server: what grows is found.
+"""Minutes of mixed load on a real server, with kills: what grows, breaks or differs is found.
 
 SOAK_SECONDS gives another length, SOAK_PROCESSES several server processes; both are this test's
 own.
 """
 
+import contextlib
 import io
 import itertools
+import json
 import os
 import random
 import re
+import signal
 import socket
 import sys
 import threading
@@ -21,6 +24,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import run_mlcd, start_mlcd
 from tests.integration.bodies import data_uri, files
 from tests.integration.running import children, serving, until
 
@@ -151,7 +155,10 @@ def family(pid):
 
 def memory_mib(pids):
     """Returns the memory of all processes; shared pages count once."""
-    texts = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+    texts = []
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it was killed meanwhile
+            texts.append(Path(f"/proc/{pid}/smaps_rollup").read_text())
     return sum(int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1]) for text in texts) / 1024
 
 
@@ -197,15 +204,10 @@ class Soak:
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300)
-def test_nothing_grows(journey, shared_data):
-    nasty = [
-        path.read_bytes()
-        for path in sorted((shared_data / "nasty_images").rglob("*"))
-        if path.is_file()
-    ]
+def test_nothing_grows(journey, nasty):
     with serving(journey / "model", processes=PROCESSES, log__level="warning") as server:
         until(lambda: server.metric("mlcd_processes") == PROCESSES, 60, server)
-        soak = Soak(server, pictures(), [image for image in nasty if len(image) < 2**22])
+        soak = Soak(server, pictures(), nasty)
         soak.load(SECONDS * WARM_UP)
         before = soak.at_rest()
         seen = soak.load(SECONDS * (1 - WARM_UP))
@@ -222,3 +224,184 @@ def test_nothing_grows(journey, shared_data):
         assert statuses[200] > SECONDS
         assert last - first < MOST_MIB
         assert after == before
+
+
+@pytest.fixture
+def nasty(shared_data):
+    paths = sorted((shared_data / "nasty_images").rglob("*"))
+    images = [path.read_bytes() for path in paths if path.is_file()]
+    return [image for image in images if len(image) < 2**22]
+
+
+class LoadOfAll(Load):
+    """One client of every route of the schema, which also compares what must stay the same."""
+
+    def __init__(self, *given, routes, words):
+        super().__init__(*given)
+        self.routes, self.words = routes, words
+        self.known = {}
+
+    def run(self, stop):
+        kinds = [self.read] * 8 + [self.same] * 2 + [self.search, self.add, self.remove]
+        kinds += [self.texts, self.classify, self.labels, self.openai, self.bad, self.leave]
+        kinds += [self.duplicates]
+        with httpx.Client(base_url=self.url, timeout=120) as client:
+            while not stop.is_set():
+                with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
+                    self.note(self.random.choice(kinds)(client))
+
+    def note(self, answer):
+        if answer is not None and answer.status_code == 503:  # an engine was killed
+            self.statuses[503] += 1
+            assert "retry-after" in answer.headers
+            return
+        super().note(answer)
+
+    def read(self, client):
+        return client.get(self.random.choice(self.routes))
+
+    def same(self, client):
+        """Asks for what was answered before, and notes an answer that differs."""
+        number = self.random.randrange(len(self.images))
+        answer = client.post("/v1/images/embed", files=files(self.images[number]))
+        if answer.status_code == 200:
+            vector = np.array(answer.json()["results"][0]["embedding"])
+            if float(vector @ self.known.setdefault(number, vector)) < 1 - 1e-5:
+                self.broken.append(("another embedding", number))
+        return answer
+
+    def search(self, client):
+        body = self.random.choice([{"texts": [self.random.choice(self.words)]}, {"ids": ["p-0"]}])
+        return client.post("/v1/collections/soak/search", json={"top": 20} | body)
+
+    def add(self, client):
+        some = [self.fresh() for _ in range(4)]
+        ids = [{"id": f"p-{self.random.randrange(400)}", "metadata": {"n": 1}} for _ in some]
+        data = {"items": json.dumps(ids)}
+        return client.post("/v1/collections/soak/items", files=files(*some), data=data)
+
+    def remove(self, client):
+        return client.delete(f"/v1/collections/soak/items/p-{self.random.randrange(1, 400)}")
+
+    def texts(self, client):
+        return client.post("/v1/texts/embed", json={"texts": self.random.choices(self.words, k=5)})
+
+    def duplicates(self, client):
+        return client.post("/v1/collections/soak/duplicates", json={"similarity": 0.98})
+
+    def classify(self, client):
+        body = {"names": self.words, "images": [data_uri(self.fresh())]}
+        return client.post("/v1/classify", json=body)
+
+
+def routes_of(url):
+    """Returns the path of every GET route, filled in with what is there, but those that stream."""
+    schema = httpx.get(f"{url}/openapi.json").json()["paths"]
+    values = {"collection": "soak", "name": "soak", "id": "p-0", "item": "p-0", "center": "0"}
+    values |= {"field": "n", "by": "metadata.n", "job": "0" * 20}
+    found = []
+    for path, operations in schema.items():
+        if "get" in operations and not path.endswith("/events"):
+            filled = re.sub(r"{(\w+)(:path)?}", lambda match: values.get(match[1], "0"), path)
+            needed = [
+                f"{each['name']}={values.get(each['name'], '0')}"
+                for each in operations["get"].get("parameters", [])
+                if each["in"] == "query" and each.get("required")
+            ]
+            found.append(filled + ("?" + "&".join(needed) if needed else ""))
+    return found
+
+
+@contextlib.contextmanager
+def killed_now_and_then(server, new_worker, stop):
+    """Kills the engines of the server and the worker of jobs in turn, which others replace."""
+    worker = [new_worker()]
+    num = Counter()
+
+    def kill():
+        while not stop.wait(SECONDS / 20):
+            worker[0].kill()
+            worker[0].communicate()
+            worker[0] = new_worker()
+            num["workers"] += 1
+            if stop.wait(SECONDS / 20):
+                return
+            if (engine := server.worker()) is not None:
+                os.kill(engine, signal.SIGKILL)
+                num["engines"] += 1
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield num
+    finally:
+        stop.set()
+        thread.join()
+        worker[0].terminate()
+        worker[0].communicate(timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 600)
+def test_under_kills_every_route_answers_the_same_and_every_job_ends(starter, nasty, tmp_path):
+    images, root = pictures(), tmp_path / "root"
+    (root / "photos").mkdir(parents=True)
+    for number, image in enumerate(images):
+        (root / "photos" / f"{number}.jpg").write_bytes(image)
+    for command in (
+        ("embed", root / "photos", tmp_path / "emb", "--model", starter),
+        ("cluster", tmp_path / "emb", tmp_path / "centers", "--clusters", 4),
+    ):
+        made = run_mlcd(*command)
+        assert made.returncode == 0, made.stderr
+    given = {"centers": tmp_path / "centers", "state_dir": tmp_path / "state", "jobs__roots": root}
+    with serving(starter, log__level="error", **given) as server:
+        environment = {**os.environ} | {f"MLCD_{name.upper()}": str(v) for name, v in given.items()}
+        httpx.put(f"{server.url}/v1/collections/soak").raise_for_status()
+        words = ["a dog", "a red car", "noise", "\u041c\u043e\u0441\u043a\u0432\u0430", "x" * 500]
+        first = LoadOfAll(server.url, server.port, images, nasty, 0, routes=[], words=words)
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            body = {"items": '[{"id": "p-0", "metadata": {"n": 1}}]'}
+            client.post("/v1/collections/soak/items", files=files(images[2]), data=body)
+            for number in range(len(images)):
+                vector = client.post("/v1/images/embed", files=files(images[number])).json()
+                first.known[number] = np.array(vector["results"][0]["embedding"])
+        soak = Soak(server, images, nasty)
+        routes = routes_of(server.url)
+        soak.loads = [
+            LoadOfAll(server.url, server.port, images, nasty, seed, routes=routes, words=words)
+            for seed in range(CLIENTS)
+        ]
+        for load in soak.loads:
+            load.known = first.known
+        stop, jobs = threading.Event(), []
+        run_worker = lambda: start_mlcd("worker", "--model", starter, env=environment)  # noqa: E731
+        with killed_now_and_then(server, run_worker, stop) as num:
+            seen = []
+            for number in range(4):
+                asked = {
+                    "kind": "label",
+                    "input": str(root / "photos"),
+                    "output": str(root / f"out-{number}"),
+                }
+                answer = httpx.post(f"{server.url}/v1/jobs", json=asked)
+                assert answer.status_code == 202, answer.text
+                jobs.append(answer.json()["id"])
+                seen.append(soak.load(SECONDS / 4))
+            until(lambda: {state_of(server, job) for job in jobs} == {"succeeded"}, 300, server)
+        statuses = sum((load.statuses for load in soak.loads), Counter())
+        middle = [float(np.median(quarter)) for quarter in seen]
+        sys.stdout.write(
+            f"{SECONDS:.0f} s, {len(routes)} GET routes, killed {dict(num)}, answers {dict(statuses)},"
+            f" memory by quarters {[round(value) for value in middle]} MiB\n"
+        )
+        assert [broken for load in soak.loads for broken in load.broken] == []
+        assert statuses[503] < sum(statuses.values()) / 10
+        assert middle[3] - middle[1] < MOST_MIB
+        for number in range(4):
+            verified = run_mlcd("verify", root / f"out-{number}")
+            assert verified.returncode == 0, verified.stderr
+
+
+def state_of(server, job):
+    return httpx.get(f"{server.url}/v1/jobs/{job}").json()["state"]

@@ -201,6 +201,7 @@ def test_options_are_part_of_what_was_asked_and_no_option_changes_a_checkpoint(
         )
 
 
+@pytest.mark.slow
 def test_weights_over_the_limit_of_protobuf_lie_beside_the_graph(weights, tmp_path, monkeypatch):
     monkeypatch.setattr(graph, "_MAX_GRAPH_BYTES", 100)
     artifact = export.export_model(str(weights), tmp_path / "model", name="m", reporter=SILENT)
@@ -212,6 +213,7 @@ def test_weights_over_the_limit_of_protobuf_lie_beside_the_graph(weights, tmp_pa
         )
 
 
+@pytest.mark.slow
 def test_verify_walks_back_to_the_weights(weights, tmp_path):
     export.export_model(str(weights), tmp_path / "model", name="m", reporter=SILENT)
     assert [finding.kind for finding in verify(tmp_path / "model")] == ["model", "weights"]
@@ -288,6 +290,7 @@ def test_embed_gives_what_ten_lines_of_transformers_give(exported, tmp_path):
     assert len(ours.keys) == 10
 
 
+@pytest.mark.slow
 def test_siglip_is_exported_served_and_written_back(tmp_path):
     """The graph, its squares and transformers' own processor and model on photographs."""
     from PIL import Image

@@ -155,6 +155,7 @@ def simple_tokenizer(monkeypatch):
     return module.SimpleTokenizer()
 
 
+@pytest.mark.slow
 def test_clip_s_vocabulary_gives_open_clip_s_ids(clip, simple_tokenizer):
     # The separators of control characters are space to Python alone, and transformers takes the
     # names of special tokens for the tokens.
