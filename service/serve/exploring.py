@@ -1,6 +1,7 @@
 """The exploration of a server that has one: begun once it serves, and what it makes is served."""
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,8 @@ from service.inference.lookup import Lookup
 from service.inference.model_data import check_centers
 from service.resources import Resources
 from service.timings import EXPLORE_END_S
+
+_log = logging.getLogger("mlcd.explore")
 
 
 @contextmanager
@@ -50,7 +53,14 @@ def _exploration_of(app: FastAPI, resources: Resources) -> Exploration | None:
     facts = state.begin(place, settings.model)
     if settings.explore.clusters is not None:
         facts = state.update(facts, clusters=settings.explore.clusters)
-    collection, _ = resources.model.data.opened_store().create(
+    store = resources.model.data.opened_store()
+    held = store.find(COLLECTION)
+    if held is not None and held.fingerprint != encoder.fingerprint:
+        _log.warning("%s is explored anew: the state is that of another model", place)
+        state.remove_clustering()
+        state.pictures.unlink(missing_ok=True)
+        store.delete(COLLECTION)
+    collection, _ = store.create(
         COLLECTION, fingerprint=encoder.fingerprint, dimension=encoder.dimension
     )
     parts = ExplorationParts(

@@ -224,6 +224,21 @@ def test_a_state_of_other_pictures_is_refused(photos, tmp_path):
     assert (inside.returncode, "lies inside the images" in inside.stderr) == (2, True)
 
 
+def test_with_other_weights_at_the_place_of_the_model_all_is_explored_anew(
+    photos, tmp_path, journey, two_tower_model
+):
+    state, model = tmp_path / "state", tmp_path / "model"
+    for weights in (journey / "model", two_tower_model):
+        model.unlink(missing_ok=True)
+        model.symlink_to(weights)
+        explore(photos, state, "--model", model)
+        fingerprint = open_artifact(model, "model").fingerprint
+        assert open_artifact(state / "centers", "centers").fingerprint == fingerprint
+        with Collection.open(state / "collections" / "photos", read_only=True) as collection:
+            assert collection.fingerprint == fingerprint
+        assert held(state) == keys_of(photos)
+
+
 def test_a_few_pictures_that_are_all_the_same_make_one_group(tmp_path):
     folder = tmp_path / "same"
     folder.mkdir()
