@@ -21,9 +21,13 @@ def refuse_fault(path: str, error: Exception) -> None:
 
 
 def unavailable(path: str, error: Exception) -> Unavailable:
+    remedy = "mend that, or leave it out, and run the same again"
+    if isinstance(error, PermissionError):
+        remedy = f"let user {os.geteuid()} read it (chmod -R a+rX), or leave it out"
+    return Unavailable(f"{printable(path)} cannot be read: {reason_of(error)}", remedy=remedy)
+
+
+def reason_of(error: Exception) -> str:
+    """Returns why a file cannot be read, by the number of the error."""
     number = getattr(error, "errno", None)
-    reason = os.strerror(number).lower() if number else "its file system does not answer"
-    return Unavailable(
-        f"{printable(path)} cannot be read: {reason}",
-        remedy="mend that, or leave it out, and run the same again",
-    )
+    return os.strerror(number).lower() if number else "its file system does not answer"

@@ -20,7 +20,7 @@ from mlcd.images.caption_files import (
     captions_in_table,
 )
 from mlcd.images.entries import Entry
-from mlcd.images.faults import unavailable
+from mlcd.images.faults import reason_of, unavailable
 from mlcd.images.names import decoded, encoded, is_candidate, printable
 from mlcd.images.read_ahead import ReadAhead
 from mlcd.images.remote_files import is_object_store, is_remote, read, threads
@@ -129,7 +129,8 @@ class FolderSource(Source):
         try:
             return read(self._filesystem, self._path(entry))
         except (OSError, ValueError) as error:
-            raise ImageRejected("unreadable", "the file cannot be read") from error
+            reason = f": {reason_of(error)}" if isinstance(error, PermissionError) else ""
+            raise ImageRejected("unreadable", f"the file cannot be read{reason}") from error
 
     def captions(self) -> Iterator[tuple[str, str]]:
         """Yields the captions of the first table of the folder that has some, else those in files

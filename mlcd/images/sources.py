@@ -18,7 +18,7 @@ from mlcd.extras import install_command_for, missing_package
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.arrow import find_saved
 from mlcd.images.dataset_parts import part_of_files
-from mlcd.images.faults import unavailable
+from mlcd.images.faults import refuse_fault, unavailable
 from mlcd.images.folder import FolderSource, NamedFilesSource
 from mlcd.images.image_columns import ColumnsSource
 from mlcd.images.lists import (
@@ -91,6 +91,7 @@ def open_source(location: str, *, urls: UrlOptions | None = None) -> Source:
     except Exception as error:  # each file system behind a URL has its own errors
         if is_url(location) and not isinstance(error, ValueError):
             raise translated(location, error) from error
+        refuse_fault(location, error)
         raise InvalidInput(
             f"{location} is not a place that can be read ({type(error).__name__})",
             remedy="give a path or a known URL, and the rights that it asks for",

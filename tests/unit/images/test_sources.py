@@ -177,16 +177,17 @@ def closed():
         yield folder, nobody
 
 
-@pytest.mark.parametrize("name", ["a.tar", "a.zip", "a.parquet", "sub"])
+@pytest.mark.parametrize("name", ["a.tar", "a.zip", "a.parquet", "sub", "."])
 def test_what_the_file_system_refuses_is_never_left_out_without_a_word(closed, name):
     folder, enter = closed
     if name == "sub":
         (folder / "sub").mkdir()
         (folder / "1.png").write_bytes(png(1))
-    else:
+    elif name != ".":
         (folder / name).write_bytes(b"x")
     (folder / name).chmod(0)
-    with enter(), pytest.raises(Unavailable, match=rf"{name} cannot be read: permission denied"):
+    told = rf"{(folder / name).name} cannot be read: permission denied: let user \d+ read it"
+    with enter(), pytest.raises(Unavailable, match=told):
         _ = open_source(str(folder if name == "sub" else folder / name)).entries
 
 
@@ -201,11 +202,15 @@ def test_faults_of_the_file_system_are_told_from_those_of_a_file(closed):
     (folder / "2.png").chmod(0)
     (folder / "3.png").unlink()
     (folder / "s.tar").write_bytes(whole[:1600])
+    told = []
     with enter():
         for source in (images, shard):
             for entry in source.entries:
-                with contextlib.suppress(ImageRejected):
+                try:
                     source.read(entry)
+                except ImageRejected as error:
+                    told.append(error.message)
+    assert "the file cannot be read: permission denied" in told
     assert (images.faults, shard.faults) == (["2.png", "3.png"], [])
 
 
