@@ -1,5 +1,6 @@
-# Targets: api and worker serve exported models and hold no torch; train makes them; triton-cpu is the bundled Triton
-# server, for development and tests only. What each may install, with hashes, is in deploy/locks (`make lock`).
+# Targets: worker and api serve the starter or exported models and hold no torch; train and gpu are the same with torch,
+# and make models, too; triton-cpu is the bundled Triton server, for development and tests only. What each may install,
+# with hashes, is in deploy/locks (`make lock`).
 # By digest, so that a build is the same tomorrow; where no registry is reached, give a tag that is at hand.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:528257d48c1da0dcecc2e725d1ae34498d60c965f1241e39cd6a85a8859bdf84
 
@@ -32,25 +33,36 @@ FROM ${PYTHON_IMAGE} AS runtime
 RUN groupadd --gid 10001 mlcd \
     && useradd --uid 10001 --gid mlcd --home-dir /tmp --no-create-home --shell /usr/sbin/nologin mlcd \
     && install --directory --owner mlcd --group mlcd /var/lib/mlcd /data
+COPY deploy/ready.py /opt/
 ENV PATH=/opt/mlcd/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 10001:10001
 WORKDIR /var/lib/mlcd
 
-FROM runtime AS api
+FROM api-packages AS starter
+COPY deploy/locks/starter.txt ./
+RUN python -m pip --python /opt/mlcd/bin/python install --require-hashes --only-binary :all: --no-deps -r starter.txt
+COPY --from=project /opt/mlcd /opt/mlcd
+# Made here, so that no image needs the packages that it is made with.
+RUN /opt/mlcd/bin/mlcd export starter /srv/mlcd/model --name starter && chmod -R a+rX /srv/mlcd
+
+FROM runtime AS mlcd
+COPY --from=starter /srv/mlcd/model /srv/mlcd/model
+# Reached from outside the container, the server asks for keys, or for MLCD_AUTH__MODE=open. A model of one's own is
+# mounted over the starter.
+ENV MLCD_HOST=0.0.0.0 MLCD_PORT=8000 MLCD_MODEL=/srv/mlcd/model
+EXPOSE 8000
+ENTRYPOINT ["mlcd"]
+CMD ["--help"]
+
+# `mlcd worker`, and the commands over artifacts: embed, cluster, label, index, verify.
+FROM mlcd AS worker
 COPY --from=api-packages /opt/mlcd /opt/mlcd
 COPY --from=project /opt/mlcd /opt/mlcd
-# Reached from outside the container, the server asks for keys, or for MLCD_AUTH__MODE=open.
-ENV MLCD_HOST=0.0.0.0 MLCD_PORT=8000
-EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
-    CMD ["python", "-ISc", "from http.client import HTTPConnection as C; c = C('127.0.0.1', 8000, timeout=4); c.request('GET', '/health/ready'); raise SystemExit(c.getresponse().status != 200)"]
-ENTRYPOINT ["mlcd"]
-CMD ["serve"]
 
-# The api's image without a server: `mlcd worker`, and the commands over artifacts: embed, cluster, label, index, verify.
-FROM api AS worker
-HEALTHCHECK NONE
-CMD ["--help"]
+# The server is the worker's image with a health check: compose waits in vain for one that is taken back.
+FROM worker AS api
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 CMD ["python", "-IS", "/opt/ready.py", "8000", "/health/ready"]
+CMD ["serve"]
 
 FROM ${PYTHON_IMAGE} AS triton-packages
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -71,8 +83,7 @@ ENV PATH=/opt/triton/bin:$PATH
 # Else at the first start, when nothing can be written any more.
 RUN cd /opt/triton && python -c "import serve, sysconfig; serve.backends(serve.Path(sysconfig.get_path('platlib')) / 'pytriton/tritonserver')"
 USER 10001:10001
-HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
-    CMD ["python", "-ISc", "from http.client import HTTPConnection as C; c = C('127.0.0.1', 8003, timeout=4); c.request('GET', '/v2/health/ready'); raise SystemExit(c.getresponse().status != 200)"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 CMD ["python", "-IS", "/opt/ready.py", "8003", "/v2/health/ready"]
 ENTRYPOINT ["python", "/opt/triton/serve.py", "--address", "0.0.0.0"]
 CMD ["/srv/triton"]
 
@@ -80,9 +91,12 @@ FROM packages AS train-packages
 COPY deploy/locks/train.txt ./
 RUN python -m pip --python /opt/mlcd/bin/python install --require-hashes --only-binary :all: --no-deps -r train.txt
 
-# torch as its registry has it, which on Linux brings CUDA: one image for machines with a GPU and without.
-FROM runtime AS train
+# torch as its registry has it, which on Linux brings CUDA: one image for machines with a GPU and without. Every command,
+# `mlcd train` and `mlcd export` too.
+FROM mlcd AS train
 COPY --from=train-packages /opt/mlcd /opt/mlcd
 COPY --from=project /opt/mlcd /opt/mlcd
-ENTRYPOINT ["mlcd"]
-CMD ["--help"]
+
+FROM train AS gpu
+HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 CMD ["python", "-IS", "/opt/ready.py", "8000", "/health/ready"]
+CMD ["serve"]

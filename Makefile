@@ -24,6 +24,8 @@ GPU_PYTHON ?= python3
 IN_PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 MODEL_DIR ?= demo
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+# The extras of every image that serves.
+SERVING := serve heif redis tracing postgres milvus
 # openvino reports its use to its maker where it finds openvino-telemetry, and works without.
 UV_COMPILE = $(LOCK)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
 	--no-emit-package openvino-telemetry --custom-compile-command 'make lock'
@@ -172,9 +174,9 @@ test-docker: setup ## the images and the compose file, with a Docker engine: min
 	@$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
 
 lock: $(LOCK)/.installed ## deploy/locks: all that the images install, with hashes, from pyproject.toml and constraints.txt
-	@$(UV_COMPILE) -c constraints.txt --extra serve --extra redis --extra triton --extra tracing --extra postgres --extra milvus \
-		-o deploy/locks/api.txt pyproject.toml
-	@$(UV_COMPILE) -c constraints.txt --extra serve --extra train -o deploy/locks/train.txt pyproject.toml
+	@$(UV_COMPILE) -c constraints.txt $(SERVING:%=--extra %) --extra triton -o deploy/locks/api.txt pyproject.toml
+	@$(UV_COMPILE) -c constraints.txt $(SERVING:%=--extra %) --extra train -o deploy/locks/train.txt pyproject.toml
+	@$(UV_COMPILE) -c constraints.txt --extra starter -o deploy/locks/starter.txt pyproject.toml
 	@$(UV_COMPILE) --no-deps -o deploy/locks/triton.txt deploy/triton/requirements.txt
 	@$(UV_COMPILE) -o deploy/locks/build.txt deploy/locks/build.in
 
