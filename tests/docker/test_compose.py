@@ -16,10 +16,13 @@ NAME = "mlcd-test"
 
 
 @pytest.fixture(scope="module")
-def data_dir(digits, tmp_path_factory):
-    """A folder of this machine that jobs may use: images to read, and a place to write to."""
+def data_dir(digits, journey, tmp_path_factory):
+    """A folder of this machine that jobs may use: images and embeddings to read, and a place to
+    write to.
+    """
     folder = tmp_path_factory.mktemp("data")
     shutil.copytree(digits, folder / "images")
+    shutil.copytree(journey / "embeddings", folder / "embeddings")
     (folder / "made").mkdir()
     for path in (folder.parent, folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
@@ -30,9 +33,9 @@ def data_dir(digits, tmp_path_factory):
 @pytest.fixture(scope="module")
 def stack(image, model_dir, data_dir):
     image("api")
-    with Stack(NAME, MODEL_DIR=model_dir, DATA_DIR=data_dir) as stack:
+    with Stack(NAME, MODEL=model_dir / "model", DATA_DIR=data_dir) as stack:
         collection = "/var/lib/mlcd/collections/demo"
-        stack("run", "--rm", "-T", "--no-deps", "api", "index", "/srv/mlcd/embeddings", collection)
+        stack("run", "--rm", "-T", "--no-deps", "api", "index", "/data/embeddings", collection)
         stack("up", "--detach", "--build")
         stack.wait_ready()
         yield stack
@@ -157,7 +160,7 @@ def test_stopped_it_ends_by_itself_and_in_time(stack):
 
 
 def test_down_leaves_nothing(image, model_dir):
-    with Stack(f"{NAME}-down", MODEL_DIR=model_dir) as stack:
+    with Stack(f"{NAME}-down", MODEL=model_dir / "model") as stack:
         stack("up", "--detach")
         stack.wait_ready()
     for kind in ("container", "volume", "network"):
@@ -174,7 +177,10 @@ def test_production_asks_for_keys_and_redis_for_a_password(image, model_dir, pho
     (secrets / "redis.conf").write_text("requirepass a-password\n")
     image("api")
     with Stack(
-        f"{NAME}-keys", "deploy/compose/production.yml", MODEL_DIR=model_dir, SECRETS_DIR=secrets
+        f"{NAME}-keys",
+        "deploy/compose/production.yml",
+        MODEL=model_dir / "model",
+        SECRETS_DIR=secrets,
     ) as stack:
         made = stack("run", "--rm", "-T", "--no-deps", "api", "keys", "create", "shop")
         key = made.stdout.strip().splitlines()[-1]
@@ -222,7 +228,7 @@ def test_triton_in_its_container_agrees_and_comes_back_when_killed(image, model_
     image("triton-cpu")
     repository = model_dir / "triton-cpu"
     (model,) = repository.iterdir()
-    environment = {"MODEL_DIR": model_dir, "TRITON_REPOSITORY": repository}
+    environment = {"MODEL": model_dir / "model", "TRITON_REPOSITORY": repository}
     with Stack(f"{NAME}-triton", profiles=("triton-cpu",), **environment) as stack:
         stack("up", "--detach", "--build")
         for service in ("api", "triton-cpu"):
@@ -242,7 +248,7 @@ def test_the_server_asks_triton_and_both_come_back_when_triton_is_killed(
     stack, image, model_dir, photo, digits
 ):
     image("triton-cpu")
-    environment = {"MODEL_DIR": model_dir, "TRITON_REPOSITORY": model_dir / "triton-cpu"}
+    environment = {"MODEL": model_dir / "model", "TRITON_REPOSITORY": model_dir / "triton-cpu"}
     with Stack(
         f"{NAME}-asks", "deploy/compose/triton.yml", profiles=("triton-cpu",), **environment
     ) as asks:
@@ -267,7 +273,9 @@ def test_the_server_asks_triton_and_both_come_back_when_triton_is_killed(
 def test_the_default_needs_neither_gpu_nor_triton_and_every_profile_is_a_configuration(
     engine, model_dir
 ):
-    stack = Stack(f"{NAME}-config", profiles=("triton-cpu", "gpu", "postgres"), MODEL_DIR=model_dir)
+    stack = Stack(
+        f"{NAME}-config", profiles=("triton-cpu", "gpu", "postgres"), MODEL=model_dir / "model"
+    )
     services = yaml.safe_load(stack("config").stdout)["services"]
     profiles = {name: service.get("profiles") for name, service in services.items()}
     assert profiles == {

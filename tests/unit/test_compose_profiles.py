@@ -13,14 +13,18 @@ ALWAYS = {"api", "worker", "redis"}
 
 
 def read(file):
-    """The services of a file, with the defaults of its variables and its merges applied.
+    """The services of a file where no variable is set, with its merges applied.
 
     Raises ValueError for a field that compose does not know, or a value that it does not take.
     """
-    text = re.sub(r"\$\{\w+(?::?-([^}]*))?\}", lambda found: found[1] or "given", file.read_text())
+    text = re.sub(r"\$\{\w+:([-+])([^}]*)\}", _unset, file.read_text())
     options = PyOptions()
     options.apply_merge = True
     return options.from_yaml(text).to_dict()
+
+
+def _unset(variable):
+    return variable[2] if variable[1] == "-" else ""
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
@@ -37,6 +41,19 @@ def test_the_default_is_the_service_alone_and_a_profile_adds_what_it_is_named_fo
         assert service["read_only"], name
         assert service["cap_drop"] == ["ALL"], name
         assert ("ports" in service) == (name in OPEN_TO_THE_HOST), name
+
+
+def test_what_is_not_asked_for_mounts_nothing_that_is_read():
+    services = read(FILES[0])["services"]
+    binds = {
+        mount["target"]: mount
+        for mount in services["api"]["volumes"]
+        if isinstance(mount, dict) and mount["type"] == "bind"
+    }
+    assert set(binds) == {"/srv/model", "/photos"}  # the image's model is at /srv/mlcd/model
+    for mount in binds.values():
+        assert (mount["source"], mount["read_only"]) == ("./LICENSE", True)
+    assert not services["api"]["environment"]["MLCD_EXPLORE__PLACE"]
 
 
 def test_every_volume_and_network_of_a_service_is_declared():
