@@ -159,12 +159,21 @@ def train(
         if is_first():
             raise
         raise click.exceptions.Exit(_INTERRUPTED) from None
+    if is_first():
+        _report(run, reporter)
+
+
+def _report(run: "Artifact", reporter: Reporter) -> None:
+    """Prints the outcome of a training, and the commands that follow it."""
+    from training.next_commands import next_commands
+
     final = run.summary["final"]
     loss = "unknown" if final["loss"] is None else f"{final['loss']:.4g}"
     line = (
         f"trained {run.summary['samples']} images to loss {loss} at step {final['step']}: "
-        f"{run.path}"
+        f"{run.path}\nnext:"
     )
+    line = "\n  ".join([line, *next_commands(run)])
     reporter.result({FINISHED: str(run.path), "digest": run.digest, **run.summary}, line)
 
 

@@ -1,6 +1,5 @@
 """The composition root of training: it turns a config into objects and runs the loop."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -48,8 +47,8 @@ from training.parallel.partial_fc import PartialFC
 from training.parallel.processes import Processes, open_processes
 from training.start import Start, agreeing_centers, open_start, sizes_from
 from training.state import TrainState
-from training.telemetry.step_logs import NAME as METRICS
-from training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog
+from training.telemetry.loss_picture import write_losses
+from training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog, read_losses
 from training.telemetry.throughput import Throughput, measured_peak_tflops
 from training.tower import freeze, initial_model
 
@@ -102,6 +101,7 @@ def _run(config: RunConfig, reporter: Stages, processes: Processes) -> Artifact:
                 "samples": len(dataset),
                 "unlabeled": dataset.num_unlabeled,
                 "classes": dataset.num_centers,
+                "image_classes": dataset.parts[0].entries.num_classes(),
                 **outcome(draft.path, state),
             }
             draft.publish(fingerprint=fingerprint, summary=summary, logs=log_paths(draft.path))
@@ -438,6 +438,7 @@ def _journal(
         with processes.failing_together():
             if rank == 0:
                 records.append(MetricsLog(run, step))
+                stack.callback(write_losses, run)
                 KeysLog.cut_all(run, step)
             if rank == 0 and config.telemetry.tensorboard:
                 tensorboard = TensorBoardLog(run, step)
@@ -458,8 +459,7 @@ def outcome(run: Path, state: TrainingProgress) -> dict[str, Any]:
     """Returns the facts for the manifest that every training has: what was skipped, and the last
     numbers.
     """
-    lines = (json.loads(line) for line in (run / METRICS).read_text().splitlines())
-    logged = [line for line in lines if line.get("loss") is not None]
+    logged = read_losses(run)
     return {
         "skipped_samples": state.skipped_samples,
         "skipped_steps": state.skipped_steps,
