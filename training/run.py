@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,6 +15,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.copies import brought
 from mlcd.artifacts.disk import refuse_full_disk, write_synced
 from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, draft_path, open_artifact
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
 from mlcd.models.runs import checkpoint_steps
@@ -31,6 +32,7 @@ from training.config import ARITHMETIC, RunConfig, TrainingConfig, validate_conf
 from training.data.dataset import Dataset
 from training.data.maps import open_shared_dataset
 from training.device_copies import DeviceCopies
+from training.evaluation.image_features import PreparedImages
 from training.evaluation.while_training import check_evaluation
 from training.flops import step_flops
 from training.loop import Journal, LoopWork, StepLog, TrainingProgress, train
@@ -43,7 +45,7 @@ from training.optim.groups import (
 )
 from training.parallel.backbone import Backbone
 from training.parallel.instance_head import InstanceHead, InstanceKind
-from training.parallel.partial_fc import PartialFC
+from training.parallel.partial_fc import PartialFC, check_first_centers
 from training.parallel.processes import Processes, open_processes
 from training.start import Start, agreeing_centers, open_start, sizes_from
 from training.state import TrainState
@@ -74,23 +76,16 @@ def _run(config: RunConfig, reporter: Stages, processes: Processes) -> Artifact:
     out = Path(config.out)
     dataset = open_shared_dataset(config, processes)
     with processes.failing_together():
-        for part in dataset.parts:
-            check_outside(part.source.location, out)
-        evaluation = check_evaluation(config, [part.listing_digest for part in dataset.parts])
-        _check_views(config, len(dataset))
-        start = open_tower_start(config)
-        centers = _initial_centers(config, dataset, start)
-        request = _request(config, out, dataset, start)
-        _refuse_earlier(out, request)
-        done = find_published(out, request)
-    if done is not None:
-        return done
+        checked = check_run(config, dataset)
+    if checked.done is not None:
+        return checked.done
+    request = checked.request
     with open_draft(out, request, processes) as draft:
         with processes.failing_together():
-            model = initial_model(config, start)
-            state = initial_state(config, dataset.num_centers, processes, model, centers)
+            model = initial_model(config, checked.start)
+            state = initial_state(config, dataset.num_centers, processes, model, checked.centers)
             store = _store(draft.path, config, dataset, processes, request.parents)
-        work = Classification(state, dataset, config, processes, evaluation)
+        work = Classification(state, dataset, config, processes, checked.evaluation)
         flops = step_flops(config, dataset.num_centers)
         go_on(work, config, draft.path, store, processes, reporter, flops=flops)
         fingerprint = state.servable().float().fingerprint()
@@ -107,6 +102,42 @@ def _run(config: RunConfig, reporter: Stages, processes: Processes) -> Artifact:
             draft.publish(fingerprint=fingerprint, summary=summary, logs=log_paths(draft.path))
     processes.meet("the end")
     return open_artifact(out, "run", verify_files=False)
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """What a run needs, opened and found to belong together.
+
+    evaluation: the images to evaluate on while training. start, centers: the weights and the
+    centers to begin with; None for random ones. done: the run, where it is finished already.
+    """
+
+    request: Request
+    evaluation: PreparedImages | None
+    start: Start | None
+    centers: Centers | None
+    done: Artifact | None
+
+
+def check_run(config: RunConfig, dataset: Dataset) -> CheckedRun:
+    """Refuses what no run can be made of, whatever machine it is on, and writes nothing.
+
+    Raises ConfigInvalid, InvalidInput or Conflict.
+    """
+    out = Path(config.out)
+    for part in dataset.parts:
+        check_outside(part.source.location, out)
+    evaluation = check_evaluation(config, [part.listing_digest for part in dataset.parts])
+    _check_views(config, len(dataset))
+    start = open_tower_start(config)
+    centers = _initial_centers(config, dataset, start)
+    if centers is not None:
+        num_classes, dimension = dataset.num_centers, config.model.output_dim
+        check_first_centers(centers.vectors.shape, num_classes, dimension)
+    check_labels(config, dataset.label_tables, dataset.num_centers)
+    request = Request("run", config.identity(), tuple(_parents(config, out, dataset, start)))
+    _refuse_earlier(out, request)
+    return CheckedRun(request, evaluation, start, centers, find_published(out, request))
 
 
 def go_on(
@@ -318,13 +349,13 @@ def _initial_head(
     return head
 
 
-def _request(config: RunConfig, out: Path, dataset: Dataset, start: Start | None) -> Request:
-    """Builds the request. Raises ConfigInvalid if there are too few labels for the loss."""
+def check_labels(config: RunConfig, tables: Sequence[LabelTable], num_classes: int) -> None:
+    """Raises ConfigInvalid if there are too few labels, or too few centers, for the loss."""
     wanted, setting = (
         config.loss.num_stored,
         "drawn_from" if config.loss.drawn_from else "labels_per_image",
     )
-    for table in dataset.label_tables:
+    for table in tables:
         stored = int(table.artifact.config["top"])
         if wanted > stored:
             raise ConfigInvalid(
@@ -332,12 +363,11 @@ def _request(config: RunConfig, out: Path, dataset: Dataset, start: Start | None
                 "image",
                 remedy=f"label with --top {wanted}, or set loss.{setting}={stored}",
             )
-    if wanted >= dataset.num_centers:
+    if wanted >= num_classes:
         raise ConfigInvalid(
-            f"{wanted} labels per image leave no negative among {dataset.num_centers} centers",
+            f"{wanted} labels per image leave no negative among {num_classes} centers",
             remedy=f"lower loss.{setting} or cluster into more centers",
         )
-    return Request("run", config.identity(), tuple(_parents(config, out, dataset, start)))
 
 
 def _parents(
