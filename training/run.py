@@ -106,7 +106,7 @@ def _run(config: RunConfig, reporter: Stages, processes: Processes) -> Artifact:
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """What a run needs, opened and found to belong together.
+    """The parts of a run, opened and found to belong together.
 
     evaluation: the images to evaluate on while training. start, centers: the weights and the
     centers to begin with; None for random ones. done: the run, where it is finished already.

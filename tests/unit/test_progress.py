@@ -1,4 +1,4 @@
-"""What stands beside a bar stays there until something newer comes."""
+"""The facts beside a bar stay there until newer ones come."""
 
 import io
 import json
