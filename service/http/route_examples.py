@@ -11,19 +11,19 @@ _EXAMPLES: Final = {
     "POST /v1/texts/embed": (f"""{_JSON} -d '{{"texts": ["a red car"]}}'""", "/v1/texts/embed"),
     "POST /v1/labels": ("-F files=@photo.jpg", "/v1/labels?top=3"),
     "POST /v1/classify": (
-        f"""{_JSON} -d '{{"names": ["cat", "dog"], "embeddings": [[…]]}}'""",
+        """-F files=@photo.jpg -F 'names=["cat", "dog"]' -F templates=simple""",
         "/v1/classify",
     ),
     "GET /v1/centers": ("", "/v1/centers?collection=photos&examples=4"),
-    "GET /v1/centers/{center}": ("", "/v1/centers/7"),
+    "GET /v1/centers/{center}": ("", "/v1/centers/3"),
     "PATCH /v1/centers/{center}": (
         f"""-X PATCH {_JSON} -d '{{"name": "cats"}}'""",
-        "/v1/centers/7",
+        "/v1/centers/3",
     ),
-    "GET /v1/centers/{center}/members": ("", "/v1/centers/7/members?collection=photos"),
+    "GET /v1/centers/{center}/members": ("", "/v1/centers/3/members?collection=photos"),
     "GET /v1/centers/{center}/values": (
         "",
-        "/v1/centers/7/values?collection=photos&field=camera",
+        "/v1/centers/3/values?collection=photos&field=camera",
     ),
     "POST /v1/collections/{name}/search": (
         "-F files=@photo.jpg",
@@ -38,7 +38,7 @@ _EXAMPLES: Final = {
     "GET /v1/collections/{name}": ("", "/v1/collections/photos"),
     "DELETE /v1/collections/{name}": ("-X DELETE", "/v1/collections/photos"),
     "POST /v1/collections/{name}/items": (
-        "-F files=@photo.jpg -F ids=photo.jpg",
+        """-F files=@photo.jpg -F 'items=[{"id": "photo.jpg"}]'""",
         "/v1/collections/photos/items",
     ),
     "GET /v1/collections/{name}/items/{id}": ("", "/v1/collections/photos/items/photo.jpg"),
