@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from mlcd.artifacts.centers import Centers
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.errors import MlcdError
+    from mlcd.explored_photos import ExploredPhotos, explore
 
 __all__ = [
     "Centers",
     "EmbeddedImages",
     "EmbeddedTexts",
     "EmbeddingsArtifact",
+    "ExploredPhotos",
     "Index",
     "Labels",
     "Matches",
@@ -41,15 +43,23 @@ __all__ = [
     "cluster",
     "embed",
     "embed_texts",
+    "evaluate",
+    "explore",
     "index",
     "label",
     "load_model",
+    "train",
 ]
 
 _ELSEWHERE = {
     "Centers": "mlcd.artifacts.centers",
     "EmbeddingsArtifact": "mlcd.artifacts.embeddings",
+    "ExploredPhotos": "mlcd.explored_photos",
     "MlcdError": "mlcd.errors",
+    # of a product: opened by its name, because the core imports none
+    "evaluate": "training.functions",
+    "explore": "mlcd.explored_photos",
+    "train": "training.functions",
 }
 
 

@@ -1,8 +1,8 @@
 """The package's Python interface: each function does the work of the command of its name.
 
 Paths go in and artifacts come out where `out` is given; without it the result stays in memory.
-Arrays go in and come out as NumPy arrays. Shapes: N rows, K centers, Q queries, D dimension, L
-labels of a row.
+Arrays come out as NumPy arrays; torch tensors and lists go in as well. Shapes: N rows, K centers, Q
+queries, D dimension, L labels of a row.
 """
 
 import os
@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.copies import brought
@@ -48,7 +48,16 @@ from mlcd.pipelines import label as labeling
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
 from mlcd.text_checks import checked_text
-from mlcd.types import Embeddings, Fingerprint, SampleKey, cosines, least_product, unit_rows
+from mlcd.types import (
+    Embeddings,
+    Fingerprint,
+    SampleKey,
+    ShortRepr,
+    as_array,
+    cosines,
+    least_product,
+    unit_rows,
+)
 
 if TYPE_CHECKING:  # it needs the package tokenizers, which images do not
     from mlcd.encoders.text_encoder import TextEncoder
@@ -136,6 +145,9 @@ class Model:
             message = f"image {number}: {rejection.message}"
             raise ImageRejected(rejection.reason, message, remedy=rejection.remedy) from rejection
 
+    def __repr__(self) -> str:
+        return f"<model {self.name} of dimension {self.dimension}>"
+
     def close(self) -> None:
         """Frees the engine; a second call does nothing."""
         self.encoder.close()
@@ -152,8 +164,8 @@ class Model:
         self.close()
 
 
-@dataclass(frozen=True, eq=False)
-class EmbeddedImages:
+@dataclass(frozen=True, eq=False, repr=False)
+class EmbeddedImages(ShortRepr):
     """The embeddings of a place of images.
 
     keys: of each row, the image's name in its place. class_names: its sub-folder or class, None
@@ -168,8 +180,8 @@ class EmbeddedImages:
     fingerprint: Fingerprint
 
 
-@dataclass(frozen=True, eq=False)
-class EmbeddedTexts:
+@dataclass(frozen=True, eq=False, repr=False)
+class EmbeddedTexts(ShortRepr):
     """The embeddings of a file of texts.
 
     keys: of each row, the text's id or the number of its line. vectors: float32 [N, D], unit rows.
@@ -182,8 +194,8 @@ class EmbeddedTexts:
     fingerprint: Fingerprint
 
 
-@dataclass(frozen=True, eq=False)
-class Labels:
+@dataclass(frozen=True, eq=False, repr=False)
+class Labels(ShortRepr):
     """The nearest centers of each row, best first.
 
     ids: int32 [N, L], -1 where a row has fewer. similarities: float32 [N, L], cosines, -inf there;
@@ -197,8 +209,8 @@ class Labels:
     names: Sequence[str | None] | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Matches:
+@dataclass(frozen=True, eq=False, repr=False)
+class Matches(ShortRepr):
     """The items most similar to each query, best first: ids and cosines, as Q lists that may differ
     in length.
     """
@@ -213,7 +225,7 @@ class Index:
     def __init__(
         self,
         num_items: int,
-        search: Callable[[NDArray[np.floating], int], Matches],
+        search: Callable[[NDArray[Any], int], Matches],
         close: Callable[[], None] | None = None,
     ) -> None:
         """close: frees what the search needs; None where that is memory alone."""
@@ -222,14 +234,17 @@ class Index:
     def __len__(self) -> int:
         return self._num_items
 
-    def search(self, queries: NDArray[np.floating], top: int = 10) -> Matches:
+    def __repr__(self) -> str:
+        return f"<index of {self._num_items} items>"
+
+    def search(self, queries: ArrayLike, top: int = 10) -> Matches:
         """Returns the `top` items of highest cosine for each query: float [Q, D], of any length but
         zero.
 
         Raises InvalidInput for queries of another dimension or without a direction, ConfigInvalid
         for `top` below 1.
         """
-        return self._search(queries, top)
+        return self._search(as_array(queries), top)
 
     def close(self) -> None:
         """Frees what the index holds open; a second call does nothing."""
@@ -315,7 +330,7 @@ def embed_texts(
 
 
 def cluster(
-    embeddings: Location | NDArray[np.floating],
+    embeddings: Location | ArrayLike,
     num_clusters: int,
     *,
     iterations: int | None = None,
@@ -342,13 +357,13 @@ def cluster(
         names=names,
         hold_out=HELD_OUT_FRACTION if hold_out is None else hold_out,
     )
-    if isinstance(embeddings, np.ndarray):
+    if not isinstance(embeddings, str | os.PathLike):
         if hold_out or names or out is not None:
             raise ConfigInvalid(
                 "an array has no keys and no classes",
                 remedy="leave out hold_out, names and out, or give an artifact",
             )
-        return _clustered(embeddings, options)
+        return _clustered(as_array(embeddings), options)
     with _output_path(out) as path:
         artifact = EmbeddingsArtifact.open(brought(embeddings))
         return Centers.read(
@@ -357,8 +372,8 @@ def cluster(
 
 
 def label(
-    rows: Location | NDArray[np.floating],
-    centers: Location | Centers | NDArray[np.floating],
+    rows: Location | ArrayLike,
+    centers: Location | Centers | ArrayLike,
     *,
     top: int = 8,
     threshold: float | None = None,
@@ -375,14 +390,14 @@ def label(
     artifact there. Raises ConfigInvalid where rows and centers are of different models,
     InvalidInput for rows that are not finite.
     """
-    if isinstance(rows, np.ndarray):
+    if not isinstance(rows, str | os.PathLike):
         if mode != "exact" or model is not None or out is not None:
             raise ConfigInvalid(
                 "labels of an array are exact and stay in memory",
                 remedy="leave out mode, model and out",
             )
-        return _labeled(rows, centers, top, threshold)
-    if isinstance(centers, Centers | np.ndarray):
+        return _labeled(as_array(rows), centers, top, threshold)
+    if not isinstance(centers, str | os.PathLike):
         raise ConfigInvalid(
             "rows in an artifact need centers in an artifact", remedy="give the centers' path"
         )
@@ -400,7 +415,7 @@ def label(
 
 
 def index(
-    embeddings: Location | NDArray[np.floating],
+    embeddings: Location | ArrayLike,
     *,
     ids: Sequence[str] | None = None,
     out: Location | None = None,
@@ -415,12 +430,12 @@ def index(
     has to show, 0.99 without it. Raises Conflict where another collection is at `out`, InvalidInput
     where ids do not fit the rows.
     """
-    if isinstance(embeddings, np.ndarray):
+    if not isinstance(embeddings, str | os.PathLike):
         if out is not None or recall is not None:
             raise ConfigInvalid(
                 "a collection is made of an artifact", remedy="leave out `out` and `recall`"
             )
-        return _indexed(unit_rows(embeddings), ids)
+        return _indexed(unit_rows(as_array(embeddings)), ids)
     if ids is not None:
         raise ConfigInvalid("the ids of an artifact are its keys", remedy="leave out ids")
     artifact = EmbeddingsArtifact.open(brought(embeddings))
@@ -434,7 +449,7 @@ def index(
     return _on_disk(Collection.open(local_path(out), read_only=True))
 
 
-def _clustered(rows: NDArray[np.floating], options: clustering.ClusterOptions) -> Centers:
+def _clustered(rows: NDArray[Any], options: clustering.ClusterOptions) -> Centers:
     unit = unit_rows(rows)
     mean = unit.mean(axis=0, dtype=np.float64).astype(np.float32) if options.subtract_mean else None
     aligned = unit if mean is None else unit_rows(unit - mean)
@@ -443,14 +458,15 @@ def _clustered(rows: NDArray[np.floating], options: clustering.ClusterOptions) -
 
 
 def _labeled(
-    rows: NDArray[np.floating],
-    centers: Location | Centers | NDArray[np.floating],
+    rows: NDArray[Any],
+    centers: Location | Centers | ArrayLike,
     top: int,
     threshold: float | None,
 ) -> Labels:
     least = None if threshold is None else least_product(threshold)
-    if isinstance(centers, np.ndarray):
-        found, names = nearest_centers(unit_rows(rows), unit_rows(centers), top, least), None
+    if not isinstance(centers, str | os.PathLike | Centers):
+        unit = unit_rows(as_array(centers))
+        found, names = nearest_centers(unit_rows(rows), unit, top, least), None
     else:
         opened = centers if isinstance(centers, Centers) else Centers.open(brought(centers))
         found, names = (
@@ -468,7 +484,7 @@ def _indexed(vectors: Embeddings, ids: Sequence[str] | None) -> Index:
         )
     dimension = vectors.shape[1]
 
-    def search(queries: NDArray[np.floating], top: int) -> Matches:
+    def search(queries: NDArray[Any], top: int) -> Matches:
         if queries.ndim != 2 or queries.shape[1] != dimension:
             raise InvalidInput(
                 f"queries must have shape [Q, {dimension}], got {list(queries.shape)}"
@@ -485,7 +501,7 @@ def _indexed(vectors: Embeddings, ids: Sequence[str] | None) -> Index:
 
 
 def _on_disk(collection: Collection) -> Index:
-    def search(queries: NDArray[np.floating], top: int) -> Matches:
+    def search(queries: NDArray[Any], top: int) -> Matches:
         lists = collection.search(queries, top).matches
         return Matches(
             [[match.id for match in matches] for matches in lists],

@@ -111,9 +111,11 @@ def _run() -> None:
         cli(prog_name="mlcd", standalone_mode=False)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else "mlcd"
-        _fail(f"{error.format_message()} (`{where} --help` explains)")
+        _fail(f"{_usage_message(error)} (`{where} --help` explains)")
     except click.ClickException as error:
         _fail(error.format_message())
     except MlcdError as error:
@@ -128,6 +130,13 @@ def _run() -> None:
     except BrokenPipeError:  # `mlcd … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _usage_message(error: click.UsageError) -> str:
+    """Returns Click's message; for a missing `--model`, the model to begin with."""
+    if isinstance(error, click.MissingParameter) and error.param and error.param.name == "model":
+        return "--model is required: give --model starter, or a model of your own"
+    return error.format_message()
 
 
 def _is_own(error: ModuleNotFoundError) -> bool:

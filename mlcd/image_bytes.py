@@ -61,6 +61,8 @@ def _bytes(image: Any, max_bytes: int) -> bytes:
         return _read(Path(image), max_bytes)
     from PIL import Image
 
+    if hasattr(image, "detach"):  # a torch tensor
+        image = image.detach().cpu().numpy()
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or not _is_picture(image.shape):
             raise ImageRejected(

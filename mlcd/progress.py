@@ -17,7 +17,9 @@ class Meter(Protocol):
     """The receiver of a pipeline's progress."""
 
     def advance(self, num: int = 1, **facts: object) -> None:
-        """Reports `num` more units as done; `facts` are shown beside the bar."""
+        """Reports `num` more units as done; `facts`, where given, are shown beside the bar from now
+        on.
+        """
 
 
 class Stages(Protocol):
@@ -77,7 +79,7 @@ class _JsonMeter:
 
     def advance(self, num: int = 1, **facts: object) -> None:
         self._done += num
-        self._facts = facts
+        self._facts = facts or self._facts
         if time.monotonic() - self._last >= _JSON_INTERVAL_S:
             self._emit()
 
@@ -119,8 +121,10 @@ class _BarMeter:
         self._progress.stop()
 
     def advance(self, num: int = 1, **facts: object) -> None:
-        shown = " ".join(f"{name}={_short(value)}" for name, value in facts.items())
-        self._progress.update(self._task, advance=num, facts=shown)
+        self._progress.update(self._task, advance=num)
+        if facts:
+            shown = " ".join(f"{name}={_short(value)}" for name, value in facts.items())
+            self._progress.update(self._task, facts=shown)
 
 
 def _short(value: object) -> str:

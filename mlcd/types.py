@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 Embeddings: TypeAlias = NDArray[np.float32]
 
 _MODEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+_SHORT_CHARS: Final = 80  # what a repr shows of a value
 
 # The product of a unit row with its copy, both in float32, differs from 1 by less than this.
 _COPY_ROUNDING: Final = 2.0**-20
@@ -33,6 +35,43 @@ ISSUES: Final[tuple[Issue, ...]] = get_args(Issue)
 
 # the permanent name of one sample inside its source: relative path, or shard/key
 SampleKey: TypeAlias = str
+
+
+class ShortRepr:
+    """A base of dataclasses with `repr=False` whose repr is a line: arrays by type and shape,
+    collections by their length.
+    """
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={_shortened(value)}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({fields})"
+
+
+def _shortened(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, list | tuple | dict):
+        return f"<{type(value).__name__} of {len(value)}>"
+    text = repr(value)
+    return text if len(text) <= _SHORT_CHARS else f"{text[:_SHORT_CHARS]}…"
+
+
+def as_array(rows: Any) -> NDArray[Any]:
+    """Returns an array of numbers for one of NumPy, a torch tensor on any device, or lists.
+
+    Raises InvalidInput for anything else.
+    """
+    try:
+        if hasattr(rows, "detach"):  # a tensor; NumPy has no bfloat16
+            rows = rows.detach().cpu()
+            rows = rows.float() if rows.is_floating_point() else rows
+        array = np.asarray(rows)
+        return array if np.issubdtype(array.dtype, np.number) else array.astype(np.float32)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"rows must be numbers [N, D], got {type(rows).__name__}",
+            remedy="give an array, a tensor, or lists of equal length",
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -340,8 +340,8 @@ class Settings(BaseSettings):
     )
 
     model: str
-    """A directory made by `mlcd export`, other weights that it takes, an .onnx file with its JSON,
-    hog or pixels."""
+    """starter, a directory made by `mlcd export`, other weights that it takes, an .onnx file with
+    its JSON, hog or pixels."""
     centers: str | None = None
     """Centers to label with. Default: those in the model's directory."""
     engine: EngineName | Literal["triton", "fake"] = "auto"
@@ -456,9 +456,12 @@ def read_settings(overrides: Mapping[str, Any], *, file: str | None = None) -> S
         )
     except ValidationError as error:
         first = error.errors()[0]
+        if first["type"] == "missing":  # `model` is the only setting without a default
+            raise ConfigInvalid(
+                "--model is required",
+                remedy=f"give --model starter, or a model of your own, or set {_PREFIX}MODEL",
+            ) from error
         name = _PREFIX + ("__".join(str(part).upper() for part in first["loc"]) or "ENGINE")
-        if first["type"] == "missing":
-            raise ConfigInvalid(f"{name} is not set", remedy="give --model or set it") from error
         raise ConfigInvalid(
             f"{name}: {first['msg'].removeprefix('Value error, ').lower()}"
         ) from error

@@ -124,7 +124,10 @@ def train(
     }
     if on is not None:
         _refuse_on_ray(only_plan, rounds, replay)
-    if _only_plans(only_plan, recipe, overrides, resume, plan_options, reporter):
+    in_rounds = (rounds, clusters, replay) != (None, None, None)
+    if _only_plans(
+        only_plan, recipe, overrides, resume, plan_options, reporter, in_rounds=in_rounds
+    ):
         return
     try:
         # Importing torch alone takes seconds.
@@ -159,12 +162,21 @@ def train(
         if is_first():
             raise
         raise click.exceptions.Exit(_INTERRUPTED) from None
+    if is_first():
+        _report(run, reporter)
+
+
+def _report(run: "Artifact", reporter: Reporter) -> None:
+    """Prints the outcome of a training, and the commands that follow it."""
+    from training.next_commands import next_commands
+
     final = run.summary["final"]
     loss = "unknown" if final["loss"] is None else f"{final['loss']:.4g}"
     line = (
         f"trained {run.summary['samples']} images to loss {loss} at step {final['step']}: "
-        f"{run.path}"
+        f"{run.path}\nnext:"
     )
+    line = "\n  ".join([line, *next_commands(run)])
     reporter.result({FINISHED: str(run.path), "digest": run.digest, **run.summary}, line)
 
 
@@ -232,6 +244,8 @@ def _only_plans(
     resume: str | None,
     options: dict[str, Any],
     reporter: Reporter,
+    *,
+    in_rounds: bool,
 ) -> bool:
     """Reports the plan if --plan was given, and returns whether it was."""
     given = {name: value for name, value in options.items() if value is not None}
@@ -243,6 +257,10 @@ def _only_plans(
         return False
     if recipe is None or resume is not None:
         raise click.UsageError("--plan needs a RECIPE")
+    if in_rounds:
+        raise click.UsageError(
+            "--plan plans one training: leave out --rounds, --clusters and --replay"
+        )
     from training.plan import plan_recipe
 
     plan = plan_recipe(recipe, overrides, **given)

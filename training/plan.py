@@ -1,7 +1,7 @@
 """The cost of a training run, estimated before it starts: memory, arithmetic, time, disk.
 
-Only the labels are opened, and no GPU is needed. Memory is that of tensors; allocators keep some 10
-% more, and libraries their own workspaces. Time excludes evaluation, checkpoints and waiting for
+Nothing is trained or written, and no GPU is needed. Memory is that of tensors; allocators keep some
+10 % more, and libraries their own workspaces. Time excludes evaluation, checkpoints and waiting for
 data.
 """
 
@@ -13,8 +13,6 @@ from typing import Any, Final
 
 import torch
 
-from mlcd.artifacts.copies import brought
-from mlcd.artifacts.labels import LabelTable
 from mlcd.errors import ConfigInvalid
 from training.byte_counts import (
     Memory,
@@ -24,7 +22,9 @@ from training.byte_counts import (
     step_memory,
 )
 from training.config import RunConfig, load_config
+from training.data.dataset import label_tables, open_dataset
 from training.flops import head_flops, micro_batch, step_flops
+from training.run import check_labels, check_run
 from training.telemetry.throughput import measured_peak_tflops
 
 # The share of the matrix limit that a run is assumed to reach. NeMo reaches 0.45 and 0.29 for ViT
@@ -221,8 +221,9 @@ def plan_recipe(
 ) -> TrainingPlan:
     """Plans a recipe, as `plan_training` does.
 
-    An argument that is None is read from the labels artifacts or measured here. If classes and
-    samples are given, neither data nor out need to be named or to exist.
+    An argument that is None is read from the data or measured here. If classes and samples are
+    given, neither data nor out need to be named or to exist. Raises what the run itself would
+    raise before its first step.
     """
     config = load_config(recipe, overrides, fallback=_NO_PLACES)
     classes, samples = plan_inputs(config, num_classes, num_samples)
@@ -245,16 +246,26 @@ def _device_profile(
 def plan_inputs(
     config: RunConfig, num_classes: int | None, num_samples: int | None
 ) -> tuple[int, int]:
-    """Returns (classes, samples): the given ones, else the labels artifacts', less the held-out
-    share.
+    """Returns (classes, samples): the given ones, else those of the data.
+
+    The data of a run that differs from the planned one are not opened: where a number is given, or
+    the images are not named, only the labels are. Raises what the run would raise.
     """
+    sources = config.data.sources
+    are_named = all(_UNKNOWN not in (source.images, source.labels) for source in sources)
+    if num_classes is None and num_samples is None and are_named:
+        dataset = open_dataset(config)
+        check_run(config, dataset)
+        return dataset.num_centers, len(dataset)
     if num_classes is not None and num_samples is not None:
+        check_labels(config, (), num_classes)
         return num_classes, num_samples
     if config.data.labels == _UNKNOWN:
         raise ConfigInvalid(
             "data.labels is not set", remedy="set it, or give both --classes and --samples"
         )
-    tables = [LabelTable.open(brought(source.labels)) for source in config.data.sources]
+    tables = label_tables(config)
+    check_labels(config, tables, num_classes or tables[0].num_centers)
     rows = sum(int(table.artifact.summary["images"]) for table in tables)
     return num_classes or tables[0].num_centers, num_samples or round(
         rows * (1.0 - config.data.hold_out)

@@ -1,9 +1,8 @@
 """The composition root of training: it turns a config into objects and runs the loop."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,6 +15,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.copies import brought
 from mlcd.artifacts.disk import refuse_full_disk, write_synced
 from mlcd.artifacts.draft import Draft, find_published
+from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, draft_path, open_artifact
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
 from mlcd.models.runs import checkpoint_steps
@@ -32,6 +32,7 @@ from training.config import ARITHMETIC, RunConfig, TrainingConfig, validate_conf
 from training.data.dataset import Dataset
 from training.data.maps import open_shared_dataset
 from training.device_copies import DeviceCopies
+from training.evaluation.image_features import PreparedImages
 from training.evaluation.while_training import check_evaluation
 from training.flops import step_flops
 from training.loop import Journal, LoopWork, StepLog, TrainingProgress, train
@@ -44,12 +45,12 @@ from training.optim.groups import (
 )
 from training.parallel.backbone import Backbone
 from training.parallel.instance_head import InstanceHead, InstanceKind
-from training.parallel.partial_fc import PartialFC
+from training.parallel.partial_fc import PartialFC, check_first_centers
 from training.parallel.processes import Processes, open_processes
 from training.start import Start, agreeing_centers, open_start, sizes_from
 from training.state import TrainState
-from training.telemetry.step_logs import NAME as METRICS
-from training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog
+from training.telemetry.loss_picture import write_losses
+from training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog, read_losses
 from training.telemetry.throughput import Throughput, measured_peak_tflops
 from training.tower import freeze, initial_model
 
@@ -75,23 +76,16 @@ def _run(config: RunConfig, reporter: Stages, processes: Processes) -> Artifact:
     out = Path(config.out)
     dataset = open_shared_dataset(config, processes)
     with processes.failing_together():
-        for part in dataset.parts:
-            check_outside(part.source.location, out)
-        evaluation = check_evaluation(config, [part.listing_digest for part in dataset.parts])
-        _check_views(config, len(dataset))
-        start = open_tower_start(config)
-        centers = _initial_centers(config, dataset, start)
-        request = _request(config, out, dataset, start)
-        _refuse_earlier(out, request)
-        done = find_published(out, request)
-    if done is not None:
-        return done
+        checked = check_run(config, dataset)
+    if checked.done is not None:
+        return checked.done
+    request = checked.request
     with open_draft(out, request, processes) as draft:
         with processes.failing_together():
-            model = initial_model(config, start)
-            state = initial_state(config, dataset.num_centers, processes, model, centers)
+            model = initial_model(config, checked.start)
+            state = initial_state(config, dataset.num_centers, processes, model, checked.centers)
             store = _store(draft.path, config, dataset, processes, request.parents)
-        work = Classification(state, dataset, config, processes, evaluation)
+        work = Classification(state, dataset, config, processes, checked.evaluation)
         flops = step_flops(config, dataset.num_centers)
         go_on(work, config, draft.path, store, processes, reporter, flops=flops)
         fingerprint = state.servable().float().fingerprint()
@@ -102,11 +96,48 @@ def _run(config: RunConfig, reporter: Stages, processes: Processes) -> Artifact:
                 "samples": len(dataset),
                 "unlabeled": dataset.num_unlabeled,
                 "classes": dataset.num_centers,
+                "image_classes": dataset.parts[0].entries.num_classes(),
                 **outcome(draft.path, state),
             }
             draft.publish(fingerprint=fingerprint, summary=summary, logs=log_paths(draft.path))
     processes.meet("the end")
     return open_artifact(out, "run", verify_files=False)
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """The parts of a run, opened and found to belong together.
+
+    evaluation: the images to evaluate on while training. start, centers: the weights and the
+    centers to begin with; None for random ones. done: the run, where it is finished already.
+    """
+
+    request: Request
+    evaluation: PreparedImages | None
+    start: Start | None
+    centers: Centers | None
+    done: Artifact | None
+
+
+def check_run(config: RunConfig, dataset: Dataset) -> CheckedRun:
+    """Refuses what no run can be made of, whatever machine it is on, and writes nothing.
+
+    Raises ConfigInvalid, InvalidInput or Conflict.
+    """
+    out = Path(config.out)
+    for part in dataset.parts:
+        check_outside(part.source.location, out)
+    evaluation = check_evaluation(config, [part.listing_digest for part in dataset.parts])
+    _check_views(config, len(dataset))
+    start = open_tower_start(config)
+    centers = _initial_centers(config, dataset, start)
+    if centers is not None:
+        num_classes, dimension = dataset.num_centers, config.model.output_dim
+        check_first_centers(centers.vectors.shape, num_classes, dimension)
+    check_labels(config, dataset.label_tables, dataset.num_centers)
+    request = Request("run", config.identity(), tuple(_parents(config, out, dataset, start)))
+    _refuse_earlier(out, request)
+    return CheckedRun(request, evaluation, start, centers, find_published(out, request))
 
 
 def go_on(
@@ -318,13 +349,13 @@ def _initial_head(
     return head
 
 
-def _request(config: RunConfig, out: Path, dataset: Dataset, start: Start | None) -> Request:
-    """Builds the request. Raises ConfigInvalid if there are too few labels for the loss."""
+def check_labels(config: RunConfig, tables: Sequence[LabelTable], num_classes: int) -> None:
+    """Raises ConfigInvalid if there are too few labels, or too few centers, for the loss."""
     wanted, setting = (
         config.loss.num_stored,
         "drawn_from" if config.loss.drawn_from else "labels_per_image",
     )
-    for table in dataset.label_tables:
+    for table in tables:
         stored = int(table.artifact.config["top"])
         if wanted > stored:
             raise ConfigInvalid(
@@ -332,12 +363,11 @@ def _request(config: RunConfig, out: Path, dataset: Dataset, start: Start | None
                 "image",
                 remedy=f"label with --top {wanted}, or set loss.{setting}={stored}",
             )
-    if wanted >= dataset.num_centers:
+    if wanted >= num_classes:
         raise ConfigInvalid(
-            f"{wanted} labels per image leave no negative among {dataset.num_centers} centers",
+            f"{wanted} labels per image leave no negative among {num_classes} centers",
             remedy=f"lower loss.{setting} or cluster into more centers",
         )
-    return Request("run", config.identity(), tuple(_parents(config, out, dataset, start)))
 
 
 def _parents(
@@ -438,6 +468,7 @@ def _journal(
         with processes.failing_together():
             if rank == 0:
                 records.append(MetricsLog(run, step))
+                stack.callback(write_losses, run)
                 KeysLog.cut_all(run, step)
             if rank == 0 and config.telemetry.tensorboard:
                 tensorboard = TensorBoardLog(run, step)
@@ -458,8 +489,7 @@ def outcome(run: Path, state: TrainingProgress) -> dict[str, Any]:
     """Returns the facts for the manifest that every training has: what was skipped, and the last
     numbers.
     """
-    lines = (json.loads(line) for line in (run / METRICS).read_text().splitlines())
-    logged = [line for line in lines if line.get("loss") is not None]
+    logged = read_losses(run)
     return {
         "skipped_samples": state.skipped_samples,
         "skipped_steps": state.skipped_steps,

@@ -34,7 +34,7 @@ from mlcd.artifacts.examples import EXAMPLES, Examples
 from mlcd.artifacts.given_names import MADE_NAMES, made_names, read_given_names
 from mlcd.artifacts.manifest import Artifact, open_artifact
 from mlcd.errors import ArtifactInvalid
-from mlcd.types import Embeddings, Fingerprint, unit_rows
+from mlcd.types import Embeddings, Fingerprint, ShortRepr, unit_rows
 
 VECTORS: Final = "centers.npy"
 AUDIT_ROWS: Final = "audit.npy"
@@ -44,8 +44,8 @@ _Number = TypeVar("_Number", np.float32, np.float16, np.int32)
 _PER_CENTER: Final = ("quantiles", "clusters", "paths")
 
 
-@dataclass(frozen=True)
-class Centers:
+@dataclass(frozen=True, repr=False)
+class Centers(ShortRepr):
     """The unit class centers in the space of one model.
 
     clusters: the cluster of each center; None where each is its own. paths: the path of each center

@@ -73,7 +73,7 @@ class Request:
         return canonical_json(self.identity())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Artifact:
     """A complete artifact at `path`, as its manifest states it."""
 
@@ -89,6 +89,9 @@ class Artifact:
     code_version: str
     created_at: str
     digest: str
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} artifact at {self.path}>"
 
     def request(self) -> Request:
         return Request(self.kind, self.config, self.parents, self.fingerprint)

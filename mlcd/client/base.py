@@ -16,7 +16,7 @@ from mlcd.client.requests import RequestBounds, Server
 from mlcd.client.results import Answer
 from mlcd.client.text_batches import TIMES_BATCH, TextCutter
 from mlcd.errors import ConfigInvalid, InvalidInput
-from mlcd.types import Embeddings, Fingerprint, unit_rows
+from mlcd.types import Embeddings, Fingerprint, as_array, unit_rows
 
 _Batch = TypeVar("_Batch")
 _Value = TypeVar("_Value")
@@ -100,9 +100,6 @@ def checked_rows(embeddings: ArrayLike | None) -> Embeddings:
     """Returns [N, D] as float32, otherwise unchanged. Raises InvalidInput naming the first row
     without a direction.
     """
-    try:
-        rows = np.asarray(embeddings, np.float32)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput("embeddings must be a matrix of numbers [N, D]") from error
+    rows = as_array(embeddings).astype(np.float32, copy=False)
     unit_rows(rows)
     return rows

@@ -23,7 +23,9 @@ _KEY: Final = re.compile(r"[!-~]{1,255}")  # what a header can hold
 # The longest time without a byte on a stream; a server's signs of life come more often.
 _SILENCE_S: Final = 60.0
 _PAUSE_S: Final = 1.0  # before the next stream of events is opened
-_PATIENCE: Final = 60  # streams in a row that bring nothing at all
+# Streams in a row that bring nothing at all: of a server that has answered, and of another.
+_PATIENCE: Final = 60
+_PATIENCE_AT_FIRST: Final = 2
 _Value = TypeVar("_Value")
 _Cursor = TypeVar("_Cursor", str, int)
 
@@ -115,7 +117,8 @@ class AsyncJobs:
                     return
             except Unavailable as failure:
                 in_vain += 1
-                if in_vain > _PATIENCE:
+                known = self._connection.has_answered
+                if in_vain > (_PATIENCE if known else _PATIENCE_AT_FIRST):
                     raise
                 if isinstance(failure, Refused):
                     pause_s = max(pause_s, failure.problem.retry_after_s or 0.0)
@@ -204,7 +207,7 @@ class Jobs:
         """Yields the job as it stands, and after each change, until it has ended.
 
         A stream that breaks is opened again and goes on where it was. Raises Unavailable after a
-        minute without any.
+        minute without any, or two seconds where the server has never answered.
         """
         return self._each(self._jobs.watch(job_id))
 

@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -23,14 +24,22 @@ _KEY: Final = re.compile(r"[!-~]+")
 _FIRST_PAUSE_S: Final = 0.25
 _LONGEST_PAUSE_S: Final = 8.0
 _JITTER_S: Final = 2.0
+# How long connections may fail before the first answer: a server that answered once restarts,
+# one that never did is not there.
+_REFUSED_S: Final = 2.0
 
 
 class Connection:
     """A connection whose requests can all be repeated, because a second one has the same effect.
 
     They are repeated where the server, or a proxy before it, answers 429, 502 or 503, and where the
-    connection broke before the answer.
+    connection broke before the answer. A server that has never answered is given up after two
+    seconds without a connection.
+
+    has_answered: whether the server has ever answered.
     """
+
+    has_answered: bool = False
 
     def __init__(
         self,
@@ -105,6 +114,7 @@ class Connection:
             async with aconnect_sse(
                 self._http, "GET", path, headers=sent, timeout=silence_s
             ) as source:
+                self.has_answered = True
                 if not source.response.is_success:
                     await source.response.aread()
                     raise refused(source.response, request_id=request_id)
@@ -124,6 +134,7 @@ class Connection:
     ) -> httpx.Response:
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter_s=_JITTER_S)
         attempt = 0
+        started_s = monotonic()
         while True:
             try:
                 return await self._attempt(request, request_id)
@@ -133,6 +144,10 @@ class Connection:
                 stated_s = failure.problem.retry_after_s if isinstance(failure, Refused) else None
                 wait_s = backoff.next_s(at_least=stated_s or 0.0)
                 if attempt >= self._retries or _is_too_late(deadline, wait_s):
+                    raise
+                has_no_server = isinstance(failure.__cause__, httpx.ConnectError)
+                waited_s = monotonic() - started_s + wait_s
+                if has_no_server and not self.has_answered and waited_s > _REFUSED_S:
                     raise
             await asyncio.sleep(wait_s)
             attempt += 1
@@ -144,13 +159,15 @@ class Connection:
             raise self._unreachable() from error
         except httpx.RequestError as error:
             raise not_our_api() from error
+        self.has_answered = True
         if not response.is_success:
             raise refused(response, request_id=request_id)
         return response
 
     def _unreachable(self) -> Unavailable:
         return Unavailable(
-            "the server cannot be reached", remedy=f"is it at {self._http.base_url}?"
+            f"the server at {self._http.base_url} cannot be reached",
+            remedy="start it with `mlcd serve`, or give its URL",
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import Rejection
-from mlcd.types import Embeddings, Fingerprint
+from mlcd.types import Embeddings, Fingerprint, ShortRepr
 from mlcd.wire.embedding import FittingName
 from mlcd.wire.found_items import ItemMatch
 from mlcd.wire.nearest_centers import Audit, Example, Label
@@ -50,8 +50,8 @@ class Answer(Generic[_Value]):
     origin: Origin | None
 
 
-@dataclass(frozen=True)
-class Embedded:
+@dataclass(frozen=True, repr=False)
+class Embedded(ShortRepr):
     """The embeddings of a series of images or texts.
 
     vectors: [N, D] float32, row i of item i; of unit norm, NaN where the item is in `errors`.
@@ -73,8 +73,8 @@ class Embedded:
         return cls(vectors, _errors(items), origin)
 
 
-@dataclass(frozen=True)
-class Labeled:
+@dataclass(frozen=True, repr=False)
+class Labeled(ShortRepr):
     """The nearest centers of each item, best first; L is the longest list's length.
 
     ids: [N, L] int32, -1 where there are fewer. scores: [N, L] float32, -inf there. clusters:
@@ -114,8 +114,8 @@ class Labeled:
         )
 
 
-@dataclass(frozen=True)
-class Found:
+@dataclass(frozen=True, repr=False)
+class Found(ShortRepr):
     """The answer to a search.
 
     matches[i]: the indexed items most similar to query i, best first; empty where the query is in
@@ -131,8 +131,8 @@ class Found:
         return cls(_lists(items), _errors(items), origin)
 
 
-@dataclass(frozen=True)
-class Classified:
+@dataclass(frozen=True, repr=False)
+class Classified(ShortRepr):
     """The names that fit each image best, best first; L names of each.
 
     names: a list of L an image, empty where the image is in `errors`. probabilities, similarities:
@@ -208,8 +208,8 @@ def _lists(items: Sequence[list[_Value] | Rejection]) -> list[list[_Value]]:
     return [[] if isinstance(item, Rejection) else item for item in items]
 
 
-@dataclass(frozen=True)
-class Layout:
+@dataclass(frozen=True, repr=False)
+class Layout(ShortRepr):
     """A collection's items in the plane.
 
     points: float32 [N, 2], in [-1, 1], in an order that makes the first ones a fair sample. method:

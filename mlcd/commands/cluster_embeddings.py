@@ -158,7 +158,7 @@ def cluster(
             if choices:
                 options = choose_number(opened, options, choices)
             if only_plan:
-                estimate = plan(opened, options, world=world)
+                estimate = plan(opened, out, options, world=world)
                 reporter.result(estimate.facts(), str(estimate))
                 return
             if on is not None:

@@ -27,8 +27,8 @@ from mlcd.progress import Reporter
 @click.option(
     "--model",
     required=True,
-    help="A model artifact, other weights as `mlcd export` takes them, an .onnx file with its JSON,"
-    " hog or pixels.",
+    help="starter, a model artifact, other weights as `mlcd export` takes them, an .onnx file with"
+    " its JSON, hog or pixels.",
 )
 @encoder_options
 @url_options

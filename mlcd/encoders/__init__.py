@@ -189,7 +189,7 @@ def _open(spec: str, options: EncoderOptions) -> Encoder:
 def _no_model(spec: str) -> NotFound:
     return NotFound(
         f"there is no model {spec}",
-        remedy="give a directory made by `mlcd export`, an .onnx file, hog or pixels",
+        remedy="give starter, a directory made by `mlcd export`, an .onnx file, hog or pixels",
     )
 
 

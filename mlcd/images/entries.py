@@ -106,6 +106,10 @@ class Entries(Sequence[Entry]):
     def class_names(self) -> Iterator[str | None]:
         return self._values("class_name")
 
+    def num_classes(self) -> int:
+        """Returns the number of known classes in the table that these entries are selected from."""
+        return len(pc.unique(self._table["class_name"]).drop_null())
+
     def sizes_bytes(self) -> Iterator[int]:
         return self._values("size_bytes")
 

@@ -37,7 +37,7 @@ def locate(spec: str) -> Path:
     refuse_unfinished(path)
     if not path.exists():
         remedy = (
-            "give a directory made by `mlcd export` or of Hugging Face's layout, "
+            "give starter, a directory made by `mlcd export` or of Hugging Face's layout, "
             "or a file of weights"
         )
         if hub.looks_like_hub_name(spec):

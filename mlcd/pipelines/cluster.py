@@ -34,7 +34,7 @@ from mlcd.clustering.kmeans_plan import plan as plan_clustering
 from mlcd.clustering.levels import check_levels
 from mlcd.clustering.members import NUM_EXAMPLES
 from mlcd.clustering.rows import FileRows, Rows, SelectedRows, UnitRows, lowest_hashed
-from mlcd.clustering.seeding import sampled
+from mlcd.clustering.seeding import distinct_rows, sampled
 from mlcd.clustering.sums import mean_of
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.keys import HELD_OUT_FRACTION
@@ -128,18 +128,8 @@ def cluster(
     Every iteration leaves a checkpoint in the draft: killed at any moment, the same call ends with
     the same bytes. find_members: makes what finds the members of centers in place of this process.
     """
-    check_levels((options.num_clusters, *options.levels))
-    if options.balanced and world.size > 1:
-        raise ConfigInvalid(
-            "one process alone makes balanced clusters", remedy="start it without torchrun"
-        )
-    request = Request(
-        "centers",
-        options.identity(),
-        (embeddings.artifact.as_parent_of(out, "embeddings"),),
-        embeddings.fingerprint,
-    )
-    if (done := find_published(out, request)) is not None:
+    request, done = _request(embeddings, out, options, world)
+    if done is not None:
         return done
     rows, numbers = _select(embeddings, _clustered(embeddings, options), options)
     bound = _bound(rows, options)
@@ -191,6 +181,26 @@ def cluster(
     return published
 
 
+def _request(
+    embeddings: EmbeddingsArtifact, out: Path, options: ClusterOptions, world: World
+) -> tuple[Request, Artifact | None]:
+    """Returns (the request, its finished artifact or None). Raises InvalidInput, ConfigInvalid or
+    Conflict where there can be none.
+    """
+    check_levels((options.num_clusters, *options.levels))
+    if options.balanced and world.size > 1:
+        raise ConfigInvalid(
+            "one process alone makes balanced clusters", remedy="start it without torchrun"
+        )
+    request = Request(
+        "centers",
+        options.identity(),
+        (embeddings.artifact.as_parent_of(out, "embeddings"),),
+        embeddings.fingerprint,
+    )
+    return request, find_published(out, request)
+
+
 def choose_number(
     embeddings: EmbeddingsArtifact, options: ClusterOptions, nums: Sequence[int]
 ) -> ClusterOptions:
@@ -202,9 +212,18 @@ def choose_number(
     return replace(options, num_clusters=best(found), chosen_of=found)
 
 
-def plan(embeddings: EmbeddingsArtifact, options: ClusterOptions, *, world: World = _ALONE) -> Plan:
-    """Returns the cost of `cluster` with the same arguments, and writes nothing."""
+def plan(
+    embeddings: EmbeddingsArtifact, out: Path, options: ClusterOptions, *, world: World = _ALONE
+) -> Plan:
+    """Returns the cost of `cluster` with the same arguments, and writes nothing.
+
+    Raises what `cluster` would raise, but for what a pass over all rows finds.
+    """
+    _request(embeddings, out, options, world)
     rows, _ = _select(embeddings, _clustered(embeddings, options), options)
+    _bound(rows, options)
+    if options.num_clusters <= MANY_CLUSTERS:  # more first centers would take a while
+        distinct_rows(UnitRows(rows), options.num_clusters, options.seed)
     return plan_clustering(
         rows.num_rows,
         options.num_clusters,

@@ -1,5 +1,6 @@
 """The OpenAPI document: every route's input and statuses, with errors in the route's dialect."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 from service.http.auth import BEARER, HEADER, HEADER_NAME
 from service.http.dialect import Dialect, dialect_of
 from service.http.problems import COMES_BACK, TITLES
+from service.http.route_examples import example_of
 
 _REFERENCE: Final = "#/components/schemas/{model}"
 _OF_BODIES: Final = (400, 408, 413, 415, 422, 429, 503, 504)
@@ -20,6 +22,21 @@ _OF_KEYS: Final = (401, 403, 503)
 _OF_ANY_KEY: Final = (401, 503)
 _METHODS: Final = ("get", "post", "put", "delete", "patch")
 _FIRST_ERROR: Final = 400
+_SENTENCE_END: Final = re.compile(r"(?<=\.)\s+")
+# The order of the page, by use.
+_TAGS: Final = (
+    "embed",
+    "labels",
+    "search",
+    "collections",
+    "jobs",
+    "exploration",
+    "openai",
+    "cohere",
+    "info",
+    "kserve",
+    "health",
+)
 BINARY: Final[dict[str, Any]] = {"schema": {"type": "string", "format": "binary"}}
 _FORM: Final[dict[str, Any]] = {
     "schema": {
@@ -117,12 +134,30 @@ def describe(app: FastAPI, *, keyed: bool, requests: Sequence[type[BaseModel]]) 
     for path, item in document["paths"].items():
         for method in _METHODS:
             if method in item:
+                _explain(item[method], method, path)
                 _secure(item[method], keyed=keyed)
                 _complete(item[method], dialect_of(app, path), keyed=keyed)
+    document["tags"] = [{"name": name} for name in _TAGS]
+    document["paths"] = dict(sorted(document["paths"].items(), key=_rank))
     schemes = document["components"].pop("securitySchemes")
     if keyed:
         document["components"]["securitySchemes"] = {**schemes, HEADER: _KEY_IN_HEADER}
     return document
+
+
+def _rank(named_item: tuple[str, dict[str, Any]]) -> int:
+    """Returns the place of a path in the page: that of its tag."""
+    (operation, *_) = named_item[1].values()
+    return _TAGS.index(operation["tags"][0])
+
+
+def _explain(operation: dict[str, Any], method: str, path: str) -> None:
+    """Makes the first sentence of the description the summary, and adds an example."""
+    summary, *rest = _SENTENCE_END.split(operation["description"], maxsplit=1)
+    operation["summary"] = " ".join(summary.split())
+    if (example := example_of(method, path)) is not None:
+        rest.append(f"```\n{example}\n```")
+    operation["description"] = "\n\n".join(rest)
 
 
 def _secure(operation: dict[str, Any], *, keyed: bool) -> None:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # what takes long to import comes after the engine's launch
 @click.command()
 @click.option(
     "--model",
-    help="A directory made by `mlcd export`, other weights, an .onnx file with its JSON, hog.",
+    help="starter, a directory made by `mlcd export`, other weights, an .onnx file with its JSON,"
+    " hog.",
 )
 @click.option("--centers", help="Centers to label with; default: those shipped with the model.")
 @click.option("--state", "state_dir", help="Directory of collections/NAME.")

@@ -60,3 +60,14 @@ def test_a_planted_fragment_is_found(source):
 )
 def test_a_sentence_is_let_through(source):
     assert list(fragments(source)) == []
+
+
+def test_commands_on_pages_can_be_copied():
+    """A block of commands holds no prompt; its output stands in another one."""
+    prompts = []
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        blocks = re.findall(r"^ *```\w*\n(.*?)^ *```$", path.read_text(), re.DOTALL | re.MULTILINE)
+        written_by_the_study = path.name.startswith("validation")
+        if not written_by_the_study and any(re.search(r"^ *\$ ", b, re.MULTILINE) for b in blocks):
+            prompts.append(str(path.relative_to(ROOT)))
+    assert not prompts

@@ -246,6 +246,27 @@ def test_a_plan_tells_what_it_will_take_and_writes_nothing(tmp_path, embeddings)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--clusters", 3000],
+        ["--clusters", 3001, "--hold-out", 0],
+        ["--levels", "10,20"],
+        ["--clusters", 10, "--balanced", "--largest", 3],
+    ],
+)
+def test_a_plan_refuses_what_the_run_refuses(tmp_path, embeddings, options):
+    arguments = ["cluster", embeddings, tmp_path / "centers", *options]
+    planned, run = call_mlcd(*arguments, "--plan"), call_mlcd(*arguments)
+    assert (planned.returncode, planned.stderr) == (2, run.stderr)
+
+
+def test_a_plan_refuses_an_output_that_is_taken(tmp_path, embeddings):
+    planned = call_mlcd("cluster", embeddings, embeddings, "--clusters", 10, "--plan")
+    assert planned.returncode == 2
+    assert "holds embeddings made from other input" in planned.stderr
+
+
 def test_every_center_comes_with_the_keys_of_its_nearest_members(embeddings, whole, rows):
     centers = Centers.open(whole)
     kept = np.flatnonzero(~EmbeddingsArtifact.open(embeddings).held_out(0.1))

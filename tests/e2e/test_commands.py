@@ -205,6 +205,15 @@ def test_json_lines_are_for_machines(digits, tmp_path):
     assert lines[-1]["digest"]
 
 
+@pytest.mark.parametrize("group", [(), ("clusters",), ("evaluate",), ("jobs",), ("keys",)])
+def test_a_group_alone_prints_its_help(group):
+    asked = call_mlcd(*group)
+    assert asked.returncode == 0
+    assert asked.stdout.startswith(f"Usage: {' '.join(('mlcd', *group))} [OPTIONS]")
+    assert asked.stdout.splitlines() == call_mlcd(*group, "--help").stdout.splitlines()
+    assert not asked.stderr
+
+
 def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     out = tmp_path / "out"
     (tmp_path / "empty").mkdir()
@@ -215,8 +224,8 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     refused("embed", tmp_path / "empty", out, "--model", "hog", contains="no images")
     refused("embed", tmp_path / "absent", out, "--model", "hog", contains="no images")
     refused("embed", tmp_path / "rubbish", out, "--model", "hog", contains="a.png")
-    refused("embed", digits, out, contains="--model")
-    refused("embed", digits, out, "--model", "resnet", contains="there is no model resnet")
+    refused("embed", digits, out, contains="--model is required: give --model starter")
+    refused("embed", digits, out, "--model", "resnet", contains="no model resnet: give starter")
     refused(
         "embed",
         digits,

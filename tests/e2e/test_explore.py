@@ -12,6 +12,7 @@ import httpx
 import pytest
 from PIL import Image
 
+import mlcd
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import open_artifact
@@ -44,6 +45,23 @@ def held(state):
 
 def keys_of(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*.png")}
+
+
+def test_from_python_it_is_a_page_that_can_be_stopped(photos, tmp_path):
+    with mlcd.explore(photos, model="hog", state=tmp_path / "state", port=free_port()) as explored:
+        assert httpx.get(explored.url).status_code == 200
+        until(lambda: httpx.get(f"{explored.url}v1/exploration").json()["stage"] == "done", 60)
+        assert repr(explored) == f"<photos at {explored.url}>"
+        assert f'<iframe src="{explored.url}"' in explored._repr_html_()
+        again = mlcd.explore(photos, model="hog", state=tmp_path / "state")
+        assert again.url == explored.url  # it is open already, and stays
+        again.stop()
+        assert httpx.get(explored.url).status_code == 200
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(explored.url)
+    explored.stop()
+    with pytest.raises(mlcd.MlcdError, match="there is no model nowhere"):
+        mlcd.explore(photos, model="nowhere", state=tmp_path / "other")
 
 
 class Exploring:

@@ -5,6 +5,7 @@ would have made.
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -159,6 +160,24 @@ def alone(labels, digits, tiny_recipe, tmp_path_factory):
         return out
 
     return run
+
+
+def test_a_training_ends_with_the_commands_that_follow_it(arguments, digits, tmp_path):
+    command = arguments("o u t", "data.hold_out=0.2", "schedule.steps=6")
+    done = call_mlcd(*command)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "o u t" / "loss.png").is_file()
+    evaluate, serve = (shlex.split(line) for line in done.stdout.splitlines()[-2:])
+    assert evaluate == ["mlcd", "evaluate", "knn", str(tmp_path / "o u t")]
+    assert call_mlcd(*evaluate[1:]).returncode == 0
+    assert serve == ["mlcd", "serve", "--model", str(tmp_path / "o u t")]
+
+    # without held-out images there is nothing to classify
+    (pca, _) = call_mlcd(
+        *arguments("all", "data.hold_out=0", "schedule.steps=6")
+    ).stdout.splitlines()[-2:]
+    assert shlex.split(pca)[1:3] == ["evaluate", "pca"]
+    assert call_mlcd(*shlex.split(pca)[1:]).returncode == 0
 
 
 def test_two_processes_that_share_the_tower_equal_one_in_float64(arguments, alone, tmp_path):

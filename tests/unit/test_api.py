@@ -1,11 +1,13 @@
 """The Python interface gives what the commands give, and NumPy arrays what NumPy computes."""
 
 import io
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import mlcd
@@ -141,6 +143,66 @@ def test_an_index_finds_the_nearest_in_memory_and_on_disk(digits, photos, tmp_pa
         with mlcd.index(tmp_path / "embeddings", out=tmp_path / "collection") as collection:
             assert (len(collection), collection.search(queries, top=4).ids) == (200, expected)
     assert set(mlcd.index(photos.vectors[:3]).search(queries[:1], top=9).ids[0]) == {"0", "1", "2"}
+
+
+def test_tensors_and_lists_are_taken_where_arrays_are(digits, photos):
+    rows = photos.vectors
+    tensor = torch.tensor(rows, requires_grad=True)
+    centers = mlcd.cluster(rows, 5)
+    np.testing.assert_array_equal(mlcd.cluster(tensor, 5).vectors, centers.vectors)
+    for given in (rows.tolist(), tensor, torch.tensor(rows)):
+        labels = mlcd.label(given, torch.tensor(centers.vectors), top=2)
+        np.testing.assert_array_equal(labels.ids, mlcd.label(rows, centers.vectors, top=2).ids)
+        assert mlcd.index(given).search(given[:2], top=1).ids == [["0"], ["1"]]
+    with pytest.raises(InvalidInput, match=r"rows must be numbers \[N, D\], got list"):
+        mlcd.cluster([["a"], ["b"]], 2)
+    pixels = np.asarray(Image.open(digits / photos.keys[0]).convert("RGB"))
+    with mlcd.load_model("hog") as model:
+        np.testing.assert_array_equal(model.embed([torch.tensor(pixels)]), model.embed([pixels]))
+
+
+def test_every_repr_is_one_short_line(digits, photos, tmp_path):
+    mlcd.embed(digits, model="hog", out=tmp_path / "embeddings")
+    with mlcd.load_model("hog") as model:
+        index = mlcd.index(photos.vectors, ids=photos.keys)
+        values = [
+            photos,
+            mlcd.cluster(photos.vectors, 5),
+            mlcd.label(photos.vectors, photos.vectors[:9]),
+            index.search(photos.vectors),
+            index,
+            model,
+            mlcd.EmbeddingsArtifact.open(tmp_path / "embeddings"),
+        ]
+        for value in values:
+            assert "\n" not in repr(value)
+            assert len(repr(value)) < 400, repr(value)
+    assert repr(photos).startswith("EmbeddedImages(keys=<list of 200>, ")
+    assert "vectors=float32[200, 1764]" in repr(photos)
+
+
+def test_a_training_from_python_is_that_of_the_command(digits, tiny_recipe, tmp_path):
+    mlcd.embed(digits, model="hog", out=tmp_path / "embeddings")
+    mlcd.cluster(tmp_path / "embeddings", 10, out=tmp_path / "centers")
+    mlcd.label(tmp_path / "embeddings", tmp_path / "centers", top=2, out=tmp_path / "labels")
+    settings = {
+        "data.images": digits,
+        "data.labels": tmp_path / "labels",
+        "data.hold_out": 0.2,
+        "schedule.steps": 6,
+        "out": tmp_path / "run",
+    }
+    run = mlcd.train(tiny_recipe, settings)
+    assert run.summary["final"]["step"] == 6
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    again = call_mlcd("train", tiny_recipe, *overrides, "--json")
+    assert json.loads(again.stdout.splitlines()[-1])["digest"] == run.digest
+    numbers = mlcd.evaluate(run.path)
+    assert 0 <= numbers["knn_accuracy"] <= 1
+    shown = call_mlcd("evaluate", "knn", run.path).stdout
+    assert f"knn_accuracy {numbers['knn_accuracy']:.4g}" in shown
+    with pytest.raises(ConfigInvalid, match=r"data\.label"):
+        mlcd.train(tiny_recipe, {"data.label": "x"})
 
 
 def test_what_cannot_be_is_refused(digits, photos, tmp_path):

@@ -76,6 +76,17 @@ class HeadOutput:
     meters: dict[str, Tensor]
 
 
+def check_first_centers(shape: tuple[int, ...], num_classes: int, dimension: int) -> None:
+    """Raises ConfigInvalid unless centers of this shape can start a head."""
+    num, given = shape
+    if (num, given) != (num_classes, dimension):
+        raise ConfigInvalid(
+            f"{num} centers of dimension {given} cannot start a head of {num_classes} classes and"
+            f" dimension {dimension}",
+            remedy="start from random centers, or set model.embedding_dim to theirs",
+        )
+
+
 class PartialFC(nn.Module):
     """The centers of this process's shard, [K, D], and the loss of the global batch against all
     centers.
@@ -131,14 +142,8 @@ class PartialFC(nn.Module):
         Rows get the mean norm of random ones. Only directions matter, and the turn of a row by one
         update is the learning rate over its norm.
         """
-        num, dimension = centers.shape
-        if (num, dimension) != (self.shard.num_classes, self.weight.shape[1]):
-            raise ConfigInvalid(
-                f"{num} centers of dimension {dimension} cannot start a head of "
-                f"{self.shard.num_classes} classes and"
-                f" dimension {self.weight.shape[1]}",
-                remedy="start from random centers, or set model.embedding_dim to theirs",
-            )
+        dimension = self.weight.shape[1]
+        check_first_centers(centers.shape, self.shard.num_classes, dimension)
         unit = torch.from_numpy(centers[self.shard.start : self.shard.stop])
         self.weight.copy_(unit * (_INIT_DEVIATION * math.sqrt(dimension)))
 

@@ -5,6 +5,7 @@ Both are cut back to the checkpoint when a run resumes.
 
 import json
 from pathlib import Path
+from typing import Any
 
 from mlcd.artifacts.disk import write_synced
 from mlcd.errors import ConfigInvalid
@@ -12,6 +13,12 @@ from mlcd.extras import install_command
 
 NAME = "metrics.jsonl"
 TENSORBOARD = "tensorboard"
+
+
+def read_losses(run: Path) -> list[dict[str, Any]]:
+    """Returns the records of the run's metrics that hold a loss, in the order of the steps."""
+    records = (json.loads(line) for line in (run / NAME).read_text().splitlines())
+    return [record for record in records if record.get("loss") is not None]
 
 
 class MetricsLog:

@@ -40,7 +40,7 @@ from service.resources import Resources
 from service.settings import Limits
 from service.telemetry.request import count_texts, timed
 
-router = APIRouter(tags=["texts"], route_class=JsonRoute)
+router = APIRouter(tags=["labels"], route_class=JsonRoute)
 
 _OPTIONS: Final = tuple(ClassifyOptions.model_fields)
 _FOUND_BYTES: Final = 60  # the names of a result's fields, and its numbers

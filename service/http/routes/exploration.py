@@ -26,7 +26,7 @@ from service.http.auth import needs
 from service.http.json_route import JsonRoute
 from service.http.openapi import BINARY
 
-router = APIRouter(tags=["explore"], route_class=JsonRoute)
+router = APIRouter(tags=["exploration"], route_class=JsonRoute)
 _WEBP: Final = "image/webp"
 _MOST_SKIPPED: Final = 500
 _SIDES: Final = (512, 1024, 2048)

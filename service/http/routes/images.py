@@ -14,7 +14,7 @@ from service.http.embedding_answers import BINARY_CONTENT, OFFERED, embedding_an
 from service.http.encoding import encode
 from service.http.openapi import image_body
 
-router = APIRouter(tags=["images"])
+router = APIRouter(tags=["embed"])
 
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": EmbeddedImages, "content": BINARY_CONTENT},

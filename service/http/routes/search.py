@@ -53,7 +53,7 @@ from service.inference.duplicate_searches import FoundGroups
 from service.resources import Resources
 from service.telemetry.request import timed
 
-router = APIRouter(tags=["collections"], route_class=JsonRoute)
+router = APIRouter(tags=["search"], route_class=JsonRoute)
 
 _OPTIONS: Final = tuple(SearchOptions.model_fields)
 _IDS: Final = ("id", "ids")

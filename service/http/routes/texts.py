@@ -13,7 +13,7 @@ from service.http.embedding_answers import BINARY_CONTENT, OFFERED, embedding_an
 from service.http.json_route import JsonRoute
 from service.http.text_encoding import encode_texts
 
-router = APIRouter(tags=["texts"], route_class=JsonRoute)
+router = APIRouter(tags=["embed"], route_class=JsonRoute)
 
 _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"model": TextVectors, "content": BINARY_CONTENT},

@@ -144,8 +144,22 @@ def test_the_deadline_is_over_all_of_it(slow):
 
 def test_a_server_that_is_not_there_is_named():
     url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(Unavailable, match=f"cannot be reached: is it at {url}"):
-        ask(url, retries=1)
+    started = time.monotonic()
+    with pytest.raises(Unavailable, match=f"{url} cannot be reached: start it with `mlcd serve`"):
+        ask(url, retries=8)
+    assert 0.2 < time.monotonic() - started < 3
+
+
+def test_a_server_that_has_answered_is_waited_for_while_it_restarts():
+    async def ask_again():
+        with scripted(Reply()) as (url, _):
+            connection = Connection(url, api_key=None, deadline_s=20, retries=8, transport=None)
+            await connection.ask("GET", "/v1/info")
+        async with contextlib.aclosing(connection), asyncio.timeout(3):
+            await connection.ask("GET", "/v1/info")
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(ask_again())
 
 
 def test_the_page_of_a_proxy_is_not_repeated_to_the_user():

@@ -50,7 +50,7 @@ def test_settings_that_contradict_each_other_are_refused(settings, message):
 
 
 def test_a_missing_model_is_named():
-    with pytest.raises(ConfigInvalid, match="MLCD_MODEL is not set"):
+    with pytest.raises(ConfigInvalid, match="--model is required: give --model starter"):
         read_settings({})
 
 

@@ -399,8 +399,41 @@ def test_the_plan_for_people_names_what_it_rests_on():
 
 
 @pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.images=nowhere"], "nowhere"),
+        (["loss.labels_per_image=5"], "labels per image"),
+        (["evaluation.every_steps=5", "evaluation.knn=false"], "nothing is to be measured"),
+        (["model.start=nowhere"], "there is no model nowhere"),
+        (["data.hold_out=0", "evaluation.every_steps=5"], "hold_out=0"),
+        (["out={digits}/inside"], "inside"),
+        (["out={journey}/labels"], "holds labels"),
+        (["optim.warmup_steps=99"], "optim.warmup_steps=99"),
+    ],
+)
+def test_a_plan_refuses_what_the_run_refuses(
+    journey, digits, tiny_recipe, tmp_path, overrides, message
+):
+    places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", f"out={tmp_path / 'r'}"]
+    changes = [each.format(digits=digits, journey=journey) for each in overrides]
+    arguments = ["train", tiny_recipe, *places, *changes]
+    planned = call_mlcd(*arguments, "--plan", "--peak-tflops", 0.1)
+    run = call_mlcd(*arguments)
+    assert (planned.returncode, planned.stderr) == (2, run.stderr)
+    assert message in planned.stderr
+
+
+def test_a_plan_for_other_numbers_compares_them_with_the_loss():
+    few = ["--classes", 4, "--samples", 100, "--peak-tflops", 0.1]
+    planned = call_mlcd("train", "demo-photos", "--plan", *few)
+    assert planned.returncode == 2
+    assert "4 labels per image leave no negative among 4 centers" in planned.stderr
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["demo-photos", "--plan", "--rounds", "2"], "--plan plans one training"),
         (["demo-photos", "--processes", "2"], "belong to --plan"),
         (["--plan"], "needs a RECIPE"),
         (

@@ -7,11 +7,14 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import training.telemetry.throughput as measuring
 from mlcd.errors import ConfigInvalid
+from training.telemetry.loss_picture import write_losses
 from training.telemetry.step_logs import TENSORBOARD, MetricsLog, TensorBoardLog
 from training.telemetry.throughput import Throughput, measured_peak_tflops, peak_memory_bytes
 
@@ -108,6 +111,27 @@ def test_metrics_of_a_lost_future_are_dropped_and_half_a_line_too(tmp_path):
     MetricsLog(tmp_path, 20).append({"step": 30, "loss": 7.0})
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == [(10, 0.1), (20, 0.05), (30, 7.0)]
+
+
+def test_the_losses_are_drawn_from_the_first_step_to_the_last(tmp_path):
+    log = MetricsLog(tmp_path, 0)
+    for step, loss in ((10, 4.0), (20, None), (30, 1.0)):
+        log.append({"step": step, "loss": loss})
+    write_losses(tmp_path)
+    with Image.open(tmp_path / "loss.png") as picture:
+        blue = np.argwhere((np.asarray(picture) == (0x3B, 0x7E, 0xA1)).all(axis=2))
+    top, left = blue.min(axis=0)
+    bottom, right = blue.max(axis=0)
+    assert (right - left, bottom - top) == pytest.approx((640, 320), abs=3)
+    assert (
+        blue[blue[:, 1] == left][:, 0].mean() < blue[blue[:, 1] == right][:, 0].mean()
+    )  # it falls
+
+
+def test_one_loss_is_not_drawn(tmp_path):
+    MetricsLog(tmp_path, 0).append({"step": 10, "loss": 1.0})
+    write_losses(tmp_path)
+    assert not (tmp_path / "loss.png").exists()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The OpenAPI document says all that a route takes and gives."""
 
 import json
+import re
 
 import pytest
 from openapi_spec_validator import validate
@@ -87,6 +88,39 @@ def test_every_route_says_what_it_takes_and_every_status_it_can_give(operations)
         for status, response in operation["responses"].items():
             assert "X-Request-Id" in response["headers"]
             assert ("Retry-After" in response["headers"]) == (status in ("429", "503"))
+
+
+def test_routes_are_in_the_order_of_their_use_each_with_a_sentence(document, operations):
+    tags = [operation["tags"][0] for operation in operations.values()]
+    order = [tag["name"] for tag in document["tags"]]
+    assert list(dict.fromkeys(tags)) == order
+    assert order[:4] == ["embed", "labels", "search", "collections"]
+    assert order[-2:] == ["kserve", "health"]
+    for operation in operations.values():
+        assert operation["summary"].endswith((".", ":")), operation["summary"]
+        assert " " in operation["summary"]
+
+
+def test_every_route_of_ours_has_an_example_that_fits_it(operations):
+    without = {
+        path
+        for (method, path), operation in operations.items()
+        if operation["tags"][0] not in ("kserve", "health", "info", "openai")
+        and "curl -s" not in operation["description"]
+        and "layout" not in path
+    }
+    assert without == {"/v1/exploration/pictures/{id}"}
+    for (method, path), operation in operations.items():
+        shown = re.search(r"curl -s(.*)'http://127.0.0.1:8000([^'?]*)", operation["description"])
+        if shown is None:
+            continue
+        assert re.fullmatch(re.sub(r"\{[a-z_]+\}", "[^/]+", path), shown[2])
+        body = re.search(r"-d '(.*?)'", shown[1])
+        verb = re.search(r"-X ([A-Z]+)", shown[1])
+        sends = body or "-F" in shown[1]
+        assert method.upper() == (verb[1] if verb else "POST" if sends else "GET")
+        if body and "…" not in body[1]:
+            json.loads(body[1])
 
 
 def test_errors_are_in_the_dialect_of_the_route(operations):

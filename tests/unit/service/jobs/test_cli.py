@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -78,11 +79,12 @@ def test_every_command_takes_the_server_before_and_after_it_and_its_refusals_nam
 
 def test_a_server_that_is_not_there_is_named(refusing):
     url = f"http://127.0.0.1:{free_port()}"
-    assert error_of("list", "--url", url) == f"the server cannot be reached: is it at {url}?"
-    assert (
-        error_of("--url", refusing, "list", "--url", url)
-        == f"the server cannot be reached: is it at {url}?"
-    )
+    error = f"the server at {url} cannot be reached: start it with `mlcd serve`, or give its URL"
+    assert error_of("list", "--url", url) == error
+    assert error_of("--url", refusing, "list", "--url", url) == error
+    started = time.monotonic()
+    assert error_of("watch", "0660d12b9abb7f1c1e25", "--url", url) == error
+    assert time.monotonic() - started < 3
 
 
 def test_paths_of_a_job_are_made_absolute_and_urls_stay(refusing, asked):

@@ -1,0 +1,74 @@
+"""`mlcd.train` and `mlcd.evaluate`: the commands of these names from Python."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from mlcd.artifacts.manifest import Artifact
+from mlcd.locations import Location, artifact_path
+from mlcd.progress import Reporter
+
+
+def train(
+    recipe: Location, settings: Mapping[str, Any] | None = None, *, progress: bool = False
+) -> Artifact:
+    """Trains a tower, and returns the run; an interrupted run goes on when it is called again.
+
+    recipe: a YAML file or the name of a built-in recipe. settings: its keys by their dotted names,
+    {"data.images": "photos/", "data.labels": "labels", "out": "run"}. Raises ConfigInvalid for a
+    setting that is wrong, Diverged where the loss is not finite.
+    """
+    from training.pairs.pairs_config import PairsConfig, load_any_config
+    from training.pairs.run_pairs import run_pairs
+    from training.run import run_training
+
+    overrides = [f"{name}={value}" for name, value in (settings or {}).items()]
+    config = load_any_config(str(recipe), overrides)
+    reporter = _reporter(shown=progress)
+    if isinstance(config, PairsConfig):
+        return run_pairs(config, reporter)
+    return run_training(config, reporter)
+
+
+def evaluate(
+    representation: Location,
+    kind: Literal["knn", "clusters", "linear-probe"] = "knn",
+    *,
+    images: Location | None = None,
+    hold_out: float | None = None,
+    out: Location | None = None,
+    progress: bool = False,
+) -> dict[str, float]:
+    """Returns the numbers that `mlcd evaluate KIND` prints, by name.
+
+    representation: a run, a checkpoint, a model or an embeddings artifact. images: those to encode,
+    for a run without it those that it was trained on. hold_out: the share of each class that is
+    tested on, 0.2 without it. out: also writes the evaluation artifact there. Raises ConfigInvalid
+    where no image has a known class, InvalidInput where a run has seen the tested images.
+    """
+    from training.evaluation.report import (
+        ClustersProtocol,
+        KnnProtocol,
+        ProbeProtocol,
+        Protocol,
+        Subject,
+        evaluate_all,
+    )
+
+    protocols: dict[str, Protocol] = {
+        "knn": KnnProtocol("embedding", "accuracy", hold_out, neighbors=5),
+        "clusters": ClustersProtocol("embedding", seed=0),
+        "linear-probe": ProbeProtocol("embedding", "accuracy", hold_out),
+    }
+    (record,) = evaluate_all(
+        [Path(representation)],
+        protocols[kind],
+        Subject(None if images is None else str(images)),
+        out=None if out is None else artifact_path(out),
+        reporter=_reporter(shown=progress),
+    )
+    return dict(record["metrics"])
+
+
+def _reporter(*, shown: bool) -> Reporter:
+    return Reporter("auto" if shown else "silent")
