@@ -1,9 +1,11 @@
 """Takes the pictures of the explorer from a running server, in a browser without a screen.
 
+    mlcd explore caltech101_20/ --no-browser
     python docs/screenshots.py http://127.0.0.1:8000 docs/assets
 
-The server of the pictures is that of `mlcd demo --images` over photographs. Chromium has to be
-installed.
+Wait until the groups have names. Only photographs that may be shown stand in the docs: those of
+Caltech 101, CC BY 4.0, with the credit that README and docs/how-to/explore.md give. Chromium has
+to be installed.
 """
 
 import shutil
@@ -14,7 +16,7 @@ from pathlib import Path
 
 from tests.browser.chromium import Page, browsing
 
-_WIDTH, _HEIGHT = 1240, 780
+_WIDTH, _HEIGHT = 1280, 800
 _PICTURES_SEEN = """
 (all => all.length > 0 && all.every(e => e.complete && e.naturalWidth))(
   [...document.querySelectorAll('main img')]
@@ -33,8 +35,9 @@ def main(url: str, folder: Path) -> None:
         page.click(".wall a")
         _take(page, None, folder / "explorer-cluster.webp")
         page.click(".tiles a")
-        page.until("location.hash.startsWith('#/search') && document.querySelector('.query img')")
-        _take(page, None, folder / "explorer-search.webp")
+        page.until("document.querySelectorAll('dialog .neighbors img').length")
+        _take(page, None, folder / "explorer-picture.webp")
+        _take(page, f"{url}/#/search?text=a+motorbike", folder / "explorer-search.webp")
         page.shade("dark")
         page.open(f"{url}/#/map")
         page.until("+document.querySelector('.chart')?.dataset.drawn > 0")
@@ -47,6 +50,10 @@ def main(url: str, folder: Path) -> None:
         page.drag(*((left + x * width, top + y * height) for x, y in around))
         _take(page, None, folder / "explorer-map.webp")
         page.shade("light")
+        page.open("about:blank")
+        page.open(f"{url}/#/map?at=-0.05,0,1800")
+        page.until("document.querySelectorAll('.map-pictures img').length")
+        _take(page, None, folder / "explorer-map-pictures.webp")
         _take(page, f"{url}/#/duplicates?similarity=0.9", folder / "explorer-duplicates.webp")
 
 

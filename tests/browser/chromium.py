@@ -41,7 +41,9 @@ def browsing(program: str, folder: Path, *, names: Mapping[str, str] | None = No
     ]
     browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        with connect(_address(browser, folder / "DevToolsActivePort"), max_size=None) as socket:
+        address = _address(browser, folder / "DevToolsActivePort")
+        # A busy machine keeps a browser from answering pings; each answer is awaited in any case.
+        with connect(address, max_size=None, ping_interval=None) as socket:
             yield Page(socket, browser.pid)
     finally:
         browser.terminate()

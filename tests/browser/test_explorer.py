@@ -24,11 +24,13 @@ pytestmark = pytest.mark.browser
 
 
 COPIES = (GERMAN, JAPANESE, ORIGINAL)
+SIZES = ((390, 844), (1280, 800))
 VIEWS = {
     "clusters": "#/clusters",
     "a cluster": "#/clusters/0",
     "search": "#/search",
     "an item": f"#/search?like={quote(ORIGINAL)}",
+    "a picture": f"#/clusters?picture={quote(ORIGINAL)}",
     "map": "#/map",
     "a selection": "#/map?lasso=-2,-2,2,-2,2,2,-2,2",
     "duplicates": "#/duplicates?similarity=0.9",
@@ -103,12 +105,14 @@ def test_search_by_picture_then_cluster_then_member_then_more_like_this(
     member = page.value("document.querySelector('.tiles .tile a').title")
 
     page.click(".tiles .tile a")
+    page.shows(member, within="dialog .metadata")
+    page.click("dialog a", "Search similar")
     page.shows(member, within=".query h2")
     page.until("document.querySelectorAll('.tiles .tile').length > 3")
     page.click(".actions a")
     page.until(f"!document.querySelector('.query h2')?.innerText.includes({member!r})")
 
-    for _ in range(3):
+    for _ in range(4):
         page.value("history.back()")
         time.sleep(0.2)
     page.shows(stem(ORIGINAL), within=".tiles")
@@ -117,6 +121,90 @@ def test_search_by_picture_then_cluster_then_member_then_more_like_this(
     page.open(address)  # a deep link: the query is in it, though not the picture
     page.shows(stem(ORIGINAL), within=".tiles")
     page.shows("no longer in this page")
+
+
+def test_a_picture_opens_large_with_the_ones_beside_it_and_closes_where_it_was_opened(
+    walk, page, shared_server
+):
+    walk(shared_server, "#/clusters")
+    page.click(".wall a")
+    page.until("document.querySelectorAll('.tiles .tile').length > 2")
+    members = page.value("[...document.querySelectorAll('.tiles .tile a')].map(e => e.title)")
+    view = page.value("location.href")
+    page.click(".tiles .tile a")
+    pictures_seen(page, "dialog")
+    page.shows(members[0], within="dialog .metadata")
+    page.shows(f"1 of {len(members)}", within="dialog")
+    page.shows("similarity", within="dialog .counts")  # its labels
+    page.until("document.querySelectorAll('dialog .neighbors img').length == 12")
+    page.press("ArrowRight", 39)
+    page.shows(members[1], within="dialog .metadata")
+    page.click("dialog button", "Next picture")
+    page.shows(members[2], within="dialog .metadata")
+    page.press("ArrowLeft", 37)
+    page.shows(members[1], within="dialog .metadata")
+    address = page.value("location.href")
+    page.press("Escape", 27)
+    page.until("!document.querySelector('dialog')")
+    page.until(f"location.href == {view!r}")
+    assert page.value("document.activeElement.title") == members[0]
+
+    page.open("about:blank")
+    page.open(address)  # it has an address of its own, and its list is there again
+    page.shows(f"2 of {len(members)}", within="dialog")
+    neighbor = page.until("document.querySelector('dialog .neighbors a')?.title")
+    page.click("dialog .neighbors a")
+    page.shows(neighbor, within="dialog .metadata")
+    page.value("history.back()")
+    page.shows(members[1], within="dialog .metadata")
+    page.click("dialog button", "Close")
+    page.until(f"location.href == {view!r} && !document.querySelector('dialog')")
+    page.open("about:blank")
+    page.open(address)
+    page.click("dialog .neighbors a")
+    page.shows(neighbor, within="dialog .metadata")
+    page.press("Escape", 27)
+    page.until(f"location.href == {view!r} && !document.querySelector('dialog')")
+
+
+def test_a_slash_leads_to_the_search_from_every_view(walk, page, shared_server):
+    for address in ("#/clusters", "#/map", "#/search"):
+        walk(shared_server, address)
+        loaded(page)
+        page.press("/", 191, "/")
+        page.until("location.hash.startsWith('#/search')")
+        page.until("document.activeElement.matches('.ask input')")
+
+
+def test_an_explored_place_shows_pictures_large_and_folds_weak_matches(
+    walk, page, photographs, starter, tmp_path
+):
+    with serving(starter, state_dir=tmp_path, explore__place=photographs) as server:
+        walk(server)
+        page.until("document.querySelectorAll('.arriving .tile').length > 3")
+        page.click(".arriving .tile a")
+        page.until("document.querySelectorAll('dialog figure img').length == 2")
+        pictures_seen(page, "dialog figure")
+        small, large = page.value(
+            "[...document.querySelectorAll('dialog figure img')].map(e => e.naturalWidth)"
+        )
+        assert large > small
+        page.press("Escape", 27)
+        page.until("document.querySelectorAll('.wall .card').length > 1")
+
+        page.click("nav a", "Search")
+        page.shows("--model hub:")
+        page.type(".ask [name=text]", "qwertyuiop")
+        page.press("Enter", 13, "\r")
+        page.shows("weak matches", within=".weak summary")
+        assert not page.value("document.querySelector('.weak').open")
+        weak, strong = page.count(".weak .tile"), page.count("ul[aria-label=Results] .tile")
+        assert (weak + strong, strong < 6) == (60, True)
+        page.value("document.querySelector('.ask [name=text]').value = ''")
+        page.type(".ask [name=text]", "a photo of an airplane")
+        page.press("Enter", 13, "\r")
+        best = "document.querySelector('ul[aria-label=Results] .tile a')"
+        page.until(f"{best}?.title.startsWith('airplanes/')")
 
 
 def test_less_like_this_and_filters_change_what_is_found(walk, page, shared_server):
@@ -220,6 +308,28 @@ def test_the_map_goes_by_keys_and_shows_what_is_below_the_pointer(walk, page, sh
     page.until("document.querySelector('.hover img')?.naturalWidth > 0")
 
 
+def test_the_map_names_what_lies_where_and_draws_few_points_as_pictures(walk, page, shared_server):
+    walk(shared_server, "#/map")
+    drawn(page)
+    visible = "[...document.querySelectorAll('.map-names bdi')].filter(e => e.style.visibility == 'visible')"
+    page.until(f"{visible}.length > 2")
+    names = page.value(f"{visible}.map(e => e.textContent)")
+    listed = page.value("[...document.querySelectorAll('.legend bdi')].map(e => e.textContent)")
+    assert set(names) <= set(listed)
+    page.until("document.querySelectorAll('.map-pictures img').length > 5")
+    pictures_seen(page, ".map-pictures")
+    x, y = page.value(
+        "(b => [b.x + b.width / 2, b.y + b.height / 2])"
+        "([...document.querySelectorAll('.map-pictures span')].at(-1).getBoundingClientRect())"
+    )
+    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        page.mouse(kind, (x, y))
+    pictures_seen(page, "dialog figure")
+    shown = "new URL(document.querySelector('dialog figure img').src).pathname"
+    last = "new URL([...document.querySelectorAll('.map-pictures img')].at(-1).src).pathname"
+    assert page.value(shown) == page.value(last)
+
+
 def test_of_duplicates_one_is_kept_and_the_others_are_gone_for_good(walk, page, explored):
     walk(explored, "#/duplicates?similarity=0.97")
     page.shows(stem(GERMAN))
@@ -266,7 +376,7 @@ def test_a_job_is_submitted_followed_to_its_end_and_refused_outside_the_roots(
     )
     assert done.returncode == 0, done.stderr
     page.shows("succeeded", within=".state")  # by itself
-    page.shows("100 %")
+    page.shows("100\N{NO-BREAK SPACE}%")
     page.click(".trail a")
     page.shows("succeeded", within=".jobs")
 
@@ -363,7 +473,12 @@ def test_a_name_filter_and_an_order_are_in_the_address_and_go_by_keyboard(
     page.press("Enter", 13, "\r")
     page.until("document.querySelectorAll('.tiles .tile').length > 0")
     assert page.value("document.title").endswith("· mlcd")
-    for shown in ("Why this name", "90 %", "unlike cluster 6: stripes", "An 絵 of it"):
+    for shown in (
+        "Why this name",
+        "90\N{NO-BREAK SPACE}%",
+        "unlike cluster 6: stripes",
+        "An 絵 of it",
+    ):
         page.shows(shown, within=".side")
 
 
@@ -390,15 +505,18 @@ def test_a_cluster_is_renamed_in_the_page_and_the_name_is_taken_back(walk, page,
 
 def test_axe_finds_nothing_wrong_on_any_view_in_light_and_dark(walk, page, shared_server, axe):
     run = "axe.run().then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html).slice(0, 3)]))"
-    for name, address in VIEWS.items():
-        walk(shared_server, address)
-        loaded(page)
-        page.value(axe)
-        for shade in ("light", "dark"):
-            page.shade(shade)
-            assert page.value(run) == [], (name, shade)
-        page.shade("light")
-        assert page.problems == [], name
+    for size in SIZES:
+        page.resize(*size)
+        for name, address in VIEWS.items():
+            walk(shared_server, address)
+            loaded(page)
+            page.value(axe)
+            for shade in ("light", "dark"):
+                page.shade(shade)
+                assert page.value(run) == [], (name, shade, size)
+            page.shade("light")
+            assert page.problems == [], name
+    page.resize(1280, 860)
     # It would have found some.
     page.value(
         "document.body.insertAdjacentHTML('beforeend', '<img src=assets/none><button></button>')"
@@ -408,13 +526,27 @@ def test_axe_finds_nothing_wrong_on_any_view_in_light_and_dark(walk, page, share
     page.problems.clear()
 
 
-def test_every_view_fits_a_narrow_window(walk, page, shared_server):
-    page.resize(400, 800)
+def test_every_view_fits_a_window_and_a_phone_shows_pictures_before_filters(
+    walk, page, shared_server
+):
     try:
-        for name, address in VIEWS.items():
-            walk(shared_server, address)
-            loaded(page)
-            time.sleep(0.1)
-            assert page.value("document.documentElement.scrollWidth <= innerWidth"), name
+        for size in reversed(SIZES):
+            page.resize(*size)
+            for name, address in VIEWS.items():
+                walk(shared_server, address)
+                loaded(page)
+                time.sleep(0.1)
+                assert page.value("document.documentElement.scrollWidth <= innerWidth"), name
+                header = "document.querySelector('.top').getBoundingClientRect().right"
+                assert page.value(f"{header} == document.documentElement.clientWidth"), name
+        walk(shared_server, "#/clusters")
+        pictures_seen(page, ".wall")
+        first = "document.querySelector('.wall .card').getBoundingClientRect().top"
+        above = page.value(first)
+        assert above < 200
+        page.click(".fold-button")
+        page.type("input[type=search]", "alternate-5")
+        page.until("document.querySelectorAll('.wall .card').length == 1")
+        assert page.value(first) > above
     finally:
         page.resize(1280, 860)

@@ -7,6 +7,7 @@ import { ask, key, locked } from "./api";
 import { connection } from "./connection";
 import { useExploration } from "./exploration";
 import { Failure, Field, Heading, Loading } from "./parts";
+import { PictureView } from "./picture";
 import { pictureIn, searchBy } from "./pictures";
 import { changed, go, href, route, useRoute } from "./route";
 import { useSession, type Session } from "./session";
@@ -46,8 +47,10 @@ export function App() {
   const [name = "clusters", part] = path;
   const view = VIEWS[name];
   const exploration = useExploration();
+  const picture = params.get("picture");
   useFocus([...path, ...SUBJECTS.map((name) => params.get(name))].join("/"));
   useGivenPictures(session.value);
+  useSlash();
   return (
     <>
       <a class="skip" href="#main" onClick={skip}>
@@ -60,7 +63,12 @@ export function App() {
         </a>
         <nav aria-label="Views">
           {Object.entries(VIEWS).filter(([, { title }]) => title).map(([known, { title }]) => (
-            <a key={known} href={href([known], kept())} aria-current={known === name ? "page" : undefined}>
+            <a
+              key={known}
+              href={href([known], kept())}
+              aria-current={known === name ? "page" : undefined}
+              aria-keyshortcuts={known === "search" ? "/" : undefined}
+            >
               {title}
             </a>
           ))}
@@ -88,6 +96,7 @@ export function App() {
           </>
         )}
       </main>
+      {session.value && picture !== null && <PictureView id={picture} session={session.value} exploration={exploration} />}
     </>
   );
 }
@@ -109,8 +118,32 @@ function useFocus(subject: string): void {
     if (before.current === subject) return;
     before.current = subject;
     scrollTo(0, 0);
-    document.querySelector<HTMLElement>("main h1")?.focus({ preventScroll: true });
+    focusOn(typing ? WORDS : "main h1");
+    typing = false;
   }, [subject]);
+}
+
+const WORDS = ".ask input";
+/** Whether the view that opens is for typing into. */
+let typing = false;
+const focusOn = (selector: string) => document.querySelector<HTMLElement>(selector)?.focus({ preventScroll: true });
+
+/** A slash leads to the words to search for. */
+function useSlash(): void {
+  useEffect(() => {
+    const press = (event: KeyboardEvent) => {
+      const elsewhere = (event.target as HTMLElement).closest("input, select, textarea, dialog");
+      if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || elsewhere) return;
+      event.preventDefault();
+      if (document.querySelector(WORDS)) focusOn(WORDS);
+      else {
+        typing = true;
+        go(href(["search"], kept()));
+      }
+    };
+    addEventListener("keydown", press);
+    return () => removeEventListener("keydown", press);
+  }, []);
 }
 
 /** A picture that is dropped or pasted anywhere is searched for. */

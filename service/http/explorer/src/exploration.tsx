@@ -5,6 +5,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { askJson } from "./api";
 import { connection } from "./connection";
 import { Field } from "./parts";
+import { PictureLink, useSequence } from "./picture";
 import { store, useStore } from "./store";
 import { count, counted, duration } from "./text";
 import { Thumbnail } from "./thumbnails";
@@ -98,11 +99,14 @@ export function Progress({ now }: { now: Exploration }) {
 /** The pictures that were looked at, until there are groups. */
 export function Arriving({ now }: { now: Exploration }) {
   const shown = useStore(pictures);
+  useSequence(shown);
   return (
     <ul class="tiles arriving" aria-label="Pictures">
       {shown.map((item) => (
         <li key={item.id} class="tile">
-          <Thumbnail collection={now.collection} item={item} />
+          <PictureLink item={item} title={item.id}>
+            <Thumbnail collection={now.collection} item={item} />
+          </PictureLink>
         </li>
       ))}
     </ul>

@@ -5,7 +5,7 @@ import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hook
 
 import { Refused, Unreachable } from "./api";
 import type { Loaded, Paged } from "./loaded";
-import { href } from "./route";
+import { PictureLink, useSequence } from "./picture";
 import { Thumbnail } from "./thumbnails";
 import { shortName, similarity } from "./text";
 import type { Item } from "./wire";
@@ -30,6 +30,17 @@ export function Empty({ title, children }: { title: string; children?: Component
       <h2>{title}</h2>
       {children}
     </div>
+  );
+}
+
+/** Of a server without what a view is about, the command that makes it all. */
+export function EmptyServer({ title, children }: { title: string; children?: ComponentChildren }) {
+  return (
+    <Empty title={title}>
+      <p>To see your own photographs, grouped and named:</p>
+      <Command text="mlcd explore ~/Pictures" />
+      {children}
+    </Empty>
   );
 }
 
@@ -117,34 +128,54 @@ interface Tiles {
   collection: string;
   items: Item[];
   label: string;
-  /** Where a picture leads: to what is like it, unless another place is given. */
-  link?: (item: Item) => string;
   /** What else is shown below a picture. */
   actions?: (item: Item) => ComponentChildren;
 }
 
-export function Tiles({ collection, items, label, actions, link }: Tiles) {
-  const like = (item: Item) => href(["search"], { collection, like: item.id });
+/** A list of pictures, each of which opens large. */
+export function Tiles({ collection, items, label, actions }: Tiles) {
+  useSequence(items);
   return (
-    <ul class="tiles" aria-label={label}>
-      {items.map((item) => (
-        <li key={item.id} class="tile">
-          <a href={(link ?? like)(item)} title={item.id}>
-            <Thumbnail collection={collection} item={item} alt="" />
-            <span class="tile-name">
-              <bdi>{shortName(item.id)}</bdi>
-              {item.similarity !== null && item.similarity !== undefined && (
-                <span class="number">
-                  <span class="unseen">similarity </span>
-                  {similarity(item.similarity)}
-                </span>
-              )}
-            </span>
-          </a>
-          {actions && <span class="actions">{actions(item)}</span>}
-        </li>
-      ))}
-    </ul>
+    <>
+      {items.length > 0 && !items.some((item) => item.thumbnail) && (
+        <p class="soft small">
+          There are no thumbnails: <code>mlcd index STATE/collections/{collection} STATE/collections/{collection} --images IMAGES</code>{" "}
+          makes them.
+        </p>
+      )}
+      <ul class="tiles" aria-label={label}>
+        {items.map((item) => (
+          <li key={item.id} class="tile">
+            <PictureLink item={item} title={item.id}>
+              <Thumbnail collection={collection} item={item} alt="" />
+              <span class="tile-name">
+                <bdi>{shortName(item.id)}</bdi>
+                {item.similarity !== null && item.similarity !== undefined && (
+                  <span class="number">
+                    <span class="unseen">similarity </span>
+                    {similarity(item.similarity)}
+                  </span>
+                )}
+              </span>
+            </PictureLink>
+            {actions && <span class="actions">{actions(item)}</span>}
+          </li>
+        ))}
+      </ul>
+    </>
+  );
+}
+
+/** What is folded where the window is narrow. */
+export function Fold(given: { title: string; class: string; children: ComponentChildren }) {
+  const [open, setOpen] = useState(false);
+  return (
+    <div class={`fold ${given.class}${open ? " open" : ""}`}>
+      <button type="button" class="fold-button" aria-expanded={open} onClick={() => setOpen(!open)}>
+        {given.title}
+      </button>
+      <div class="folded">{given.children}</div>
+    </div>
   );
 }
 

@@ -30,6 +30,9 @@ const follow = () => current.set(parse(location.hash));
 addEventListener("hashchange", follow);
 addEventListener("popstate", follow);
 
+/** How many entries of the history lie between the view and what is open above it. */
+const depth = () => Number(history.state?.depth ?? 0);
+
 export const useRoute = () => useStore(current);
 export const route = () => current.get();
 
@@ -58,6 +61,22 @@ export function changed(changes: Params): string {
 /** replace: without an entry for the back button, for what changes as one types or drags. */
 export function go(to: string, { replace = false } = {}): void {
   if (to === location.hash) return;
-  history[replace ? "replaceState" : "pushState"](null, "", to);
+  if (replace) history.replaceState(history.state, "", to);
+  else history.pushState(null, "", to);
   follow();
+}
+
+/** Opens something above the view, which stays as it is. */
+export function goAbove(to: string): void {
+  if (to === location.hash) return;
+  history.pushState({ depth: depth() + 1 }, "", to);
+  follow();
+}
+
+/** Goes back to the view itself, whose address is `to`. */
+export function goBelow(to: string): void {
+  const arrive = () => go(to, { replace: true }); // the first of what was open may have been a link from elsewhere
+  if (!depth()) return arrive();
+  addEventListener("popstate", arrive, { once: true });
+  history.go(-depth());
 }

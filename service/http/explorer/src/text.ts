@@ -12,10 +12,10 @@ export const counted = (number: number, noun: string) =>
 export const similarity = (value: number) => value.toFixed(2);
 
 export const percent = (share: number) =>
-  `${share > 0 && share < 0.0995 ? (100 * share).toFixed(1) : Math.round(100 * share)} %`;
+  `${share > 0 && share < 0.0995 ? (100 * share).toFixed(1) : Math.round(100 * share)}\u00a0%`;
 
 export const clusterName = (center: { id: number; name: string | null }) =>
-  center.name ?? `Cluster ${center.id}`;
+  center.name ?? `Unnamed ${center.id}`;
 
 /** The cluster that a center was merged into, and its place on the coarser levels. */
 export const belongs = (center: { id: number; cluster: number; path: string | null }) =>

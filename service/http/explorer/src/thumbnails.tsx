@@ -73,6 +73,15 @@ export function Thumbnail({ collection, item, alt = fileName(item.id) }: Given) 
   return keyed ? <Blob key={path} {...given} /> : <Plain key={path} {...given} />;
 }
 
+/** A large picture; nothing where it cannot be had. */
+export function Picture({ path }: { path: string }) {
+  const [broken, setBroken] = useState(false);
+  const keyed = useStore(key) !== "";
+  if (broken) return null;
+  const given = { path, alt: "", onError: () => setBroken(true) };
+  return keyed ? <Blob key={path} {...given} /> : <Plain key={path} {...given} />;
+}
+
 interface Shown {
   path: string;
   alt: string;

@@ -8,6 +8,7 @@ export interface Problem {
 
 export interface Info {
   model: string;
+  fingerprint: string;
   dimension: number;
   engine: string;
   precision: string;

@@ -2,6 +2,7 @@
 
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 
+import type { Drawn } from "./overlay";
 import { Points } from "./points";
 import { simplified, toPlane, toScreen, whole, zoomed, type Cells, type Polygon, type Sight, type Size, type Spot } from "./plane";
 
@@ -20,8 +21,10 @@ export interface Chart {
   lassoing: boolean;
   sight: Sight | null;
   label: string;
+  /** Points that are drawn as pictures: these are met before others. */
+  targets(): Drawn | null;
   /** byHand: it was moved, and has not only come with the size of the window. */
-  onSight(sight: Sight, byHand: boolean): void;
+  onSight(sight: Sight, size: Size, byHand: boolean): void;
   onLasso(polygon: Polygon): void;
   /** The point below the pointer, -1 for none, and where that is. */
   onHover(point: number, at: Spot): void;
@@ -140,7 +143,7 @@ class Hands {
     this.sight = sight;
     this.points.moveTo(sight);
     this.outlined(this.polygon);
-    this.given.onSight(sight, byHand);
+    this.given.onSight(sight, this.size, byHand);
   }
 
   private press(event: PointerEvent): void {
@@ -190,6 +193,15 @@ class Hands {
   }
 
   private pointAt(at: Spot): number {
+    const { places, targets } = this.given;
+    const drawn = targets();
+    const away = (point: number) => {
+      const [x, y] = toScreen(this.sight, this.size, [places[2 * point]!, places[2 * point + 1]!]);
+      return Math.max(Math.abs(x - at[0]), Math.abs(y - at[1]));
+    };
+    // of two that overlap the later one lies on top
+    const picture = drawn?.pictures.findLast(({ point }) => away(point) <= drawn.side / 2);
+    if (picture) return picture.point;
     return this.given.cells.nearest(toPlane(this.sight, this.size, at), REACH / this.sight.scale);
   }
 

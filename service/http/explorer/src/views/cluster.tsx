@@ -6,7 +6,7 @@ import { askJson, query, Refused } from "../api";
 import type { View } from "../app";
 import { connection } from "../connection";
 import { useLoaded, usePages } from "../loaded";
-import { Bar, Empty, Failure, Field, Heading, More, Once, Tiles } from "../parts";
+import { Bar, Empty, EmptyServer, Failure, Field, Fold, Heading, More, Once, Tiles } from "../parts";
 import { changed, go, href, useRoute } from "../route";
 import type { Session } from "../session";
 import { store, useStore } from "../store";
@@ -33,7 +33,9 @@ export function Cluster({ id, session }: View & { id: string }) {
       </p>
       <div class="bar-of-tools">
         <Heading>
-          <bdi>{center.value ? clusterName(center.value) : `Cluster ${id}`}</bdi>
+          <bdi class={center.value?.name === null ? "unnamed" : ""}>
+            {center.value ? clusterName(center.value) : `Cluster ${id}`}
+          </bdi>
         </Heading>
         {center.value && <Rename path={path} name={center.value.name} key={center.value.name} />}
         {center.value && <Facts center={center.value} />}
@@ -47,7 +49,7 @@ export function Cluster({ id, session }: View & { id: string }) {
       </div>
       {center.error && <Failure error={center.error} again={center.again} />}
       <div class="with-side">
-        <aside class="side">
+        <Fold title="About this cluster" class="side">
           {center.value?.evidence && <Grounds evidence={center.value.evidence} collection={collection} />}
           {session.collection && !center.error && <Spread path={path} session={session} />}
           {center.value && center.value.nearest.length > 0 && (
@@ -56,15 +58,11 @@ export function Cluster({ id, session }: View & { id: string }) {
               <LabelStrip labels={center.value.nearest} collection={collection} />
             </section>
           )}
-        </aside>
+        </Fold>
         {session.collection ? (
           !center.error && <Members path={path} collection={session.collection.name} />
         ) : (
-          <Empty title="No collection to look into">
-            <p>
-              Make one with <code>mlcd index EMBEDDINGS STATE/collections/NAME --thumbnails IMAGES</code>.
-            </p>
-          </Empty>
+          <EmptyServer title="No collection to look into" />
         )}
       </div>
     </>
@@ -91,7 +89,7 @@ function Rename({ path, name }: { path: string; name: string | null }) {
     return (
       <span class="rename">
         <button type="button" class="quiet" aria-label="Rename" title="Rename" onClick={() => setEditing(true)}>
-          ✎
+          {name === null ? "✎ Name it" : "✎"}
         </button>
         {undo?.path === path && undo.name !== name && (
           <button type="button" class="quiet" onClick={() => void give(undo.name)}>

@@ -4,7 +4,7 @@ import { askJson, query } from "../api";
 import type { View } from "../app";
 import { Arriving, Groups, Progress, Skipped } from "../exploration";
 import { usePages } from "../loaded";
-import { Command, Empty, Failure, Field, Heading, Loading, More } from "../parts";
+import { Empty, EmptyServer, Failure, Field, Fold, Heading, Loading, More } from "../parts";
 import { changed, go, href, useRoute } from "../route";
 import { belongs, clusterName, count, counted, percent } from "../text";
 import { Mosaic } from "../thumbnails";
@@ -63,11 +63,9 @@ export function Clusters({ session, exploration }: View) {
       <>
         <Heading>Clusters</Heading>
         {exploration && <Progress now={exploration} />}
-        <Empty title="This server has no clusters">
-          <p>To see your own photographs, grouped and named:</p>
-          <Command text="mlcd explore ~/Pictures" />
+        <EmptyServer title="This server has no clusters">
           {collection && <p>Until then: <a href={href(["map"], { collection: collection.name })}>see the map</a>.</p>}
-        </Empty>
+        </EmptyServer>
       </>
     );
   return (
@@ -85,7 +83,7 @@ export function Clusters({ session, exploration }: View) {
             </>
           )}
         </p>
-        <div class="tools">
+        <Fold title="Sort and filter" class="tools">
           {exploration && <Groups now={exploration} />}
           <Field label="Name">
             {(id) => (
@@ -134,7 +132,7 @@ export function Clusters({ session, exploration }: View) {
           >
             {rising === "yes" ? "↑" : "↓"}
           </button>
-        </div>
+        </Fold>
       </div>
       {exploration && <Progress now={exploration} />}
       {paged.error && !paged.rows.length ? (
@@ -184,7 +182,7 @@ export function Card({ center, collection, sort }: { center: Center; collection:
       <a href={href(["clusters", center.id], { collection })}>
         {collection && <Mosaic collection={collection} items={center.examples} />}
         <h2>
-          <bdi>{clusterName(center)}</bdi>
+          <bdi class={center.name === null ? "unnamed" : ""}>{clusterName(center)}</bdi>
         </h2>
         <p class="facts">
           {belongs(center) && <span>{belongs(center)}</span>}

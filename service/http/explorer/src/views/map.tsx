@@ -7,9 +7,11 @@ import type { View } from "../app";
 import { useLoaded } from "../loaded";
 import { Chart, seen } from "../map/chart";
 import { bytesOf, colorAt, shades, type Shades } from "../map/colors";
-import { Cells, inside, polygonIn, written, type Polygon, type Sight, type Spot } from "../map/plane";
-import { Empty, Failure, Field, Heading, Loading, Tiles } from "../parts";
-import { changed, go, href, useRoute } from "../route";
+import { Names, Pictures, type Drawn as Drawing, type Seen } from "../map/overlay";
+import { Cells, inside, polygonIn, written, type Polygon, type Sight, type Size, type Spot } from "../map/plane";
+import { Empty, EmptyServer, Failure, Field, Heading, Loading, Tiles } from "../parts";
+import { changed, go, goAbove, href, useRoute } from "../route";
+import { store } from "../store";
 import { count, counted, fileName, shown } from "../text";
 import { Thumbnail } from "../thumbnails";
 import type { Collection, Item, Legend, Selection } from "../wire";
@@ -30,11 +32,7 @@ export function MapView({ session }: View) {
     return (
       <>
         <Heading>Map</Heading>
-        <Empty title="There is no collection to draw">
-          <p>
-            Make one with <code>mlcd index EMBEDDINGS STATE/collections/NAME</code>.
-          </p>
-        </Empty>
+        <EmptyServer title="There is no collection to draw" />
       </>
     );
   return <Drawn collection={collection} clusters={session.info.centers !== null} key={collection.name} />;
@@ -122,7 +120,16 @@ function Drawn({ collection, clusters }: { collection: Collection; clusters: boo
       <div class="map">
         <div class="chart-place">
           {layout.value ? (
-            <Plane layout={layout.value} slots={slots} palette={colors.palette} polygon={polygon} collection={collection} />
+            <Plane
+              layout={layout.value}
+              slots={slots}
+              palette={colors.palette}
+              polygon={polygon}
+              collection={collection}
+              values={values.value}
+              legend={legend.value}
+              only={only}
+            />
           ) : (
             !layout.error && <Loading />
           )}
@@ -198,19 +205,24 @@ interface Plane {
   palette: Uint8Array;
   polygon: Polygon | null;
   collection: Collection;
+  values: Int32Array | null;
+  legend: Legend | null;
+  only: string | null;
 }
 
-function Plane({ layout, slots, palette, polygon, collection }: Plane) {
+function Plane({ layout, slots, palette, polygon, collection, values, legend, only }: Plane) {
   const { params } = useRoute();
   const [lassoing, setLassoing] = useState(false);
   const [failure, setFailure] = useState<Error | null>(null);
   const place = useRef<HTMLDivElement>(null);
   const sight = useRef<Sight | null>(sightIn(params.get("at")));
   const timer = useRef(0);
-  const hover = useHover(collection.name);
+  const [above] = useState(() => ({ seen: store<Seen | null>(null), drawn: store<Drawing | null>(null) }));
+  const { hover, itemsOf } = useItems(collection.name);
   useEffect(() => () => clearTimeout(timer.current), []);
-  const remember = useCallback((now: Sight, byHand: boolean) => {
+  const remember = useCallback((now: Sight, size: Size, byHand: boolean) => {
     sight.current = now;
+    above.seen.set({ sight: now, size });
     if (!byHand) return;
     clearTimeout(timer.current);
     timer.current = window.setTimeout(
@@ -224,9 +236,16 @@ function Plane({ layout, slots, palette, polygon, collection }: Plane) {
     go(changed({ lasso: written(chosen) }));
   };
   const pick = async (point: number) => {
-    const item = await hover.itemAt(point);
-    if (item) go(href(["search"], { collection: collection.name, like: item.id }));
+    const [item] = await itemsOf([point]);
+    if (item) goAbove(changed({ picture: item.id }));
   };
+  const colorOf = useCallback(
+    (point: number) => {
+      const [red, green, blue, front] = palette.subarray(4 * slots[point]!);
+      return front === 255 ? `rgb(${red} ${green} ${blue})` : null;
+    },
+    [palette, slots],
+  );
   if (failure) return <Failure error={failure} />;
   return (
     <div class="plane" ref={place}>
@@ -239,12 +258,24 @@ function Plane({ layout, slots, palette, polygon, collection }: Plane) {
         lassoing={lassoing}
         sight={sight.current}
         label={`Map of ${counted(layout.places.length / 2, "picture")}. Arrow keys move it, plus and minus zoom, 0 shows all.`}
+        targets={above.drawn.get}
         onSight={remember}
         onLasso={choose}
         onHover={hover.show}
         onPick={pick}
         onFailure={setFailure}
       />
+      <Pictures places={layout.places} collection={collection.name} {...above} colorOf={colorOf} itemsOf={itemsOf} />
+      {values && legend && (
+        <Names
+          places={layout.places}
+          values={values}
+          legend={legend}
+          only={legend.values.find(({ value }) => shown(value) === only)?.index ?? null}
+          nameOf={(entry) => nameOf(entry, legend.by)}
+          seen={above.seen}
+        />
+      )}
       <div class="lasso-tools">
         <button type="button" aria-pressed={lassoing} onClick={() => setLassoing(!lassoing)} title="Or hold Shift and drag">
           Lasso
@@ -274,20 +305,20 @@ function sightIn(text: string | null): Sight | null {
   return x !== undefined && y !== undefined && scale && [x, y, scale].every(Number.isFinite) ? { x, y, scale } : null;
 }
 
-/** The item below the pointer, asked for once the pointer rests. */
-function useHover(collection: string) {
+/** The items of points, and the one below the pointer, asked for once the pointer rests. */
+function useItems(collection: string) {
   const [item, setItem] = useState<{ item: Item; at: Spot; point: number } | null>(null);
   const timer = useRef(0);
   const wanted = useRef(-1);
   const known = useRef(new Map<number, Item>());
-  const itemAt = async (point: number): Promise<Item | null> => {
-    const before = known.current.get(point);
-    if (before) return before;
-    const json = { positions: [point], limit: 1 };
-    const answer = await askJson<Selection>(`${collectionPath(collection)}/layout/items`, { json });
-    const found = answer.items[0] ?? null;
-    if (found) known.current.set(point, found);
-    return found;
+  const itemsOf = async (points: number[]): Promise<(Item | null)[]> => {
+    const positions = points.filter((point) => !known.current.has(point));
+    if (positions.length) {
+      const json = { positions, limit: positions.length };
+      const { items } = await askJson<Selection>(`${collectionPath(collection)}/layout/items`, { json });
+      for (const found of items) known.current.set(found.position, found);
+    }
+    return points.map((point) => known.current.get(point) ?? null);
   };
   const show = (point: number, at: Spot) => {
     if (point === wanted.current) return;
@@ -298,11 +329,11 @@ function useHover(collection: string) {
       return;
     }
     timer.current = window.setTimeout(async () => {
-      const found = await itemAt(point).catch(() => null);
-      if (wanted.current === point) setItem(found && { item: found, at, point });
+      const [found] = await itemsOf([point]).catch(() => [null]);
+      if (wanted.current === point) setItem(found ? { item: found, at, point } : null);
     }, HOVER_MS);
   };
-  return { shown: item, show, itemAt };
+  return { hover: { shown: item, show }, itemsOf };
 }
 
 interface Keyed {
@@ -352,7 +383,7 @@ function Key({ legend, only, colors, collection }: Keyed) {
 }
 
 const nameOf = (entry: Legend["values"][number], by: string) =>
-  entry.name ?? (by === "cluster" ? `Cluster ${shown(entry.value)}` : shown(entry.value));
+  entry.name ?? (by === "cluster" ? `Unnamed ${shown(entry.value)}` : shown(entry.value));
 
 interface Chosen {
   polygon: Polygon;

@@ -6,21 +6,26 @@ import type { TargetedEvent, TargetedSubmitEvent } from "preact";
 import { askJson, collectionPath, query } from "../api";
 import type { View } from "../app";
 import { conditionsIn, filterOf, Filters } from "../filters";
+import { useFloor } from "../floor";
 import { useLoaded, type Loaded } from "../loaded";
 import { polygonIn, type Polygon } from "../map/plane";
-import { Empty, Failure, Heading, Once, Tiles } from "../parts";
+import { Empty, EmptyServer, Failure, Fold, Heading, Once, Tiles } from "../parts";
 import { NOTHING_ELSE, pictureOf, reading, searchBy, unpacked } from "../pictures";
+import { Facts, PictureLink } from "../picture";
 import { changed, go, href, useRoute } from "../route";
 import type { Session } from "../session";
 import { useStore } from "../store";
-import { counted, fileName, shown } from "../text";
+import { count, counted, fileName, similarity } from "../text";
 import { Thumbnail } from "../thumbnails";
-import type { Collection, Found, Item, Labeled, Selection } from "../wire";
+import type { CenterPage, Collection, Found, Item, Labeled, Selection } from "../wire";
 import { LabelStrip } from "./cluster";
 
 const FIRST = 60;
 const MOST = 600;
 const MOST_IDS = 10_000;
+const EXAMPLES = 5;
+const STARTER = "starter";
+const STRONGER = "hub:google/siglip2-base-patch16-224";
 
 /** What is searched for: exactly one of them. */
 interface Query {
@@ -48,30 +53,58 @@ export function Search({ session }: View) {
       </div>
       <Ask session={session} text={asked.text ?? ""} />
       {!collection ? (
-        <Empty title="There is no collection to search">
-          <p>
-            Make one with <code>mlcd index EMBEDDINGS STATE/collections/NAME</code>, or{" "}
-            <a href={href(["clusters"])}>see the clusters</a>.
-          </p>
-        </Empty>
+        <EmptyServer title="There is no collection to search" />
       ) : given ? (
         <Answer {...{ asked, collection, session, polygon, selected }} />
       ) : (
         <>
           <div class="query">
             <Among collection={collection} selected={selected} lasso={lasso} />
-            <Filters collection={collection} conditions={conditionsIn(params)} />
+            <Fold title="Filter" class="tools">
+              <Filters collection={collection} conditions={conditionsIn(params)} />
+            </Fold>
           </div>
           <Empty title="What are you looking for?">
             <p>
               Drop or paste a picture anywhere on this page, or choose one
-              {session.info.texts ? ", or type words." : "."} A click on any picture finds what is like it.
+              {session.info.texts ? ", or type words." : "."} Each picture leads to what is like it.
             </p>
+            {session.info.texts && session.info.centers && <Examples collection={collection} />}
             {!session.info.texts && <p class="soft">The served model, {session.info.model}, does not read words.</p>}
+            {session.info.model === STARTER && <StrongerWords />}
           </Empty>
         </>
       )}
     </>
+  );
+}
+
+/** Words that find something here: names of the largest clusters. */
+function Examples({ collection }: { collection: Collection }) {
+  const asked = query({ collection: collection.name, sort: "members", descending: true, limit: 60 });
+  const { value } = useLoaded((signal) => askJson<CenterPage>(`v1/centers${asked}`, { signal }), [asked]);
+  const names = new Set(value?.centers.flatMap(({ name }) => name ?? []));
+  if (!names.size) return null;
+  return (
+    <p class="examples">
+      For example:
+      {[...names].slice(0, EXAMPLES).map((name) => (
+        <a key={name} href={changed({ ...NOTHING_ELSE, text: name })}>
+          {name}
+        </a>
+      ))}
+    </p>
+  );
+}
+
+/** What reads words better than the starter, and what that costs. */
+function StrongerWords() {
+  return (
+    <p class="small hint">
+      The starter knows things, not scenes, colors or actions. With a network and the extras <code>train</code> and{" "}
+      <code>hub</code>, <code>--model {STRONGER}</code> reads words far better. It costs a download of 1.5 GB, and about
+      thirty times as long for each picture.
+    </p>
   );
 }
 
@@ -94,7 +127,7 @@ function Ask({ session, text }: { session: Session; text: string }) {
     <div class="ask">
       {session.info.texts && (
         <form role="search" onSubmit={type}>
-          <input ref={words} type="search" name="text" aria-label="Words" placeholder="a dog on a beach" />
+          <input ref={words} type="search" name="text" aria-label="Words" aria-keyshortcuts="/" />
           <button>Search</button>
         </form>
       )}
@@ -147,6 +180,7 @@ function Answer({ asked, collection, session, polygon, selected }: Asked) {
     [collection.name, asked, without, conditions, polygon, top],
     { keep: true },
   );
+  const floor = useFloor(session.info, collection, asked.text !== null && !without.length);
   if (asked.vector !== null && !vector) return <Empty title="This address holds no picture" />;
   return (
     <>
@@ -169,17 +203,23 @@ function Answer({ asked, collection, session, polygon, selected }: Asked) {
         <Among collection={collection} selected={selected} lasso={params.get("lasso")} />
       </section>
       <div class="with-side">
-        <aside class="side">
-          {session.info.centers && <Labels asked={asked} vector={vector} collection={collection} />}
-        </aside>
+        {session.info.centers ? (
+          <Fold title="Its clusters" class="side">
+            <Labels asked={asked} vector={vector} collection={collection} />
+          </Fold>
+        ) : (
+          <div class="side" />
+        )}
         <section aria-labelledby="found">
           <div class="bar-of-tools">
             <h2 id="found">Most similar</h2>
-            <Filters collection={collection} conditions={conditions} />
+            <Fold title="Filter" class="tools">
+              <Filters collection={collection} conditions={conditions} />
+            </Fold>
           </div>
           {selected.error && <Failure error={selected.error} again={selected.again} />}
           <Once loaded={found}>
-            {(answer) => <Matches answer={answer} asked={asked} collection={collection} top={top} without={without} />}
+            {(answer) => <Matches {...{ answer, asked, collection, top, without, floor }} model={session.info.model} />}
           </Once>
         </section>
       </div>
@@ -245,21 +285,14 @@ function LikeItem({ id, collection }: { id: string; collection: Collection }) {
     <Once loaded={item}>
       {(described) => (
         <div class="item">
-          <Thumbnail collection={collection.name} item={described} />
+          <PictureLink item={described}>
+            <Thumbnail collection={collection.name} item={described} />
+          </PictureLink>
           <div>
             <h2>
               <bdi>{id}</bdi>
             </h2>
-            <dl class="metadata">
-              {Object.entries(described.metadata ?? {}).map(([field, value]) => (
-                <div key={field}>
-                  <dt>{field}</dt>
-                  <dd>
-                    <bdi>{shown(value)}</bdi>
-                  </dd>
-                </div>
-              ))}
-            </dl>
+            <Facts metadata={described.metadata ?? {}} />
           </div>
         </div>
       )}
@@ -273,17 +306,44 @@ interface Answered {
   collection: Collection;
   top: number;
   without: string[];
+  /** What is less similar is a weak match; null: nothing is. */
+  floor: number | null;
+  model: string;
 }
 
-function Matches({ answer, asked, collection, top, without }: Answered) {
+function Matches({ answer, asked, collection, top, without, floor, model }: Answered) {
   const refused = answer.errors[0];
   if (refused) return <Failure error={new Error(refused.detail)} />;
   const matches = (answer.results[0]?.matches ?? []).filter((match) => match.id !== asked.like).slice(0, top);
   const like = (id: string) => changed({ ...NOTHING_ELSE, like: id });
+  const strong = matches.filter((match) => floor === null || (match.similarity ?? 1) >= floor);
+  const weak = matches.slice(strong.length);
+  const tiles = (items: Item[], label: string) => (
+    <Tiles
+      collection={collection.name}
+      items={items}
+      label={label}
+      actions={({ id }) => (
+        <>
+          <a href={like(id)} aria-label={`More like ${fileName(id)}`}>
+            more
+          </a>
+          <button
+            type="button"
+            aria-label={`Less like ${fileName(id)}`}
+            disabled={without.includes(id)}
+            onClick={() => go(changed({ without: [...without, id] }))}
+          >
+            less
+          </button>
+        </>
+      )}
+    />
+  );
   return (
     <>
       <p class="soft" role="status">
-        {counted(matches.length, "picture")} of {counted(answer.matching, "item")}
+        {counted(strong.length, "picture")} of {counted(answer.matching, "item")}
         {answer.exact ? "" : ", by the index"}
       </p>
       {!matches.length && (
@@ -293,28 +353,26 @@ function Matches({ answer, asked, collection, top, without }: Answered) {
           </p>
         </Empty>
       )}
-      <Tiles
-        collection={collection.name}
-        items={matches}
-        label="Results"
-        link={({ id }) => like(id)}
-        actions={({ id }) => (
-          <>
-            <a href={like(id)} aria-label={`More like ${fileName(id)}`}>
-              more
-            </a>
-            <button
-              type="button"
-              aria-label={`Less like ${fileName(id)}`}
-              disabled={without.includes(id)}
-              onClick={() => go(changed({ without: [...without, id] }))}
-            >
-              less
-            </button>
-          </>
-        )}
-      />
-      {matches.length >= top && top < MOST && (
+      {strong.length > 0 && tiles(strong, "Results")}
+      {weak.length > 0 && (
+        <>
+          {!strong.length && (
+            <Empty title="No picture matches these words well">
+              {model === STARTER && <StrongerWords />}
+            </Empty>
+          )}
+          <details class="weak">
+            <summary>
+              {count(weak.length)} weak {weak.length === 1 ? "match" : "matches"}
+            </summary>
+            <p class="soft small">
+              Less similar than {similarity(floor!)}, which pictures here reach by chance with words that mean nothing.
+            </p>
+            {tiles(weak, "Weak matches")}
+          </details>
+        </>
+      )}
+      {!weak.length && matches.length >= top && top < MOST && (
         <p class="more">
           <button type="button" onClick={() => go(changed({ top: Math.min(MOST, top * 2) }), { replace: true })}>
             Show more
