@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -115,11 +116,14 @@ class Lookup:
     def follow_names(self) -> None:
         """Reads the names again where another process has changed their files.
 
-        The names stay where one is damaged.
+        The names stay where one is damaged, and where the centers were removed or replaced, as by
+        another clustering of an explored place.
         """
         if self._stored is None or self._stored.versions() == self._read_at:
             return
-        with self._renaming:
+        if not self._stored.is_in_place():
+            return
+        with self._renaming, suppress(FileNotFoundError):  # they may be removed meanwhile
             # the file may change again while it is read, and is then read again
             self._read_at = self._stored.versions()
             self._read_names(again=True)

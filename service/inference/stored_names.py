@@ -25,7 +25,7 @@ from mlcd.artifacts.given_names import (
     current_names,
     made_names,
 )
-from mlcd.artifacts.manifest import Artifact
+from mlcd.artifacts.manifest import Artifact, read_manifest
 from mlcd.artifacts.sealed_json import read_sealed, write_sealed
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
 
@@ -87,6 +87,13 @@ class StoredNames:
                 if self._changes is not None
                 else "start it with --state, or let it write beside the centers",
             ) from error
+
+    def is_in_place(self) -> bool:
+        """Tells whether the centers are where they were: not removed, and no others instead."""
+        try:
+            return read_manifest(self._artifact.path).digest == self._artifact.digest
+        except ArtifactInvalid:
+            return False
 
     def versions(self) -> FileVersions:
         """Returns what changes whenever one of the files does."""

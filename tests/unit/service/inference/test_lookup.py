@@ -1,4 +1,5 @@
 import os
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -249,3 +250,20 @@ def test_names_follow_their_file_and_stay_while_it_is_damaged(tmp_path):
     (tmp_path / "c" / GIVEN_NAMES).unlink()
     lookup.follow_names()
     assert lookup.names.names == (None, None, None)
+
+
+def test_names_stay_while_the_centers_are_removed_and_others_take_their_place(tmp_path):
+    def write(num):
+        with Draft(tmp_path / "c", Request("centers", fingerprint="f" * 64)) as draft:
+            random_centers(num).write(draft)
+            return draft.publish()
+
+    artifact = write(3)
+    lookup = Lookup(Centers.read(artifact), artifact)
+    change_names(artifact, lambda given: given.set_by_hand({1: "one"}))
+    lookup.follow_names()
+    shutil.rmtree(artifact.path)
+    lookup.follow_names()
+    write(2)
+    lookup.follow_names()
+    assert lookup.names.names == (None, "one", None)
