@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -25,6 +25,22 @@ if TYPE_CHECKING:  # it brings faiss
     from mlcd.collections.port import Description
 
 
+class CosineOrCopies(click.ParamType[float | str]):
+    """A cosine, or the word for copies of one picture."""
+
+    name = "copies|COSINE"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | str:
+        if value == "copies":
+            return value
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"give copies or a cosine, got {value}", param, ctx)
+
+
 @click.command()
 @click.argument("source", type=STORE_OR_ARTIFACT)
 @click.argument("out", type=STORE_OR_PATH)
@@ -40,7 +56,11 @@ if TYPE_CHECKING:  # it brings faiss
     help="SOURCE: a collection; OUT: a parquet file of all its items.",
 )
 @click.option(
-    "--duplicates", type=float, help="OUT: JSON lines, the groups of SOURCE above this cosine."
+    "--duplicates",
+    type=CosineOrCopies(),
+    metavar="copies|COSINE",
+    help="OUT: JSON lines, the groups of SOURCE above this cosine; or of copies of one picture, by"
+    " the thumbnails of a collection.",
 )
 @click.option(
     "--append", is_flag=True, help="Add to the collection at OUT what the embeddings have gained."
@@ -76,7 +96,7 @@ def index(
     out: Path | str,
     recall: float | None,
     export_: bool,
-    duplicates: float | None,
+    duplicates: float | Literal["copies"] | None,
     append: bool,
     images: str | None,
     no_thumbnails: bool,
@@ -121,7 +141,9 @@ def index(
         reporter.result({FINISHED: str(out), "items": num_items}, f"{num_items} items: {out}")
         return
     if duplicates is not None:
-        groups, items = pipeline.duplicates(source, out, reporter, similarity=duplicates)
+        groups, items = pipeline.duplicates(
+            source, out, reporter, similarity=None if duplicates == "copies" else duplicates
+        )
         facts = {FINISHED: str(out), "groups": groups, "items": items}
         reporter.result(facts, f"{groups} groups of {items} items: {out}")
         return
