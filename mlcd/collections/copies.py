@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.cells import Take
-from mlcd.clustering.close_pairs import ClosePairs, PairSearch
+from mlcd.clustering.close_pairs import ClosePairs, main_directions
 from mlcd.collections.duplicates import DEFAULT_SIMILARITY, DistinctRows, Group
 from mlcd.collections.port import CollectionPort
 from mlcd.images.likeness import (
@@ -28,15 +28,19 @@ from mlcd.images.likeness import (
     gray_picture,
 )
 from mlcd.progress import Meter
+from mlcd.types import Embeddings
 
 _PAIRS_PER_ROW: Final = 8
 _MOST_PER_ROW: Final = 32  # where rows are alike in an uneven way
 _LEAST_COSINE: Final = 0.5  # no copy of 200 photographs was below, with any model
 _SAMPLED_ROWS: Final = 512
 _BLOCK_ROWS: Final = 8192
+_TILE_ROWS: Final = 2048
+_MAIN: Final = 128  # directions; a tenth of the products of whole rows, and as good a choice
 _READ_ROWS: Final = 1024  # thumbnails at a time, 3 kB each
 _VIEWED_ROWS: Final = 128  # 40 kB each
 _FINE_PAIRS: Final = 256
+_TINY: Final = 1e-6
 
 _Rows = NDArray[np.int64]
 # from rows to their thumbnails, None where there is none
@@ -83,21 +87,51 @@ def nearest_pair(num_rows: int, take: Take, *, meter: Meter) -> Group | None:
 
 
 def propose_pairs(num_rows: int, take: Take, *, meter: Meter) -> ClosePairs:
-    """Returns about 8 pairs for each row, those of the highest cosines."""
-    least = _least_cosine(num_rows, take)
-    search = PairSearch(num_rows, take, least, tick=lambda: meter.advance(0))
+    """Returns about 8 pairs for each row, those of the highest cosines.
+
+    They are chosen along the directions that hold most of the rows, and then have their own cosine.
+    """
+    heads = _main_parts(num_rows, take)
+    least = _least_cosine(heads)
     most, num, parts = _MOST_PER_ROW * num_rows, 0, list[ClosePairs]()
-    for cell in range(search.cells.num_cells):
-        for part in search.of_cell(cell):
-            parts.append(part)
-            num += len(part.first)
+    for start in range(0, num_rows, _TILE_ROWS):
+        left = heads[start : start + _TILE_ROWS]
+        for other in range(start, num_rows, _TILE_ROWS):
+            meter.advance(0)
+            cosines = left @ heads[other : other + _TILE_ROWS].T
+            near = cosines >= least
+            if other == start:
+                near = np.triu(near, 1)
+            one, two = np.nonzero(near)
+            found = cosines[one, two].astype(np.float64)
+            parts.append(ClosePairs(one + start, two + other, found))
+            num += len(one)
             if num > 2 * most:
                 parts = [_highest(ClosePairs.joined(parts), most)]
                 num = most
-        meter.advance(int(np.diff(search.cells.starts[[cell, cell + 1]])[0]))
+        meter.advance(len(left))
     if not parts:
         return _NO_PAIRS
-    return _highest(ClosePairs.joined(parts), most)
+    chosen = _highest(ClosePairs.joined(parts), most)
+    cosines = np.empty(len(chosen.first))
+    for start in range(0, len(cosines), _TILE_ROWS):
+        some = slice(start, start + _TILE_ROWS)
+        left, right = take(chosen.first[some]), take(chosen.second[some])
+        cosines[some] = np.einsum("nd,nd->n", left, right)
+    return ClosePairs(chosen.first, chosen.second, cosines)
+
+
+def _main_parts(num_rows: int, take: Take) -> Embeddings:
+    """Returns the rows along their 128 main directions, of norm 1: [N, 128], or fewer."""
+    if not num_rows:
+        return np.empty((0, 1), np.float32)
+    basis = main_directions(take(np.arange(0, num_rows, -(-num_rows // 4096))), _MAIN)
+    heads = np.empty((num_rows, basis.shape[1]), np.float32)
+    for start in range(0, num_rows, _BLOCK_ROWS):
+        rows = take(np.arange(start, min(start + _BLOCK_ROWS, num_rows))) @ basis
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        heads[start : start + len(rows)] = rows / np.maximum(lengths, _TINY)
+    return heads
 
 
 class _Pictures:
@@ -177,18 +211,19 @@ class _Pictures:
         return pictures, is_there
 
 
-def _least_cosine(num_rows: int, take: Take) -> float:
+def _least_cosine(rows: Embeddings) -> float:
     """Returns the cosine that about 8 pairs for each row reach, by a sample of rows."""
-    sampled = np.random.default_rng(0).choice(num_rows, min(num_rows, _SAMPLED_ROWS), replace=False)
-    some = take(np.sort(sampled))
+    num_rows = len(rows)
+    chosen = np.random.default_rng(0).choice(num_rows, min(num_rows, _SAMPLED_ROWS), replace=False)
+    sampled = rows[np.sort(chosen)]
     edges = np.linspace(-1, 1, 2001)
     counts = np.zeros(len(edges) - 1, np.int64)
     for start in range(0, num_rows, _BLOCK_ROWS):
-        rows = take(np.arange(start, min(start + _BLOCK_ROWS, num_rows)))
-        counts += np.histogram(np.clip(some @ rows.T, -1, 1), edges)[0]
-    above = np.cumsum(counts[::-1]) - len(some)  # without each row itself
+        cosines = sampled @ rows[start : start + _BLOCK_ROWS].T
+        counts += np.histogram(np.clip(cosines, -1, 1), edges)[0]
+    above = np.cumsum(counts[::-1]) - len(sampled)  # without each row itself
     # a pair is seen from both of its rows
-    within = int((above <= 2 * _PAIRS_PER_ROW * len(some)).sum())
+    within = int((above <= 2 * _PAIRS_PER_ROW * len(sampled)).sum())
     cosine = float(edges[::-1][min(within, len(counts))])
     return min(max(cosine, _LEAST_COSINE), DEFAULT_SIMILARITY)
 
