@@ -12,10 +12,10 @@ from mlcd.artifacts.manifest import Parent
 from mlcd.clustering.cells import Take
 from mlcd.collections.collection import Collection
 from mlcd.collections.collection_folder import GENERATIONS, LEDGER
-from mlcd.collections.copies import copy_groups, thumbnails_of
 from mlcd.collections.duplicates import Group, duplicate_groups
 from mlcd.collections.item import Item, check_new_id
 from mlcd.collections.parquet_items import ParquetItems, write_parquet
+from mlcd.collections.picture_copies import copy_groups, thumbnails_of
 from mlcd.collections.port import DEFAULT_RECALL, CollectionPort, Description
 from mlcd.errors import Conflict, InvalidInput
 from mlcd.progress import Reporter, Stages

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Final
 from weakref import ref
 
-from mlcd.collections.copies import copy_groups, nearest_pair, thumbnails_of
 from mlcd.collections.duplicates import Group, duplicate_groups
+from mlcd.collections.picture_copies import copy_groups, nearest_pair, thumbnails_of
 from mlcd.collections.port import CollectionPort
 from mlcd.collections.searcher import Searcher
 from mlcd.errors import DeadlineExceeded, Overloaded
@@ -72,8 +72,8 @@ class DuplicateSearches:
         search.
 
         similarity: the least cosine of a pair, whatever the pictures; None: the pictures are copies
-        (`mlcd.collections.copies`). owner: the client. Raises Overloaded while another search
-        waits, and DeadlineExceeded.
+        (`mlcd.collections.picture_copies`). owner: the client. Raises Overloaded while another
+        search waits, and DeadlineExceeded.
         """
         # a store behind a network is asked for its state
         subject = _Subject(await asyncio.to_thread(lambda: collection.state), similarity)

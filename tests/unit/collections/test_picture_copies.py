@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from mlcd.collections.copies import copy_groups, nearest_pair
+from mlcd.collections.picture_copies import copy_groups, nearest_pair
 from mlcd.encoders import open_encoder
 from mlcd.images.likeness import gray_picture
 from mlcd.images.thumbnail import thumbnail
