@@ -6,7 +6,7 @@ import { askJson, collectionPath, Refused } from "../api";
 import type { View } from "../app";
 import { connection } from "../connection";
 import { useLoaded } from "../loaded";
-import { Dialog, Empty, Field, Heading, MissingPictures, Once } from "../parts";
+import { Dialog, Empty, EmptyServer, Field, Heading, MissingPictures, Once } from "../parts";
 import { changed, go, useRoute } from "../route";
 import { counted, fileName, shown } from "../text";
 import { Thumbnail } from "../thumbnails";
@@ -24,11 +24,7 @@ export function Duplicates({ session }: View) {
       ) : (
         <>
           <Heading>Duplicates</Heading>
-          <Empty title="There is no collection to look through">
-            <p>
-              Make one with <code>mlcd index EMBEDDINGS STATE/collections/NAME</code>.
-            </p>
-          </Empty>
+          <EmptyServer title="There is no collection to look through" />
         </>
       )}
     </>
