@@ -124,7 +124,7 @@ def test_copies_of_photographs_are_found_and_nothing_else(model, kinds, photogra
 
 @pytest.mark.slow
 def test_different_products_are_no_copies(shared_data):
-    """Of 4.5 million pairs, of which 45 are the same photograph twice."""
+    """There are 4.5 million pairs, of which 45 are the same photograph twice."""
     files = sorted((shared_data / "fashion_products" / "images").glob("*.jpg"))
     with closing(open_encoder(resolve_model("starter", lambda _: None))) as encoder:
         groups = found_copies(encoder, [path.read_bytes() for path in files]).groups
