@@ -1,5 +1,5 @@
-"""The likeness of two pictures, which tells copies of one: smaller, compressed, cropped, mirrored or
-recolored.
+"""The likeness of two pictures, which tells copies of one: smaller, compressed, cropped, mirrored
+or recolored.
 
 Both are compared by the correlation of their spectra (DCT of the gray picture, each coefficient
 times its frequency, so that edges count and light does not). A first look compares all of one
