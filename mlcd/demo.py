@@ -129,8 +129,6 @@ class Demo:
                 "index",
                 self._at("embeddings"),
                 str(self.out / "collections" / "demo"),
-                "--thumbnails",
-                self._images,
             ],
             ["verify", str(self.out), "--quiet"],
         ]

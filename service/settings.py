@@ -273,8 +273,8 @@ class Thumbnails(BaseModel, frozen=True, extra="forbid", use_attribute_docstring
     side: Annotated[int, Field(ge=32, le=512)] = DEFAULT_SIDE
     """Pixels of the longest side."""
     max_bytes: Annotated[int, Field(ge=0)] = DEFAULT_MAX_BYTES
-    """Bytes of the thumbnails of one collection. Of items beyond that none are kept, and answers
-    say so; a thumbnail takes about 3 kB."""
+    """Bytes of the thumbnails of one collection in a folder. Of items beyond that none are kept,
+    and answers say so; a thumbnail takes about 3 kB."""
 
 
 class StoredCollections(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):

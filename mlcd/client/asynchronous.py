@@ -202,7 +202,9 @@ class AsyncClient(BaseClient):
     async def delete_item(self, collection: str, key: str) -> None:
         await self._server.delete_item(collection, key)
 
-    async def duplicates(self, collection: str, *, similarity: float = 0.95) -> list[list[str]]:
+    async def duplicates(
+        self, collection: str, *, similarity: float | None = None
+    ) -> list[list[str]]:
         return await self._server.duplicates(collection, similarity=similarity)
 
     async def center(self, center: int) -> Center:

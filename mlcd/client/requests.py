@@ -296,7 +296,7 @@ class Server:
     async def delete_item(self, collection: str, key: str) -> None:
         await self._connection.ask("DELETE", _path(collection, key))
 
-    async def duplicates(self, collection: str, *, similarity: float) -> list[list[str]]:
+    async def duplicates(self, collection: str, *, similarity: float | None) -> list[list[str]]:
         return read_groups(
             await self._post(f"{_path(collection)}/duplicates", json={"similarity": similarity})
         )

@@ -262,8 +262,10 @@ class Client(BaseClient):
         """Deletes an item; no search that begins later finds it. Raises RefusedNotFound."""
         self._loop.run(self._server.delete_item(collection, key))
 
-    def duplicates(self, collection: str, *, similarity: float = 0.95) -> list[list[str]]:
-        """Returns groups of ids whose embeddings are at least so similar."""
+    def duplicates(self, collection: str, *, similarity: float | None = None) -> list[list[str]]:
+        """Returns groups of ids whose pictures are copies of one, or whose embeddings are at least
+        so similar.
+        """
         return self._loop.run(self._server.duplicates(collection, similarity=similarity))
 
     def center(self, center: int) -> Center:

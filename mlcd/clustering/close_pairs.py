@@ -177,7 +177,7 @@ class _Heads:
     @cached_property
     def _heads(self) -> Embeddings:
         step = max(1, self._num_rows // _SAMPLED_ROWS)
-        basis = _main_directions(self._take(np.arange(0, self._num_rows, step)), self._width)
+        basis = main_directions(self._take(np.arange(0, self._num_rows, step)), self._width)
         heads = np.empty((self._num_rows, self._width + 1), np.float32)
         for start in range(0, self._num_rows, _BLOCK_ROWS):
             rows = self._take(np.arange(start, min(start + _BLOCK_ROWS, self._num_rows)))
@@ -190,7 +190,7 @@ class _Heads:
         return heads
 
 
-def _main_directions(sample: Embeddings, num: int) -> Embeddings:
+def main_directions(sample: Embeddings, num: int) -> Embeddings:
     """Returns about so many orthonormal directions that hold most of the sample, [D, H]."""
     start = np.random.default_rng(0).standard_normal((sample.shape[1], num))
     basis = start.astype(np.float32)

@@ -237,6 +237,18 @@ class Collection:
         searcher, position = self._position(item_id)
         return self._thumbnails.read(int(searcher.rows[position]))
 
+    def read_thumbnails(self, item_ids: Sequence[str]) -> dict[str, Thumbnail]:
+        """Returns the thumbnails of those of the items that have one, by id."""
+        searcher, found = self.state, dict[str, Thumbnail]()
+        for item_id in item_ids:
+            position = searcher.find(item_id)
+            picture = (
+                None if position is None else self._thumbnails.read(int(searcher.rows[position]))
+            )
+            if picture is not None:
+                found[item_id] = picture
+        return found
+
     def thumbnail_versions(self, item_ids: Sequence[str]) -> list[str | None]:
         """Returns the version of each item's thumbnail, or None where it has none."""
         searcher = self.state

@@ -22,7 +22,7 @@ from mlcd.clustering.cells import Take
 from mlcd.clustering.close_pairs import ClosePairs, PairSearch
 from mlcd.errors import InvalidInput
 from mlcd.progress import Meter
-from mlcd.types import cosines
+from mlcd.types import Embeddings, cosines
 
 DEFAULT_SIMILARITY: Final = 0.95
 _DIGITS: Final = 6  # float32 holds no more
@@ -93,23 +93,55 @@ def duplicate_groups(
     """
     if not -1 <= similarity <= 1:
         raise InvalidInput(f"{similarity:g} is no cosine", remedy="give a similarity in [-1, 1]")
-    first_of = _equal_rows(num_rows, take)
-    distinct = np.flatnonzero(first_of == np.arange(num_rows))
+    distinct = DistinctRows.of(num_rows, take)
     meter.advance(num_rows - len(distinct))
-    search = PairSearch(
-        len(distinct), lambda rows: take(distinct[rows]), similarity, tick=lambda: meter.advance(0)
-    )
+    search = PairSearch(len(distinct), distinct.take, similarity, tick=lambda: meter.advance(0))
     joined = _Joined.of(len(distinct), search, similarity, note)
     meter.advance(joined.num_rows_before(search))
-    for cell in joined.searched(search, distinct, find_links):
+    for cell in joined.searched(search, distinct.rows, find_links):
         meter.advance(int(np.diff(search.cells.starts[[joined.num_cells, cell]])[0]))
         joined.num_cells = cell
         joined.write_now_and_then()
-    number_of = np.searchsorted(distinct, first_of)
-    group, best = joined.group[number_of], joined.best[number_of]
-    copies = np.bincount(number_of, minlength=len(distinct))[number_of] > 1
-    best[copies] = 1.0
-    return [Group(rows, best[rows]) for rows in _members(group)]
+    return distinct.spread(joined.group, joined.best)
+
+
+@dataclass(frozen=True)
+class DistinctRows:
+    """The rows that equal no earlier one.
+
+    rows: their numbers, [M]. first_of: the first row that each of all rows is equal to, [N].
+    """
+
+    rows: NDArray[np.int64]
+    first_of: NDArray[np.int64]
+    take_any: Take
+
+    @classmethod
+    def of(cls, num_rows: int, take: Take) -> "DistinctRows":
+        first_of = _equal_rows(num_rows, take)
+        return cls(np.flatnonzero(first_of == np.arange(num_rows)), first_of, take)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: NDArray[np.int64]) -> Embeddings:
+        """Returns the vectors of distinct rows by their number among these."""
+        return self.take_any(self.rows[rows])
+
+    def groups(self, pairs: ClosePairs) -> list[Group]:
+        """Returns the groups that pairs of distinct rows join, and equal rows."""
+        joined = _Joined(
+            np.arange(len(self), dtype=np.int64), np.full(len(self), _NO_COSINE, np.float32)
+        )
+        joined.add(pairs)
+        return self.spread(joined.group, joined.best)
+
+    def spread(self, group: NDArray[np.int64], best: NDArray[np.float32]) -> list[Group]:
+        """Returns the groups of all rows. group, best: of the distinct ones, as in `Links`."""
+        number_of = np.searchsorted(self.rows, self.first_of)
+        copies = np.bincount(number_of, minlength=len(self))[number_of] > 1
+        similarities = np.where(copies, np.float32(1), best[number_of])
+        return [Group(rows, similarities[rows]) for rows in _members(group[number_of])]
 
 
 def _equal_rows(num_rows: int, take: Take) -> NDArray[np.int64]:

@@ -29,7 +29,7 @@ class RemoteCollection(ABC):
     `Collection` for what is not said here.
     """
 
-    takes_thumbnails: ClassVar[bool] = False
+    takes_thumbnails: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -131,12 +131,22 @@ class RemoteCollection(ABC):
     def thumbnail(self, item_id: str) -> Thumbnail | None:
         if self.metadata_of(check_id(item_id)) is None:
             raise missing(item_id)
-        return None
+        return self.read_thumbnails([item_id]).get(item_id)
 
-    def thumbnail_versions(self, item_ids: Sequence[str]) -> list[str | None]:
-        return [None for _ in item_ids]
+    @abstractmethod
+    def read_thumbnails(self, item_ids: Sequence[str]) -> dict[str, Thumbnail]: ...
+
+    @abstractmethod
+    def thumbnail_versions(self, item_ids: Sequence[str]) -> list[str | None]: ...
+
+    @abstractmethod
+    def add_thumbnails(self, thumbnails: Mapping[str, Thumbnail]) -> None: ...
+
+    @abstractmethod
+    def without_thumbnail(self) -> list[str]: ...
 
     def described_thumbnails(self) -> Stored | None:
+        """Returns None: the store counts no pictures, and bounds them no more than items."""
         return None
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """`mlcd index`: collections, their parquet files and their duplicates."""
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -12,14 +12,33 @@ from mlcd.commands.common_options import (
     FINISHED,
     STORE_OR_ARTIFACT,
     STORE_OR_PATH,
+    announce,
     reporter_option,
 )
+from mlcd.errors import MlcdError
 from mlcd.images.thumbnail import DEFAULT_SIDE
 from mlcd.locations import local_path
 from mlcd.progress import Reporter
 
 if TYPE_CHECKING:  # it brings faiss
     from mlcd.collections.plane import Method
+    from mlcd.collections.port import Description
+
+
+class CosineOrCopies(click.ParamType[float | str]):
+    """A cosine, or the word for copies of one picture."""
+
+    name = "copies|COSINE"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | str:
+        if value == "copies":
+            return value
+        try:
+            return float(value)
+        except ValueError:
+            self.fail(f"give copies or a cosine, got {value}", param, ctx)
 
 
 @click.command()
@@ -37,16 +56,21 @@ if TYPE_CHECKING:  # it brings faiss
     help="SOURCE: a collection; OUT: a parquet file of all its items.",
 )
 @click.option(
-    "--duplicates", type=float, help="OUT: JSON lines, the groups of SOURCE above this cosine."
+    "--duplicates",
+    type=CosineOrCopies(),
+    metavar="copies|COSINE",
+    help="OUT: JSON lines, the groups of SOURCE above this cosine; or of copies of one picture, by"
+    " the thumbnails of a collection.",
 )
 @click.option(
     "--append", is_flag=True, help="Add to the collection at OUT what the embeddings have gained."
 )
 @click.option(
-    "--thumbnails",
+    "--images",
     metavar="IMAGES",
-    help="Make the thumbnails that items lack, from the images that were embedded.",
+    help="Where the images are that thumbnails are made of.  [default: where they were embedded]",
 )
+@click.option("--no-thumbnails", is_flag=True, help="Make no thumbnails of the images.")
 @click.option(
     "--thumbnail-side",
     type=click.IntRange(32, 512),
@@ -59,7 +83,7 @@ if TYPE_CHECKING:  # it brings faiss
     type=click.IntRange(min=0),
     default=DEFAULT_MAX_BYTES,
     show_default=True,
-    help="Bytes of all thumbnails; the command refuses more.",
+    help="Bytes of all thumbnails of a folder; items beyond that have none.",
 )
 @click.option(
     "--layout",
@@ -72,9 +96,10 @@ def index(
     out: Path | str,
     recall: float | None,
     export_: bool,
-    duplicates: float | None,
+    duplicates: float | Literal["copies"] | None,
     append: bool,
-    thumbnails: str | None,
+    images: str | None,
+    no_thumbnails: bool,
     thumbnail_side: int,
     thumbnail_bytes: int,
     layout: "Method | None",
@@ -83,27 +108,32 @@ def index(
     """Build the collection of SOURCE at OUT (STATE/collections/NAME for the service).
 
     SOURCE: embeddings, an exported parquet file or another collection, to copy; with --duplicates
-    embeddings or a collection; with --thumbnails or --layout also the collection OUT itself. A
+    embeddings or a collection; with --images or --layout also the collection OUT itself. A
     collection may also be in Postgres or Milvus: postgresql://HOST/DATABASE/NAME,
-    milvus://HOST:PORT[/DATABASE]/NAME. Interrupted, the same command goes on.
+    milvus://HOST:PORT[/DATABASE]/NAME. Items get thumbnails of the images that were embedded.
+    Interrupted, or where thumbnails are missing, the same command goes on.
     """
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
-    from mlcd.images.sources import open_source
     from mlcd.pipelines import index as pipeline
-    from mlcd.pipelines.fill_store import is_copy
+    from mlcd.pipelines.fill_store import copy_items, is_copy
     from mlcd.pipelines.lay_out import make_layout
-    from mlcd.pipelines.make_thumbnails import make_thumbnails
 
+    if images is not None and no_thumbnails:
+        raise click.UsageError("give --images or --no-thumbnails, not both")
     _check_options(
         builds=recall is not None or append,
-        shows=bool(thumbnails or layout),
+        shows=bool(images or no_thumbnails or layout),
         export=export_,
         duplicates=duplicates is not None,
     )
+    thumbnails = _Thumbnails(images, no_thumbnails, thumbnail_side, thumbnail_bytes)
     if is_copy(source, out) and not export_ and duplicates is None:
-        if append or thumbnails or layout:
-            raise click.UsageError("--append, --thumbnails and --layout are for folders")
-        _report_copy(str(source), str(out), recall, reporter)
+        if append or layout:
+            raise click.UsageError("--append and --layout are for folders")
+        described = copy_items(
+            str(source), str(out), reporter, recall=recall, thumbnails=not no_thumbnails
+        )
+        thumbnails.finish(source, out, described, reporter)
         return
     source, out = local_path(source), local_path(out)  # of a store there is no more to do
     if export_:
@@ -111,11 +141,13 @@ def index(
         reporter.result({FINISHED: str(out), "items": num_items}, f"{num_items} items: {out}")
         return
     if duplicates is not None:
-        groups, items = pipeline.duplicates(source, out, reporter, similarity=duplicates)
+        groups, items = pipeline.duplicates(
+            source, out, reporter, similarity=None if duplicates == "copies" else duplicates
+        )
         facts = {FINISHED: str(out), "groups": groups, "items": items}
         reporter.result(facts, f"{groups} groups of {items} items: {out}")
         return
-    if source == out and (thumbnails or layout):
+    if source == out and (images or layout):
         described = pipeline.describe(out)
     elif source.suffix == ".parquet":
         described = pipeline.import_parquet(source, out, reporter, recall=recall)
@@ -123,23 +155,52 @@ def index(
         described = pipeline.index(
             EmbeddingsArtifact.open(source), out, reporter, recall=recall, append=append
         )
-    line = f"collection of {described.items} items, {described.kind} index"
-    facts = {FINISHED: str(out), **asdict(described)}
-    if thumbnails is not None:
-        made = make_thumbnails(
-            out,
-            open_source(thumbnails),
-            reporter,
-            side=thumbnail_side,
-            max_bytes=thumbnail_bytes,
-        )
-        facts["thumbnails"] = asdict(made)
-        line += f", {made.stored.items if made.stored else 0} thumbnails"
     if layout is not None:
         make_layout(out, layout, reporter)
-        facts["layout"] = layout
-        line += f", {layout} layout"
-    reporter.result(facts, f"{line}: {out}")
+    thumbnails.finish(source, out, described, reporter)
+
+
+@dataclass(frozen=True)
+class _Thumbnails:
+    """The options about thumbnails."""
+
+    images: str | None
+    left_out: bool
+    side: int
+    max_bytes: int
+
+    def finish(
+        self, source: Path | str, out: Path | str, described: "Description", reporter: Reporter
+    ) -> None:
+        """Makes the thumbnails that items lack, and reports the collection.
+
+        Images that are gone cost the thumbnails only, unless they were named.
+        """
+        from mlcd.pipelines.make_thumbnails import make_thumbnails, open_images
+
+        place = shown_place(str(out))
+        line = f"collection of {described.items} items, {described.kind} index"
+        facts = {FINISHED: place, **asdict(described)}
+        try:
+            opened = None if self.left_out else open_images(source, self.images)
+        except MlcdError as error:
+            if self.images is not None:
+                raise
+            announce(f"no thumbnails are made: {error}")
+            opened = None
+        if opened is not None:
+            made = make_thumbnails(
+                str(out), opened, reporter, side=self.side, max_bytes=self.max_bytes
+            )
+            facts["thumbnails"] = asdict(made)
+            line += f", {made.items} thumbnails"
+            if made.full:
+                announce(
+                    f"the thumbnails have {self.max_bytes} bytes, and the rest of the items none:"
+                    " allow more by --thumbnail-bytes, and by MLCD_THUMBNAILS__MAX_BYTES where the"
+                    " collection is served"
+                )
+        reporter.result(facts, f"{line}: {place}")
 
 
 def _check_options(*, builds: bool, shows: bool, export: bool, duplicates: bool) -> None:
@@ -149,13 +210,4 @@ def _check_options(*, builds: bool, shows: bool, export: bool, duplicates: bool)
     if builds and (export or duplicates):
         raise click.UsageError("--recall and --append are for building a collection")
     if shows and (export or duplicates):
-        raise click.UsageError("--thumbnails and --layout are for a collection")
-
-
-def _report_copy(source: str, out: str, recall: float | None, reporter: Reporter) -> None:
-    from mlcd.pipelines.fill_store import copy_items
-
-    described = copy_items(source, out, reporter, recall=recall)
-    place = shown_place(out)
-    line = f"collection of {described.items} items, {described.kind} index: {place}"
-    reporter.result({FINISHED: place, **asdict(described)}, line)
+        raise click.UsageError("--images, --no-thumbnails and --layout are for a collection")

@@ -6,7 +6,7 @@ target and not in the source stays.
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
@@ -41,21 +41,32 @@ def is_copy(source: str | Path, out: str | Path) -> bool:
     return any(map(is_store, places)) or (source != out and (Path(source) / LEDGER).is_file())
 
 
-def copy_items(source: str, out: str, reporter: Stages, *, recall: float | None) -> Description:
+def copy_items(
+    source: str, out: str, reporter: Stages, *, recall: float | None, thumbnails: bool = True
+) -> Description:
     """Puts all items of embeddings, a parquet file or a collection into the collection at `out`,
-    new or of the same model, and indexes them.
+    new or of the same model, and indexes them. thumbnails: those of a collection are copied.
     """
-    with _opened_source(source) as given, _opened_target(out, given, recall) as target:
+    if source == out:
+        with _opened_collection(source) as collection:
+            return collection.describe()
+    with (
+        _opened_source(source, thumbnails=thumbnails) as given,
+        _opened_target(out, given, recall) as target,
+    ):
         return fill(target, given.blocks, given.num_items, reporter)
 
 
 @contextmanager
-def _opened_source(place: str) -> Iterator[CopiedItems]:
+def _opened_source(place: str, *, thumbnails: bool) -> Iterator[CopiedItems]:
     with ExitStack() as stack:
         if is_store(place) or (Path(place) / LEDGER).is_file():
             one = stack.enter_context(_opened_collection(place))
             facts = one.describe()
-            yield CopiedItems(one.fingerprint, one.dimension, facts.items, one.items(_BLOCK_ROWS))
+            blocks = one.items(_BLOCK_ROWS)
+            if thumbnails:
+                blocks = (_with_thumbnails(one, block) for block in blocks)
+            yield CopiedItems(one.fingerprint, one.dimension, facts.items, blocks)
         elif place.endswith(".parquet"):
             file = ParquetItems.open(Path(place))
             yield CopiedItems(file.fingerprint, file.dimension, file.num_items, file.blocks())
@@ -68,6 +79,11 @@ def _opened_source(place: str) -> Iterator[CopiedItems]:
             yield CopiedItems(
                 embeddings.fingerprint, embeddings.dimension, embeddings.num_rows, blocks
             )
+
+
+def _with_thumbnails(collection: CollectionPort, items: list[Item]) -> list[Item]:
+    pictures = collection.read_thumbnails([item.id for item in items])
+    return [replace(item, thumbnail=pictures.get(item.id)) for item in items]
 
 
 @contextmanager

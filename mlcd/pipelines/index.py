@@ -15,8 +15,9 @@ from mlcd.collections.collection_folder import GENERATIONS, LEDGER
 from mlcd.collections.duplicates import Group, duplicate_groups
 from mlcd.collections.item import Item, check_new_id
 from mlcd.collections.parquet_items import ParquetItems, write_parquet
+from mlcd.collections.picture_copies import copy_groups, thumbnails_of
 from mlcd.collections.port import DEFAULT_RECALL, CollectionPort, Description
-from mlcd.errors import Conflict
+from mlcd.errors import Conflict, InvalidInput
 from mlcd.progress import Reporter, Stages
 from mlcd.types import Embeddings
 
@@ -120,18 +121,29 @@ def describe(path: Path) -> Description:
 
 
 def duplicates(
-    source: Path, out: Path, reporter: Reporter, *, similarity: float
+    source: Path, out: Path, reporter: Reporter, *, similarity: float | None
 ) -> tuple[int, int]:
     """Writes the near duplicates of an embeddings artifact or a collection to `out` as JSON lines.
 
-    It returns (groups, items in them). Raises Conflict where `out` exists.
+    It returns (groups, items in them). similarity: the least cosine; None: copies of pictures, by
+    the thumbnails of a collection. Raises Conflict where `out` exists.
     """
     if out.exists():
         raise Conflict(f"{out} exists", remedy="give another file")
     if (source / LEDGER).is_file():
         with Collection.open(source, read_only=True) as collection:
             ids, take = collection.rows()
-            found = _grouped(len(ids), take, similarity, reporter)
+            if similarity is None:
+                read = thumbnails_of(collection, ids)
+                with reporter.stage("compare", len(ids)) as meter:
+                    found = copy_groups(len(ids), take, read, meter=meter).groups
+            else:
+                found = _grouped(len(ids), take, similarity, reporter)
+    elif similarity is None:
+        raise InvalidInput(
+            f"copies are found by thumbnails, and {source} has none",
+            remedy="give the collection of these embeddings, or a cosine",
+        )
     else:
         embeddings = EmbeddingsArtifact.open(source)
         found = _grouped(embeddings.num_rows, embeddings.unit_rows_at, similarity, reporter)

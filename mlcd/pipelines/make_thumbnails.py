@@ -1,16 +1,24 @@
 """The thumbnails of a collection's items, made from the images behind its embeddings."""
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mlcd.artifacts.manifest import Parent, open_artifact
 from mlcd.collections.collection import Collection
-from mlcd.collections.thumbnail_store import Stored
+from mlcd.collections.collection_folder import LEDGER
+from mlcd.collections.places import open_store
+from mlcd.collections.port import CollectionPort
+from mlcd.collections.store_urls import is_store, split_collection
 from mlcd.cores import available_cores
-from mlcd.errors import Conflict
+from mlcd.errors import NotFound
 from mlcd.images.prefetch import thumbnails_all
 from mlcd.images.source import Source
+from mlcd.images.sources import open_source
 from mlcd.images.thumbnail import DEFAULT_SIDE, Thumbnail
+from mlcd.models.runs import parent_path
 from mlcd.progress import Stages
 
 _BATCH: Final = 256
@@ -20,30 +28,50 @@ _BATCH: Final = 256
 class MadeThumbnails:
     """The outcome of a run.
 
-    stored: what the collection has now. unusable: images that have no thumbnail. missing: items
-    without one that the source has no image of.
+    items: those that have a thumbnail now. unusable: images that have none. missing: items without
+    one that the source has no image of. full: the collection takes no more bytes.
     """
 
-    stored: Stored | None
+    items: int
     unusable: int
     missing: int
+    full: bool
+
+
+def open_images(source: str | Path, images: str | None) -> Source | None:
+    """Opens the images that embeddings were made from: those given, or those that the embeddings
+    name. Returns None where nothing names any, as for a collection.
+
+    Raises NotFound where they are not where they were.
+    """
+    if images is not None:
+        return open_source(images)
+    folder = Path(source)
+    if is_store(str(source)) or not folder.is_dir() or (folder / LEDGER).is_file():
+        return None
+    artifact = open_artifact(folder, "embeddings", verify_files=False)
+    parents = [parent for parent in artifact.parents if parent.role == "images"]
+    if not parents:
+        return None
+    location = parent_path(artifact, parents[0])
+    if location is None:
+        raise NotFound(
+            f"the images of {source} are not at {_shown(parents[0])} any more",
+            remedy="run the command again with --images",
+        )
+    return open_source(location)
 
 
 def make_thumbnails(
-    path: Path,
-    source: Source,
-    reporter: Stages,
-    *,
-    side: int = DEFAULT_SIDE,
-    max_bytes: int,
+    out: str, source: Source, reporter: Stages, *, side: int = DEFAULT_SIDE, max_bytes: int
 ) -> MadeThumbnails:
-    """Makes the thumbnails that items of the collection at `path` lack; an item's id is the key of
+    """Makes the thumbnails that items of the collection at `out` lack; an item's id is the key of
     its image.
 
-    It continues where an earlier attempt was stopped. Raises Conflict where they would be more than
-    `max_bytes`; what fits is kept.
+    It continues where an earlier attempt was stopped. max_bytes: those of all thumbnails of a
+    collection in a folder.
     """
-    with Collection.open(path, background=False, max_thumbnail_bytes=max_bytes) as collection:
+    with _opened(out, max_bytes) as collection:
         lacking = set(collection.without_thumbnail())
         entries = [entry for entry in source.entries if entry.key in lacking] if lacking else []
         unusable, batch = 0, dict[str, Thumbnail]()
@@ -55,20 +83,28 @@ def make_thumbnails(
                 else:
                     batch[entry.key] = picture
                 if len(batch) >= _BATCH or num == len(entries):
-                    _keep(collection, batch)
+                    collection.add_thumbnails(batch)
                     batch = {}
+                    if not collection.takes_thumbnails:
+                        break
                 meter.advance(1, errors=int(picture is None))
-        stored = collection.described_thumbnails()
-    return MadeThumbnails(stored, unusable, len(lacking) - len(entries))
-
-
-def _keep(collection: Collection, batch: dict[str, Thumbnail]) -> None:
-    collection.add_thumbnails(batch)
-    stored = collection.described_thumbnails()
-    if stored is not None and stored.full:
-        raise Conflict(
-            f"the thumbnails of {collection.path.name} are full: {stored.items} items have one, of"
-            f" {stored.bytes} bytes together, and {stored.max_bytes} are allowed",
-            remedy="allow more by --thumbnail-bytes, and by MLCD_THUMBNAILS__MAX_BYTES where it is"
-            " served; or delete thumbnails.sqlite and give a smaller --thumbnail-side",
+        items = len(collection) - len(collection.without_thumbnail())
+        return MadeThumbnails(
+            items, unusable, len(lacking) - len(entries), not collection.takes_thumbnails
         )
+
+
+@contextmanager
+def _opened(place: str, max_bytes: int) -> Iterator[CollectionPort]:
+    if is_store(place):
+        url, name = split_collection(place)
+        with closing(open_store(url, background=False)) as store:
+            yield store.get(name)
+        return
+    path = Path(place)
+    with Collection.open(path, background=False, max_thumbnail_bytes=max_bytes) as collection:
+        yield collection
+
+
+def _shown(parent: Parent) -> str:
+    return Path(parent.path).name or parent.path

@@ -97,11 +97,15 @@ class FoundItems(Provenance):
 
 
 class DuplicatesRequest(WireRequest):
-    """A request for near-duplicates. similarity: the least cosine of a pair."""
+    """A request for near-duplicates.
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"similarity": 0.95}]})
+    similarity: the least cosine of a pair. Without it, a pair's pictures have to be copies of one:
+    smaller, compressed, cropped, mirrored or recolored.
+    """
 
-    similarity: Annotated[float, Field(ge=-1, le=1)] = 0.95
+    model_config = ConfigDict(json_schema_extra={"examples": [{}, {"similarity": 0.95}]})
+
+    similarity: Annotated[float, Field(ge=-1, le=1)] | None = None
 
 
 class DuplicateGroup(WireAnswer):
@@ -118,11 +122,16 @@ class DuplicateGroup(WireAnswer):
 
 
 class FoundDuplicates(WireAnswer):
-    """Groups of items that are joined by chains of pairs of at least the similarity."""
+    """Groups of items that are joined by chains of pairs: of copies, or of at least the similarity.
+
+    nearest: where there is no group, the pair that comes nearest to one; null where nothing is
+    alike.
+    """
 
     collection: str
-    similarity: float
+    similarity: float | None
     groups: list[DuplicateGroup]
+    nearest: DuplicateGroup | None = None
 
 
 class LayoutLegendEntry(WireAnswer):

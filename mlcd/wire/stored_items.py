@@ -198,7 +198,7 @@ class RefusedItem(WireAnswer):
 class AddedItems(Provenance):
     """Outcomes of the items that were added and errors of the others, by index in the request.
 
-    thumbnails: those of the collection; null where it has none.
+    thumbnails: those of the collection; null where it has none, or is in a database.
     """
 
     collection: str

@@ -122,7 +122,7 @@ class Exploration:
             ["cluster", embeddings, centers, "--clusters", wanted, "--hold-out", "0"],
             ["name", centers, "--words", _WORDS, "--model", model],
             ["label", embeddings, str(state.labels), "--centers", centers],
-            ["index", embeddings, collection, "--thumbnails", place],
+            ["index", embeddings, collection],
             ["serve", "--model", model, "--centers", centers, "--state", str(state.path)],
         ]
         if not self._parts.has_texts:

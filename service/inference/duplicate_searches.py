@@ -15,6 +15,7 @@ from typing import Final
 from weakref import ref
 
 from mlcd.collections.duplicates import Group, duplicate_groups
+from mlcd.collections.picture_copies import copy_groups, nearest_pair, thumbnails_of
 from mlcd.collections.port import CollectionPort
 from mlcd.collections.searcher import Searcher
 from mlcd.errors import DeadlineExceeded, Overloaded
@@ -26,20 +27,26 @@ _KEPT: Final = 4  # results; each takes about 30 bytes an item
 
 @dataclass(frozen=True)
 class FoundGroups:
-    """The groups of a collection's state. ids: those of all rows."""
+    """The groups of a collection's state.
+
+    ids: those of all rows. nearest: where there is no group, the pair that comes nearest to one.
+    """
 
     ids: list[str]
     groups: list[Group]
+    nearest: Group | None
 
 
 @dataclass(frozen=True, eq=False)
 class _Subject:
-    """The search itself. state: that of the collection when the request came."""
+    """The search itself. state: that of the collection when the request came. similarity: None for
+    copies of pictures.
+    """
 
     state: Searcher
-    similarity: float
+    similarity: float | None
 
-    def is_of(self, state: Searcher | None, similarity: float) -> bool:
+    def is_of(self, state: Searcher | None, similarity: float | None) -> bool:
         return state is self.state and similarity == self.similarity
 
 
@@ -56,7 +63,7 @@ class DuplicateSearches:
     async def find(
         self,
         collection: CollectionPort,
-        similarity: float,
+        similarity: float | None,
         *,
         owner: object | None,
         deadline: float,
@@ -64,14 +71,16 @@ class DuplicateSearches:
         """Returns the groups of the collection's present state; requests for the same share one
         search.
 
-        owner: the client. Raises Overloaded while another search waits, and DeadlineExceeded.
+        similarity: the least cosine of a pair, whatever the pictures; None: the pictures are copies
+        (`mlcd.collections.picture_copies`). owner: the client. Raises Overloaded while another
+        search waits, and DeadlineExceeded.
         """
         # a store behind a network is asked for its state
         subject = _Subject(await asyncio.to_thread(lambda: collection.state), similarity)
         for kept in self._kept:
             if subject.is_of(kept.state(), kept.similarity):
                 return kept.found
-        search = self._joined(subject) or self._begin(subject, owner, deadline)
+        search = self._joined(subject) or self._begin(collection, subject, owner, deadline)
         search.join(deadline)
         try:
             return await within_deadline(asyncio.shield(search.result), deadline)
@@ -85,12 +94,15 @@ class DuplicateSearches:
                 return search
         return None
 
-    def _begin(self, subject: _Subject, owner: object | None, deadline: float) -> "_Search":
+    def _begin(
+        self, collection: CollectionPort, subject: _Subject, owner: object | None, deadline: float
+    ) -> "_Search":
         """Returns a new search, which runs now or is the one that waits.
 
         A client whose other search runs gives the place to the first other client that comes.
         """
-        search = _Search(subject, owner, asyncio.get_running_loop().create_future(), deadline)
+        result = asyncio.get_running_loop().create_future()
+        search = _Search(collection, subject, owner, result, deadline)
         if self._running is None:
             self._run(search)
             return search
@@ -134,7 +146,7 @@ class _Kept:
     """A result, of use while the collection has the state that it is of."""
 
     state: "ref[Searcher]"
-    similarity: float
+    similarity: float | None
     found: FoundGroups
 
 
@@ -145,6 +157,7 @@ class _Search:
     It ends when they have left, or when the deadline of the last of them has passed.
     """
 
+    collection: CollectionPort
     subject: _Subject
     owner: object | None
     result: "asyncio.Future[FoundGroups]"
@@ -153,7 +166,7 @@ class _Search:
     _left: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def similarity(self) -> float:
+    def similarity(self) -> float | None:
         return self.subject.similarity
 
     @property
@@ -180,7 +193,12 @@ class _Search:
 
     def work(self) -> FoundGroups:
         ids, take = self.subject.state.listed()
-        return FoundGroups(ids, duplicate_groups(len(ids), take, self.similarity, meter=self))
+        if self.similarity is None:
+            copies = copy_groups(len(ids), take, thumbnails_of(self.collection, ids), meter=self)
+            return FoundGroups(ids, copies.groups, copies.nearest)
+        groups = duplicate_groups(len(ids), take, self.similarity, meter=self)
+        nearest = None if groups else nearest_pair(len(ids), take, meter=self)
+        return FoundGroups(ids, groups, nearest)
 
     def advance(self, num: int = 1, **facts: object) -> None:  # noqa: ARG002 - of the protocol
         """Ends the work, of which the search itself is the meter, when nobody waits for it.

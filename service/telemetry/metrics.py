@@ -416,12 +416,13 @@ class CollectionMetrics(Collector):
 def _figures(collection: "CollectionPort") -> dict[str, float | None]:
     """Returns the values of `_COUNTED`, and the recall."""
     described, pictured = collection.describe(), collection.described_thumbnails()
+    uncounted = 0 if collection.promises.store == "folder" else None  # a database counts none
     return {
         "items": described.items,
         "indexed": described.indexed,
         "unindexed": described.unindexed,
-        "thumbnails": pictured.items if pictured else 0,
-        "thumbnail_bytes": pictured.bytes if pictured else 0,
+        "thumbnails": pictured.items if pictured else uncounted,
+        "thumbnail_bytes": pictured.bytes if pictured else uncounted,
         "recall": described.recall["measured"] if described.recall else None,
     }
 

@@ -76,6 +76,22 @@ def test_every_id_has_its_own(client, gallery):
     assert groups[0]["metadata"] == [{}] * len(IDS)
 
 
+def test_copies_are_found_by_their_pictures(client, gallery, shared_data):
+    files = sorted((shared_data / "caltech101_20").rglob("*.jpg"))[::40]
+    photographs = {f"{n}.jpg": path.read_bytes() for n, path in enumerate(files)}
+    add(client, gallery, photographs)
+    lonely = client.post(f"{gallery}/duplicates", json={}).json()
+    assert (lonely["groups"], len(lonely["nearest"]["ids"])) == ([], 2)
+    with Image.open(io.BytesIO(photographs["3.jpg"])) as image:
+        half = image.convert("RGB").resize((image.width // 2, image.height // 2))
+    add(client, gallery, {"half.jpg": encoded(half, "JPEG")})
+    found = client.post(f"{gallery}/duplicates").json()
+    assert [sorted(group["ids"]) for group in found["groups"]] == [["3.jpg", "half.jpg"]]
+    assert (found["similarity"], found["nearest"]) == (None, None)
+    alike = client.post(f"{gallery}/duplicates", json={"similarity": 1}).json()
+    assert (alike["groups"], len(alike["nearest"]["ids"])) == ([], 2)
+
+
 def test_browsers_keep_the_version_and_ask_about_the_rest(client, gallery):
     version = add(client, gallery, {"p": colored(1)})["results"][0]["thumbnail"]
     kept = client.get(at(gallery, "p", v=version))

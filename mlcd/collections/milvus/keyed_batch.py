@@ -18,6 +18,7 @@ from mlcd.collections.milvus.item_records import (
     new_row,
     record_of,
 )
+from mlcd.collections.milvus.kept_pictures import KeptPictures
 from mlcd.collections.milvus.known_facts import KnownFacts
 from mlcd.collections.milvus.milvus_connection import MilvusConnection
 from mlcd.collections.milvus.milvus_expressions import quoted
@@ -60,10 +61,12 @@ class KeyedBatch:
 
     connection: MilvusConnection
     facts: KnownFacts
+    pictures: KeptPictures
     ids: Sequence[str]
     _found: dict[str, StoredItem] = field(default_factory=dict)
     _vectors: dict[int, Embeddings] = field(default_factory=dict)
     _ids: dict[int, str] = field(default_factory=dict)
+    _removed: set[str] = field(default_factory=set)  # those with another vector, too
     _written: dict[str, Record | None] = field(default_factory=dict)  # None: to be deleted
 
     @contextmanager
@@ -78,6 +81,7 @@ class KeyedBatch:
         yield
         written = [record for record in self._written.values() if record is not None]
         self.facts.know(name for record in written for name in json.loads(record["metadata"]))
+        self.pictures.remove(self._removed)
         gone = sorted(key_of(each) for each, record in self._written.items() if record is None)
         for keys in in_parts(gone, _MOST_KEYS):
             self.connection.delete(identity, f"key in {quoted(keys)}", ITEMS)
@@ -104,6 +108,7 @@ class KeyedBatch:
     def remove(self, row: int) -> None:
         item_id = self._ids[row]
         self._found.pop(item_id)
+        self._removed.add(item_id)
         self._written[item_id] = None
 
     def _hold(self, item_id: str, row: int, vector: Embeddings, metadata: str) -> None:

@@ -6,7 +6,7 @@ answered from all items in memory.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from mlcd.collections.memory_state import IN_MEMORY, MOST_ITEMS
 from mlcd.collections.milvus import copied_audit
 from mlcd.collections.milvus.graph_kinds import GRAPHS
 from mlcd.collections.milvus.item_records import WHOLE, Record, fetched, key_of
+from mlcd.collections.milvus.kept_pictures import MAX_BYTES, KeptPictures, new_pictures
 from mlcd.collections.milvus.keyed_batch import KeyedBatch, in_parts, read_keys, rows_at_once
 from mlcd.collections.milvus.known_facts import KnownFacts
 from mlcd.collections.milvus.milvus_connection import AnswerTooLarge, MilvusConnection
@@ -31,6 +32,7 @@ from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, ch
 from mlcd.collections.search_checks import checked_queries
 from mlcd.collections.searcher import SearchAnswer
 from mlcd.collections.waiting_changes import WaitingChanges
+from mlcd.images.thumbnail import Thumbnail
 from mlcd.types import Embeddings, least_product
 
 _CONSISTENCY: Final = (
@@ -38,9 +40,10 @@ _CONSISTENCY: Final = (
     " level Strong)"
 )
 _CANNOT: Final = (
-    "thumbnails are not kept",
+    f"thumbnails have no bound of their own, and none above {MAX_BYTES:,} bytes is kept",
     "a call that changes several items is no transaction: after a failure some may be changed",
     "two servers that change one item at one moment may both be told so, and one change be lost",
+    "the thumbnail of an item that they both change may be that of the lost change",
     "an item that one server deletes may come back with metadata that another writes meanwhile",
     "acknowledged writes survive a power cut only where Milvus syncs its log; standalone does not",
     IN_MEMORY,
@@ -54,6 +57,7 @@ _COUNTS: Final = 128
 _GROWN: Final = 2  # times the audited items, after which recall is measured again
 _CHECKED: Final = 1000  # written items, after which their number is looked at
 _WRITTEN_ITEMS: Final = 4096  # at once
+_LISTED_BYTES: Final = 200
 _UNBOUNDED: Final = 2**40
 
 
@@ -81,6 +85,7 @@ class MilvusCollection(RemoteCollection):
         )
         self._connection, self._graph = connection, GRAPHS[pinned.index]
         self._pool, self._background = pool, background
+        self._pictures = KeptPictures(connection, pinned.identity)
         self._facts = KnownFacts(connection, pinned.identity, pinned.dimension)
         # asking Milvus what it has of the items takes as long for many as for one
         self._changes = WaitingChanges(self._write, most=_WRITTEN_ITEMS, size=_num_items)
@@ -234,13 +239,13 @@ class MilvusCollection(RemoteCollection):
                 self.identity, some, wanted, asked, params, WHOLE if whole else (), ITEMS
             )
             for query, records in zip(some, answers, strict=True):
-                those = records if whole else self._read([one["key"] for one in records])
+                those = records if whole else self._read([one["key"] for one in records], WHOLE)
                 found.append(fetched(those, self.dimension).scored(query))
         return found
 
-    def _read(self, keys: Sequence[str]) -> list[Record]:
+    def _read(self, keys: Sequence[str], fields: Sequence[str]) -> list[Record]:
         num = rows_at_once(self.dimension)
-        parts = read_keys(self._connection, self.identity, keys, num)
+        parts = read_keys(self._connection, self.identity, keys, num, fields)
         return [record for part in parts for record in part]
 
     def items(self, num_rows: int = COPIED_ROWS) -> Iterator[list[Item]]:
@@ -289,7 +294,30 @@ class MilvusCollection(RemoteCollection):
 
     def _write(self, changes: list[Change]) -> None:
         ids = [item_id for change in changes for item_id in change.request.ids]
-        commit(KeyedBatch(self._connection, self._facts, ids), changes, self.dimension)
+        batch = KeyedBatch(self._connection, self._facts, self._pictures, ids)
+        commit(batch, changes, self.dimension)
+        self._pictures.write(new_pictures(changes))
+
+    def read_thumbnails(self, item_ids: Sequence[str]) -> dict[str, Thumbnail]:
+        return self._pictures.read(item_ids)
+
+    def thumbnail_versions(self, item_ids: Sequence[str]) -> list[str | None]:
+        found = self._pictures.versions(item_ids)
+        return [found.get(item_id) for item_id in item_ids]
+
+    def add_thumbnails(self, thumbnails: Mapping[str, Thumbnail]) -> None:
+        found = self._read([key_of(item_id) for item_id in thumbnails], ["id"])
+        there = {record["id"] for record in found}
+        self._pictures.write({key: one for key, one in thumbnails.items() if key in there})
+
+    def without_thumbnail(self) -> list[str]:
+        pictured = set(self._pictures.keys())
+        return [
+            record["id"]
+            for records in self._items.listed(["key", "id"], _LISTED_BYTES)
+            for record in records
+            if record["key"] not in pictured
+        ]
 
     def _index_where_due(self) -> None:
         """Measures recall again where the collection has grown: it holds for the size it had."""

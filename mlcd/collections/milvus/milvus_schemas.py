@@ -3,6 +3,7 @@
 mlcd_items_N    the items of one collection, in the partition `items`, and what is known about
 it in the partition `facts`; N is a random number, and the collection's own name
 is an alias, which Milvus gives once
+mlcd_pictures_N the thumbnails of the items of mlcd_items_N
 mlcd_audit_N    what an audit of its recall asks, for minutes
 """
 
@@ -67,6 +68,11 @@ def read_pinned(described: Mapping[str, Any]) -> PinnedCollection | None:
 
 def new_name(of: str) -> str:
     return f"mlcd_{of}_{secrets.token_hex(8)}"
+
+
+def pictures_of(identity: str) -> str:
+    """Returns the name of the pictures of a collection's items."""
+    return identity.replace("_items_", "_pictures_", 1)
 
 
 def is_items(name: str) -> bool:

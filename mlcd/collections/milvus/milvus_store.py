@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Self
 
+from mlcd.collections.milvus.kept_pictures import KeptPictures
 from mlcd.collections.milvus.milvus_address import MilvusAddress
 from mlcd.collections.milvus.milvus_collection import MilvusCollection
 from mlcd.collections.milvus.milvus_connection import MilvusConnection
@@ -85,6 +86,7 @@ class MilvusCollections(RemoteCollections[PinnedCollection, MilvusCollection]):
         if found is None:
             return False
         self._connection.withdraw(alias_of(name))
+        KeptPictures(self._connection, found.identity).drop()
         self._connection.drop(found.identity)
         return True
 

@@ -41,11 +41,12 @@ class VersionedItems:
 
         first, last: only those of this share of the keys, which is as good as a random sample.
         """
-        return self._listed(WHOLE, 4 * self.dimension + RECORD_BYTES, first, last)
+        return self.listed(WHOLE, 4 * self.dimension + RECORD_BYTES, first, last)
 
-    def _listed(
+    def listed(
         self, fields: Sequence[str], num_bytes: int, first: float = 0.0, last: float = 1.0
     ) -> Iterator[list[Record]]:
+        """Yields all items with these fields, which take about so many bytes together."""
         low, high = int(first * _KEYS), int(last * _KEYS)
         num = -(-int(len(self) * (last - first)) * num_bytes // ANSWER_BYTES) or 1
         for part in range(num):
@@ -73,7 +74,7 @@ class VersionedItems:
             return
         there = {
             record["id"]: record["version"]
-            for records in self._listed(("id", "version"), _LISTED_BYTES)
+            for records in self.listed(("id", "version"), _LISTED_BYTES)
             for record in records
         }
         if there == mark:

@@ -6,10 +6,11 @@ metadata   canonical JSON, as it was given
 facets     the same, for filters
 vector     float32, of norm 1
 revision   that of the collection when the row was written last
+thumbnail  the picture of the row's vector, null where it has none
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,14 +24,20 @@ from mlcd.collections.ledger import StoredItem
 from mlcd.collections.postgres.reused_connections import Connection
 from mlcd.collections.postgres.sql_filters import is_kept
 from mlcd.errors import InvalidInput
+from mlcd.images.thumbnail import Thumbnail
 from mlcd.types import Embeddings
 
 _SHOWN: Final = 80
 _READ_ROWS: Final = 2000
+# the first 8 bytes of SHA-256, as `Thumbnail.version`
+_VERSION: Final = sql.SQL("encode(substr(sha256(thumbnail), 1, 8), 'hex')")
+_SHOW: Final = sql.SQL(
+    "UPDATE {table} SET thumbnail = %b WHERE id = %s AND thumbnail IS DISTINCT FROM %b"
+)
 _MAKE: Final = sql.SQL(
     'CREATE TABLE {table} (row bigint PRIMARY KEY, id text COLLATE "C" NOT NULL UNIQUE,'
     " metadata text NOT NULL, facets jsonb NOT NULL, vector vector({dimension}) NOT NULL,"
-    " revision bigint NOT NULL);"
+    " revision bigint NOT NULL, thumbnail bytea);"
     " CREATE INDEX ON {table} USING gin (facets jsonb_path_ops)"
 )
 
@@ -48,6 +55,20 @@ class ItemsTable:
 
     def make(self, connection: Connection) -> None:
         connection.execute(_MAKE.format(table=self.name, dimension=sql.Literal(self.dimension)))
+
+    def add_thumbnail_column(self, connection: Connection) -> None:
+        """Adds the column to a table of a version that kept no thumbnails."""
+        (has_column,) = connection.execute(
+            "SELECT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass(%s)"
+            " AND attname = 'thumbnail')",
+            [f"mlcd.items_{self.number}"],
+        ).fetchone() or (True,)
+        if not has_column:
+            connection.execute(
+                self.statement(
+                    sql.SQL("ALTER TABLE {table} ADD COLUMN IF NOT EXISTS thumbnail bytea")
+                )
+            )
 
     def drop(self, connection: Connection) -> None:
         connection.execute(sql.SQL("DROP TABLE {}").format(self.name))
@@ -78,6 +99,39 @@ class ItemsTable:
             while rows := cursor.fetchmany(num_rows):
                 yield self.fetched(rows)
 
+    def read_thumbnails(
+        self, connection: Connection, ids: Sequence[str]
+    ) -> Iterator[tuple[str, Thumbnail]]:
+        """Yields the items of these ids that have a thumbnail, with it."""
+        query = self.statement(
+            sql.SQL(
+                "SELECT id, thumbnail FROM {table} WHERE id = ANY(%s) AND thumbnail IS NOT NULL"
+            )
+        )
+        with connection.cursor(binary=True) as cursor:
+            for item_id, picture in cursor.execute(query, [list(ids)]):
+                yield item_id, Thumbnail(picture)
+
+    def thumbnail_versions(self, connection: Connection, ids: Sequence[str]) -> dict[str, str]:
+        query = self.statement(
+            sql.SQL(
+                "SELECT id, {version} FROM {table} WHERE id = ANY(%s) AND thumbnail IS NOT NULL"
+            ),
+            version=_VERSION,
+        )
+        return dict(connection.execute(query, [list(ids)]).fetchall())
+
+    def without_thumbnail(self, connection: Connection) -> list[str]:
+        query = self.statement(sql.SQL("SELECT id FROM {table} WHERE thumbnail IS NULL"))
+        return [item_id for (item_id,) in connection.execute(query)]
+
+    def show(self, connection: Connection, thumbnails: Mapping[str, Thumbnail]) -> None:
+        """Gives items that exist these pictures."""
+        given = [(one.data, item_id, one.data) for item_id, one in thumbnails.items()]
+        if given:
+            with connection.cursor() as cursor:
+                cursor.executemany(self.statement(_SHOW), given)
+
     def row_numbers(self, connection: Connection) -> NDArray[np.int64]:
         found = connection.execute(
             self.statement(sql.SQL("SELECT array_agg(row ORDER BY row) FROM {table}"))
@@ -90,18 +144,22 @@ class WrittenBatch:
     """The changes of one transaction: collected first, and then written in few statements.
 
     next_row: the number of the next new row. revision: that of the collection after it.
+    thumbnails: new pictures of items, by id.
     """
 
     connection: Connection
     table: ItemsTable
     next_row: int
     revision: int
+    thumbnails: Mapping[str, Thumbnail]
     fields: set[str] = field(default_factory=set)
     _found: dict[str, StoredItem] = field(default_factory=dict)
     _vectors: dict[int, Embeddings] = field(default_factory=dict)
     _removed: list[int] = field(default_factory=list)
     _described: list[tuple[str, str, int, int]] = field(default_factory=list)
-    _inserted: list[tuple[int, str, str, str, Vector, int]] = field(default_factory=list)
+    _inserted: list[tuple[int, str, str, str, Vector, int, bytes | None]] = field(
+        default_factory=list
+    )
 
     def look_up(self, ids: Sequence[str]) -> None:
         """Reads what the table has of these items."""
@@ -124,7 +182,18 @@ class WrittenBatch:
     def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int:
         row, self.next_row = self.next_row, self.next_row + 1
         checked = self._checked(item_id, metadata)
-        self._inserted.append((row, item_id, metadata, checked, Vector(vector), self.revision))
+        picture = self.thumbnails.get(item_id)
+        self._inserted.append(
+            (
+                row,
+                item_id,
+                metadata,
+                checked,
+                Vector(vector),
+                self.revision,
+                None if picture is None else picture.data,
+            )
+        )
         return row
 
     def describe(self, item: StoredItem, metadata: str) -> None:
@@ -160,12 +229,17 @@ class WrittenBatch:
                 cursor.executemany(
                     of(
                         sql.SQL(
-                            "INSERT INTO {table} (row, id, metadata, facets, vector, revision)"
-                            " VALUES (%s, %s, %s, %s::jsonb, %b, %s)"
+                            "INSERT INTO {table} (row, id, metadata, facets, vector, revision,"
+                            " thumbnail) VALUES (%s, %s, %s, %s::jsonb, %b, %s, %b)"
                         )
                     ),
                     self._inserted,
                 )
+        inserted = {item_id for _, item_id, *_ in self._inserted}
+        self.table.show(
+            connection,
+            {key: picture for key, picture in self.thumbnails.items() if key not in inserted},
+        )
 
     def _checked(self, item_id: str, metadata: str) -> str:
         """Returns the metadata where Postgres can hold them. Raises InvalidInput."""

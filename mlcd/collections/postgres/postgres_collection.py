@@ -5,7 +5,7 @@ moment, and what Postgres finds is scored again in float32.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from mlcd.collections.postgres.sql_filters import Where, where
 from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, chosen_effort
 from mlcd.collections.search_checks import checked_queries
 from mlcd.collections.searcher import SearchAnswer
+from mlcd.images.thumbnail import Thumbnail
 from mlcd.indexes.tuning import Recall
 from mlcd.types import Embeddings, least_product
 
@@ -37,7 +38,7 @@ _CONSISTENCY: Final = (
     " transactions, synchronous commit)"
 )
 _CANNOT: Final = (
-    "thumbnails are not kept",
+    "thumbnails have no bound of their own, and an equal picture is kept as often as it is shown",
     IN_MEMORY,
     "metadata cannot have U+0000 or halves of surrogate pairs",
     "recall is audited on a second graph of nearly all items, not on the one that is searched",
@@ -227,11 +228,13 @@ class PostgresCollection(RemoteCollection):
     def _submit(self, request: WriteRequest) -> list[Outcome]:
         with self._database.writing() as connection:
             facts = read_facts(connection, self.number, to_write=True)
-            batch = WrittenBatch(connection, self._table, facts.next_row, facts.revision + 1)
+            batch = WrittenBatch(
+                connection, self._table, facts.next_row, facts.revision + 1, request.thumbnails
+            )
             batch.look_up(request.ids)
             outcomes, effects = request.apply(batch, self.dimension)
+            batch.write()
             if effects:
-                batch.write()
                 connection.execute(
                     "UPDATE mlcd.collections SET items = items + %s, next_row = %s, revision = %s,"
                     " fields = %s WHERE number = %s",
@@ -245,6 +248,23 @@ class PostgresCollection(RemoteCollection):
                 )
         self._index_where_due(facts)
         return outcomes
+
+    def read_thumbnails(self, item_ids: Sequence[str]) -> dict[str, Thumbnail]:
+        with self._database.connected() as connection:
+            return dict(self._table.read_thumbnails(connection, item_ids))
+
+    def thumbnail_versions(self, item_ids: Sequence[str]) -> list[str | None]:
+        with self._database.connected() as connection:
+            found = self._table.thumbnail_versions(connection, item_ids)
+        return [found.get(item_id) for item_id in item_ids]
+
+    def add_thumbnails(self, thumbnails: Mapping[str, Thumbnail]) -> None:
+        with self._database.writing() as connection:
+            self._table.show(connection, thumbnails)
+
+    def without_thumbnail(self) -> list[str]:
+        with self._database.connected() as connection:
+            return self._table.without_thumbnail(connection)
 
     def _index_where_due(self, facts: Facts) -> None:
         """Measures recall again where the collection has grown: it holds for the size it had."""

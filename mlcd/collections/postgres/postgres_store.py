@@ -71,6 +71,8 @@ class PostgresCollections(RemoteCollections[Facts, PostgresCollection]):
         return row is not None
 
     def _opener(self, pinned: Facts) -> PostgresCollection:
+        with self._database.connected() as connection:
+            ItemsTable(pinned.number, pinned.dimension).add_thumbnail_column(connection)
         return PostgresCollection(
             self._database, pinned, background=self._background, loses=self._loses
         )

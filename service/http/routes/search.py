@@ -258,10 +258,11 @@ async def find_duplicates(
     request: Request,
     resources: Opened,
 ) -> Response:
-    """Finds groups of items that are joined by chains of pairs of at least this `similarity`.
+    """Finds groups of items whose pictures are copies of one, or of at least this `similarity`.
 
-    It ends within the deadline; `mlcd curate` and `mlcd index --duplicates` have none. One search
-    runs at a time, and one waits; a further one is answered 429. The last results are kept.
+    A group is what chains of pairs join. It ends within the deadline; `mlcd curate` and `mlcd index
+    --duplicates` have none. One search runs at a time, and one waits; a further one is answered
+    429. The last results are kept.
     """
     collection = await opened_collection(name, request, resources)
     key, deadline = request.state.key, request.state.deadline
@@ -285,6 +286,7 @@ async def find_duplicates(
             "collection": name,
             "similarity": asked.similarity,
             "groups": (_described(collection, group, found.ids) for group in found.groups),
+            "nearest": found.nearest and _described(collection, found.nearest, found.ids),
         },
         headers(resources),
         resources,

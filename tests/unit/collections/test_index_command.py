@@ -185,10 +185,10 @@ def pictured(digits, tmp_path):
 def test_thumbnails_are_made_of_the_images_that_were_embedded(pictured):
     folder, keys = pictured
     path = folder / "c"
-    command = ("index", folder / "e", path, "--thumbnails", folder / "images", "--json")
-    refused = call_mlcd(*command, "--thumbnail-bytes", "3000")
-    assert refused.returncode != 0
-    assert "3000 are allowed" in refused.stderr
+    command = ("index", folder / "e", path, "--json")
+    bounded = call_mlcd(*command, "--thumbnail-bytes", "3000")
+    assert bounded.returncode == 0, bounded.stderr
+    assert "have 3000 bytes, and the rest of the items none" in bounded.stderr
     with Collection.open(path, read_only=True) as collection:
         some = len(keys) - len(collection.without_thumbnail())
         assert 0 < some < len(keys)
@@ -196,13 +196,35 @@ def test_thumbnails_are_made_of_the_images_that_were_embedded(pictured):
     assert made.returncode == 0, made.stderr
     facts = json.loads(made.stdout.splitlines()[-1])
     assert (facts["thumbnails"]["unusable"], facts["thumbnails"]["missing"]) == (1, 1)
-    assert facts["thumbnails"]["stored"]["items"] == len(keys) - 2
+    assert facts["thumbnails"]["items"] == len(keys) - 2
     with Collection.open(path, read_only=True) as collection:
         assert sorted(collection.without_thumbnail()) == sorted(keys[3:5])
         data = (folder / "images" / keys[9]).read_bytes()
         assert collection.thumbnail(keys[9]) == thumbnail(data)
-    again = call_mlcd("index", path, path, "--thumbnails", folder / "images", "--json")
+    again = call_mlcd("index", path, path, "--images", folder / "images", "--json")
     assert again.returncode == 0, again.stderr
+
+
+def test_a_collection_without_thumbnails_is_made_where_images_are_gone_or_not_wanted(pictured):
+    folder, keys = pictured
+    bare = call_mlcd("index", folder / "e", folder / "bare", "--no-thumbnails")
+    (folder / "images").rename(folder / "moved")
+    gone = call_mlcd("index", folder / "e", folder / "gone")
+    assert (bare.returncode, gone.returncode) == (0, 0), gone.stderr
+    assert "thumbnails" not in bare.stdout + bare.stderr
+    assert "no thumbnails are made: the images of" in gone.stderr
+    for name in ("bare", "gone"):
+        with Collection.open(folder / name, read_only=True) as collection:
+            assert len(collection.without_thumbnail()) == len(keys)
+    again = call_mlcd("index", folder / "e", folder / "gone", "--images", folder / "moved")
+    assert f"{len(keys) - 2} thumbnails" in again.stdout, again.stderr
+    copied = call_mlcd("index", folder / "gone", folder / "copy")
+    assert copied.returncode == 0, copied.stderr
+    with Collection.open(folder / "gone") as given, Collection.open(folder / "copy") as copy:
+        assert copy.read_thumbnails(keys) == given.read_thumbnails(keys)
+        assert sorted(copy.without_thumbnail()) == sorted(keys[3:5])
+    nowhere = call_mlcd("index", folder / "e", folder / "gone", "--images", folder / "nowhere")
+    assert nowhere.returncode == 2
 
 
 def test_a_layout_by_t_sne_is_the_same_again_and_pca_removes_it(pictured):

@@ -8,7 +8,7 @@ import type { Loaded, Paged } from "./loaded";
 import { PictureLink, useSequence } from "./picture";
 import { Thumbnail } from "./thumbnails";
 import { shortName, similarity } from "./text";
-import type { Item } from "./wire";
+import type { Collection, Item } from "./wire";
 
 /** The heading of a view; it takes the focus when the view opens, so that it is read out. */
 export function Heading({ children }: { children: ComponentChildren }) {
@@ -60,6 +60,20 @@ export function Command({ text }: { text: string }) {
         </button>
       )}
     </p>
+  );
+}
+
+/** The command that makes pictures, where none of the items has one. */
+export function MissingPictures({ collection, items }: { collection: Collection; items: Item[] }) {
+  if (!items.length || items.some((item) => item.thumbnail)) return null;
+  return (
+    <>
+      <p class="soft">
+        These items have no pictures yet. This command makes them; a collection in a folder takes it with the server
+        stopped:
+      </p>
+      <Command text={`mlcd index EMBEDDINGS STATE/collections/${collection.name}`} />
+    </>
   );
 }
 

@@ -126,8 +126,17 @@ export interface Selection {
   items: (Item & { position: number })[];
 }
 
+export interface DuplicateGroup {
+  ids: string[];
+  similarities: number[];
+  metadata: (Metadata | null)[];
+  thumbnails: (string | null)[];
+}
+
 export interface Duplicates {
-  groups: { ids: string[]; similarities: number[]; metadata: (Metadata | null)[]; thumbnails: (string | null)[] }[];
+  groups: DuplicateGroup[];
+  /** Where there is no group: the pair that comes nearest to one. */
+  nearest: DuplicateGroup | null;
 }
 
 export interface Outcomes {

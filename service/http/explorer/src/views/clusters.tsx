@@ -4,7 +4,7 @@ import { askJson, query } from "../api";
 import type { View } from "../app";
 import { Arriving, Groups, Progress, Skipped } from "../exploration";
 import { usePages } from "../loaded";
-import { Empty, EmptyServer, Failure, Field, Fold, Heading, Loading, More } from "../parts";
+import { Empty, EmptyServer, Failure, Field, Fold, Heading, Loading, MissingPictures, More } from "../parts";
 import { changed, go, href, useRoute } from "../route";
 import { belongs, clusterName, count, counted, percent } from "../text";
 import { Mosaic } from "../thumbnails";
@@ -140,6 +140,9 @@ export function Clusters({ session, exploration }: View) {
       ) : (
         <>
           {!paged.rows.length && (paged.loading ? <Loading /> : <NoneLeft />)}
+          {collection && (
+            <MissingPictures collection={collection} items={paged.rows.flatMap((center) => center.examples)} />
+          )}
           <ul class="wall" aria-label="Clusters">
             {paged.rows.map((center) => (
               <Card key={center.id} center={center} collection={collection?.name} sort={sort} />

@@ -6,13 +6,13 @@ import { askJson, collectionPath, Refused } from "../api";
 import type { View } from "../app";
 import { connection } from "../connection";
 import { useLoaded } from "../loaded";
-import { Dialog, Empty, Field, Heading, Once } from "../parts";
+import { Dialog, Empty, EmptyServer, Field, Heading, MissingPictures, Once } from "../parts";
 import { changed, go, useRoute } from "../route";
 import { counted, fileName, shown } from "../text";
 import { Thumbnail } from "../thumbnails";
-import type { Collection, Duplicates as Found, Item, Outcomes } from "../wire";
+import type { Collection, DuplicateGroup, Duplicates as Found, Item, Outcomes } from "../wire";
 
-const DEFAULT = 0.95;
+const DEFAULT = "0.95"; // of look-alikes
 const PAGE = 30;
 
 export function Duplicates({ session }: View) {
@@ -24,11 +24,7 @@ export function Duplicates({ session }: View) {
       ) : (
         <>
           <Heading>Duplicates</Heading>
-          <Empty title="There is no collection to look through">
-            <p>
-              Make one with <code>mlcd index EMBEDDINGS STATE/collections/NAME</code>.
-            </p>
-          </Empty>
+          <EmptyServer title="There is no collection to look through" />
         </>
       )}
     </>
@@ -36,13 +32,15 @@ export function Duplicates({ session }: View) {
 }
 
 function Groups({ collection }: { collection: Collection }) {
-  const least = Number(useRoute().params.get("similarity")) || DEFAULT;
+  // Without it: copies of one picture.
+  const given = useRoute().params.get("similarity");
+  const least = given === null ? null : Number(given) || Number(DEFAULT);
   const [marked, setMarked] = useState<ReadonlySet<string>>(new Set());
   const [asking, setAsking] = useState(false);
   const [page, setPage] = useState(PAGE);
   const path = collectionPath(collection.name);
   const found = useLoaded(
-    (signal) => askJson<Found>(`${path}/duplicates`, { signal, json: { similarity: least } }),
+    (signal) => askJson<Found>(`${path}/duplicates`, { signal, json: least === null ? {} : { similarity: least } }),
     [path, least],
     { keep: true },
   );
@@ -61,19 +59,35 @@ function Groups({ collection }: { collection: Collection }) {
           {found.value && counted(groups.length, "group")}
         </p>
         <div class="tools">
-          <Field label={`At least as similar as ${least.toFixed(3)}`}>
+          <Field label="Show">
             {(id) => (
-              <input
+              <select
                 id={id}
-                type="range"
-                min={0.8}
-                max={1}
-                step={0.005}
-                value={least}
-                onChange={(event) => go(changed({ similarity: event.currentTarget.value }))}
-              />
+                value={least === null ? "copies" : "alike"}
+                onChange={(event) =>
+                  go(changed({ similarity: event.currentTarget.value === "copies" ? null : DEFAULT }))
+                }
+              >
+                <option value="copies">Copies of one picture</option>
+                <option value="alike">All that look alike</option>
+              </select>
             )}
           </Field>
+          {least !== null && (
+            <Field label={`At least as similar as ${least.toFixed(3)}`}>
+              {(id) => (
+                <input
+                  id={id}
+                  type="range"
+                  min={0.8}
+                  max={1}
+                  step={0.005}
+                  value={least}
+                  onChange={(event) => go(changed({ similarity: event.currentTarget.value }))}
+                />
+              )}
+            </Field>
+          )}
           {groups.length > 0 && collection.writable && (
             <button type="button" onClick={keepFirst}>
               Keep the first of each
@@ -83,13 +97,17 @@ function Groups({ collection }: { collection: Collection }) {
       </div>
       {!collection.writable && <p class="soft">This server can only read the collection: nothing can be deleted here.</p>}
       <Once loaded={found}>
-        {() => (
+        {({ nearest }) => (
           <>
             {groups.length === 0 && (
-              <Empty title="No two pictures are that similar">
-                <p>Move the slider to the left to find those that are less alike.</p>
+              <Empty title={least === null ? "No picture is there twice" : "No two pictures are that similar"}>
+                {nearest && <p>These two come nearest:</p>}
               </Empty>
             )}
+            {groups.length === 0 && nearest && (
+              <Group items={itemsOf(nearest)} {...{ collection, marked, toggle }} />
+            )}
+            <MissingPictures collection={collection} items={groups.slice(0, page).flat()} />
             {groups.slice(0, page).map((items) => (
               <Group key={items[0]!.id} {...{ items, collection, marked, toggle }} />
             ))}
@@ -131,7 +149,7 @@ function Groups({ collection }: { collection: Collection }) {
 }
 
 /** The items of a group, each with its similarity to the nearest other one. */
-function itemsOf({ ids, similarities, metadata, thumbnails }: Found["groups"][number]): Item[] {
+function itemsOf({ ids, similarities, metadata, thumbnails }: DuplicateGroup): Item[] {
   return ids.map((id, at) => ({
     id,
     similarity: similarities[at],

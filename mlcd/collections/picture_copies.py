@@ -1,0 +1,249 @@
+"""The copies of pictures in a collection: pairs that embeddings propose and thumbnails confirm.
+
+Proposed are the pairs of the highest cosines, about 8 for each item, whatever the model; the
+pictures decide (`mlcd.images.likeness`). A pair of which one has no thumbnail needs the cosine
+`DEFAULT_SIMILARITY`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlcd.clustering.cells import Take
+from mlcd.clustering.close_pairs import ClosePairs, main_directions
+from mlcd.collections.duplicates import DEFAULT_SIMILARITY, DistinctRows, Group
+from mlcd.collections.port import CollectionPort
+from mlcd.images.likeness import (
+    COARSE_SIDE,
+    FINE_SIDE,
+    LEAST_COARSE,
+    LEAST_FINE,
+    best_fits,
+    coarse_spectra,
+    coarse_views,
+    fine_scores,
+    gray_picture,
+)
+from mlcd.progress import Meter
+from mlcd.types import Embeddings
+
+_PAIRS_PER_ROW: Final = 8
+_MOST_PER_ROW: Final = 32  # where rows are alike in an uneven way
+_LEAST_COSINE: Final = 0.5  # no copy of 200 photographs was below, with any model
+_SAMPLED_ROWS: Final = 512
+_BLOCK_ROWS: Final = 8192
+_TILE_ROWS: Final = 2048
+_MAIN: Final = 128  # directions; a tenth of the products of whole rows, and as good a choice
+_READ_ROWS: Final = 1024  # thumbnails at a time, 3 kB each
+_VIEWED_ROWS: Final = 128  # 40 kB each
+_FINE_PAIRS: Final = 256
+_TINY: Final = 1e-6
+
+_Rows = NDArray[np.int64]
+# from rows to their thumbnails, None where there is none
+ReadThumbnails = Callable[[_Rows], Sequence[bytes | None]]
+
+
+def thumbnails_of(collection: CollectionPort, ids: Sequence[str]) -> ReadThumbnails:
+    """Returns what reads the thumbnails of rows. ids: those of all rows."""
+
+    def read(rows: _Rows) -> list[bytes | None]:
+        wanted = [ids[row] for row in rows.tolist()]
+        found = collection.read_thumbnails(wanted)
+        return [found[item_id].data if item_id in found else None for item_id in wanted]
+
+    return read
+
+
+@dataclass(frozen=True)
+class FoundCopies:
+    """The groups of copies. nearest: the pair that comes nearest to one where there is no group."""
+
+    groups: list[Group]
+    nearest: Group | None
+
+
+def copy_groups(num_rows: int, take: Take, read: ReadThumbnails, *, meter: Meter) -> FoundCopies:
+    """Returns all groups of unit rows whose pictures are copies, ordered by their first row.
+
+    Memory holds 1.3 kB for each row that has a near one. The meter is called often, and may raise.
+    """
+    distinct = DistinctRows.of(num_rows, take)
+    proposed = propose_pairs(len(distinct), distinct.take, meter=meter)
+    pictures = _Pictures(lambda rows: read(distinct.rows[rows]), proposed, meter)
+    is_copy = pictures.are_copies(proposed)
+    groups = distinct.groups(_selected(proposed, np.flatnonzero(is_copy)))
+    return FoundCopies(groups, None if groups else _best(proposed, pictures.coarse, distinct))
+
+
+def nearest_pair(num_rows: int, take: Take, *, meter: Meter) -> Group | None:
+    """Returns the pair of rows of the highest cosine, None where no cosine is 0.5 or more."""
+    distinct = DistinctRows.of(num_rows, take)
+    proposed = propose_pairs(len(distinct), distinct.take, meter=meter)
+    return _best(proposed, proposed.similarities, distinct)
+
+
+def propose_pairs(num_rows: int, take: Take, *, meter: Meter) -> ClosePairs:
+    """Returns about 8 pairs for each row, those of the highest cosines.
+
+    They are chosen along the directions that hold most of the rows, and then have their own cosine.
+    """
+    heads = _main_parts(num_rows, take)
+    least = _least_cosine(heads)
+    most, num, parts = _MOST_PER_ROW * num_rows, 0, list[ClosePairs]()
+    for start in range(0, num_rows, _TILE_ROWS):
+        left = heads[start : start + _TILE_ROWS]
+        for other in range(start, num_rows, _TILE_ROWS):
+            meter.advance(0)
+            cosines = left @ heads[other : other + _TILE_ROWS].T
+            near = cosines >= least
+            if other == start:
+                near = np.triu(near, 1)
+            one, two = np.nonzero(near)
+            found = cosines[one, two].astype(np.float64)
+            parts.append(ClosePairs(one + start, two + other, found))
+            num += len(one)
+            if num > 2 * most:
+                parts = [_highest(ClosePairs.joined(parts), most)]
+                num = most
+        meter.advance(len(left))
+    if not parts:
+        return _NO_PAIRS
+    chosen = _highest(ClosePairs.joined(parts), most)
+    cosines = np.empty(len(chosen.first))
+    for start in range(0, len(cosines), _TILE_ROWS):
+        some = slice(start, start + _TILE_ROWS)
+        left, right = take(chosen.first[some]), take(chosen.second[some])
+        cosines[some] = np.einsum("nd,nd->n", left, right)
+    return ClosePairs(chosen.first, chosen.second, cosines)
+
+
+def _main_parts(num_rows: int, take: Take) -> Embeddings:
+    """Returns the rows along their 128 main directions, of norm 1: [N, 128], or fewer."""
+    if not num_rows:
+        return np.empty((0, 1), np.float32)
+    basis = main_directions(take(np.arange(0, num_rows, -(-num_rows // 4096))), _MAIN)
+    heads = np.empty((num_rows, basis.shape[1]), np.float32)
+    for start in range(0, num_rows, _BLOCK_ROWS):
+        rows = take(np.arange(start, min(start + _BLOCK_ROWS, num_rows))) @ basis
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        heads[start : start + len(rows)] = rows / np.maximum(lengths, _TINY)
+    return heads
+
+
+class _Pictures:
+    """The thumbnails behind proposed pairs. coarse: the score of each pair at the first look."""
+
+    def __init__(self, read: ReadThumbnails, proposed: ClosePairs, meter: Meter) -> None:
+        self._read, self._meter = read, meter
+        self._rows = np.unique(np.concatenate([proposed.first, proposed.second]))
+        self._small = np.zeros((len(self._rows), COARSE_SIDE, COARSE_SIDE), np.uint8)
+        self._is_there = np.zeros(len(self._rows), np.bool_)
+        for start in range(0, len(self._rows), _READ_ROWS):
+            some = slice(start, start + _READ_ROWS)
+            self._small[some], self._is_there[some] = self._gray(self._rows[some], COARSE_SIDE)
+        self.coarse: NDArray[np.float32] = np.full(len(proposed.first), -1, np.float32)
+
+    def are_copies(self, pairs: ClosePairs) -> NDArray[np.bool_]:
+        """Tells of each pair whether it is of copies."""
+        first = np.searchsorted(self._rows, pairs.first)
+        second = np.searchsorted(self._rows, pairs.second)
+        num = len(first)
+        both = self._is_there[first] & self._is_there[second]
+        # each pair twice: the first as the whole and the second as a part of it, and turned around
+        parts, wholes = np.concatenate([second, first]), np.concatenate([first, second])
+        scores, views, mirrored = self._fits(parts, wholes)
+        turned = scores[num:] > scores[:num]
+        chosen = np.arange(num) + np.where(turned, num, 0)
+        self.coarse = np.where(both, scores[chosen], -1)
+        is_copy = ~both & (pairs.similarities >= DEFAULT_SIMILARITY)
+        passed = np.flatnonzero(both & (self.coarse >= LEAST_COARSE))
+        for start in range(0, len(passed), _FINE_PAIRS):
+            some = passed[start : start + _FINE_PAIRS]
+            edges = chosen[some]
+            part, _ = self._gray(self._rows[parts[edges]], FINE_SIDE)
+            whole, _ = self._gray(self._rows[wholes[edges]], FINE_SIDE)
+            whole = np.where(mirrored[edges, None, None], whole[:, :, ::-1], whole)
+            is_copy[some] = fine_scores(part, whole, views[edges]) >= LEAST_FINE
+        return is_copy
+
+    def _fits(
+        self, parts: _Rows, wholes: _Rows
+    ) -> tuple[NDArray[np.float32], _Rows, NDArray[np.bool_]]:
+        """Compares each part with its whole; the views of a part are made once."""
+        spectra = np.concatenate(
+            [
+                coarse_spectra(self._small[start : start + _READ_ROWS]).astype(np.float16)
+                for start in range(0, len(self._small), _READ_ROWS)
+            ]
+            or [np.empty((0, 1), np.float16)]
+        )
+        scores = np.empty(len(parts), np.float32)
+        views, mirrored = np.empty(len(parts), np.int64), np.empty(len(parts), np.bool_)
+        order = np.argsort(parts, kind="stable")
+        starts = np.searchsorted(parts[order], np.arange(len(self._rows) + 1))
+        for start in range(0, len(self._rows), _VIEWED_ROWS):
+            self._meter.advance(0)
+            for row, seen in enumerate(
+                coarse_views(self._small[start : start + _VIEWED_ROWS]), start
+            ):
+                edges = order[starts[row] : starts[row + 1]]
+                fits = best_fits(seen, spectra[wholes[edges]].astype(np.float32))
+                scores[edges], views[edges] = fits.scores, fits.views
+                mirrored[edges] = fits.mirrored
+        return scores, views, mirrored
+
+    def _gray(self, rows: _Rows, side: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+        """Returns the pictures, [n, S, S], and which there are."""
+        self._meter.advance(0)
+        pictures = np.zeros((len(rows), side, side), np.uint8)
+        is_there = np.zeros(len(rows), np.bool_)
+        unique, places = np.unique(rows, return_inverse=True)
+        decoded = [
+            None if data is None else gray_picture(data, side) for data in self._read(unique)
+        ]
+        for index, place in enumerate(places.tolist()):
+            if (picture := decoded[place]) is not None:
+                pictures[index], is_there[index] = picture, True
+        return pictures, is_there
+
+
+def _least_cosine(rows: Embeddings) -> float:
+    """Returns the cosine that about 8 pairs for each row reach, by a sample of rows."""
+    num_rows = len(rows)
+    chosen = np.random.default_rng(0).choice(num_rows, min(num_rows, _SAMPLED_ROWS), replace=False)
+    sampled = rows[np.sort(chosen)]
+    edges = np.linspace(-1, 1, 2001)
+    counts = np.zeros(len(edges) - 1, np.int64)
+    for start in range(0, num_rows, _BLOCK_ROWS):
+        cosines = sampled @ rows[start : start + _BLOCK_ROWS].T
+        counts += np.histogram(np.clip(cosines, -1, 1), edges)[0]
+    above = np.cumsum(counts[::-1]) - len(sampled)  # without each row itself
+    # a pair is seen from both of its rows
+    within = int((above <= 2 * _PAIRS_PER_ROW * len(sampled)).sum())
+    cosine = float(edges[::-1][min(within, len(counts))])
+    return min(max(cosine, _LEAST_COSINE), DEFAULT_SIMILARITY)
+
+
+def _highest(pairs: ClosePairs, most: int) -> ClosePairs:
+    if len(pairs.first) <= most:
+        return pairs
+    return _selected(pairs, np.argpartition(-pairs.similarities, most)[:most])
+
+
+def _selected(pairs: ClosePairs, chosen: _Rows) -> ClosePairs:
+    return ClosePairs(pairs.first[chosen], pairs.second[chosen], pairs.similarities[chosen])
+
+
+def _best(pairs: ClosePairs, scores: NDArray[np.floating], distinct: DistinctRows) -> Group | None:
+    """Returns the pair of the highest score, of equal ones that of the highest cosine."""
+    if not len(pairs.first):
+        return None
+    best = np.lexsort((pairs.similarities, scores))[-1:]
+    return distinct.groups(_selected(pairs, best))[0]
+
+
+_NO_PAIRS: Final = ClosePairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64))
