@@ -52,12 +52,10 @@ _NOISE = 0.3  # length of the noise that is added to real vectors
 _COPIES = 16  # of a real center
 _REAL_CENTERS = 4096
 _AUDIT_BLOCK = 8192
-# Calls at least, and of auto the multiplications, rows for each component and turns of a basis,
+# Calls at least, and of auto the multiplications,
 # after which it has chosen its arithmetic, then compiled loops or none, and has run once.
 _WARM_UP_CALLS: Final = 3
 _WARM_UP: Final = 1_010_000_000_000
-_WARM_UP_ROWS: Final = 2
-_WARM_UP_TURNS: Final = 20
 _PAUSE: Final = 0.05  # seconds; OpenMP's threads spin for some of them after a call
 _TURN: Final = 0.1  # seconds for which a contender is timed
 _SHARED: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -127,9 +125,7 @@ def timed(
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     answers: dict[str, Neighbors] = {}
     clock = time.process_time if options.cpu_seconds else time.perf_counter
-    dimension = rows.shape[1]
-    to_make = _WARM_UP_ROWS * dimension * centers.size + _WARM_UP_TURNS * dimension**3
-    num_calls = 1 - (-max(_WARM_UP, to_make) // (len(rows) * centers.size))
+    num_calls = 1 - (-_WARM_UP // (len(rows) * centers.size))
     for name, work in contenders.items():
         for _ in range(max(_WARM_UP_CALLS, num_calls if name == "auto" else 0)):
             work()

@@ -120,7 +120,7 @@ class Slack:
         with the shift too: without it nothing bounds them.
         """
         norms = self.norms
-        room_B = has_room(self.row, max(norms.largest_rounded, norms.shift))
+        room_B = self.row * max(norms.largest_rounded, norms.shift) < ROOM
         return room_B & (self.with_any < ROOM) & (norms.shift * norms.largest < ROOM)
 
     def of_pairs(self, rows: NDArray[np.int64], ids: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -139,12 +139,6 @@ def order_error(
     """
     error_B: NDArray[np.float64] = length_B * (4 * _growth(dimension, _DOUBLE) * longest)
     return error_B
-
-
-def has_room(length_B: NDArray[np.float64], longest: float) -> NDArray[np.bool_]:
-    """Tells for each row, [B], whether float32 has room for the sum of any product."""
-    room: NDArray[np.bool_] = length_B * longest < ROOM
-    return room
 
 
 def double_error(rows_BD: Embeddings, norms: Norms) -> NDArray[np.float64]:

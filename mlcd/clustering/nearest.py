@@ -77,8 +77,6 @@ _WORTH_A_TIMING: Final = 2_500_000_000  # multiplications: 25 ms of two cores
 # Multiplications: 12 s of two cores with AVX2. To load compiled loops and to time them takes 1 to
 # 2 s, and to compile them 6 to 11 more, once on a machine.
 WORTH_COMPILING: Final = 1_000_000_000_000
-_HEADS_EACH: Final = 2  # rows at least for each component: to make heads costs as much as that
-_BASIS_EACH: Final = 20  # multiplications to find a basis, of the dimension's cube
 _TIMED_WAYS: Final = 2  # of fastest products, timed with all that the answer takes
 _LOOPS_FAIL: Final = "the scan goes on without compiled loops, which fail: %r"
 _NUM_LEVELS: Final = 4  # those of ScanCounts: proven, wider, float32, float64
@@ -121,7 +119,7 @@ class CenterScan:
 
         matmul: the arithmetic of the scan; auto multiplies in float32 until there is work enough
         to repay a timing of those that this machine has, on the first rows, and later of compiled
-        loops over whole products or over heads.
+        loops.
 
         Raises InvalidInput for centers that are not finite, ConfigInvalid where torch or a GPU is
         missing.
@@ -140,9 +138,9 @@ class CenterScan:
         """
         made = cls(centers, matmul=matmul)
         try:
-            from mlcd.clustering.compiled_scan import of_whole_vectors
+            from mlcd.clustering.compiled_scan import CompiledScan
 
-            made._way = made._warm(made._way.scan, of_whole_vectors(made._way.scan), 1)
+            made._way = made._warm(made._way.scan, CompiledScan(made._way.scan), 1)
         except Exception as error:  # noqa: BLE001 - as in `_with_loops`
             _log.warning(_LOOPS_FAIL, error)
             return None
@@ -252,7 +250,7 @@ class CenterScan:
             ways = self._opened(names)
         else:
             self._choice = None
-            ways = self._with_loops(rows, top)
+            ways = self._with_loops(top)
         clock = clock_for(names)
         alone = len(ways) == 1
         self._way = ways[0] if alone else on_one_core(lambda: self._fastest(ways, rows, top, clock))
@@ -268,11 +266,9 @@ class CenterScan:
         """Returns the multiplications after which the next choice is made."""
         if self._choice == "arithmetic":
             return _WORTH_A_TIMING
-        dimension: int = self.centers.shape[1]
-        to_make = _HEADS_EACH * dimension * self.centers.size + _BASIS_EACH * dimension**3
-        return max(WORTH_COMPILING, to_make)
+        return WORTH_COMPILING
 
-    def _with_loops(self, rows: Embeddings, top: int) -> "list[_Way]":
+    def _with_loops(self, top: int) -> "list[_Way]":
         """Returns the present way, and those of compiled loops where there are any: over the
         fastest products, and over others, as fewer centers may lie within their error. These are
         of the present way, or the next fastest where its own are the fastest.
@@ -280,17 +276,15 @@ class CenterScan:
         ways = [self._way]
         if self._way.lister is not None or find_spec("numba") is None:
             return ways
-        _, scores, _ = self._search(self._way, rows, top, None, 0, float64=True)
         try:
-            from mlcd.clustering.compiled_scan import compiled_scans
+            from mlcd.clustering.compiled_scan import CompiledScan
 
             names = fastest_matmuls(self.centers, import_torch=True)
             fastest, *others = (name for name in names if name != DEVICE)
             present = self._way.scan.name
             two = [fastest, *(others[:1] if present == fastest else [present])]
             scans = [self._way.scan if name == present else self._open(name).scan for name in two]
-            for scan, each in compiled_scans(scans, rows, scores):
-                ways.append(self._warm(scan, each, top))
+            ways += [self._warm(scan, CompiledScan(scan), top) for scan in scans]
         except Exception as error:  # noqa: BLE001 - the present way needs none of this
             # numba may be too old for this numpy, find no room for what it makes, or damaged files
             _log.warning(_LOOPS_FAIL, error)
@@ -440,7 +434,7 @@ class CenterScan:
 
 @dataclass(frozen=True)
 class _Way:
-    """A scan of whole vectors, and what is asked before it."""
+    """A scan, and what is asked before it."""
 
     scan: CertifiedScan
     lister: Shortlister | None = None

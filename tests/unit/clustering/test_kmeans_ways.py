@@ -55,7 +55,7 @@ def test_loops_that_fail_are_not_asked_again(tried, monkeypatch, caplog):
     def failing(scan):
         raise ImportError("numba needs another numpy")
 
-    monkeypatch.setattr(compiled_scan, "of_whole_vectors", failing)
+    monkeypatch.setattr(compiled_scan, "CompiledScan", failing)
     kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
     assert tried == [["nearest_center", "torch-bf16"]] * 4
     assert caplog.text.count("numba needs another numpy") == 1
