@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.arithmetics import DEVICE, ROUNDED_MATMULS, MatmulName, fastest_matmuls
+from mlcd.clustering.arithmetics import DEVICE, MatmulName, fastest_matmuls
 from mlcd.clustering.exact_scores import exact_scores
 from mlcd.clustering.heads import Basis
 from mlcd.clustering.nearest import WORTH_COMPILING, CenterScan
@@ -316,11 +316,10 @@ class _Nearest:
         is_long = self._most_passes > 1 and work >= WORTH_COMPILING
         if len(centers) < _MANY_CENTERS and not is_long:
             return {}
-        fastest, *others = fastest_matmuls(centers, import_torch=is_long or None)
+        fastest = fastest_matmuls(centers, import_torch=is_long or None)[0]
         if is_long and fastest != DEVICE and _loops_work(fastest, centers):
-            names = (fastest, *others[:1])
-            return {name: partial(CenterScan.compiled, matmul=name) for name in names}
-        return {fastest: partial(_plain_scan, matmul=fastest)} if fastest in ROUNDED_MATMULS else {}
+            return {fastest: partial(CenterScan.compiled, matmul=fastest)}
+        return {fastest: partial(_plain_scan, matmul=fastest)} if fastest != "numpy" else {}
 
     def _repays_a_basis(self, num_centers: int, dimension: int) -> bool:
         """Tells whether one pass takes longer than to find the directions that hold most."""

@@ -27,8 +27,3 @@ def mean_of(centers_KD: Embeddings) -> NDArray[np.float32]:
 def shifted(rows_BD: Embeddings, shift_D: NDArray[np.float32]) -> Embeddings:
     """Returns the rows less the shift, in float32: a new array."""
     return rows_BD - shift_D
-
-
-def offsets(rows_BD: Embeddings, shift_D: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Returns x.m for each row, [B], by a float32 sum."""
-    return (rows_BD @ shift_D).astype(np.float64)

@@ -10,13 +10,14 @@ from mlcd.clustering import certified_scan, compiled_scan, nearest, row_threads
 from mlcd.clustering.certificate import Slack
 from mlcd.clustering.compiled_loops import KeptEntries
 from mlcd.clustering.compiled_scan import CompiledScan
+from mlcd.clustering.device_scan import DeviceScan
 from mlcd.clustering.nearest import CenterScan
 from mlcd.errors import ConfigInvalid
 from mlcd.types import unit_rows
 
 pytestmark = pytest.mark.plain_cpu
 
-ARITHMETICS = ["numpy", "torch-fp32", "torch-bf16", "torch-int8"]
+ARITHMETICS = ["numpy", "torch-int8"]
 
 
 def drawn(num, dimension, seed, power=1.0):
@@ -42,8 +43,8 @@ def in_blocks_of(num, patched):
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Lets a scan choose its way at once."""
-    for name in ("_WORTH_A_TIMING", "WORTH_COMPILING"):
+    """Lets a scan turn to the fastest way at once."""
+    for name in ("WORTH_TORCH", "WORTH_COMPILING"):
         monkeypatch.setattr(nearest, name, 0)
 
 
@@ -176,72 +177,65 @@ def test_products_that_float32_cannot_hold_are_left_to_the_plain_scan(size):
     assert (found.ids == np.argsort(-exact, axis=1, kind="stable")[:, :8]).all()
 
 
-def test_compiled_loops_are_timed_once_there_is_work_for_it(soon, monkeypatch):
-    monkeypatch.setattr(nearest, "fastest_matmuls", lambda *_, **__: ["numpy"])
-    rows, centers = drawn(512, 128, 0), drawn(6000, 128, 1)
-    scan, timed = CenterScan(centers), []
-    fastest = scan._fastest
-    monkeypatch.setattr(
-        scan, "_fastest", lambda ways, *rest: timed.append(ways) or fastest(ways, *rest)
-    )
-    expected = CenterScan(centers, matmul="numpy").nearest(rows, 8)
-    for _ in range(3):
-        found = scan.nearest(rows, 8)
-        assert (found.ids == expected.ids).all()
-        assert (found.scores == expected.scores).all()
-    assert scan._choice is None
-    names = [way.name for way in timed[-1]]
-    assert [name.endswith("compiled") for name in names] == [False, True]
-
-
 @pytest.mark.parametrize(
-    ("with_torch", "tried"),
+    ("without_import", "with_import", "ways"),
     [
-        (["torch-int8", "torch-fp32", "numpy"], ["torch int8 cpu", "numpy fp32"]),
-        (["numpy", "torch-fp32", "torch-int8"], ["numpy fp32", "torch fp32 cpu"]),
-        (["cuda-bf16", "numpy", "torch-fp32"], ["numpy fp32", "torch fp32 cpu"]),
-        (["numpy"], ["numpy fp32"]),
+        (["numpy"], ["numpy"], ["numpy fp32", "numpy fp32", "numpy fp32, compiled"]),
+        (
+            ["numpy"],  # torch is not imported for so few centers
+            ["torch-int8", "numpy"],
+            ["numpy fp32", "numpy fp32", "torch int8 cpu, compiled"],
+        ),
+        (
+            ["torch-int8", "numpy"],
+            ["torch-int8", "numpy"],
+            ["numpy fp32", "torch int8 cpu", "torch int8 cpu, compiled"],
+        ),
     ],
 )
-def test_loops_stand_on_the_fastest_products_and_on_the_present_or_the_next(
-    with_torch, tried, soon, monkeypatch
+def test_loops_over_the_fastest_products_are_compiled_once_there_is_work_for_it(
+    without_import, with_import, ways, monkeypatch
 ):
-    """The present way may be numpy's because torch was not imported for so few centers. Which of
-    two products is faster without loops does not tell which is with them.
-    """
-
     def fastest_matmuls(_, *, import_torch=None):
-        return with_torch if import_torch else ["numpy"]
+        return with_import if import_torch else without_import
 
-    timed = []
-    monkeypatch.setattr(nearest, "fastest_matmuls", fastest_matmuls)
-    monkeypatch.setattr(
-        nearest.CenterScan, "_fastest", lambda _, ways, *__: timed.append(ways) or ways[1]
-    )
-    rows, centers = drawn(512, 128, 0, 0.0), drawn(600, 128, 1, 0.0)
-    scan = CenterScan(centers)
-    found = [scan.nearest(rows, 8) for _ in range(3)]
-    names = ["numpy fp32", *(f"{name}, compiled" for name in tried)]
-    assert [[way.name for way in ways] for ways in timed] == [names]
-    assert (found[-1].scan.products, found[-1].scan.proven) == (names[1], 512)
-    assert (found[-1].ids == found[0].ids).all()
-
-
-def test_one_thread_chooses_and_others_go_on(soon, monkeypatch):
     rows, centers = drawn(512, 128, 0), drawn(600, 128, 1)
-    scan, chosen, meanwhile = CenterScan(centers), [], []
+    monkeypatch.setattr(nearest, "fastest_matmuls", fastest_matmuls)
+    monkeypatch.setattr(nearest, "WORTH_TORCH", 2 * 512 * centers.size)
+    monkeypatch.setattr(nearest, "WORTH_COMPILING", 3 * 512 * centers.size)
+    scan = CenterScan(centers)
+    found = [scan.nearest(rows, 8) for _ in range(4)]
+    assert [each.scan.products for each in found] == [*ways, ways[-1]]
+    for each in found[1:]:
+        assert (each.ids == found[0].ids).all()
+        assert (each.scores == found[0].scores).all()
 
-    def fastest(ways, *_):
-        chosen.append(ways)
+
+def test_a_gpu_needs_no_loops(soon, monkeypatch):
+    rows, centers = drawn(512, 128, 0), drawn(600, 128, 1)
+    monkeypatch.setattr(nearest, "fastest_matmuls", lambda *_, **__: ["cuda-bf16", "numpy"])
+    monkeypatch.setattr(nearest, "open_device", lambda centers: DeviceScan(centers, "cpu"))
+    monkeypatch.setattr(compiled_scan, "CompiledScan", None)
+    scan = CenterScan(centers)
+    found = [scan.nearest(rows, 8) for _ in range(2)]
+    assert [each.scan.products for each in found] == ["bf16 cpu"] * 2
+
+
+def test_one_thread_opens_a_way_and_others_go_on(soon, monkeypatch):
+    rows, centers = drawn(512, 128, 0), drawn(600, 128, 1)
+    scan, opened, meanwhile = CenterScan(centers), [], []
+
+    def slowly(way):
+        opened.append(way)
         with ThreadPoolExecutor(1) as other:
             meanwhile.append(other.submit(scan.nearest, rows, 8).result().scan.products)
-        return ways[-1]
+        return way
 
-    monkeypatch.setattr(scan, "_fastest", fastest)
+    monkeypatch.setattr(nearest, "fastest_matmuls", lambda *_, **__: ["numpy"])
+    monkeypatch.setattr(scan, "_in_loops", slowly)
     scan.nearest(rows, 8)
-    assert len(chosen) == 1
+    assert len(opened) == 1
     assert meanwhile == ["numpy fp32"]
-    assert scan._choice == "loops"
 
 
 @pytest.mark.parametrize("error", [ImportError, MemoryError, OSError, UnpicklingError])
@@ -266,12 +260,11 @@ def assert_plain(scan):
     expected = CenterScan(scan.centers, matmul="numpy").nearest(rows, 8)
     for _ in range(3):
         assert (scan.nearest(rows, 8).ids == expected.ids).all()
-    assert scan._choice is None
     assert scan._way.lister is None
 
 
 def test_an_answer_names_the_way_that_found_it(monkeypatch):
-    """Another thread may choose meanwhile."""
+    """Another thread may turn to a faster one meanwhile."""
     rows, centers = drawn(50, 128, 0), drawn(600, 128, 1)
     scan, chosen = CenterScan(centers, matmul="numpy"), CenterScan(centers, matmul="torch-int8")
     search = scan._search
@@ -389,14 +382,13 @@ def test_zeros_have_one_sign():
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("matmul", ["torch-bf16", "torch-int8"])
-def test_a_shift_whose_products_float32_cannot_hold_proves_nothing(matmul, sign):
+def test_a_shift_whose_products_float32_cannot_hold_proves_nothing(sign):
     steps = np.arange(-8, 9, dtype=np.float32)[:, None] * np.float32(2.0**47)
     centers = np.float32(2.0**65) + steps * np.ones(4, dtype=np.float32)
     rows = np.float32(sign * 2.0**65) + steps[:6] * np.ones(4, dtype=np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         expected = CenterScan(centers, matmul="numpy").nearest(rows, 4)
-        for scan in (CenterScan(centers, matmul=matmul), compiled(centers, matmul=matmul)):
+        for scan in (CenterScan(centers, matmul="torch-int8"), compiled(centers, "torch-int8")):
             assert (scan.nearest(rows, 4).ids == expected.ids).all()
 
 
@@ -414,10 +406,9 @@ def test_sums_of_eight_bits_that_float32_cannot_hold_prove_nothing():
             assert found.scan.proven == 0
 
 
-def test_eight_bits_have_room_for_so_many_components_alone():
+def test_eight_bits_have_room_for_so_many_components_alone(soon):
     with pytest.raises(ConfigInvalid, match="32768 components at most, not 32769"):
         CenterScan(drawn(2, 32_769, 0), matmul="torch-int8")
     scan = CenterScan(drawn(300, 32_769, 0))
-    scan.nearest(scan.centers, 2)
-    assert scan._choice != "arithmetic"
+    scan.nearest(np.ascontiguousarray(scan.centers[:256]), 2)
     assert "int8" not in scan.products

@@ -31,16 +31,14 @@ def tried(monkeypatch):
     monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 0)
     monkeypatch.setattr(kmeans_module, "_Fastest", noted)
     monkeypatch.setattr(fastest, "_seconds", staticmethod(lambda *_: 0.0))
-    monkeypatch.setattr(
-        kmeans_module, "fastest_matmuls", lambda *_, **__: ["torch-bf16", "numpy", "torch-fp32"]
-    )
+    monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda *_, **__: ["torch-int8", "numpy"])
     return names
 
 
 def test_compiled_loops_find_the_same_clusters(tried):
     rows = drawn_rows()
     found = kmeans([rows], 100, iterations=4, tolerance=0.0)
-    ways, alone = ["nearest_center", "torch-bf16", "numpy"], ["nearest_center", "numpy"]
+    ways, alone = ["nearest_center", "torch-int8"], ["nearest_center", "torch-int8"]
     assert tried == [ways, ways, alone, alone, alone]
     with pytest.MonkeyPatch.context() as without:
         without.setattr(kmeans_module, "WORTH_COMPILING", np.inf)
@@ -57,7 +55,7 @@ def test_loops_that_fail_are_not_asked_again(tried, monkeypatch, caplog):
 
     monkeypatch.setattr(compiled_scan, "CompiledScan", failing)
     kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
-    assert tried == [["nearest_center", "torch-bf16"]] * 4
+    assert tried == [["nearest_center", "torch-int8"]] * 4
     assert caplog.text.count("numba needs another numpy") == 1
 
 
@@ -86,7 +84,7 @@ def test_a_scan_is_plain_without_numba(tried, monkeypatch):
     monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
     monkeypatch.setattr(CenterScan, "compiled", None)
     kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
-    assert tried == [["nearest_center", "torch-bf16"]] * 4
+    assert tried == [["nearest_center", "torch-int8"]] * 4
 
 
 def test_the_loops_are_not_loaded_for_little_work(tried, monkeypatch):
@@ -94,7 +92,7 @@ def test_the_loops_are_not_loaded_for_little_work(tried, monkeypatch):
     monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 6000 * 100 * 48 * 5 + 1)
     monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
     kmeans([drawn_rows()], 100, iterations=4, tolerance=0.0)
-    assert {way for ways in tried for way in ways} == {"nearest_center", "torch-bf16"}
+    assert {way for ways in tried for way in ways} == {"nearest_center", "torch-int8"}
 
 
 def test_a_gpu_needs_no_loops(tried, monkeypatch):
@@ -109,7 +107,7 @@ def test_passes_that_are_done_do_not_count(tried, monkeypatch):
     rows, states = drawn_rows(), []
     monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 6000 * 100 * 48 * 5)
     kmeans([rows], 100, iterations=4, tolerance=0.0, on_start=states.append)
-    assert "torch-bf16" in tried[0]
+    assert "torch-int8" in tried[0]
     tried.clear()
     kmeans([rows], 100, iterations=4, tolerance=0.0, start=states[1])
     assert tried == [["nearest_center"]] * 4
