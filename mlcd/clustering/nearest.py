@@ -131,13 +131,13 @@ class CenterScan:
         self._work, self._turning = 0, threading.Lock()
 
     @classmethod
-    def compiled(cls, centers: Embeddings, matmul: MatmulName) -> "CenterScan | None":
-        """Returns a scan in compiled loops over this arithmetic of the CPU; None where numba fails,
-        which a warning says.
+    def compiled(cls, centers: Embeddings, matmul: MatmulName) -> "CenterScan":
+        """Returns a scan in compiled loops over this arithmetic of the CPU; without them where
+        numba fails, which a warning says.
         """
         scan = cls(centers, matmul=matmul)
         scan._way = scan._in_loops(scan._way)
-        return None if scan._way.lister is None else scan
+        return scan
 
     @property
     def products(self) -> str:
@@ -242,8 +242,8 @@ class CenterScan:
         return self._way
 
     def _fastest_in_loops(self) -> "_Way":
-        """Returns what `_fastest` does, with compiled loops where there is no GPU. Torch is imported
-        for them even where centers are few.
+        """Returns what `_fastest` does, with compiled loops where there is no GPU. For these, torch
+        is imported even where centers are few.
         """
         if find_spec("numba") is None:
             return self._way
