@@ -71,7 +71,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class Slack:
-    """The bound on the error of a row's products before their output is rounded.
+    """The bound on the error of a row's products.
 
     of_row: all of it but |y - y'| |d| + |y'| |d - d'|, [B]. length, error: |y'| and |y - y'|, [B].
     row: at least |x|, and at least |y'|, [B]. offset: what scores exceed products by, x.m, [B].
@@ -159,29 +159,10 @@ def _lengths(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return lengths
 
 
-def raised(products: NDArray[np.float64], output: float) -> NDArray[np.float64]:
-    """Returns U(a) = a + b |a|: the largest value that a product stored as `a` can have had."""
-    return products + output * _finite_size(products) if output else products
-
-
-def lowered(products: NDArray[np.float64], output: float) -> NDArray[np.float64]:
-    """Returns the smallest value that a product stored as `a` can have had."""
-    return products - output * _finite_size(products) if output else products
-
-
-def _finite_size(products: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(np.isneginf(products), 0.0, np.abs(products))
-
-
-def beyond_reach(
-    score_B: NDArray[np.float64], slack_B: NDArray[np.float64], output: float
-) -> NDArray[np.float32]:
+def beyond_reach(score_B: NDArray[np.float64], slack_B: NDArray[np.float64]) -> NDArray[np.float32]:
     """Returns the threshold at or below which no product belongs to a center that reaches this
-    score.
+    score: one step of float32 lower than the bound, which is rounded.
     """
     bound_B = score_B - 2 * DOUBLE_MARGIN - slack_B
-    # U(t) = t + b |t| <= bound, solved for t. The result is one step of float32 lower, because t
-    # itself is rounded.
-    threshold_B = np.where(bound_B >= 0, bound_B / (1 + output), bound_B / (1 - output))
-    lower: NDArray[np.float32] = np.nextafter(threshold_B.astype(np.float32), np.float32(-np.inf))
+    lower: NDArray[np.float32] = np.nextafter(bound_B.astype(np.float32), np.float32(-np.inf))
     return lower

@@ -39,7 +39,7 @@ _OPTIONS: Final = {"nogil": True, "error_model": "numpy", "_nrt": False}
 class Query(NamedTuple):
     """A question, and how far a score may lie above its product a: it is at most
 
-        a + output |a| + error |d| + length |d - d'| + of_row + offset.
+        a + error |d| + length |d - d'| + of_row + offset.
 
     rows: [B, D], and centers: [K, D], both float32. top: the centers of an answer. most: the
     entries that are scored for a row, about; one with more is given up. of_row, length, error and
@@ -60,7 +60,6 @@ class Query(NamedTuple):
     with_any: NDArray[np.float64]
     center_lengths: NDArray[np.float64]
     center_errors: NDArray[np.float64]
-    output: float
     margin: float
     order: NDArray[np.float64]
 
@@ -435,7 +434,7 @@ def _score(row: int, lowest: np.float32, query: Query, kept: KeptEntries) -> Non
     num_left, num_waiting, waiting = 0, 0, kept.waiting
     for held in range(kept.num[row]):
         center, product = ids[held], products[held]
-        upper = common + product + query.output * abs(product)
+        upper = common + product
         upper += error * query.center_lengths[center] + length * query.center_errors[center]
         if product <= kept.threshold[row] or upper < best_scores[last]:
             continue
@@ -466,7 +465,8 @@ def _score_some(
     )
     kept.num_scored[row] += num
     bound = best_scores[query.top - 1] - query.offset[row] - query.with_any[row] - 2 * query.margin
-    kept.threshold[row] = max(kept.threshold[row], _beyond(bound, query.output))
+    # as in `mlcd.clustering.certificate.beyond_reach`
+    kept.threshold[row] = max(kept.threshold[row], np.nextafter(np.float32(bound), _NONE))
 
 
 @_compiled()
@@ -497,16 +497,6 @@ def _score_eight(
     )
     for place in range(num):
         _insert(best_ids, best_scores, num_known + place, ids[place], scores[place])
-
-
-@_compiled()
-def _beyond(bound: float, output: float) -> np.float32:
-    """Returns the threshold at or below which no product, its output rounded, has this bound:
-    `mlcd.clustering.certificate.beyond_reach`.
-    """
-    bound /= 1 + output if bound >= 0 else 1 - output
-    threshold: np.float32 = np.nextafter(np.float32(bound), _NONE)
-    return threshold
 
 
 @_compiled()

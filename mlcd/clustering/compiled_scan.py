@@ -78,7 +78,6 @@ class CompiledScan:
             with_any=slack.with_any,
             center_lengths=self._norms.lengths,
             center_errors=self._norms.errors,
-            output=self._matmul.rounding.output,
             margin=DOUBLE_MARGIN,
             order=slack.order(),
         )

@@ -97,7 +97,7 @@ class DeviceScan:
         self._rounded_KD[num:] = self._rounded_KD[num - 1 : num]
         shift = float(shift_D.double().norm())
         self._norms = Norms.of_each(lengths_3K.cpu().numpy(), shift, dimension)
-        self._rounding = Rounding(inputs=True, sum_roundoff=_SINGLE, output=0.0)
+        self._rounding = Rounding(inputs=True, sum_roundoff=_SINGLE)
         self._streams: SimpleQueue[torch.cuda.Stream | None] = SimpleQueue()
         for _ in range(_IN_FLIGHT):
             on_gpu = self._device.type == "cuda"

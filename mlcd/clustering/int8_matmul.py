@@ -61,9 +61,10 @@ class Int8Matmul:
         self._row_levels = row_levels()
         self._zero = self._row_levels + 1
         # Sums are exact. oneDNN shifts the rows to unsigned numbers, subtracts the shift, converts
-        # to float32 and scales: a few roundings of numbers of at most 2 D |y'| D', far below this.
+        # to float32 and scales; a term is added. That is less than eight roundings to 24 bits of
+        # numbers of at most 2 D |y'| D', as |y'| is at least the largest number times the scale.
         coarse = self._row_levels < _WIDE
-        self.rounding = Rounding(inputs=True, sum_roundoff=2.0**-20, output=2.0**-20, coarse=coarse)
+        self.rounding = Rounding(inputs=True, sum_roundoff=2.0**-20, coarse=coarse)
         self.shift = mean_of(centers_KD)
         self._blocks = [
             _packed(shifted(centers_KD[start : start + self._block], self.shift), self.shift)

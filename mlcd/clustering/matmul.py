@@ -27,14 +27,12 @@ _UNDERFLOW: Final = 2.0**-63  # above a component whose square float32 may round
 class Rounding:
     """The rounding that separates a computed product from the exact one.
 
-    inputs: true where the inputs are rounded. sum_roundoff: the unit roundoff of the sum. output:
-    that of the result. coarse: true where inputs have less than eight bits, so that more entries
-    lie within the error.
+    inputs: true where the inputs are rounded. sum_roundoff: the unit roundoff of the sum. coarse:
+    true where inputs have less than eight bits, so that more entries lie within the error.
     """
 
     inputs: bool
     sum_roundoff: float
-    output: float
     coarse: bool = False
 
 
@@ -157,7 +155,7 @@ class NumpyMatmul:
     """The float32 arithmetic of numpy's BLAS; it needs no other package."""
 
     name = "numpy fp32"
-    rounding = Rounding(inputs=False, sum_roundoff=2.0**-24, output=0.0)
+    rounding = Rounding(inputs=False, sum_roundoff=2.0**-24)
     shift = None
 
     def __init__(self, centers_KD: Embeddings) -> None:

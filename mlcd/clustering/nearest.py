@@ -10,10 +10,10 @@ a threshold t, and entries above it are kept, at most M of them. A row is proven
 out can belong to its answer. Where inputs are rounded, a shift m, the mean of the centers, is
 subtracted from each center c before: x.(c - m) orders the centers of a row x as x.c does, and what
 rounding loses grows with |c - m|. On the CPU m is subtracted from x as well, and m.(c - m) added
-to the product. Let d = c - m, y = x or x - m, y' and d' their rounded values, a the product, s the
-exact score and b the rounding of the output. Then
+to the product. Let d = c - m, y = x or x - m, y' and d' their rounded values, a the product and
+s the exact score. Then
 
-    s - x.m <= a + b |a| + |y - y'| |d| + |y'| |d - d'| + g |y'| D',
+    s - x.m <= a + |y - y'| |d| + |y'| |d - d'| + g |y'| D',
 
 with D' = max |d'|, by Cauchy-Schwarz for the inputs and g = D u / (1 - D u) for the sum (Higham,
 Accuracy and Stability, 3.1); `Slack` adds what x.m and m.d lose in float32. Any l centers bound the
