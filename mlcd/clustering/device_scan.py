@@ -31,8 +31,7 @@ from torch import Tensor
 
 from mlcd.clustering.certificate import DOUBLE_MARGIN, Norms, Slack
 from mlcd.clustering.device_products import GROUP, TILE, by_kernels, in_float64, maxima, of_members
-from mlcd.clustering.matmul import Loaded, Rounding
-from mlcd.clustering.shift import mean_of
+from mlcd.clustering.matmul import Loaded, Rounding, mean_of
 from mlcd.clustering.shortlist import Shortlist
 from mlcd.errors import Unavailable
 from mlcd.types import Embeddings

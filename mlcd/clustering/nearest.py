@@ -55,7 +55,7 @@ from mlcd.clustering.exact_scores import ordered
 from mlcd.clustering.query_checks import check_query, check_rows
 from mlcd.clustering.row_threads import batches, in_threads
 from mlcd.clustering.shortlist import Shortlister
-from mlcd.errors import ConfigInvalid, InvalidInput, Unavailable
+from mlcd.errors import InvalidInput, Unavailable
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
 _log = logging.getLogger("mlcd.clustering")
@@ -84,7 +84,6 @@ def nearest_centers(
     centers: Embeddings,
     top: int = 8,
     threshold: float | None = None,
-    mode: Literal["exact"] = "exact",
     *,
     previous: NDArray[np.integer] | None = None,
 ) -> Neighbors:
@@ -99,8 +98,6 @@ def nearest_centers(
     Raises InvalidInput for another dimension or values that are not finite, naming the first such
     row.
     """
-    if mode != "exact":
-        raise ConfigInvalid(f"unknown mode {mode}", remedy="use exact")
     return CenterScan(centers, matmul="numpy").nearest(
         embeddings, top, threshold, previous=previous
     )
