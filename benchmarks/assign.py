@@ -61,7 +61,7 @@ _SHARED: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
 _MODEL: Final = "encoders/mobilenet_v2_imagenet/mobilenet_v2_1.0_224.onnx"
 _TEXTS: Final = "encoders/clip_text_labels"
 _KINDS: Final = ("random", "families", "photographs", "jittered", "texts")
-_ON_DEVICE: Final = {"cpu": ("numpy", "torch-int8"), "cuda": ("cuda-bf16",)}
+_ON_DEVICE: Final = {"cpu": ("numpy",), "cuda": ("cuda-bf16",)}
 # AVX2 for oneDNN, torch, its MKL and both OpenBLAS
 _PLAIN_CPU: Final = (
     "ONEDNN_MAX_CPU_ISA=AVX2",
