@@ -16,6 +16,8 @@ BLOCK_CENTERS: Final = 4096
 # Components of all centers, below which numpy multiplies fastest: 1,024 centers of 256 take eight
 # bits 0.83 of its time, and 300 of 64 take them 1.5.
 _FEW_COMPONENTS: Final = 1 << 18
+# Components of a center, with fewer of which too many centers lie within what rounding loses.
+_LEAST_COMPONENTS: Final = 64
 
 
 def fastest_matmuls(centers: Embeddings, *, import_torch: bool | None = None) -> list[MatmulName]:
@@ -28,7 +30,8 @@ def fastest_matmuls(centers: Embeddings, *, import_torch: bool | None = None) ->
     if import_torch is None:
         import_torch = len(centers) >= BLOCK_CENTERS
     at_hand = find_spec("torch") is not None and (import_torch or "torch" in sys.modules)
-    if centers.size < _FEW_COMPONENTS or not at_hand:
+    are_short = centers.shape[1] < _LEAST_COMPONENTS or centers.size < _FEW_COMPONENTS
+    if are_short or not at_hand:
         return names
     from mlcd.clustering.device_scan import cuda_available
     from mlcd.clustering.int8_matmul import MOST_COMPONENTS, computes_int8

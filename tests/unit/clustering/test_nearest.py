@@ -129,6 +129,7 @@ def test_a_scan_over_several_blocks_and_batches_equals_one_in_float64(matmul, th
     ("num_centers", "dimension", "with_torch", "products"),
     [
         (300, 64, True, "numpy fp32"),
+        (9000, 63, True, "numpy fp32"),
         (1200, 256, True, "torch int8 cpu"),
         (1200, 256, False, "numpy fp32"),
         (5000, 64, False, "torch int8 cpu"),
