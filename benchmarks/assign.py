@@ -17,10 +17,10 @@ another. --idle times the first call after the wait instead.
 It prints medians (least to most), effective GF/s (of the products that brute force needs), rows by
 the level of the scan that settled them, and with --memory what each contender takes beyond the
 data. A sample of rows is audited against float64 brute force: label sets must be identical on every
-one of them, or the exit status is 1. --plain-cpu computes as on a CPU with AVX2, without bfloat16
-and VNNI. --cpu-seconds counts CPU time, for a machine that others share: `taskset -c 0`. --device
-takes the arithmetics of that device alone, and adds the share of the best rate of square matrix
-products that was measured there in this process. faiss is left out where it is not installed.
+one of them, or the exit status is 1. --plain-cpu computes as on a CPU with AVX2, without VNNI.
+--cpu-seconds counts CPU time, for a machine that others share: `taskset -c 0`. --device takes the
+arithmetics of that device alone, and adds the share of the best rate of square matrix products that
+was measured there in this process. faiss is left out where it is not installed.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.clustering.arithmetics import MatmulName
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import CenterScan
-from mlcd.cores import available_cores, cpu_features
+from mlcd.cores import available_cores
 from mlcd.types import Embeddings, Neighbors, unit_rows
 
 _FAMILY = 32
@@ -52,19 +52,16 @@ _NOISE = 0.3  # length of the noise that is added to real vectors
 _COPIES = 16  # of a real center
 _REAL_CENTERS = 4096
 _AUDIT_BLOCK = 8192
-# Calls at least, and of auto the multiplications, rows for each component and turns of a basis,
-# after which it has chosen its arithmetic, then compiled loops or none, and has run once.
+# Calls at least, and of auto the multiplications after which it has run in compiled loops.
 _WARM_UP_CALLS: Final = 3
 _WARM_UP: Final = 1_010_000_000_000
-_WARM_UP_ROWS: Final = 2
-_WARM_UP_TURNS: Final = 20
 _PAUSE: Final = 0.05  # seconds; OpenMP's threads spin for some of them after a call
 _TURN: Final = 0.1  # seconds for which a contender is timed
 _SHARED: Final = Path(__file__).resolve().parents[2] / "shared" / "data"
 _MODEL: Final = "encoders/mobilenet_v2_imagenet/mobilenet_v2_1.0_224.onnx"
 _TEXTS: Final = "encoders/clip_text_labels"
 _KINDS: Final = ("random", "families", "photographs", "jittered", "texts")
-_ON_DEVICE: Final = {"cpu": ("numpy", "torch-bf16"), "cuda": ("cuda-bf16",)}
+_ON_DEVICE: Final = {"cpu": ("numpy",), "cuda": ("cuda-bf16",)}
 # AVX2 for oneDNN, torch, its MKL and both OpenBLAS
 _PLAIN_CPU: Final = (
     "ONEDNN_MAX_CPU_ISA=AVX2",
@@ -78,7 +75,7 @@ def main() -> None:
     options = read_options()
     if options.plain_cpu:
         others = [argument for argument in sys.argv[1:] if argument != "--plain-cpu"]
-        command = ["env", *_PLAIN_CPU, sys.executable, __file__, *others, "--without-bf16"]
+        command = ["env", *_PLAIN_CPU, sys.executable, __file__, *others]
         sys.exit(subprocess.run(command, check=False).returncode)
     if options.memory_of:
         print(extra_memory(options.memory_of, *read_data(options.data[0], options), options.top))
@@ -91,7 +88,7 @@ def compared(kind: str, options: argparse.Namespace) -> bool:
     """Prints the comparison on one kind of data and tells if the audit passed."""
     rows, centers = read_data(kind, options)
     print(f"{kind}: {len(rows)} rows, {len(centers)} centers of {rows.shape[1]}, top {options.top}")
-    names: list[str] = [*arithmetics(bf16=not options.without_bf16)]
+    names: list[str] = [*arithmetics()]
     names += ["faiss.knn"] if find_spec("faiss") is not None else []
     if options.device:
         names = [name for name in names if name in _ON_DEVICE[options.device]]
@@ -127,9 +124,7 @@ def timed(
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     answers: dict[str, Neighbors] = {}
     clock = time.process_time if options.cpu_seconds else time.perf_counter
-    dimension = rows.shape[1]
-    to_make = _WARM_UP_ROWS * dimension * centers.size + _WARM_UP_TURNS * dimension**3
-    num_calls = 1 - (-max(_WARM_UP, to_make) // (len(rows) * centers.size))
+    num_calls = 1 - (-_WARM_UP // (len(rows) * centers.size))
     for name, work in contenders.items():
         for _ in range(max(_WARM_UP_CALLS, num_calls if name == "auto" else 0)):
             work()
@@ -158,7 +153,6 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--features", type=Path)
     parser.add_argument("--plain-cpu", action="store_true")
-    parser.add_argument("--without-bf16", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cpu-seconds", action="store_true")
     parser.add_argument("--idle", action="store_true")
     parser.add_argument("--embeddings", type=Path, help="An artifact; then --centers-of as well.")
@@ -248,14 +242,12 @@ def photographs(options: argparse.Namespace) -> tuple[Embeddings, Embeddings]:
     return rows, kmeans([rows], _REAL_CENTERS, iterations=5).centers
 
 
-def arithmetics(*, bf16: bool) -> list[MatmulName | Literal["auto"]]:
+def arithmetics() -> list[MatmulName | Literal["auto"]]:
     names: list[MatmulName | Literal["auto"]] = ["auto", "numpy"]
     if find_spec("torch") is not None:
+        from mlcd.clustering.device_scan import cuda_available
         from mlcd.clustering.int8_matmul import computes_int8
-        from mlcd.clustering.torch_matmul import cuda_available
 
-        # where bfloat16 is emulated it takes many times as long
-        names += ["torch-bf16"] if bf16 and "AVX512_BF16" in cpu_features() else []
         names += ["torch-int8"] if computes_int8() else []
         names += ["cuda-bf16"] if cuda_available() else []
     return names

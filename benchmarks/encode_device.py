@@ -124,7 +124,7 @@ def open_encoder(model: Servable, precision: Precision, device: str) -> Encode:
 def open_scans(num_centers: int, dimension: int, device: str) -> dict[str, CenterScan]:
     """Returns the ways to the labels, by the name of their arithmetic."""
     centers = in_blocks((num_centers, dimension), lambda _, noise: unit_rows(noise))
-    names: list[MatmulName] = ["cuda-bf16" if device == "cuda" else "torch-bf16", "numpy"]
+    names: list[MatmulName] = ["cuda-bf16" if device == "cuda" else "torch-int8", "numpy"]
     return {name: CenterScan(centers, matmul=name) for name in names}
 
 

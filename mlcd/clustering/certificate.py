@@ -71,7 +71,7 @@ class Norms:
 
 @dataclass(frozen=True)
 class Slack:
-    """The bound on the error of a row's products before their output is rounded.
+    """The bound on the error of a row's products.
 
     of_row: all of it but |y - y'| |d| + |y'| |d - d'|, [B]. length, error: |y'| and |y - y'|, [B].
     row: at least |x|, and at least |y'|, [B]. offset: what scores exceed products by, x.m, [B].
@@ -120,7 +120,7 @@ class Slack:
         with the shift too: without it nothing bounds them.
         """
         norms = self.norms
-        room_B = has_room(self.row, max(norms.largest_rounded, norms.shift))
+        room_B = self.row * max(norms.largest_rounded, norms.shift) < ROOM
         return room_B & (self.with_any < ROOM) & (norms.shift * norms.largest < ROOM)
 
     def of_pairs(self, rows: NDArray[np.int64], ids: NDArray[np.integer]) -> NDArray[np.float64]:
@@ -141,12 +141,6 @@ def order_error(
     return error_B
 
 
-def has_room(length_B: NDArray[np.float64], longest: float) -> NDArray[np.bool_]:
-    """Tells for each row, [B], whether float32 has room for the sum of any product."""
-    room: NDArray[np.bool_] = length_B * longest < ROOM
-    return room
-
-
 def double_error(rows_BD: Embeddings, norms: Norms) -> NDArray[np.float64]:
     """Returns how far apart two orders of summation in float64 may place two scores of a row, [B].
 
@@ -165,29 +159,10 @@ def _lengths(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return lengths
 
 
-def raised(products: NDArray[np.float64], output: float) -> NDArray[np.float64]:
-    """Returns U(a) = a + b |a|: the largest value that a product stored as `a` can have had."""
-    return products + output * _finite_size(products) if output else products
-
-
-def lowered(products: NDArray[np.float64], output: float) -> NDArray[np.float64]:
-    """Returns the smallest value that a product stored as `a` can have had."""
-    return products - output * _finite_size(products) if output else products
-
-
-def _finite_size(products: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(np.isneginf(products), 0.0, np.abs(products))
-
-
-def beyond_reach(
-    score_B: NDArray[np.float64], slack_B: NDArray[np.float64], output: float
-) -> NDArray[np.float32]:
+def beyond_reach(score_B: NDArray[np.float64], slack_B: NDArray[np.float64]) -> NDArray[np.float32]:
     """Returns the threshold at or below which no product belongs to a center that reaches this
-    score.
+    score: one step of float32 lower than the bound, which is rounded.
     """
     bound_B = score_B - 2 * DOUBLE_MARGIN - slack_B
-    # U(t) = t + b |t| <= bound, solved for t. The result is one step of float32 lower, because t
-    # itself is rounded.
-    threshold_B = np.where(bound_B >= 0, bound_B / (1 + output), bound_B / (1 - output))
-    lower: NDArray[np.float32] = np.nextafter(threshold_B.astype(np.float32), np.float32(-np.inf))
+    lower: NDArray[np.float32] = np.nextafter(bound_B.astype(np.float32), np.float32(-np.inf))
     return lower

@@ -11,16 +11,9 @@ from numpy.typing import NDArray
 
 from mlcd.clustering.arithmetics import BLOCK_CENTERS, MatmulName, open_matmul
 from mlcd.clustering.candidates import Candidates, first_of_each
-from mlcd.clustering.certificate import (
-    DOUBLE_MARGIN,
-    Norms,
-    Slack,
-    beyond_reach,
-    lowered,
-    raised,
-)
+from mlcd.clustering.certificate import DOUBLE_MARGIN, Norms, Slack, beyond_reach
 from mlcd.clustering.exact_scores import ExactScores
-from mlcd.clustering.matmul import Rounding, single_scores
+from mlcd.clustering.matmul import single_scores
 from mlcd.types import Embeddings
 
 _RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
@@ -55,11 +48,11 @@ class _Known:
         least_B: NDArray[np.float64] = self.scores.min(axis=1)
         return least_B
 
-    def beyond(self, slack: Slack, rounding: Rounding) -> NDArray[np.float32]:
+    def beyond(self, slack: Slack) -> NDArray[np.float32]:
         """Returns a threshold at or below which no product belongs to a center as near as the last
         of these.
         """
-        return beyond_reach(self.least() - slack.offset, slack.with_any, rounding.output)
+        return beyond_reach(self.least() - slack.offset, slack.with_any)
 
 
 class CertifiedScan:
@@ -89,8 +82,7 @@ class CertifiedScan:
         exact = ExactScores(z_BD, self.centers)
         known = self._scan(exact, rows.data, slack, candidates, top, seeds)
         ids, scores = self._rescored(exact, candidates, known, slack)
-        output = self.matmul.rounding.output
-        left_out_B = raised(candidates.threshold.astype(np.float64), output) + slack.with_any
+        left_out_B = candidates.threshold.astype(np.float64) + slack.with_any
         last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
         # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
         proven_B = (left_out_B < last_B) & (ids[:, -1] >= 0) & slack.holds()
@@ -110,21 +102,20 @@ class CertifiedScan:
         """
         matmul, rounding, slack_B = self.matmul, self.matmul.rounding, slack.with_any
         if seeds is not None:
-            candidates.pass_over(_Known.of(seeds, exact).beyond(slack, rounding))
+            candidates.pass_over(_Known.of(seeds, exact).beyond(slack))
         reached_B, next_raise, num_centers = None, _RAISED_EVERY, len(self.centers)
         for number, start in enumerate(range(0, num_centers, BLOCK_CENTERS)):
             stop = min(start + BLOCK_CENTERS, num_centers)
             product_BC = matmul.multiply(rows, start, stop)
             if number == 0 and seeds is None and stop >= top:
                 reached_B = matmul.reached(product_BC, top)
-                least_B = lowered(reached_B.astype(np.float64), rounding.output) - slack_B
-                candidates.pass_over(beyond_reach(least_B, slack_B, rounding.output))
+                candidates.pass_over(beyond_reach(reached_B.astype(np.float64) - slack_B, slack_B))
             if number == 0 and reached_B is not None and rounding.inputs and stop < num_centers:
                 leaders = self._leaders(exact, product_BC, reached_B, top)
-                candidates.pass_over(leaders.beyond(slack, rounding))
+                candidates.pass_over(leaders.beyond(slack))
             elif number == next_raise and rounding.inputs:
                 known = _Known.of(candidates.best(top), exact)
-                candidates.pass_over(known.beyond(slack, rounding))
+                candidates.pass_over(known.beyond(slack))
                 next_raise *= _RAISED_EVERY
             candidates.add(matmul.above(product_BC, candidates.threshold), start)
         return _Known.of(candidates.reaching(reached_B, top), exact)
@@ -156,11 +147,13 @@ class CertifiedScan:
         Only candidates that may be in the answer despite rounding are scored.
         """
         rounding = self.matmul.rounding
-        rows, ids, products = candidates.above(known.beyond(slack, rounding))
+        rows, ids, products = candidates.above(known.beyond(slack))
         least_B = known.least() - DOUBLE_MARGIN
         if rounding.inputs:  # the bound of each center
-            upper = raised(products.astype(np.float64), rounding.output)
-            able = upper + slack.of_pairs(rows, ids) + slack.offset[rows] >= least_B[rows]
+            able = (
+                products.astype(np.float64) + slack.of_pairs(rows, ids) + slack.offset[rows]
+                >= least_B[rows]
+            )
             rows, ids = rows[able], ids[able]
         able = (known.ids[rows] != ids[:, None]).all(axis=1)
         rows, ids = rows[able], ids[able]

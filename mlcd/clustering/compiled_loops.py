@@ -39,7 +39,7 @@ _OPTIONS: Final = {"nogil": True, "error_model": "numpy", "_nrt": False}
 class Query(NamedTuple):
     """A question, and how far a score may lie above its product a: it is at most
 
-        a + output |a| + error |d| + length |d - d'| + of_row + offset.
+        a + error |d| + length |d - d'| + of_row + offset.
 
     rows: [B, D], and centers: [K, D], both float32. top: the centers of an answer. most: the
     entries that are scored for a row, about; one with more is given up. of_row, length, error and
@@ -60,7 +60,6 @@ class Query(NamedTuple):
     with_any: NDArray[np.float64]
     center_lengths: NDArray[np.float64]
     center_errors: NDArray[np.float64]
-    output: float
     margin: float
     order: NDArray[np.float64]
 
@@ -132,14 +131,14 @@ def read_only(vectors: _Singles) -> _Singles:
 @_compiled_once
 def keep(
     sums: tuple[_Singles, _Singles, _Singles],
-    ids_C: NDArray[np.int64],
+    start: int,
     num_left: int,
     query_fields: tuple[Any, ...],
     kept_fields: tuple[Any, ...],
 ) -> int:
     """Keeps the entries of a block that may be in the answer, and returns how many rows are given
-    up. sums: values, scales and terms as in `mlcd.clustering.matmul.Sums`. ids_C: the centers of
-    the block. num_left: those of later blocks; after the last all that may be in the answer is
+    up. sums: values, scales and terms as in `mlcd.clustering.matmul.Sums`. start: the block's first
+    center. num_left: the centers of later blocks; after the last all that may be in the answer is
     scored.
 
     Where nothing is known of a row, some of its largest products are scored first, as many as it
@@ -147,7 +146,7 @@ def keep(
     """
     query, kept = Query(*query_fields), KeptEntries(*kept_fields)
     values_BC, scales_B, terms_C = sums
-    num = len(ids_C)
+    num = len(terms_C)
     num_groups = num // _GROUP if num >= _GROUP * _GROUPS_EACH * query.top else 0
     # of each group, then the entries that are in none
     maxima = kept.maxima[: num - (_GROUP - 1) * num_groups]
@@ -162,10 +161,10 @@ def keep(
         if kept.threshold[row] == _NONE:
             below = np.nextafter(_reached(maxima, query.top), _NONE)
             num_found = _find(products, maxima, below, _ALL, columns)
-            num_scored = _score_first(row, ids_C, columns[:num_found], query, kept)
-            _hold(row, products, columns[num_scored:num_found], ids_C, query, kept)
+            num_scored = _score_first(row, start, columns[:num_found], query, kept)
+            _hold(row, products, columns[num_scored:num_found], start, query, kept)
         num_found = _find(products, maxima, kept.threshold[row], below, columns)
-        _hold(row, products, columns[:num_found], ids_C, query, kept)
+        _hold(row, products, columns[:num_found], start, query, kept)
         if kept.num_scored[row] > query.most:
             kept.threshold[row], kept.num[row] = _ALL, 0
             num_given_up += 1
@@ -360,7 +359,7 @@ def _hold(
     row: int,
     products: Products,
     columns: NDArray[np.int64],
-    ids_C: NDArray[np.int64],
+    start: int,
     query: Query,
     kept: KeptEntries,
 ) -> None:
@@ -370,7 +369,7 @@ def _hold(
         product = _product(products, columns[at])
         if product <= threshold:
             continue
-        kept.ids[row, num], kept.products[row, num] = ids_C[columns[at]], product
+        kept.ids[row, num], kept.products[row, num] = start + columns[at], product
         num += 1
         if num == kept.ids.shape[1]:
             kept.num[row] = num
@@ -381,7 +380,7 @@ def _hold(
 
 @_compiled()
 def _score_first(
-    row: int, ids_C: NDArray[np.int64], columns: NDArray[np.int64], query: Query, kept: KeptEntries
+    row: int, start: int, columns: NDArray[np.int64], query: Query, kept: KeptEntries
 ) -> int:
     """Scores the centers of the first of these columns, eight by eight until an answer is known,
     and returns how many.
@@ -390,7 +389,7 @@ def _score_first(
     while num < min(query.top, len(columns)):
         num_waiting = min(AT_ONCE, len(columns) - num)
         for place in range(num_waiting):
-            waiting[place] = ids_C[columns[num + place]]
+            waiting[place] = start + columns[num + place]
         _score_some(row, waiting, num_waiting, query, kept)
         num += num_waiting
     return num
@@ -435,7 +434,7 @@ def _score(row: int, lowest: np.float32, query: Query, kept: KeptEntries) -> Non
     num_left, num_waiting, waiting = 0, 0, kept.waiting
     for held in range(kept.num[row]):
         center, product = ids[held], products[held]
-        upper = common + product + query.output * abs(product)
+        upper = common + product
         upper += error * query.center_lengths[center] + length * query.center_errors[center]
         if product <= kept.threshold[row] or upper < best_scores[last]:
             continue
@@ -466,7 +465,8 @@ def _score_some(
     )
     kept.num_scored[row] += num
     bound = best_scores[query.top - 1] - query.offset[row] - query.with_any[row] - 2 * query.margin
-    kept.threshold[row] = max(kept.threshold[row], _beyond(bound, query.output))
+    # as in `mlcd.clustering.certificate.beyond_reach`
+    kept.threshold[row] = max(kept.threshold[row], np.nextafter(np.float32(bound), _NONE))
 
 
 @_compiled()
@@ -497,16 +497,6 @@ def _score_eight(
     )
     for place in range(num):
         _insert(best_ids, best_scores, num_known + place, ids[place], scores[place])
-
-
-@_compiled()
-def _beyond(bound: float, output: float) -> np.float32:
-    """Returns the threshold at or below which no product, its output rounded, has this bound:
-    `mlcd.clustering.certificate.beyond_reach`.
-    """
-    bound /= 1 + output if bound >= 0 else 1 - output
-    threshold: np.float32 = np.nextafter(np.float32(bound), _NONE)
-    return threshold
 
 
 @_compiled()

@@ -31,10 +31,8 @@ from torch import Tensor
 
 from mlcd.clustering.certificate import DOUBLE_MARGIN, Norms, Slack
 from mlcd.clustering.device_products import GROUP, TILE, by_kernels, in_float64, maxima, of_members
-from mlcd.clustering.matmul import Loaded, Rounding
-from mlcd.clustering.shift import mean_of
+from mlcd.clustering.matmul import Loaded, Rounding, mean_of
 from mlcd.clustering.shortlist import Shortlist
-from mlcd.clustering.torch_matmul import keep_float32_exact
 from mlcd.errors import Unavailable
 from mlcd.types import Embeddings
 
@@ -51,6 +49,11 @@ _LEAST_ROWS, _MOST_ROWS = 128, 4096
 _IN_FLIGHT: Final = 3  # batches, so that the device has work while the host waits
 _SINGLE: Final = 2.0**-23  # tensor cores may cut their float32 sums
 _DOUBLE: Final = 2.0**-52
+
+
+def cuda_available() -> bool:
+    """Tells whether torch can use a GPU here that multiplies bfloat16."""
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def on_gpu(centers_KD: Embeddings) -> "DeviceScan":
@@ -70,7 +73,7 @@ class DeviceScan:
     rooms: Final = (8, 64)
 
     def __init__(self, centers_KD: Embeddings, device: str = "cuda") -> None:
-        keep_float32_exact()
+        _keep_float32_exact()
         self.name = f"bf16 {device}"
         by_kernels(torch.device(device))  # which are tried before threads ask for them
         self._device, self._num_centers = torch.device(device), len(centers_KD)
@@ -93,7 +96,7 @@ class DeviceScan:
         self._rounded_KD[num:] = self._rounded_KD[num - 1 : num]
         shift = float(shift_D.double().norm())
         self._norms = Norms.of_each(lengths_3K.cpu().numpy(), shift, dimension)
-        self._rounding = Rounding(inputs=True, sum_roundoff=_SINGLE, output=0.0)
+        self._rounding = Rounding(inputs=True, sum_roundoff=_SINGLE)
         self._streams: SimpleQueue[torch.cuda.Stream | None] = SimpleQueue()
         for _ in range(_IN_FLIGHT):
             on_gpu = self._device.type == "cuda"
@@ -248,6 +251,13 @@ def _lengths(rows_BD: Tensor) -> Tensor:
     """Returns a bound of the length of each float64 row from above, [B]."""
     bound: Tensor = rows_BD.square().sum(dim=1).sqrt() * (1 + rows_BD.shape[1] * _DOUBLE)
     return bound
+
+
+def _keep_float32_exact() -> None:
+    """Forbids reduced float32 sums, for which the error bounds do not hold."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.set_float32_matmul_precision("highest")
 
 
 def _multiple(size: int, of: int) -> int:

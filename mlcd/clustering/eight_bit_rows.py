@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.matmul import inner_products
-from mlcd.clustering.shift import shifted
 from mlcd.types import Embeddings
 
 TINY: Final = np.float32(1e-30)  # the least scale, which is not zero
@@ -41,7 +40,7 @@ def round_rows(
     at_once = max(1, _AT_ONCE // rows_BD.shape[1])
     for start in range(0, len(rows_BD), at_once):
         part = slice(start, start + at_once)
-        rows = shifted(rows_BD[part], shift_D)
+        rows = rows_BD[part] - shift_D
         numbers, scales = quantized(rows, levels)
         rounded.scales[part] = scales
         np.add(numbers, np.float32(levels + 1), out=rounded.unsigned[part], casting="unsafe")

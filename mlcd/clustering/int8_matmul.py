@@ -33,9 +33,9 @@ from mlcd.clustering.matmul import (
     Sums,
     entries_above,
     lengths_of,
+    mean_of,
     reached_by,
 )
-from mlcd.clustering.shift import mean_of, shifted
 from mlcd.cores import cpu_features
 from mlcd.types import Embeddings
 
@@ -61,12 +61,13 @@ class Int8Matmul:
         self._row_levels = row_levels()
         self._zero = self._row_levels + 1
         # Sums are exact. oneDNN shifts the rows to unsigned numbers, subtracts the shift, converts
-        # to float32 and scales: a few roundings of numbers of at most 2 D |y'| D', far below this.
+        # to float32 and scales; a term is added. That is less than eight roundings to 24 bits of
+        # numbers of at most 2 D |y'| D', as |y'| is at least the largest number times the scale.
         coarse = self._row_levels < _WIDE
-        self.rounding = Rounding(inputs=True, sum_roundoff=2.0**-20, output=2.0**-20, coarse=coarse)
+        self.rounding = Rounding(inputs=True, sum_roundoff=2.0**-20, coarse=coarse)
         self.shift = mean_of(centers_KD)
         self._blocks = [
-            _packed(shifted(centers_KD[start : start + self._block], self.shift), self.shift)
+            _packed(centers_KD[start : start + self._block] - self.shift, self.shift)
             for start in range(0, len(centers_KD), self._block)
         ]
         # oneDNN scales the sums for the centers before they are scaled for the rows
@@ -93,7 +94,7 @@ class Int8Matmul:
         return compiled
 
     def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
-        numbers, scales = quantized(shifted(centers_CD, self.shift), _CENTER_LEVELS)
+        numbers, scales = quantized(centers_CD - self.shift, _CENTER_LEVELS)
         return numbers.astype(np.float64) * scales[:, None]
 
     def multiply(self, rows: tuple[Tensor, Tensor], start: int, stop: int) -> Tensor:

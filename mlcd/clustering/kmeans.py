@@ -9,7 +9,7 @@ the rows, the seed and the number of clusters, and not on batch size, threads or
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.arithmetics import DEVICE, ROUNDED_MATMULS, MatmulName, fastest_matmuls
+from mlcd.clustering.arithmetics import DEVICE, MatmulName, fastest_matmuls
 from mlcd.clustering.exact_scores import exact_scores
 from mlcd.clustering.heads import Basis
 from mlcd.clustering.nearest import WORTH_COMPILING, CenterScan
@@ -36,19 +36,17 @@ MANY_CLUSTERS: Final = 16_384  # above this, the first centers are found in two 
 # from this on too where rows abound: the first passes then move fewer rows
 _SEVERAL_CLUSTERS: Final = 2048
 _CELL_ITERATIONS: Final = 10
-_MANY_ROWS: Final = 16_384  # rows of one process; fewer do not repay the timing of the pruned scan
+_MANY_ROWS: Final = 16_384  # rows of one process; fewer do not repay the search for heads
 _MANY_COMPONENTS: Final = 64
 _BASIS_COST: Final = 16  # products of as many vectors for each pair of components
-_MANY_CENTERS: Final = 4096  # fewer do not repay a timing of the arithmetics
-_TIMED_PASSES: Final = 2  # one without known centers, one with them
-_TIMED_ROWS: Final = 2048
+_MANY_CENTERS: Final = 4096  # fewer do not repay eight bits or a GPU, unless passes are many
+_CHOOSING_PASSES: Final = 2  # one without known centers, one with them
 # 1 - J below this is the rounding of rows in float32, whose length is 1 only as nearly
 _LEAST_DISTANCE: Final = 2.0**-24
-_ONE: Final = "nearest_center"  # the name of the way that is always there
 _ALONE: Final = World()
 
 _NearestTo = Callable[[Embeddings, NDArray[np.int32] | None], NDArray[np.int32]]
-_ScanOf = Callable[[Embeddings], CenterScan | None]
+_ScanOf = Callable[[Embeddings, MatmulName], CenterScan | None]
 
 
 @dataclass(frozen=True)
@@ -267,8 +265,9 @@ def summed_in_block(rows: Rows, assignment: NDArray[np.int32], centers: range) -
 
 
 class _Nearest:
-    """The exact search for the nearest center, by whichever way is fastest here; every way gives
-    the same answer.
+    """The exact search for the nearest center, in the way that suits the machine and the rows:
+    every way gives the same answer. A GPU is first. Else heads rule centers out (`NearestCenter`);
+    where these rule few out, all centers are multiplied, in eight bits where torch does.
     """
 
     def __init__(self, num_rows: int, num_passes: int = 1) -> None:
@@ -276,51 +275,41 @@ class _Nearest:
         repay compiled loops.
         """
         self._num_rows, self._most_passes = num_rows, num_passes
-        self._scans: dict[str, _ScanOf] | None = None
+        self._matmul: MatmulName | None = None
+        self._scan_of: _ScanOf = _plain_scan
         self._basis: Basis | None = None
-        self._last: _Fastest | None = None
+        self._last: NearestCenter | None = None
         self._num_passes = 0
 
     def of(self, centers: Embeddings) -> _NearestTo:
         """Returns a function of rows [N, D] and the last ids of their centers ([N] or None) to ids
         int32 [N].
         """
-        if self._scans is None:
-            self._scans = self._scans_at_hand(centers)
+        if self._matmul is None:
+            self._matmul, self._scan_of = self._whole_products(centers)
+        if self._matmul == DEVICE and (scan := self._scan_of(centers, DEVICE)) is not None:
+            return partial(_by_scan, scan)
         if self._basis is None and self._repays_a_basis(*centers.shape):
             self._basis = Basis(centers)
-        settled = self._last if self._num_passes >= _TIMED_PASSES else None
-        self._last = None  # which would keep its centers on a GPU
-        by_scan = settled is not None and settled.chosen not in (None, _ONE)
-        basis = None if by_scan else self._basis
-        one = NearestCenter(centers, basis, settled.one.one_in if settled else None)
-        ways: dict[str, _NearestTo] = {_ONE: one.nearest}
-        for name, scan_of in list(self._scans.items()):
-            if settled is not None and settled.chosen != name:
-                continue
-            scan = scan_of(centers)
-            if scan is None:
-                del self._scans[name]
-            else:
-                ways[name] = partial(_by_scan, scan)
-        self._last = _Fastest(one, ways, settled.chosen if settled else None)
+        settled = self._last if self._num_passes >= _CHOOSING_PASSES else None
+        self._last = NearestCenter(centers, self._basis, settled.one_in if settled else None)
         self._num_passes += 1
-        return self._last
+        if self._matmul != "torch-int8":
+            return self._last.nearest
+        return _PrunedOrWhole(self._last, partial(self._scan_of, centers, self._matmul))
 
-    def _scans_at_hand(self, centers: Embeddings) -> "dict[str, _ScanOf]":
-        """Returns the scans that may be faster here than `NearestCenter`, by name: those that
-        multiply in bfloat16, in eight bits or on a GPU, and compiled ones, which do less beside the
-        products. In float32 a scan that is not compiled does more.
+    def _whole_products(self, centers: Embeddings) -> "tuple[MatmulName, _ScanOf]":
+        """Returns the arithmetic in which all centers are multiplied, and what makes a scan of it.
+        In float32 `NearestCenter` does less than a scan.
         """
         work = self._num_rows * self._most_passes * centers.size
         is_long = self._most_passes > 1 and work >= WORTH_COMPILING
         if len(centers) < _MANY_CENTERS and not is_long:
-            return {}
-        fastest, *others = fastest_matmuls(centers, import_torch=is_long or None)
-        if is_long and fastest != DEVICE and _loops_work(fastest, centers):
-            names = (fastest, *others[:1])
-            return {name: partial(CenterScan.compiled, matmul=name) for name in names}
-        return {fastest: partial(_plain_scan, matmul=fastest)} if fastest in ROUNDED_MATMULS else {}
+            return "numpy", _plain_scan
+        name = fastest_matmuls(centers, import_torch=is_long or None)[0]
+        if is_long and name == "torch-int8" and find_spec("numba") is not None:
+            return name, _compiled_scan
+        return name, _plain_scan
 
     def _repays_a_basis(self, num_centers: int, dimension: int) -> bool:
         """Tells whether one pass takes longer than to find the directions that hold most."""
@@ -328,39 +317,29 @@ class _Nearest:
         return many and self._num_rows * num_centers >= _BASIS_COST * dimension**2
 
 
-class _Fastest:
-    """Several ways to the same answer, timed on the first rows unless one is already chosen."""
+class _PrunedOrWhole:
+    """The search of one pass by heads or, where these rule few centers out, by a scan of all."""
 
-    def __init__(
-        self, one: NearestCenter, ways: Mapping[str, _NearestTo], chosen: str | None
-    ) -> None:
-        self.one, self._ways = one, ways
-        self.chosen = _ONE if len(ways) == 1 else chosen
+    def __init__(self, pruned: NearestCenter, make_scan: Callable[[], CenterScan | None]) -> None:
+        self._pruned, self._make_scan = pruned, make_scan
+        self._scan: CenterScan | None = None
 
     def __call__(self, rows: Embeddings, previous: NDArray[np.int32] | None) -> NDArray[np.int32]:
-        if self.chosen is None and len(rows) >= 2 * _TIMED_ROWS:
-            seconds = {name: self._seconds(way, rows, previous) for name, way in self._ways.items()}
-            self.chosen = min(seconds, key=seconds.__getitem__)
-        return self._ways[self.chosen or _ONE](rows, previous)
-
-    @staticmethod
-    def _seconds(way: _NearestTo, rows: Embeddings, previous: NDArray[np.int32] | None) -> float:
-        warm, timed = slice(_TIMED_ROWS), slice(_TIMED_ROWS, 2 * _TIMED_ROWS)
-        way(rows[warm], None if previous is None else previous[warm])
-        began = time.perf_counter()
-        way(rows[timed], None if previous is None else previous[timed])
-        return time.perf_counter() - began
+        if self._pruned.prunes(rows, previous):
+            return self._pruned.nearest(rows, previous)
+        self._scan = self._scan or self._make_scan()
+        if self._scan is None:
+            return self._pruned.nearest(rows, previous)
+        return _by_scan(self._scan, rows, previous)
 
 
-def _loops_work(matmul: MatmulName, centers: Embeddings) -> bool:
-    if find_spec("numba") is None:
-        return False
-    return CenterScan.compiled(centers[:1], matmul=matmul) is not None
+def _compiled_scan(centers: Embeddings, name: MatmulName) -> CenterScan:
+    return CenterScan.compiled(centers, name)
 
 
-def _plain_scan(centers: Embeddings, matmul: MatmulName) -> CenterScan | None:
+def _plain_scan(centers: Embeddings, name: MatmulName) -> CenterScan | None:
     try:
-        return CenterScan(centers, matmul=matmul)
+        return CenterScan(centers, matmul=name)
     except Unavailable:  # a GPU that has no room
         return None
 

@@ -16,9 +16,9 @@ _TILE_ROWS: Final = 1024
 _TILE_CENTERS: Final = 8192
 _RUNS: Final = 3
 CENTER_BYTES: Final = 4  # the number of a row's center
-# For each component of the centers: these in float32, and the next ones, 8; in two arithmetics,
-# while the first passes time both, 6; two of their heads, as no more are held, 3.
-_COMPONENT_BYTES: Final = 8 + 6 + 3
+# For each component of the centers: these in float32, and the next ones, 8; in eight bits and as
+# heads, with what makes them, 9.
+_COMPONENT_BYTES: Final = 8 + 9
 # Python with numpy, torch and numba takes about so much, and each thread so much for products, by
 # measurement.
 _LIBRARY_BYTES: Final = 320 * 2**20

@@ -20,6 +20,7 @@ from mlcd.types import Embeddings
 _AT_ONCE: Final = 1 << 18
 _GROUP: Final = 16  # entries in a group, of which only the largest counts
 _GROUPS_EACH: Final = 2  # groups at least for each entry that is looked for
+_SUMMED: Final = 4096  # centers at once
 _UNDERFLOW: Final = 2.0**-63  # above a component whose square float32 may round to nothing
 
 
@@ -27,14 +28,12 @@ _UNDERFLOW: Final = 2.0**-63  # above a component whose square float32 may round
 class Rounding:
     """The rounding that separates a computed product from the exact one.
 
-    inputs: true where the inputs are rounded. sum_roundoff: the unit roundoff of the sum. output:
-    that of the result. coarse: true where inputs have less than eight bits, so that more entries
-    lie within the error.
+    inputs: true where the inputs are rounded. sum_roundoff: the unit roundoff of the sum. coarse:
+    true where inputs have less than eight bits, so that more entries lie within the error.
     """
 
     inputs: bool
     sum_roundoff: float
-    output: float
     coarse: bool = False
 
 
@@ -157,7 +156,7 @@ class NumpyMatmul:
     """The float32 arithmetic of numpy's BLAS; it needs no other package."""
 
     name = "numpy fp32"
-    rounding = Rounding(inputs=False, sum_roundoff=2.0**-24, output=0.0)
+    rounding = Rounding(inputs=False, sum_roundoff=2.0**-24)
     shift = None
 
     def __init__(self, centers_KD: Embeddings) -> None:
@@ -234,6 +233,18 @@ def ranks(rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:
     firsts = np.cumsum(num_each) - num_each
     rank: NDArray[np.int64] = np.arange(len(rows)) - firsts[rows]
     return rank
+
+
+def mean_of(centers_KD: Embeddings) -> NDArray[np.float32]:
+    """Returns the mean of the centers, [D]; zero where there are none.
+
+    It is subtracted before products are rounded: the nearer the centers are to it, the less their
+    rounding matters.
+    """
+    total_D = np.zeros(centers_KD.shape[1])
+    for start in range(0, len(centers_KD), _SUMMED):
+        total_D += centers_KD[start : start + _SUMMED].sum(axis=0, dtype=np.float64)
+    return (total_D / max(1, len(centers_KD))).astype(np.float32)
 
 
 def lengths(rows_BD: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -5,15 +5,15 @@ The score is the inner product of the float32 values, computed in float64. The a
 centers by score descending, then id ascending: ties, duplicate centers included, go to the lower
 id.
 
-The scan computes products in float32, bfloat16 or eight-bit integers, block by block. Each row has
+The scan computes products in float32 or eight-bit integers, block by block. Each row has
 a threshold t, and entries above it are kept, at most M of them. A row is proven where nothing left
 out can belong to its answer. Where inputs are rounded, a shift m, the mean of the centers, is
 subtracted from each center c before: x.(c - m) orders the centers of a row x as x.c does, and what
-rounding loses grows with |c - m|. In eight bits m is subtracted from x as well, and m.(c - m) added
-to the product. Let d = c - m, y = x or x - m, y' and d' their rounded values, a the product, s the
-exact score and b the rounding of the output. Then
+rounding loses grows with |c - m|. On the CPU m is subtracted from x as well, and m.(c - m) added
+to the product. Let d = c - m, y = x or x - m, y' and d' their rounded values, a the product and
+s the exact score. Then
 
-    s - x.m <= a + b |a| + |y - y'| |d| + |y'| |d - d'| + g |y'| D',
+    s - x.m <= a + |y - y'| |d| + |y'| |d - d'| + g |y'| D',
 
 with D' = max |d'|, by Cauchy-Schwarz for the inputs and g = D u / (1 - D u) for the sum (Higham,
 Accuracy and Stability, 3.1); `Slack` adds what x.m and m.d lose in float32. Any l centers bound the
@@ -32,7 +32,7 @@ Shapes: B rows of a batch, K centers, D dimension.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -45,10 +45,7 @@ from numpy.typing import NDArray
 from mlcd.clustering.arithmetics import (
     BLOCK_CENTERS,
     DEVICE,
-    TIMED_ROWS,
-    TIMED_RUNS,
     MatmulName,
-    clock_for,
     fastest_matmuls,
     open_device,
 )
@@ -56,9 +53,9 @@ from mlcd.clustering.certificate import double_error
 from mlcd.clustering.certified_scan import CertifiedAnswers, CertifiedScan
 from mlcd.clustering.exact_scores import ordered
 from mlcd.clustering.query_checks import check_query, check_rows
-from mlcd.clustering.row_threads import batches, in_threads, on_one_core
+from mlcd.clustering.row_threads import batches, in_threads
 from mlcd.clustering.shortlist import Shortlister
-from mlcd.errors import ConfigInvalid, InvalidInput, Unavailable
+from mlcd.errors import InvalidInput, Unavailable
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
 _log = logging.getLogger("mlcd.clustering")
@@ -73,14 +70,12 @@ _KEPT_LEAST: Final = {False: 32, True: 64}
 _WIDER: Final = 4
 _ROOM_LEAST: Final = 8  # of the answer, for which a shortlist has room
 _OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
-_WORTH_A_TIMING: Final = 2_500_000_000  # multiplications: 25 ms of two cores
-# Multiplications: 12 s of two cores with AVX2. To load compiled loops and to time them takes 1 to
-# 2 s, and to compile them 6 to 11 more, once on a machine.
+# Rows of a call, with fewer of which a scan does not turn to a faster way: they come one by one.
+_LEAST_TO_TURN: Final = 256
+WORTH_TORCH: Final = 2_500_000_000  # multiplications: 25 ms of two cores
+# Multiplications: 12 s of two cores with AVX2. To load compiled loops takes 1 s, and to compile
+# them 6 to 11 more, once on a machine.
 WORTH_COMPILING: Final = 1_000_000_000_000
-_HEADS_EACH: Final = 2  # rows at least for each component: to make heads costs as much as that
-_BASIS_EACH: Final = 20  # multiplications to find a basis, of the dimension's cube
-_TIMED_WAYS: Final = 2  # of fastest products, timed with all that the answer takes
-_LOOPS_FAIL: Final = "the scan goes on without compiled loops, which fail: %r"
 _NUM_LEVELS: Final = 4  # those of ScanCounts: proven, wider, float32, float64
 
 
@@ -89,7 +84,6 @@ def nearest_centers(
     centers: Embeddings,
     top: int = 8,
     threshold: float | None = None,
-    mode: Literal["exact"] = "exact",
     *,
     previous: NDArray[np.integer] | None = None,
 ) -> Neighbors:
@@ -104,8 +98,6 @@ def nearest_centers(
     Raises InvalidInput for another dimension or values that are not finite, naming the first such
     row.
     """
-    if mode != "exact":
-        raise ConfigInvalid(f"unknown mode {mode}", remedy="use exact")
     return CenterScan(centers, matmul="numpy").nearest(
         embeddings, top, threshold, previous=previous
     )
@@ -119,9 +111,8 @@ class CenterScan:
     ) -> None:
         """Checks and prepares the centers.
 
-        matmul: the arithmetic of the scan; auto multiplies in float32 until there is work enough
-        to repay a timing of those that this machine has, on the first rows, and later of compiled
-        loops over whole products or over heads.
+        matmul: the arithmetic of the scan; auto multiplies in float32 until the rows seen are work
+        enough for a GPU or eight bits, and later for compiled loops.
 
         Raises InvalidInput for centers that are not finite, ConfigInvalid where torch or a GPU is
         missing.
@@ -130,23 +121,20 @@ class CenterScan:
         self.centers = centers = np.ascontiguousarray(centers)  # libraries read them by address
         self._exact = CertifiedScan("numpy", centers)
         self._way = _Way(self._exact) if matmul == "auto" else self._open(matmul)
-        self._choice: _Choice | None = "arithmetic" if matmul == "auto" else None
-        self._work, self._choosing = 0, threading.Lock()
+        # the faster ways, each with the work after which it is opened
+        self._ahead: list[tuple[int, Callable[[], _Way]]] = []
+        if matmul == "auto":
+            self._ahead = [(WORTH_TORCH, self._fastest), (WORTH_COMPILING, self._fastest_in_loops)]
+        self._work, self._turning = 0, threading.Lock()
 
     @classmethod
-    def compiled(cls, centers: Embeddings, matmul: MatmulName) -> "CenterScan | None":
-        """Returns a scan in compiled loops over this arithmetic of the CPU; None where numba fails,
-        which a warning says.
+    def compiled(cls, centers: Embeddings, matmul: MatmulName) -> "CenterScan":
+        """Returns a scan in compiled loops over this arithmetic of the CPU; without them where
+        numba fails, which a warning says.
         """
-        made = cls(centers, matmul=matmul)
-        try:
-            from mlcd.clustering.compiled_scan import of_whole_vectors
-
-            made._way = made._warm(made._way.scan, of_whole_vectors(made._way.scan), 1)
-        except Exception as error:  # noqa: BLE001 - as in `_with_loops`
-            _log.warning(_LOOPS_FAIL, error)
-            return None
-        return made
+        scan = cls(centers, matmul=matmul)
+        scan._way = scan._in_loops(scan._way)
+        return scan
 
     @property
     def products(self) -> str:
@@ -205,8 +193,8 @@ class CenterScan:
         """
         if previous is not None:
             previous = self._checked(previous[:, :top])
-        if self._choice is not None and top:
-            self._choose(embeddings, top)
+        if self._ahead and top:
+            self._turn(len(embeddings))
         way = self._way
         ids = np.full((len(embeddings), top), -1, dtype=np.int64)
         scores = np.full((len(embeddings), top), -np.inf)
@@ -229,93 +217,52 @@ class CenterScan:
         in_threads(search, batches(num_rows, most=most, least=_LEAST_ROWS))
         return way, ids, scores, level
 
-    def _choose(self, embeddings: Embeddings, top: int) -> None:
-        """Takes the way that finds the answer of the first rows fastest, proofs and wider passes
-        included: among arithmetics once the rows seen have been work enough, and later, where they
-        have been work enough for that, with compiled loops or without.
-        """
-        self._work += len(embeddings) * self.centers.size
-        if len(embeddings) < TIMED_ROWS or not self._choosing.acquire(blocking=False):
-            return  # where another thread chooses, the present way goes on
+    def _turn(self, num_rows: int) -> None:
+        """Turns to a faster way once the rows seen have been work enough for it."""
+        self._work += num_rows * self.centers.size
+        if num_rows < _LEAST_TO_TURN or not self._turning.acquire(blocking=False):
+            return  # where another thread opens a way, the present one goes on
         try:
-            if self._choice is not None and self._work >= self._work_needed():
-                self._take_fastest(np.ascontiguousarray(embeddings[:TIMED_ROWS]), top)
+            while self._ahead and self._work >= self._ahead[0][0]:
+                _, open_way = self._ahead.pop(0)
+                self._way = open_way()
         finally:
-            self._choosing.release()
+            self._turning.release()
 
-    def _take_fastest(self, rows: Embeddings, top: int) -> None:
-        """Makes the next choice, by the time that these rows take."""
-        names: list[MatmulName] = []
-        if self._choice == "arithmetic":
-            self._choice = "loops"
-            names = fastest_matmuls(self.centers)[:_TIMED_WAYS]
-            ways = self._opened(names)
-        else:
-            self._choice = None
-            ways = self._with_loops(rows, top)
-        clock = clock_for(names)
-        alone = len(ways) == 1
-        self._way = ways[0] if alone else on_one_core(lambda: self._fastest(ways, rows, top, clock))
-
-    def _opened(self, names: Sequence[MatmulName]) -> "list[_Way]":
-        ways = []
-        for name in names:
+    def _fastest(self, *, import_torch: bool | None = None) -> "_Way":
+        """Returns the way by the fastest arithmetic at hand; the present one where that is it."""
+        for name in fastest_matmuls(self.centers, import_torch=import_torch):
+            if self._way.lister is not None or name == self._way.scan.name:
+                break
             with suppress(Unavailable):  # a GPU that has no room
-                ways.append(self._open(name))
-        return ways
+                return self._open(name)
+        return self._way
 
-    def _work_needed(self) -> int:
-        """Returns the multiplications after which the next choice is made."""
-        if self._choice == "arithmetic":
-            return _WORTH_A_TIMING
-        dimension: int = self.centers.shape[1]
-        to_make = _HEADS_EACH * dimension * self.centers.size + _BASIS_EACH * dimension**3
-        return max(WORTH_COMPILING, to_make)
-
-    def _with_loops(self, rows: Embeddings, top: int) -> "list[_Way]":
-        """Returns the present way, and those of compiled loops where there are any: over the
-        fastest products, and over others, as fewer centers may lie within their error. These are
-        of the present way, or the next fastest where its own are the fastest.
+    def _fastest_in_loops(self) -> "_Way":
+        """Returns what `_fastest` does, with compiled loops where there is no GPU. For these, torch
+        is imported even where centers are few.
         """
-        ways = [self._way]
-        if self._way.lister is not None or find_spec("numba") is None:
-            return ways
-        _, scores, _ = self._search(self._way, rows, top, None, 0, float64=True)
+        if find_spec("numba") is None:
+            return self._way
+        return self._in_loops(self._fastest(import_torch=True))
+
+    def _in_loops(self, way: "_Way") -> "_Way":
+        """Returns this way with compiled loops; as it is where there is a GPU or numba fails, which
+        a warning says.
+        """
+        if way.lister is not None:
+            return way
         try:
-            from mlcd.clustering.compiled_scan import compiled_scans
+            from mlcd.clustering.compiled_scan import CompiledScan
 
-            names = fastest_matmuls(self.centers, import_torch=True)
-            fastest, *others = (name for name in names if name != DEVICE)
-            present = self._way.scan.name
-            two = [fastest, *(others[:1] if present == fastest else [present])]
-            scans = [self._way.scan if name == present else self._open(name).scan for name in two]
-            for scan, each in compiled_scans(scans, rows, scores):
-                ways.append(self._warm(scan, each, top))
-        except Exception as error:  # noqa: BLE001 - the present way needs none of this
+            loops = CompiledScan(way.scan)
+            # each loop is compiled now, or read where it is kept
+            loops.shortlist(self.centers[:1], 1, 1)
+        except Exception as error:  # noqa: BLE001 - the plain way needs none of this
             # numba may be too old for this numpy, find no room for what it makes, or damaged files
-            _log.warning(_LOOPS_FAIL, error)
-        return ways
-
-    def _warm(self, scan: CertifiedScan, loops: Shortlister, top: int) -> "_Way":
-        """Returns the way by these loops, once each is compiled, or read where it is kept."""
-        loops.shortlist(self.centers[:1], top, 1)
-        return _Way(scan, loops)
-
-    def _fastest(
-        self,
-        ways: "Sequence[_Way]",
-        rows: Embeddings,
-        top: int,
-        clock: Callable[[], float],
-    ) -> "_Way":
-        """Returns the way that takes least time to find the answer, by this clock."""
-        seconds = [np.inf] * len(ways)
-        for _ in range(TIMED_RUNS + 1):  # in turn, so that what disturbs one disturbs the others
-            for number, way in enumerate(ways):
-                began = clock()
-                self._search(way, rows, top, None, 0, float64=False)
-                seconds[number] = min(seconds[number], clock() - began)
-        return ways[seconds.index(min(seconds))]
+            _log.warning("the scan goes on without compiled loops, which fail: %r", error)
+            return way
+        return _Way(way.scan, loops)
 
     def _open(self, name: MatmulName) -> "_Way":
         if name == DEVICE:  # what it leaves open, the CPU settles
@@ -440,7 +387,7 @@ class CenterScan:
 
 @dataclass(frozen=True)
 class _Way:
-    """A scan of whole vectors, and what is asked before it."""
+    """A scan, and what is asked before it."""
 
     scan: CertifiedScan
     lister: Shortlister | None = None
@@ -451,4 +398,3 @@ class _Way:
 
 
 _Finder: TypeAlias = Callable[[Embeddings, NDArray[np.integer] | None], CertifiedAnswers]
-_Choice: TypeAlias = Literal["arithmetic", "loops"]

@@ -1,7 +1,7 @@
 """The exact nearest center of each row, for k-means: `nearest_centers` with top=1, made for many
 short passes.
 
-Two ways lead to the same answer, and a timing of both on the first rows chooses.
+Two ways lead to the same answer. The centers that heads leave of the first rows choose one.
 
 The dense way computes float32 products with all centers. With g = D u / (1 - D u) a product is off
 by at most g |x| |c|, so the largest is proven where the second lies more than twice that below.
@@ -15,7 +15,6 @@ Rows that neither way proves are decided by float64 scores, then ids.
 Shapes: B rows of a batch, C centers of a block, K centers, D dimension, H head components.
 """
 
-import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,19 +24,24 @@ from numpy.typing import NDArray
 from mlcd.clustering.exact_scores import exact_scores
 from mlcd.clustering.heads import Basis, Heads
 from mlcd.clustering.matmul import single_scores
-from mlcd.clustering.row_threads import allowed_threads, batches, in_threads, limited_blas
+from mlcd.clustering.row_threads import allowed_threads, batches, in_threads
 from mlcd.types import Embeddings
 
 _BATCH_ROWS: Final = 4096  # of one product; few large ones are faster
 _LEAST_ROWS: Final = 512  # of a thread's product
 _WORTH_THREADS: Final = 1 << 28  # multiplications: 5 ms of a core; two threads begin in half of one
 _BLOCK_CENTERS: Final = 1024
-_TIMED_ROWS: Final = 1024
+_COUNTED_ROWS: Final = 1024
 _ROUNDOFF: Final = 2.0**-24
 _COMPARED: Final = 2.0**-22  # error of comparing float32 numbers near 1 after a subtraction
 # bound on the length of rows and centers, which are of unit length but for rounding
 _LONGEST: Final = 1.01
-_HEADS: Final = (8, 4, 2)  # the shares tried: one in so many components
+_HEADS: Final = (8, 4)  # the shares tried: one in so many components
+# A center that is multiplied out by itself costs as much as so many in one product. Heads are used
+# where this and their own products come to less than this share of the dense way's: what surrounds
+# the products is about as much again.
+_EACH_PAIR: Final = 32
+_WORTH_HEADS: Final = 0.5
 _LEAST_HEAD: Final = 16
 _MOST_KNOWN: Final = 64  # centers multiplied out for one row; a row with more joins the dense way
 
@@ -67,8 +71,8 @@ class NearestCenter:
     """A set of unit centers [K, D] made ready for exact look-ups of the nearest.
 
     basis: the directions by which to prune; None for the dense way. one_in: the share of components
-    in the head; 0 for the dense way; None to time all of them on the first rows, after which it
-    names the chosen one.
+    in the head; 0 for the dense way; None to choose it on the first rows, after which it names the
+    chosen one.
     """
 
     def __init__(
@@ -88,12 +92,7 @@ class NearestCenter:
 
         previous: [N] ids of centers, the nearer the better; the answer does not depend on them.
         """
-        if self.one_in is None and self._basis is not None and len(embeddings) >= _TIMED_ROWS:
-            self._choose(
-                self._basis,
-                embeddings[:_TIMED_ROWS],
-                None if previous is None else previous[:_TIMED_ROWS],
-            )
+        self.prunes(embeddings, previous)
         nearest = np.empty(len(embeddings), dtype=np.int32)
 
         def search(batch: slice) -> None:
@@ -110,19 +109,25 @@ class NearestCenter:
             search(slice(start, start + _BATCH_ROWS))
         return nearest
 
+    def prunes(self, rows: Embeddings, previous: NDArray[np.int32] | None) -> bool:
+        """Tells whether heads are used; chooses them on these rows if that is still to be done."""
+        if self.one_in is None and self._basis is not None and len(rows) >= _COUNTED_ROWS:
+            some = slice(_COUNTED_ROWS)
+            self._choose(self._basis, rows[some], None if previous is None else previous[some])
+        return self._head is not None
+
     def _choose(self, basis: Basis, z_BD: Embeddings, previous: NDArray[np.int32] | None) -> None:
-        """Times each way, and keeps the heads of the fastest one only."""
-        fastest = np.inf
-        for one_in in (0, *_HEADS):
-            head = None  # which would be held while the next is made
-            if one_in:
-                head = _Head.of(basis, self._centers_KD, one_in)
-            with limited_blas():  # as where threads share the rows
-                began = time.perf_counter()
-                self._batch(z_BD, previous, head)
-                seconds = time.perf_counter() - began
-            if seconds < fastest:
-                fastest, self.one_in, self._head = seconds, one_in, head
+        """Keeps the heads that leave least to multiply; none where all leave much."""
+        num_centers, dimension = self._centers_KD.shape
+        self.one_in, least = 0, _WORTH_HEADS
+        for one_in in _HEADS:
+            head = _Head.of(basis, self._centers_KD, one_in)
+            num_B = self._reaching(head.heads.of(z_BD), z_BD, previous, head)[1]
+            pairs_B = np.where(num_B > _MOST_KNOWN, num_centers, _EACH_PAIR * num_B)
+            length = head.centers.shape[1]
+            work = length / num_centers + length / dimension + pairs_B.mean() / num_centers
+            if work < least:
+                self.one_in, self._head, least = one_in, head, work
 
     def _batch(
         self, z_BD: Embeddings, previous: NDArray[np.int32] | None, head: _Head | None
@@ -173,10 +178,31 @@ class NearestCenter:
     def _pruned(
         self, z_BD: Embeddings, previous: NDArray[np.int32] | None, head: _Head
     ) -> NDArray[np.int32]:
-        rows_BH = head.heads.of(z_BD)
-        if previous is None:
-            previous = self._highest_bound(rows_BH, head)
-        known_B = np.einsum("bd,bd->b", z_BD, self._centers_KD[previous])
+        ids_B, num_B, found = self._reaching(head.heads.of(z_BD), z_BD, previous, head)
+        if len(many := np.flatnonzero(num_B > _MOST_KNOWN)):
+            ids_B[many] = self._dense(z_BD[many])
+        if len(many) < len(z_BD):
+            rows, columns = (np.concatenate(part) for part in zip(*found, strict=True))
+            open_pairs = (num_B[rows] > 1) & (num_B[rows] <= _MOST_KNOWN)
+            self._multiply_out(z_BD, rows[open_pairs], columns[open_pairs], ids_B)
+        return ids_B
+
+    def _reaching(
+        self,
+        rows_BH: Embeddings,
+        z_BD: Embeddings,
+        previous: NDArray[np.int32] | None,
+        head: _Head,
+    ) -> tuple[
+        NDArray[np.int32], NDArray[np.int64], list[tuple[NDArray[np.int64], NDArray[np.int64]]]
+    ]:
+        """Returns a known center of each row, the number of centers whose bound reaches its score,
+        [B] each, and the pairs of rows and such centers, block by block.
+
+        Of a row with too many only some are counted, and not all of its pairs are there.
+        """
+        known_ids_B = self._highest_bound(rows_BH, head) if previous is None else previous.copy()
+        known_B = np.einsum("bd,bd->b", z_BD, self._centers_KD[known_ids_B])
         least_B = (known_B - np.float32(self._slack + head.score_slack))[:, None]
         found, num_B = [], np.zeros(len(z_BD), dtype=np.int64)
         for start in range(0, len(self._centers_KD), _BLOCK_CENTERS):
@@ -187,14 +213,7 @@ class NearestCenter:
             reaching_BC[num_B > _MOST_KNOWN] = False  # so that few pairs of a row are in memory
             flat = np.flatnonzero(reaching_BC)
             found.append((flat // reaching_BC.shape[1], flat % reaching_BC.shape[1] + start))
-        ids_B = previous.copy()
-        if len(many := np.flatnonzero(num_B > _MOST_KNOWN)):
-            ids_B[many] = self._dense(z_BD[many])
-        if len(many) < len(z_BD):
-            rows, columns = (np.concatenate(part) for part in zip(*found, strict=True))
-            open_pairs = (num_B[rows] > 1) & (num_B[rows] <= _MOST_KNOWN)
-            self._multiply_out(z_BD, rows[open_pairs], columns[open_pairs], ids_B)
-        return ids_B
+        return known_ids_B, num_B, found
 
     def _highest_bound(self, rows_BH: Embeddings, head: _Head) -> NDArray[np.int32]:
         """Returns a center of each row that is probably near, for rows of which none is known."""

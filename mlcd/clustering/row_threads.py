@@ -19,7 +19,6 @@ from threadpoolctl import LibController, OpenBLASController, ThreadpoolControlle
 from mlcd.cores import available_cores
 
 _Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 _loaded: dict[bool, list[LibController]] = {}
 
 
@@ -34,14 +33,6 @@ def in_threads(work: Callable[[_Item], object], items: Sequence[_Item]) -> None:
     with limited_blas(), ThreadPoolExecutor(num_threads, initializer=_limit_openmp) as threads:
         for _ in threads.map(work, items):
             pass
-
-
-def on_one_core(work: Callable[[], _Result]) -> _Result:
-    """Does the work in a thread of its own and returns its result. As where threads share the rows,
-    each library that is loaded has one thread.
-    """
-    with limited_blas(), ThreadPoolExecutor(1, initializer=_limit_openmp) as thread:
-        return thread.submit(work).result()
 
 
 def batches(num: int, *, most: int, least: int) -> list[slice]:

@@ -39,8 +39,8 @@ _CARRIED: Final = (
     *("clustering/__init__.py", "clustering/nearest.py", "clustering/certified_scan.py"),
     *("clustering/candidates.py", "clustering/eight_bit_rows.py"),
     *("clustering/certificate.py", "clustering/exact_scores.py", "clustering/matmul.py"),
-    *("clustering/row_threads.py", "clustering/torch_matmul.py", "clustering/int8_matmul.py"),
-    *("clustering/shift.py", "clustering/arithmetics.py", "clustering/query_checks.py"),
+    *("clustering/row_threads.py", "clustering/int8_matmul.py"),
+    *("clustering/arithmetics.py", "clustering/query_checks.py"),
     *("clustering/shortlist.py", "clustering/device_scan.py", "clustering/device_products.py"),
     "clustering/device_kernels.py",
     # encoders without its __init__, which brings what opens models

@@ -51,7 +51,7 @@ def test_every_contract_holds():
         ("mlcd/image_bytes.py", "import mlcd.images.decode"),
         ("mlcd/client/loop_thread.py", "import torch"),
         ("mlcd/clustering/kmeans.py", "import torch"),
-        ("mlcd/clustering/kmeans.py", "import mlcd.clustering.torch_matmul"),
+        ("mlcd/clustering/kmeans.py", "import mlcd.clustering.int8_matmul"),
         ("training/parallel/backbone.py", "import training.config"),
         ("service/http/problems.py", "import service.http.dialects.openai"),
         ("service/settings.py", "import service.fetch.budget"),
@@ -83,7 +83,7 @@ def test_a_new_file_of_clustering_may_not_reach_torch(copy):
     (copy / "mlcd" / "clustering" / "new.py").write_text("import torch\n")
     result = lint(copy)
     assert result.returncode != 0
-    assert "Clustering reaches torch through torch_matmul alone BROKEN" in result.stdout
+    assert "Clustering reaches torch through eight bits and devices alone BROKEN" in result.stdout
 
 
 def test_a_new_file_of_a_room_may_not_know_the_web(copy):

@@ -86,7 +86,7 @@ sys.path.insert(0, {str(folder)!r})
 sys.meta_path[:] = [found for found in sys.meta_path if "editable" not in repr(found).lower()]
 from mlcd.clustering.nearest import CenterScan
 from mlcd.encoders.unit_rows import unit_or_zero
-import mlcd.clustering.torch_matmul, mlcd.clustering.int8_matmul, mlcd.clustering.device_scan
+import mlcd.clustering.int8_matmul, mlcd.clustering.device_scan
 ours = [module for name, module in sys.modules.items() if name.split(".")[0] == "mlcd"]
 print(len(ours), all(str(module.__spec__.origin).startswith({str(folder)!r}) or
                      module.__spec__.origin is None for module in ours))

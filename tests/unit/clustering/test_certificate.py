@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlcd.clustering.certificate import Slack, lowered, raised
+from mlcd.clustering.certificate import Slack
 from mlcd.clustering.nearest import CenterScan
 from mlcd.types import unit_rows
 
@@ -32,7 +32,7 @@ def hard_cases():
     yield "centers of any length, and zero", z, centers * np.repeat(scales, 104)[:, None]
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch-fp32", "torch-bf16", "torch-int8"])
+@pytest.mark.parametrize("name", ["numpy", "torch-int8"])
 @pytest.mark.parametrize("case", list(hard_cases()), ids=lambda case: case[0])
 def test_the_bound_holds_for_every_product(name, case):
     """The certificate's inequality itself, on adversarially rounded inputs."""
@@ -49,33 +49,30 @@ def test_the_bound_holds_for_every_product(name, case):
     assert (bound <= slack.with_any[:, None] * (1 + 1e-15)).all()
     # What a score exceeds the offset by is what the product is of.
     shifted = exact - slack.offset[:, None]
-    output = way.matmul.rounding.output
-    assert (shifted <= raised(product, output) + bound).all()
-    assert (shifted >= lowered(product, output) - bound).all()
+    assert (np.abs(shifted - product) <= bound).all()
     single = z @ centers.T
     assert (np.abs(single - exact) <= slack.single()[:, None]).all()
 
 
-@pytest.mark.parametrize("name", ["torch-bf16", "torch-int8"])
-def test_a_common_mean_does_not_widen_the_bound(name):
+def test_a_common_mean_does_not_widen_the_bound():
     generator = np.random.default_rng(0)
     z, centers = generator.standard_normal((2, 300, 64)) / 8
     one = np.zeros(64)
     one[0] = 3.0
     widths = []
     for mean in (0 * one, one):
-        way = CenterScan((centers + mean).astype(np.float32), matmul=name)._way.scan
+        centers_there = (centers + mean).astype(np.float32)
+        way = CenterScan(centers_there, matmul="torch-int8")._way.scan
         rows = way.matmul.load((z + mean).astype(np.float32))
         slack = Slack.of(rows, way.matmul.rounding, way.norms).with_any
-        product = way.matmul.multiply(rows.data, 0, 300)
-        widths.append((slack + way.matmul.rounding.output * float(abs(product).max())).mean())
-    assert widths[1] < {"torch-bf16": 4, "torch-int8": 1.1}[name] * widths[0]
+        widths.append(slack.mean())
+    assert widths[1] < 1.1 * widths[0]
 
 
 @pytest.mark.parametrize(("component", "has_room"), [(2.0**60, True), (2.0**62, False)])
 def test_nothing_is_bounded_where_the_product_with_the_shift_has_no_room(component, has_room):
     """Equal centers are all at their mean, so that only the mean is long."""
-    way = CenterScan(np.full((4, 16), component, np.float32), matmul="torch-bf16")._way.scan
+    way = CenterScan(np.full((4, 16), component, np.float32), matmul="torch-int8")._way.scan
     rows = way.matmul.load(np.ones((2, 16), dtype=np.float32))
     slack = Slack.of(rows, way.matmul.rounding, way.norms)
     assert way.norms.largest_rounded == 0

@@ -3,7 +3,6 @@ bit.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import pytest
@@ -103,9 +102,6 @@ def scans(monkeypatch):
     monkeypatch.setattr(kmeans_module, "_by_scan", counted)
     monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
     monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda *_, **__: [ON_GPU])
-    # the scan is found to be the faster way
-    seconds = staticmethod(lambda way, *rows: float(not isinstance(way, partial)))
-    monkeypatch.setattr(kmeans_module._Fastest, "_seconds", seconds)
     return made
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlcd.clustering import device_scan, nearest, torch_matmul
+from mlcd.clustering import device_scan, nearest
 from mlcd.clustering import kmeans as kmeans_module
 from mlcd.clustering.device_products import GROUP, TILE, in_float64, maxima, of_members
 from mlcd.clustering.device_scan import DeviceScan, _Largest
@@ -161,12 +161,12 @@ def test_a_device_without_memory_leaves_the_rows_to_the_cpu(monkeypatch):
     assert found.scan.float32 == len(rows)
     assert np.array_equal(found.ids, plain.ids)
     assert np.array_equal(found.scores, plain.scores)
-    monkeypatch.setattr(torch_matmul, "cuda_available", lambda: True)
+    monkeypatch.setattr(device_scan, "cuda_available", lambda: True)
     monkeypatch.setattr(device_scan, "mean_of", full)
     with pytest.raises(Unavailable, match="300 centers do not fit on the GPU"):
         CenterScan(centers, matmul="cuda-bf16")
     monkeypatch.setattr(nearest, "fastest_matmuls", lambda *_, **__: ["cuda-bf16", "numpy"])
-    monkeypatch.setattr(nearest, "_WORTH_A_TIMING", 0)
+    monkeypatch.setattr(nearest, "WORTH_TORCH", 0)
     found = CenterScan(centers).nearest(rows, 8)
     assert (found.scan.products, found.scan.proven) == ("numpy fp32", len(rows))
     assert np.array_equal(found.ids, plain.ids)

@@ -6,110 +6,110 @@ from mlcd.clustering import kmeans as kmeans_module
 from mlcd.clustering.arithmetics import DEVICE
 from mlcd.clustering.kmeans import assigned, kmeans
 from mlcd.clustering.nearest import CenterScan
-from mlcd.clustering.nearest_center import NearestCenter
 from mlcd.clustering.rows import ArrayRows
 from mlcd.types import unit_rows
 
 pytestmark = pytest.mark.plain_cpu
 
+EIGHT_BITS, COMPILED = "torch int8 cpu", "torch int8 cpu, compiled"
 
-def drawn_rows():
+
+def drawn_rows(power=0.0):
+    weights = (1.0 + np.arange(96)) ** -power
     random = np.random.default_rng(0)
-    means = np.repeat(random.standard_normal((60, 48)), 100, axis=0)
-    return unit_rows(means + 0.8 * random.standard_normal((6000, 48)))
+    means = np.repeat(random.standard_normal((60, 96)), 100, axis=0)
+    return unit_rows((means + 0.8 * random.standard_normal((6000, 96))) * weights)
 
 
 @pytest.fixture
-def tried(monkeypatch):
-    """Makes compiled loops worth it and the fastest way; the ways of each pass that were tried."""
-    names, fastest = [], kmeans_module._Fastest
+def products(monkeypatch):
+    """Makes compiled loops worth it; returns the products of the scans that are asked."""
+    asked, by_scan = [], kmeans_module._by_scan
 
-    def noted(one, ways, chosen):
-        names.append(list(ways))
-        return fastest(one, dict(reversed(ways.items())), chosen)
+    def noted(scan, rows, previous):
+        asked.append(scan.products)
+        return by_scan(scan, rows, previous)
 
+    monkeypatch.setattr(kmeans_module, "_by_scan", noted)
     monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 0)
-    monkeypatch.setattr(kmeans_module, "_Fastest", noted)
-    monkeypatch.setattr(fastest, "_seconds", staticmethod(lambda *_: 0.0))
-    monkeypatch.setattr(
-        kmeans_module, "fastest_matmuls", lambda *_, **__: ["torch-bf16", "numpy", "torch-fp32"]
-    )
-    return names
+    monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda *_, **__: ["torch-int8", "numpy"])
+    return asked
 
 
-def test_compiled_loops_find_the_same_clusters(tried):
-    rows = drawn_rows()
-    found = kmeans([rows], 100, iterations=4, tolerance=0.0)
-    ways, alone = ["nearest_center", "torch-bf16", "numpy"], ["nearest_center", "numpy"]
-    assert tried == [ways, ways, alone, alone, alone]
-    with pytest.MonkeyPatch.context() as without:
-        without.setattr(kmeans_module, "WORTH_COMPILING", np.inf)
-        plain = kmeans([rows], 100, iterations=4, tolerance=0.0)
-    assert tried[-1] == ["nearest_center"]
+@pytest.fixture
+def without_loops(monkeypatch):
+    monkeypatch.setattr(CenterScan, "compiled", None)
+    monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
+
+
+@pytest.mark.parametrize("power", [0.0, 2.0])
+@pytest.mark.parametrize("with_heads", [False, True])
+def test_every_way_finds_the_same_clusters(power, with_heads, products, monkeypatch):
+    rows = drawn_rows(power)
+    monkeypatch.setattr(kmeans_module, "_MANY_ROWS", 1 if with_heads else np.inf)
+    found = kmeans([rows], 200, iterations=4, tolerance=0.0)
+    if not with_heads:
+        assert products == [COMPILED] * 5
+    elif power:
+        assert products == []  # the heads rule most centers out
+    products.clear()
+    monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", np.inf)
+    monkeypatch.setattr(kmeans_module, "_MANY_ROWS", np.inf)
+    plain = kmeans([rows], 200, iterations=4, tolerance=0.0)
+    assert products == []
     assert np.array_equal(found.centers, plain.centers)
     assert np.array_equal(found.assignment, plain.assignment)
     assert found.objective == plain.objective
 
 
-def test_loops_that_fail_are_not_asked_again(tried, monkeypatch, caplog):
+def test_loops_that_fail_are_done_without(products, monkeypatch, caplog):
     def failing(scan):
         raise ImportError("numba needs another numpy")
 
-    monkeypatch.setattr(compiled_scan, "of_whole_vectors", failing)
+    monkeypatch.setattr(compiled_scan, "CompiledScan", failing)
     kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
-    assert tried == [["nearest_center", "torch-bf16"]] * 4
-    assert caplog.text.count("numba needs another numpy") == 1
+    assert products == [EIGHT_BITS] * 4
+    assert "numba needs another numpy" in caplog.text
 
 
-def test_the_loops_are_not_loaded_for_a_single_pass(tried, monkeypatch):
+def test_the_loops_are_not_loaded_for_a_single_pass(products, monkeypatch):
     monkeypatch.setattr(CenterScan, "compiled", None)
     rows = drawn_rows()
     assigned(ArrayRows([rows]), rows[:100], None)
-    assert tried == [["nearest_center"]]
+    assert products == []
 
 
-def test_heads_are_not_made_beside_a_scan_that_is_chosen(tried, monkeypatch):
-    made = []
-    monkeypatch.setattr(kmeans_module, "_MANY_ROWS", 1)
-    monkeypatch.setattr(kmeans_module, "_MANY_COMPONENTS", 1)
-    monkeypatch.setattr(
-        kmeans_module,
-        "NearestCenter",
-        lambda centers, basis, one_in: made.append(basis) or NearestCenter(centers, basis, one_in),
-    )
-    kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
-    assert [basis is None for basis in made] == [False, False, True, True]
-
-
-def test_a_scan_is_plain_without_numba(tried, monkeypatch):
+def test_a_scan_is_plain_without_numba(products, without_loops, monkeypatch):
     monkeypatch.setattr(kmeans_module, "find_spec", lambda _: None)
-    monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
-    monkeypatch.setattr(CenterScan, "compiled", None)
     kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
-    assert tried == [["nearest_center", "torch-bf16"]] * 4
+    assert products == [EIGHT_BITS] * 4
 
 
-def test_the_loops_are_not_loaded_for_little_work(tried, monkeypatch):
-    monkeypatch.setattr(CenterScan, "compiled", None)
-    monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 6000 * 100 * 48 * 5 + 1)
-    monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)
+def test_the_loops_are_not_loaded_for_little_work(products, without_loops, monkeypatch):
+    monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 6000 * 100 * 96 * 5 + 1)
     kmeans([drawn_rows()], 100, iterations=4, tolerance=0.0)
-    assert {way for ways in tried for way in ways} == {"nearest_center", "torch-bf16"}
+    assert products == [EIGHT_BITS] * 5
 
 
-def test_a_gpu_needs_no_loops(tried, monkeypatch):
-    monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda *_, **__: [DEVICE, "numpy"])
-    monkeypatch.setattr(CenterScan, "compiled", None)
-    monkeypatch.setattr(kmeans_module, "_plain_scan", lambda centers, **_: CenterScan(centers))
+def test_without_torch_all_centers_are_multiplied_in_float32(products, monkeypatch):
+    monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda *_, **__: ["numpy"])
     kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
-    assert tried == [["nearest_center", DEVICE]] * 4
+    assert products == []
 
 
-def test_passes_that_are_done_do_not_count(tried, monkeypatch):
+def test_a_gpu_needs_neither_loops_nor_heads(products, without_loops, monkeypatch):
+    monkeypatch.setattr(kmeans_module, "fastest_matmuls", lambda *_, **__: [DEVICE, "numpy"])
+    monkeypatch.setattr(kmeans_module, "_plain_scan", lambda centers, _: CenterScan(centers))
+    monkeypatch.setattr(kmeans_module, "NearestCenter", None)
+    kmeans([drawn_rows()], 100, iterations=3, tolerance=0.0)
+    assert len(products) == 4
+
+
+def test_passes_that_are_done_do_not_count(products, monkeypatch):
     rows, states = drawn_rows(), []
-    monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 6000 * 100 * 48 * 5)
+    monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 6000 * 100 * 96 * 5)
     kmeans([rows], 100, iterations=4, tolerance=0.0, on_start=states.append)
-    assert "torch-bf16" in tried[0]
-    tried.clear()
+    assert products == [COMPILED] * 5
+    products.clear()
     kmeans([rows], 100, iterations=4, tolerance=0.0, start=states[1])
-    assert tried == [["nearest_center"]] * 4
+    assert products == []

@@ -45,7 +45,7 @@ def assert_same_up_to_ties(rows, centers, ours, theirs):
 
 
 @pytest.mark.parametrize("top", [1, 2, 8, 32])
-@pytest.mark.parametrize("matmul", ["numpy", "torch-fp32", "torch-bf16", "torch-int8"])
+@pytest.mark.parametrize("matmul", ["numpy", "torch-int8"])
 def test_equals_faiss_knn(rows, centers, top, matmul):
     ours = CenterScan(centers, matmul=matmul).nearest(rows, top).ids
     theirs = faiss.knn(rows, centers, top, metric=faiss.METRIC_INNER_PRODUCT)[1]

@@ -16,7 +16,6 @@ from mlcd.clustering.row_threads import (
     batches,
     in_threads,
     limited_blas,
-    on_one_core,
 )
 from mlcd.cores import available_cores
 
@@ -71,24 +70,6 @@ def test_an_error_of_one_thread_is_the_callers():
     ):
         in_threads(lambda item: 1 // item, [1, 0])
     assert allowed_threads() >= 1
-
-
-def test_work_on_one_core_has_one_thread_of_every_library():
-    def found():
-        threads = {
-            each.num_threads for kind in ("blas", "openmp") for each in row_threads._libraries(kind)
-        }
-        return threads, torch.get_num_threads(), threading.current_thread()
-
-    with threadpool_limits(2), threads_of_torch(2):
-        before = allowed_threads()
-        threads, of_torch, thread = on_one_core(found)
-        assert (threads, of_torch) == ({1}, 1)
-        assert thread is not threading.current_thread()
-        with pytest.raises(ZeroDivisionError):
-            on_one_core(lambda: 1 // 0)
-        assert allowed_threads() == before
-        assert torch.get_num_threads() == 2
 
 
 def test_too_many_open_files_cost_only_time(monkeypatch):
