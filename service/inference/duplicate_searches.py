@@ -18,18 +18,20 @@ from mlcd.collections.duplicates import Group, duplicate_groups
 from mlcd.collections.picture_copies import copy_groups, nearest_pair, thumbnails_of
 from mlcd.collections.port import CollectionPort
 from mlcd.collections.searcher import Searcher
-from mlcd.errors import DeadlineExceeded, Overloaded
+from mlcd.errors import DeadlineExceeded, InvalidInput, Overloaded
 from service.deadline import within_deadline
 from service.telemetry.metrics import Metrics
 
 _KEPT: Final = 4  # results; each takes about 30 bytes an item
+_MOST_COMPARED: Final = 10_000  # pictures: 15 s of one core, of the 30 s that a request has
 
 
 @dataclass(frozen=True)
 class FoundGroups:
     """The groups of a collection's state.
 
-    ids: those of all rows. nearest: where there is no group, the pair that comes nearest to one.
+    ids: those of all rows. nearest: where there is no group, the pair that comes nearest to one;
+    None where there are too many items to look for it.
     """
 
     ids: list[str]
@@ -73,7 +75,7 @@ class DuplicateSearches:
 
         similarity: the least cosine of a pair, whatever the pictures; None: the pictures are copies
         (`mlcd.collections.picture_copies`). owner: the client. Raises Overloaded while another
-        search waits, and DeadlineExceeded.
+        search waits, DeadlineExceeded, and InvalidInput for more pictures than a request has time for.
         """
         # a store behind a network is asked for its state
         subject = _Subject(await asyncio.to_thread(lambda: collection.state), similarity)
@@ -194,10 +196,18 @@ class _Search:
     def work(self) -> FoundGroups:
         ids, take = self.subject.state.listed()
         if self.similarity is None:
+            if len(ids) > _MOST_COMPARED:
+                raise InvalidInput(
+                    f"pictures of at most {_MOST_COMPARED} items are compared in one request, got"
+                    f" {len(ids)}",
+                    remedy="give a `similarity`, or stop the server and run"
+                    " `mlcd index COLLECTION OUT.jsonl --duplicates copies`",
+                )
             copies = copy_groups(len(ids), take, thumbnails_of(self.collection, ids), meter=self)
             return FoundGroups(ids, copies.groups, copies.nearest)
         groups = duplicate_groups(len(ids), take, self.similarity, meter=self)
-        nearest = None if groups else nearest_pair(len(ids), take, meter=self)
+        is_few = len(ids) <= _MOST_COMPARED
+        nearest = nearest_pair(len(ids), take, meter=self) if is_few and not groups else None
         return FoundGroups(ids, groups, nearest)
 
     def advance(self, num: int = 1, **facts: object) -> None:  # noqa: ARG002 - of the protocol

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mlcd.errors import DeadlineExceeded, Overloaded
+from mlcd.errors import DeadlineExceeded, InvalidInput, Overloaded
 from mlcd.types import unit_rows
 from service.inference import duplicate_searches
 from service.inference.duplicate_searches import DuplicateSearches
@@ -139,5 +139,18 @@ def test_a_search_ends_when_nobody_waits_for_it_any_more(held):
         assert ran == [0.7, 0.8, 0.9]
         gate.open = True
         assert len((await stays).groups) >= 1
+
+    run(scenario())
+
+
+def test_pictures_are_compared_of_as_many_items_as_a_request_has_time_for(monkeypatch):
+    async def scenario():
+        searches, collection = new_searches(), SimpleNamespace(state=State())
+        monkeypatch.setattr(duplicate_searches, "_MOST_COMPARED", 19)
+        with pytest.raises(
+            InvalidInput, match="at most 19 items are compared in one request, got 20"
+        ):
+            await begin(searches, collection, None)
+        assert (await begin(searches, collection, 0.9999)).nearest is None
 
     run(scenario())
