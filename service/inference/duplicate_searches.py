@@ -75,7 +75,7 @@ class DuplicateSearches:
 
         similarity: the least cosine of a pair, whatever the pictures; None: the pictures are copies
         (`mlcd.collections.picture_copies`). owner: the client. Raises Overloaded while another
-        search waits, DeadlineExceeded, and InvalidInput for more pictures than a request has time for.
+        search waits, DeadlineExceeded, and InvalidInput for more pictures than it has time for.
         """
         # a store behind a network is asked for its state
         subject = _Subject(await asyncio.to_thread(lambda: collection.state), similarity)
