@@ -54,7 +54,7 @@ def main(url: str, folder: Path) -> None:
         page.open(f"{url}/#/map?at=-0.05,0,1800")
         page.until("document.querySelectorAll('.map-pictures img').length")
         _take(page, None, folder / "explorer-map-pictures.webp")
-        _take(page, f"{url}/#/duplicates?similarity=0.9", folder / "explorer-duplicates.webp")
+        _take(page, f"{url}/#/duplicates", folder / "explorer-duplicates.webp")
 
 
 def _take(page: Page, url: str | None, path: Path) -> None:
