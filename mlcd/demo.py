@@ -42,6 +42,7 @@ _MAX_CLUSTERS: Final = 1000
 _MIN_DISTINCT: Final = 8
 _MANY_CLUSTERS: Final = 500
 _INTERRUPTED: Final = 130
+_LAST_PORT: Final = 65535
 _NUM_WORDS: Final = 3
 _NUM_FOUND: Final = 3
 _WORDS: Final = ("people", "an animal", "a building")  # where no class is known
@@ -108,9 +109,12 @@ class Demo:
             # stop the demo.
             for kind, options in (("knn", ["--seen"]), ("clusters", seed))
         ]
+        by_words = ["--words", "imagenet", "--templates", "plain", "--model", self._features]
+        is_named = "--names" in clustering or self._features != STARTER
         return [
             ["embed", self._images, self._at("pixels"), "--model", "pixels"],
             ["cluster", self._at("features"), self._at("centers"), *clustering, *seed],
+            *([] if is_named else [["name", self._at("centers"), *by_words]]),
             [
                 "label",
                 self._at("features"),
@@ -130,33 +134,44 @@ class Demo:
                 self._at("embeddings"),
                 str(self.out / "collections" / "demo"),
             ],
+            ["index", self._at("features"), str(self._state_of_features / "collections" / "demo")],
             ["verify", str(self.out), "--quiet"],
         ]
 
     def serve(self, host: str, port: int) -> None:
-        """Starts the service, prints the URL and a curl line when it is ready, and waits until it
-        is stopped.
+        """Serves both spaces, the trained model's and beside it that of the features, prints their
+        addresses and a curl line, and waits until they are stopped.
         """
-        address = ["--host", host, "--port", str(free_port(host, port))]
-        command = ["serve", "--model", self._at("model"), "--state", str(self.out), *address]
+        trained = ["--model", self._at("model"), "--state", str(self.out)]
+        features = ["--model", self._features, "--centers", self._at("centers")]
+        features += ["--state", str(self._state_of_features)]
         try:
-            with _started(command, stdout=subprocess.PIPE) as service:
-                # The service prints its address when model and collections are open.
-                assert service.stdout is not None
-                if line := service.stdout.readline():
-                    self._print_how_to_ask(line.strip())
+            with _serving([*trained, *_address(host, port)]) as (service, served):
+                beside = [*features, *_address(host, port + 1 if 0 < port < _LAST_PORT else 0)]
+                with _serving(beside) as (other, served_too):
+                    self._print_how_to_ask(served, served_too)
         except KeyboardInterrupt:
             return
-        if service.returncode != 0:
-            sys.exit(service.returncode)
+        if status := service.returncode or other.returncode:
+            sys.exit(status)
 
-    def _print_how_to_ask(self, served: str) -> None:
-        url = served.rpartition(" on ")[-1]
+    @property
+    def _state_of_features(self) -> Path:
+        """The state of the server of the features, whose collection is of another space."""
+        return self.out / "features-state"
+
+    def _print_how_to_ask(self, served: str, served_too: str) -> None:
+        url, url_of_features = (line.rpartition(" on ")[-1] for line in (served, served_too))
         picture = shlex.quote(
             'files=@"{}"'.format(str(self._example()).replace("\\", "\\\\").replace('"', '\\"'))
         )
-        _say(f"{served}\n\nopen {url}/ or ask:\n\n  curl -s -F {picture} '{url}/v1/labels?top=5'")
-        _say(f"  curl -s -F {picture} '{url}/v1/collections/demo/search?top=5'\n\nCtrl-C stops it.")
+        words = ", where words search too" if self._features == STARTER else ""
+        _say(f"{served}\n\nthe trained ViT:  {url}/")
+        _say(f"the features ({Path(self._features).stem}){words}:  {url_of_features}/\n\nor ask:\n")
+        _say(f"  curl -s -F {picture} '{url}/v1/labels?top=5'")
+        _say(
+            f"  curl -s -F {picture} '{url}/v1/collections/demo/search?top=5'\n\nCtrl-C stops both."
+        )
 
     def _at(self, name: str) -> str:
         return str(self.out / name)
@@ -214,6 +229,11 @@ class Demo:
         if records:
             console.print()
             console.print(table)
+            _say(
+                "k-NN: held-out images whose nearest others are of their class. Purity, NMI: how"
+                " far clusters are classes.\nHigher is better; the ViT was trained on clusters of"
+                " the features and saw no class."
+            )
             if copies:
                 _say(
                     f"{copies} of the held-out images are copies of ones that were trained on or"
@@ -240,6 +260,22 @@ def _print_search_by_words(features: EmbeddingsArtifact) -> None:
     for text, row in zip(texts, scores, strict=True):
         found = ", ".join(features.keys[int(at)] for at in np.argsort(-row)[:_NUM_FOUND])
         _say(f"  {text}: {found}")
+
+
+def _address(host: str, port: int) -> list[str]:
+    return ["--host", host, "--port", str(free_port(host, port))]
+
+
+@contextmanager
+def _serving(options: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Starts a service, and yields it with the line that it prints when model and collections are
+    open. Exits with its status where it ends before that: it has printed why.
+    """
+    with _started(["serve", *options], stdout=subprocess.PIPE) as service:
+        assert service.stdout is not None
+        if not (line := service.stdout.readline().strip()):
+            sys.exit(service.wait())
+        yield service, line
 
 
 def free_port(host: str, port: int) -> int:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from mlcd.demo import free_port as free_or_none
@@ -125,6 +126,8 @@ def test_a_port_in_use_is_told_before_the_work_and_the_printed_curl_line_asks_on
         try:
             first = process.stdout.readline()
             served = next(line for line in process.stdout if line.startswith("serving"))
+            beside = next(line for line in process.stdout if line.startswith("the features (hog):"))
+            found = httpx.get(f"{beside.split()[-1]}v1/info").json()["model"]
             curl = next(line for line in process.stdout if line.strip().startswith("curl"))
             answer = subprocess.run(
                 curl.strip(), shell=True, capture_output=True, text=True, check=True
@@ -137,6 +140,7 @@ def test_a_port_in_use_is_told_before_the_work_and_the_printed_curl_line_asks_on
     )
     assert int(served.rpartition(":")[2]) not in (0, port)
     assert json.loads(answer.stdout)["results"][0]["labels"]
+    assert found == "hog"
     assert process.returncode == 0
 
 
