@@ -49,6 +49,7 @@ COMMANDS = {
         "mlcd name centers --words words.txt --model starter",
         "mlcd keys create ann --file keys.jsonl",
         "mlcd worker --help",
+        "mlcd explore photos --once --state explored",
         "mlcd serve --model starter --centers centers --state state",
     ),
     ("serve",): (
