@@ -29,7 +29,6 @@ _COMMANDS: Final = {
     "index": "index_embeddings",
     "label": "label_images",
     "name": "name_clusters",
-    "plan": "plan_scale",
     "quantize": "quantize_model",
     "restore": "back_up_state",
     "sync": "sync_artifact",

@@ -298,16 +298,14 @@ def open_worker_resources(
     with ExitStack() as stack:
         queue, roots = stack.enter_context(open_jobs(settings))
         computing = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compute"))
-        opening = opened_equipment(settings, announce)
+        opening = _opened_equipment(settings, announce)
         equipment = computing.submit(opening.__enter__).result()
         stack.callback(lambda: computing.submit(opening.__exit__, None, None, None).result())
         yield WorkerResources(queue, roots, equipment, computing)
 
 
 @contextmanager
-def opened_equipment(
-    settings: Settings, announce: Callable[[str], None] = lambda _: None
-) -> Iterator["Equipment"]:
+def _opened_equipment(settings: Settings, announce: Callable[[str], None]) -> Iterator["Equipment"]:
     """Opens the model and its centers for tasks of jobs, in the thread that will do them.
 
     announce: called before an export. Raises what opening them raises.

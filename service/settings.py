@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -34,7 +33,6 @@ from mlcd.images.decode import ExifPolicy
 from mlcd.images.thumbnail import DEFAULT_SIDE
 from mlcd.images.transform import DecodeMode
 from mlcd.locations import is_url
-from mlcd.parts.ray_session import NEAREST, check_address
 from service.log import Log
 
 _COLLECTIONS, _LEDGER = "collections", "items.sqlite"
@@ -221,13 +219,6 @@ def _folders(value: object) -> list[str]:
     return places
 
 
-def _cluster(address: str) -> str:
-    try:
-        return check_address(address)
-    except ConfigInvalid as error:
-        raise ValueError(str(error)) from error
-
-
 class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The batch jobs over images that servers and workers can read."""
 
@@ -246,18 +237,6 @@ class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
     """Days until the queue forgets a job that has ended. Its output stays."""
     keep_jobs: Annotated[int, Field(gt=0)] = 5000
     """Ended jobs that the queue keeps. Of more, it forgets those that ended first."""
-    engine: Literal["workers", "ray"] = "workers"
-    """The one that does the tasks of `mlcd worker`. workers: its own process. ray: workers on a Ray
-    cluster, as many at once as there is room for."""
-    ray_address: Annotated[str, AfterValidator(_cluster)] = NEAREST
-    """With engine ray: `ray` for the cluster that Ray finds (RAY_ADDRESS, then one on this
-    machine), or ray://HOST:PORT."""
-    ray_workers: Annotated[int, Field(ge=1)] | None = None
-    """Workers there. Unset: as many as the cluster has room for at start."""
-    ray_cpus: Annotated[float, Field(gt=0)] = 1.0
-    """CPUs of one worker there: the threads that decode, and that the model runs with."""
-    ray_gpus: Annotated[float, Field(ge=0)] = 0.0
-    """GPUs of one worker there; 0.5 lets two share one."""
     redis_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9:._{}-]{1,64}$")] = "mlcd:jobs:"
     """Prefix of the queue's keys in Redis. Deployments that share a database need different
     ones."""

@@ -99,11 +99,6 @@ WORKER_IDLE_S: Final = 0.5  # between looks for work, where there was none
 WORKER_STOP_S: Final = 2.5
 WORKER_DRAIN_S: Final = 7.0  # for the same after SIGTERM, which allows 10 s
 WORKER_END_S: Final = 9.0  # after SIGTERM the process has ended, whatever hangs
-RAY_POLL_S: Final = 0.05  # between looks at a task on Ray
-RAY_LOOK_S: Final = 0.5  # between questions to its worker how far it is
-# For a worker on Ray to stop between two batches, before it is ended: sooner than WORKER_STOP_S.
-RAY_STOP_S: Final = 2.0
-RAY_ANSWER_S: Final = 10.0  # for an idle worker on Ray to answer, before it counts as lost
 AFTER_FAILURE_S: Final = 1.0  # after a failed task: its cause may be over then
 ENGINE_AWAY_S: Final = 10.0  # for an engine that is away to come back
 LEFT_JOBS_POLL_S: Final = 2.0  # between looks at jobs that this worker has left to others

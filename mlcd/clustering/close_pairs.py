@@ -68,19 +68,15 @@ class PairSearch:
         similarity: float,
         *,
         num_own: int | None = None,
-        cells: PivotCells | None = None,
         tick: Callable[[], object] = lambda: None,
     ) -> None:
         """num_own: only pairs are wanted of one of the first so many rows with one of the others;
-        None: all pairs. cells: those of another search for the same, as of another process. tick:
-        called now and then, and may raise, to stop.
+        None: all pairs. tick: called now and then, and may raise, to stop.
         """
         self._take, self._num_own = take, num_own
         self._least = max(-1.0, least_product(similarity))
         self._tick = tick
-        self.cells: PivotCells = cells or find_cells(
-            num_rows, take, math.acos(self._least), tick=tick
-        )
+        self.cells: PivotCells = find_cells(num_rows, take, math.acos(self._least), tick=tick)
         dimension = take(np.empty(0, np.int64)).shape[1]
         widths = [width for width in _HEADS if width < dimension and self.cells.num_cells > 1]
         self._stages: list[Take] = [*(_Heads(num_rows, take, each, tick) for each in widths), take]

@@ -9,10 +9,10 @@ comparison.
 import hashlib
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,33 +49,6 @@ class Group:
         return {"ids": [ids[row] for row in self.rows], "similarities": similarities}
 
 
-@dataclass(frozen=True)
-class Links:
-    """The rows that pairs of some cells join: the lowest of each one's group, and its highest
-    cosine with another. [n] each.
-    """
-
-    rows: NDArray[np.int64]
-    groups: NDArray[np.int64]
-    best: NDArray[np.float32]
-
-
-# From the numbers of distinct rows, the search for their pairs, and the first cell that is missing,
-# to (the cell after those that are searched, the links of their pairs), in order.
-FindLinks: TypeAlias = Callable[[NDArray[np.int64], PairSearch, int], Iterator[tuple[int, Links]]]
-
-
-def links_of(search: PairSearch, cells: range) -> Links:
-    """Returns the links of all pairs of these cells."""
-    num = len(search.cells.of_row)
-    joined = _Joined(np.arange(num, dtype=np.int64), np.full(num, _NO_COSINE, np.float32))
-    for cell in cells:
-        for pairs in _gathered(search.of_cell(cell)):
-            joined.add(pairs)
-    rows = np.flatnonzero(joined.best > _NO_COSINE)
-    return Links(rows, joined.group[rows], joined.best[rows])
-
-
 def duplicate_groups(
     num_rows: int,
     take: Take,
@@ -83,13 +56,11 @@ def duplicate_groups(
     *,
     meter: Meter,
     note: Path | None = None,
-    find_links: FindLinks | None = None,
 ) -> list[Group]:
     """Returns all groups of unit rows, ordered by their first row.
 
     The meter advances by rows, and is called often. note: the file that the search is noted in from
-    time to time, from which it goes on after its process was killed. find_links: searches the cells
-    elsewhere. Raises InvalidInput.
+    time to time, from which it goes on after its process was killed. Raises InvalidInput.
     """
     if not -1 <= similarity <= 1:
         raise InvalidInput(f"{similarity:g} is no cosine", remedy="give a similarity in [-1, 1]")
@@ -98,7 +69,7 @@ def duplicate_groups(
     search = PairSearch(len(distinct), distinct.take, similarity, tick=lambda: meter.advance(0))
     joined = _Joined.of(len(distinct), search, similarity, note)
     meter.advance(joined.num_rows_before(search))
-    for cell in joined.searched(search, distinct.rows, find_links):
+    for cell in joined.searched(search):
         meter.advance(int(np.diff(search.cells.starts[[joined.num_cells, cell]])[0]))
         joined.num_cells = cell
         joined.write_now_and_then()
@@ -137,7 +108,7 @@ class DistinctRows:
         return self.spread(joined.group, joined.best)
 
     def spread(self, group: NDArray[np.int64], best: NDArray[np.float32]) -> list[Group]:
-        """Returns the groups of all rows. group, best: of the distinct ones, as in `Links`."""
+        """Returns the groups of all rows. group, best: of the distinct ones, as in `_Joined`."""
         number_of = np.searchsorted(self.rows, self.first_of)
         copies = np.bincount(number_of, minlength=len(self))[number_of] > 1
         similarities = np.where(copies, np.float32(1), best[number_of])
@@ -217,16 +188,8 @@ class _Joined:
             )
         self.noted_s = time.monotonic()
 
-    def searched(
-        self, search: PairSearch, distinct: NDArray[np.int64], find_links: FindLinks | None
-    ) -> Iterator[int]:
+    def searched(self, search: PairSearch) -> Iterator[int]:
         """Takes in the pairs of the cells that are missing; yields the number of those searched."""
-        if find_links is not None:
-            for cell, links in find_links(distinct, search, self.num_cells):
-                self.best[links.rows] = np.maximum(self.best[links.rows], links.best)
-                _join(self.group, links.rows, links.groups)
-                yield cell
-            return
         for cell in range(self.num_cells, search.cells.num_cells):
             for pairs in _gathered(search.of_cell(cell)):
                 self.add(pairs)

@@ -1,6 +1,5 @@
 """`mlcd curate`: embeddings to a selection of images."""
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,17 +8,13 @@ import click
 from mlcd.commands.common_options import (
     ARTIFACT,
     ARTIFACT_OUT,
-    announce,
     finish,
-    ray_options_with_workers,
     reporter_option,
 )
-from mlcd.parts.ray_session import RayOptions
 from mlcd.progress import Reporter
 from mlcd.types import ISSUES, Issue
 
 if TYPE_CHECKING:
-    from mlcd.parts.curate_passes import CuratePasses
     from mlcd.parts.decisions import Keep
 
 
@@ -87,7 +82,6 @@ def read_issues(_: click.Context, option: click.Parameter, given: str | None) ->
     "--report", is_flag=True, help="Also write report.html: pictures of what is left out, and why."
 )
 @click.option("--dry-run", is_flag=True, help="Tell the counts, and write nothing.")
-@ray_options_with_workers
 @reporter_option
 def curate(
     embeddings: Path,
@@ -104,7 +98,6 @@ def curate(
     seed: int,
     report: bool,
     dry_run: bool,
-    on: RayOptions | None,
     reporter: Reporter,
 ) -> None:
     """Decide at OUT which images of EMBEDDINGS to keep.
@@ -134,20 +127,12 @@ def curate(
             " --hierarchical"
         )
     inputs = CurateInputs.open(embeddings, centers=centers, against=against)
-    with _passes(on) as passes:
-        if dry_run:
-            facts = decide(inputs, options, reporter, passes=passes).facts()
-            reporter.result(facts, _told(facts))
-            return
-        artifact = run(inputs, out, options, reporter, passes)
+    if dry_run:
+        facts = decide(inputs, options, reporter).facts()
+        reporter.result(facts, _told(facts))
+        return
+    artifact = run(inputs, out, options, reporter)
     finish(reporter, artifact, _told(artifact.summary))
-
-
-def _passes(on: RayOptions | None) -> AbstractContextManager["CuratePasses"]:
-    from mlcd.parts.curate_passes import OwnPasses
-    from mlcd.pipelines.curate_on_ray import passes_on_ray
-
-    return nullcontext(OwnPasses()) if on is None else passes_on_ray(on, announce)
 
 
 def _told(facts: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """The steps of a curation: each leaves out images for a reason of its own."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -12,11 +13,12 @@ from mlcd.artifacts.center_levels import read_groups
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Artifact
+from mlcd.clustering.close_pairs import PairSearch
+from mlcd.clustering.nearest import CenterScan
 from mlcd.clustering.sampling import balanced, outliers
 from mlcd.collections.duplicates import duplicate_groups
 from mlcd.errors import ConfigInvalid
 from mlcd.images.pixel_issues import issues_of
-from mlcd.parts.curate_passes import CuratePasses, TwoSets
 from mlcd.parts.decisions import (
     DUPLICATE,
     LEAK,
@@ -30,7 +32,7 @@ from mlcd.parts.decisions import (
 from mlcd.parts.embedded_images import open_embedded_images
 from mlcd.parts.image_scores import image_scores
 from mlcd.progress import Stages
-from mlcd.types import ISSUES
+from mlcd.types import ISSUES, Embeddings, unit_rows
 
 _DIGITS: Final = 6  # sums of cosines differ beyond them
 _NOTE: Final = ".duplicates.npz"
@@ -43,14 +45,11 @@ def leave_out_issues(
     options: CurateOptions,
     reporter: Stages,
     notes: Path | None,
-    passes: CuratePasses,
 ) -> None:
     """Leaves out the images with one of the issues, and those that can no longer be read."""
-    images = open_embedded_images(embeddings)
-    num = embeddings.num_rows
-    with reporter.stage("pixels", num) as meter:
-        score = partial(passes.scores, embeddings, images, meter=meter)
-        scores = image_scores(num, score, meter=meter, notes=notes)
+    source, entries = open_embedded_images(embeddings)
+    with reporter.stage("pixels", len(entries)) as meter:
+        scores = image_scores(source, entries, meter=meter, notes=notes)
     found = issues_of(scores)
     decisions.leave_out(np.flatnonzero(np.isnan(scores[:, 0])), UNREADABLE)
     for issue in ISSUES:
@@ -64,7 +63,6 @@ def leave_out_leaks(
     decisions: Decisions,
     options: CurateOptions,
     reporter: Stages,
-    passes: CuratePasses,
 ) -> None:
     """Leaves out the near duplicates of images of the other set."""
     if against.fingerprint != embeddings.fingerprint:
@@ -73,10 +71,19 @@ def leave_out_leaks(
             remedy="embed both sets by one",
         )
     assert options.leaks is not None
-    sets = TwoSets(embeddings, against)
+    sets = _TwoSets(embeddings, against)
     with reporter.stage("leaks", sets.num_rows) as meter:
-        for rows in passes.leaks(sets, options.leaks, meter):
-            decisions.leave_out(rows, LEAK)
+        search = PairSearch(
+            sets.num_rows,
+            sets.take,
+            options.leaks,
+            num_own=embeddings.num_rows,
+            tick=partial(meter.advance, 0),
+        )
+        for cell in range(search.cells.num_cells):
+            for pairs in search.of_cell(cell):
+                decisions.leave_out(np.unique(pairs.first), LEAK)
+            meter.advance(len(search.cells.members(cell)))
 
 
 def leave_out_duplicates(
@@ -85,7 +92,6 @@ def leave_out_duplicates(
     options: CurateOptions,
     reporter: Stages,
     notes: Path | None,
-    passes: CuratePasses,
 ) -> None:
     """Leaves out all but one of each group of near duplicates."""
     assert options.duplicates is not None
@@ -93,12 +99,7 @@ def leave_out_duplicates(
     note = None if notes is None else notes / _NOTE
     with reporter.stage("duplicates", embeddings.num_rows) as meter:
         found = duplicate_groups(
-            embeddings.num_rows,
-            take,
-            options.duplicates,
-            meter=meter,
-            note=note,
-            find_links=passes.link_finder(embeddings, options.duplicates),
+            embeddings.num_rows, take, options.duplicates, meter=meter, note=note
         )
     for number, group in enumerate(found):
         decisions.groups[group.rows] = number
@@ -113,7 +114,6 @@ def sample_clusters(
     decisions: Decisions,
     options: CurateOptions,
     centers: Artifact,
-    passes: CuratePasses,
 ) -> None:
     """Leaves out outliers, and then what a sample does not draw."""
     opened = Centers.read(centers)
@@ -126,9 +126,7 @@ def sample_clusters(
         raise ConfigInvalid(
             f"{centers.path} has no levels", remedy="make them with `mlcd cluster --levels K,K,…`"
         )
-    none = np.empty(0, np.int32), np.empty(0, np.float32)
-    found = [none, *passes.nearest(embeddings, centers, opened)]
-    ids, distances = (np.concatenate(each) for each in zip(*found, strict=True))
+    ids, distances = _nearest_centers(embeddings, opened)
     if options.outliers is not None:
         left = decisions.left
         out = outliers(ids[left], distances[left], options.outliers)
@@ -140,6 +138,40 @@ def sample_clusters(
         drawn += [level[ids[left]] for level in levels]
     if num is not None:
         decisions.leave_out(left[~balanced(drawn, num, seed=options.seed)], SURPLUS)
+
+
+@dataclass(frozen=True)
+class _TwoSets:
+    """The rows of embeddings, and after them those of another set."""
+
+    own: EmbeddingsArtifact
+    others: EmbeddingsArtifact
+
+    @property
+    def num_rows(self) -> int:
+        return self.own.num_rows + self.others.num_rows
+
+    def take(self, rows: NDArray[np.int64]) -> Embeddings:
+        """Returns unit rows by their numbers."""
+        taken = np.empty((len(rows), self.own.dimension), np.float32)
+        own = rows < self.own.num_rows
+        taken[own] = self.own.unit_rows_at(rows[own])
+        taken[~own] = self.others.unit_rows_at(rows[~own] - self.own.num_rows)
+        return taken
+
+
+def _nearest_centers(
+    embeddings: EmbeddingsArtifact, centers: Centers
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Returns the id of each row's nearest center, [N], and the distance to it, [N]."""
+    scan = CenterScan(centers.vectors, matmul="numpy")
+    ids = np.empty(embeddings.num_rows, np.int32)
+    distances = np.empty(embeddings.num_rows, np.float32)
+    for start, block in embeddings.blocks():
+        nearest = scan.nearest(centers.align(unit_rows(block)), 1)
+        rows = slice(start, start + len(block))
+        ids[rows], distances[rows] = nearest.ids[:, 0], 1 - nearest.scores[:, 0]
+    return ids, distances
 
 
 # rank(members [n]) returns [n]: the highest is kept, of equals the first

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import pyarrow.parquet as pq
 
@@ -10,7 +9,6 @@ from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Artifact, Parent, Request, open_artifact
 from mlcd.artifacts.selection import DECISIONS
-from mlcd.parts.curate_passes import CuratePasses, OwnPasses
 from mlcd.parts.decisions import CurateOptions, Decisions
 from mlcd.parts.embedded_images import open_embedded_images
 from mlcd.parts.leaving_out import (
@@ -22,8 +20,6 @@ from mlcd.parts.leaving_out import (
 from mlcd.parts.ownership import take_over
 from mlcd.parts.selection_page import PAGE, selection_page
 from mlcd.progress import Stages
-
-_HERE: Final = OwnPasses()
 
 
 @dataclass(frozen=True)
@@ -75,10 +71,10 @@ class Curating:
         """Tells whether the decisions are made."""
         return draft.has(DECISIONS)
 
-    def make(self, draft: Draft, reporter: Stages, passes: CuratePasses = _HERE) -> None:
+    def make(self, draft: Draft, reporter: Stages) -> None:
         """Decides, and writes the decisions last."""
         embeddings = self.inputs.embeddings
-        found = decide(self.inputs, self.options, reporter, notes=draft.path, passes=passes)
+        found = decide(self.inputs, self.options, reporter, notes=draft.path)
         if self.options.report:
             page = selection_page(found, *open_embedded_images(embeddings))
             with draft.write(PAGE) as path:
@@ -95,13 +91,12 @@ def curate(
     out: Path,
     options: CurateOptions,
     reporter: Stages,
-    passes: CuratePasses = _HERE,
 ) -> Artifact:
     """Decides for each image whether it is kept, and writes `decisions.parquet`, and the page of
     its report where one is asked for.
 
-    Killed at any moment, the same call goes on and ends with the same bytes. passes: runs the heavy
-    passes elsewhere. Raises what `decide` raises.
+    Killed at any moment, the same call goes on and ends with the same bytes. Raises what `decide`
+    raises.
     """
     curating = Curating(inputs, options, out)
     if (done := find_published(out, curating.request)) is not None:
@@ -109,7 +104,7 @@ def curate(
     with Draft(out, curating.request) as draft:
         take_over(draft)
         if not curating.has(draft):
-            curating.make(draft, reporter, passes)
+            curating.make(draft, reporter)
         return curating.publish(draft)
 
 
@@ -119,7 +114,6 @@ def decide(
     reporter: Stages,
     *,
     notes: Path | None = None,
-    passes: CuratePasses = _HERE,
 ) -> Decisions:
     """Returns the decision on each image.
 
@@ -132,11 +126,11 @@ def decide(
     embeddings = inputs.embeddings
     decisions = Decisions.all_kept(embeddings.num_rows)
     if options.issues:
-        leave_out_issues(embeddings, decisions, options, reporter, notes, passes)
+        leave_out_issues(embeddings, decisions, options, reporter, notes)
     if inputs.against is not None:
-        leave_out_leaks(embeddings, inputs.against, decisions, options, reporter, passes)
+        leave_out_leaks(embeddings, inputs.against, decisions, options, reporter)
     if options.duplicates is not None:
-        leave_out_duplicates(embeddings, decisions, options, reporter, notes, passes)
+        leave_out_duplicates(embeddings, decisions, options, reporter, notes)
     if inputs.centers is not None:
-        sample_clusters(embeddings, decisions, options, inputs.centers, passes)
+        sample_clusters(embeddings, decisions, options, inputs.centers)
     return decisions

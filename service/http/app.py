@@ -19,8 +19,8 @@ from service.http import openapi
 from service.http.answer_budget import AnswerMiddleware
 from service.http.auth import OriginMiddleware, check_declared
 from service.http.dialects import cohere, openai, own
-from service.http.dialects.kserve import infer, metadata
 from service.http.dialects.kserve import messages as kserve
+from service.http.dialects.kserve import routes as kserve_routes
 from service.http.dialects.kserve.messages import InferRequest
 from service.http.explorer import page
 from service.http.middleware import (
@@ -62,8 +62,7 @@ _ROUTES: Final = (
     models,
     openai,
     cohere,
-    metadata,
-    infer,
+    kserve_routes,
     images,
     texts,
     classify,

@@ -350,7 +350,11 @@ class Metrics:
     def exposition(self) -> bytes:
         """Returns the metrics of all server processes, without those of collections."""
         self._instruments.read()
-        return generate_latest(self.counted())
+        if self._multiprocess_dir is None:
+            return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry, path=str(self._multiprocess_dir))
+        return generate_latest(registry)
 
     def of_collections(self, seen: Callable[[str], bool] | None = None) -> bytes:
         """Returns the metrics of the collections, which all server processes have.
@@ -365,14 +369,6 @@ class Metrics:
         return generate_latest(
             CollectionMetrics(opened, num_unusable=len(unusable), names=seen is not None)
         )
-
-    def counted(self) -> CollectorRegistry:
-        """Returns what all server processes have counted."""
-        if self._multiprocess_dir is None:
-            return self._registry
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry, path=str(self._multiprocess_dir))
-        return registry
 
 
 class CollectionMetrics(Collector):

@@ -2,9 +2,6 @@
 
 import os
 import socket
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import click
 
@@ -14,11 +11,10 @@ from service.host.allocator import return_large_blocks
 from service.host.open_files import allow_descriptors
 from service.host.signals import ignore_hangups
 from service.resources import WorkerResources, open_worker_resources
-from service.settings import Settings, read_settings
+from service.settings import read_settings
 from service.telemetry.logs import configure_logs
 from service.worker.loop import Worker
-from service.worker.ray_tasks import opened_ray_runner
-from service.worker.task import Runner, TaskRunner
+from service.worker.task import TaskRunner
 
 _LONGEST_NAME = 128
 
@@ -54,14 +50,17 @@ def worker(config: str | None, name: str | None, drain: bool, **options: object)
     return_large_blocks()
     silence_decoders()
     configure_logs(settings.log)
-    with (
-        open_worker_resources(settings, _announce) as resources,
-        _runner(resources, settings) as (runner, threads),
-    ):
+    with open_worker_resources(settings, _announce) as resources:
         jobs = settings.jobs
+        runner = TaskRunner(resources.equipment, resources.roots, shard_images=jobs.shard_images)
         click.echo(f"worker {name}: {_model(resources)}")
         Worker(
-            resources.queue, runner, threads, name=name, lease_s=jobs.lease_s, stall_s=jobs.stall_s
+            resources.queue,
+            runner,
+            resources.computing,
+            name=name,
+            lease_s=jobs.lease_s,
+            stall_s=jobs.stall_s,
         ).run(drain=drain)
 
 
@@ -73,20 +72,3 @@ def _model(resources: WorkerResources) -> str:
     encoder, centers = resources.equipment.encoder, resources.equipment.centers
     num_centers = 0 if centers is None else len(centers.centers.vectors)
     return f"{encoder.name} ({encoder.engine}, {num_centers} centers)"
-
-
-@contextmanager
-def _runner(
-    resources: WorkerResources, settings: Settings
-) -> Iterator[tuple[Runner, ThreadPoolExecutor]]:
-    """Yields what runs the tasks, and the threads that call it."""
-    shard_images = settings.jobs.shard_images
-    here = TaskRunner(resources.equipment, resources.roots, shard_images=shard_images)
-    if settings.jobs.engine == "workers":
-        yield here, resources.computing
-        return
-    with (
-        opened_ray_runner(here, resources.computing, settings, _announce) as runner,
-        ThreadPoolExecutor(runner.size, thread_name_prefix="ray") as threads,
-    ):
-        yield runner, threads

@@ -10,7 +10,6 @@ from mlcd.errors import (
     InvalidInput,
     MlcdError,
     NotFound,
-    Unavailable,
 )
 from mlcd.locations import shown
 from mlcd.pipelines.shard import InputChanged, NotRemoved, OtherSettings, OutputGone
@@ -30,21 +29,6 @@ class Stopped(Exception):
 
 class EngineDown(Exception):
     """The engine fails on a blank image, too, or is busy: the task is not at fault."""
-
-
-class WorkerLost(Unavailable):
-    """A worker on Ray ended while it was at the task, as its node did, or as memory was short."""
-
-    name = "worker-lost"
-
-
-class Hung(Unavailable):
-    """A worker on Ray made no progress on the task, and was ended."""
-
-    name = "stalled"
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"a worker on Ray hung on this shard for {seconds:g} s and was ended")
 
 
 class OtherCenters(ConfigInvalid):

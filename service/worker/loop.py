@@ -1,5 +1,4 @@
-"""`mlcd worker`: does tasks of jobs, as many at a time as its runner has room for, until it is told
-to end.
+"""`mlcd worker`: does tasks of jobs, one after the other, until it is told to end.
 
 Two threads work together. One computes: it does the task, and stops between two images when it is
 told to. The main thread talks to the queue and handles signals: it renews the lease every second
@@ -12,9 +11,8 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from types import FrameType
 
 from mlcd.child import STOPS
@@ -44,7 +42,7 @@ from service.worker.failures import (
 )
 from service.worker.others import ForeignJobs, LeftJobs
 from service.worker.retrying import RetryingQueue
-from service.worker.task import Outcome, Runner, Watch
+from service.worker.task import Outcome, TaskRunner, Watch
 
 _log = logging.getLogger("mlcd.jobs")
 
@@ -67,16 +65,14 @@ class Worker:
     def __init__(
         self,
         queue: Queue,
-        runner: Runner,
+        runner: TaskRunner,
         computing: ThreadPoolExecutor,
         *,
         name: str,
         lease_s: float,
         stall_s: float,
     ) -> None:
-        """computing: the threads that call `runner`; for one in this process, the single thread in
-        which its equipment was opened.
-        """
+        """computing: the single thread in which the equipment of `runner` was opened."""
         self._queue, self._runner, self._computing = queue, runner, computing
         self._name, self._lease_s, self._stall_s = name, lease_s, stall_s
         self._stopping, self._drains = False, False
@@ -84,7 +80,7 @@ class Worker:
         self.last_resort = stuck.last_resort()
         self._retrying = RetryingQueue()
         self._engine_up = True
-        self._tasks: list[_Task] = []
+        self._task: _Task | None = None
         self._beat_due_s = self._claim_due_s = 0.0
         self._left, self._foreign = LeftJobs(queue), ForeignJobs(queue, runner.fingerprint)
 
@@ -99,12 +95,12 @@ class Worker:
             self._runner.forget()
 
     def _run(self) -> None:
-        while self._tasks or not self._stopping:
+        while self._task or not self._stopping:
             self._beat()
-            if self._takes_more() and (work := self._claimed()) is not None:
+            if self._task is not None:
+                self._attend(self._task)
+            elif self._takes_more() and (work := self._retrying.once(self._claim)) is not None:
                 self._begin(work)
-            elif self._tasks:
-                self._attend()
             elif self._drains and self._retrying.up and self._retrying.once(self._nothing_left):
                 return
             else:
@@ -113,20 +109,10 @@ class Worker:
                 self._pause(max(WORKER_IDLE_S, self._retrying.wait_s))
 
     def _takes_more(self) -> bool:
-        return (
-            not self._stopping
-            and time.monotonic() >= self._claim_due_s
-            and self._runner.has_room(len(self._tasks))
-        )
-
-    def _claimed(self) -> Work | None:
-        work = self._retrying.once(self._claim)
-        if work is None and self._tasks:
-            self._rest(max(WORKER_IDLE_S, self._retrying.wait_s))
-        return work
+        return not self._stopping and time.monotonic() >= self._claim_due_s
 
     def _rest(self, seconds: float) -> None:
-        """Begins no task for so long; those under way go on."""
+        """Begins no task for so long."""
         self._claim_due_s = time.monotonic() + seconds
 
     def _told_to_stop(self, number: int, frame: FrameType | None) -> None:
@@ -166,19 +152,18 @@ class Worker:
         now_s = time.monotonic()
         watch = Watch(until_s=now_s + self._lease_s)
         future = self._computing.submit(self._runner.perform, work, watch)
-        self._tasks.append(_Task(work, watch, future, now_s, now_s + RENEWAL_S))
+        self._task = _Task(work, watch, future, now_s, now_s + RENEWAL_S)
 
-    def _attend(self) -> None:
-        """Looks once after each task under way, and reports those that have ended."""
-        wait([task.future for task in self._tasks], WORKER_POLL_S, FIRST_COMPLETED)
-        for task in list(self._tasks):
-            if task.future.done():
-                self._tasks.remove(task)
-                self._settle(task)
-            else:
-                self._keep(task)
+    def _attend(self, task: _Task) -> None:
+        """Looks once after the task under way, and reports it when it has ended."""
+        wait([task.future], WORKER_POLL_S)
+        if task.future.done():
+            self._task = None
+            self._settle(task)
+        else:
+            self._keep(task)
 
-    def _settle(self, task: "_Task") -> None:
+    def _settle(self, task: _Task) -> None:
         work, watch, error = task.work, task.watch, task.future.exception()
         if error is None:
             self._engine_up = True
@@ -199,7 +184,7 @@ class Worker:
             assert isinstance(error, Exception)
             self._report_failed(work, error)
 
-    def _keep(self, task: "_Task") -> None:
+    def _keep(self, task: _Task) -> None:
         """Keeps the lease of a task. Does not return where it must stop and does not."""
         watch, now_s = task.watch, time.monotonic()
         if now_s >= task.renewal_due_s and not watch.stop and not self._stopping:
@@ -211,7 +196,7 @@ class Worker:
         if task.stopped_s is not None and time.monotonic() - task.stopped_s > (
             WORKER_DRAIN_S if self._stopping else WORKER_STOP_S
         ):
-            self._abandon()
+            self._abandon(task.work)
         if not watch.stop and watch.stalls(self._stall_s):
             self._end_stalled(task.work, watch)
 
@@ -225,9 +210,8 @@ class Worker:
         elif goes_on is False:
             watch.stop = True
 
-    def _abandon(self) -> None:
-        for task in self._tasks:
-            self._retrying.once(partial(self._queue.release, task.work))
+    def _abandon(self, work: Work) -> None:
+        self._retrying.once(lambda: self._queue.release(work))
         if self._stopping:
             stuck.end()
         stuck.start_again()

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -71,31 +70,8 @@ class Outcome:
     failed_items: int = 0
 
 
-class Runner(Protocol):
-    """The interface of what does the tasks of a worker: this process, or others elsewhere."""
-
-    @property
-    def fingerprint(self) -> Fingerprint: ...
-
-    def has_room(self, num_under_way: int) -> bool:
-        """Tells whether a further task can begin beside so many. Raises what ends the worker."""
-        ...
-
-    def perform(self, work: Work, watch: Watch) -> Outcome:
-        """Does a task.
-
-        Raises Stopped, EngineDown where the task is not at fault, and what `mlcd.pipelines.shard`
-        raises.
-        """
-        ...
-
-    def forget(self) -> None:
-        """Removes the copies of an output at a URL."""
-        ...
-
-
 class TaskRunner:
-    """The `Runner` protocol with what this process has opened. For one thread."""
+    """Does the tasks of a worker with what this process has opened. For one thread."""
 
     def __init__(self, equipment: Equipment, roots: Roots, *, shard_images: int) -> None:
         self._equipment, self._roots, self._shard_images = equipment, roots, shard_images
@@ -106,10 +82,12 @@ class TaskRunner:
     def fingerprint(self) -> Fingerprint:
         return self._equipment.encoder.fingerprint
 
-    def has_room(self, num_under_way: int) -> bool:
-        return num_under_way == 0
-
     def perform(self, work: Work, watch: Watch) -> Outcome:
+        """Does a task.
+
+        Raises Stopped, EngineDown where the task is not at fault, and what `mlcd.pipelines.shard`
+        raises.
+        """
         watch.thread = threading.get_ident()
         try:
             return self._performed(work, watch)
@@ -150,6 +128,7 @@ class TaskRunner:
             self._output = output
 
     def forget(self) -> None:
+        """Removes the copies of an output at a URL."""
         if self._output is not None:
             forget(self._output)
         self._output = None

@@ -298,11 +298,6 @@ EMBEDDED = {
     "label-in-blocks": ("label", "{embedded}", "{out}", "--centers", "{clusters}"),
     "cluster": ("cluster", "{embedded}", "{out}", "--clusters", "400", "--names"),
     "cluster-in-blocks": ("cluster", "{embedded}", "{out}", "--clusters", "400", "--names"),
-    "curate": (
-        *("curate", "{embedded}", "{out}", "--issues", "all", "--duplicates", "0.97"),
-        *("--centers", "{clusters}", "--outliers", "0.05", "--hierarchical", "600"),
-    ),
-    "leaks": ("curate", "{embedded}", "{out}", "--leaks", "0.9", "--against", "{embedded}"),
 }
 
 
@@ -321,19 +316,6 @@ def test_every_command_has_the_bytes_and_the_events_of_one_process(
             made[where][1].pop("finished")
         assert made["there"] == made["alone"], name
         check_same(tmp_path / f"{name}-there", open_artifact(tmp_path / f"{name}-alone"))
-
-
-def test_a_selection_while_nodes_go(cluster, many_rows, tmp_path):
-    given = ("curate", many_rows, "{}", "--duplicates", 0.15)
-    alone = run_mlcd(*(str(part).format(tmp_path / "alone") for part in given))
-    assert alone.returncode == 0, alone.stderr
-    command = [str(part).format(tmp_path / "there") for part in given]
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "mlcd", *command, "--on", "ray"], stderr=subprocess.PIPE, text=True
-    )
-    time.sleep(10)
-    assert kill_nodes(cluster, driver) >= 1
-    check_same(tmp_path / "there", open_artifact(tmp_path / "alone"))
 
 
 def test_an_interrupted_driver_ends_and_leaves_what_it_has(cluster, options, alone, tmp_path):

@@ -25,7 +25,6 @@ AFTER = (
     "mlcd extract selection chosen --as tar",
     "mlcd sync labels copy",
     "mlcd verify .",
-    "mlcd plan --images 1000 --clusters 10 --dimension 64 --images-per-s 10 --machines 1",
     "mlcd doctor",
 )
 TRAIN = "train tiny.yaml data.images=photos data.labels=labels out=run"

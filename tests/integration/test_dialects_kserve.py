@@ -3,22 +3,14 @@
 import base64
 import io
 import json
-import os
-import shutil
-import signal
 import struct
-import time
-from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from mlcd.artifacts.centers import Centers
-from tests.integration.bodies import data_uri
-from tests.integration.running import serving, until
 
 HEADER = "Inference-Header-Content-Length"
 
@@ -74,8 +66,7 @@ def tensors(answer):
 def test_health_and_metadata(client, model, picture):
     assert client.get("/v2/health/live").json() == {"live": True}
     assert client.get("/v2/health/ready").json() == {"ready": True}
-    extensions = {"binary_tensor_data", "model_configuration", "schedule_policy", "statistics"}
-    assert set(client.get("/v2").json()["extensions"]) == extensions
+    assert client.get("/v2").json()["extensions"] == ["binary_tensor_data"]
     for path in (f"/v2/models/{model}", f"/v2/models/{model}/versions/1"):
         described = client.get(path).json()
         assert described["outputs"][0] == {
@@ -85,109 +76,6 @@ def test_health_and_metadata(client, model, picture):
         }
         assert client.get(f"{path}/ready").json() == {"name": model, "ready": True}
     assert described["parameters"]["fingerprint"] == client.get("/v1/info").json()["fingerprint"]
-
-
-def test_the_configuration_says_what_a_request_may_be(client, model, infer, picture):
-    limits, info = client.get("/v1/info").json()["limits"], client.get("/v1/info").json()
-    config = client.get(f"/v2/models/{model}/config").json()
-    assert client.get(f"/v2/models/{model}/versions/1/config").json() == config
-    assert (config["name"], config["max_batch_size"]) == (model, limits["max_images"])
-    metadata = client.get(f"/v2/models/{model}").json()
-    types = {
-        "BYTES": "TYPE_STRING",
-        "UINT8": "TYPE_UINT8",
-        "FP32": "TYPE_FP32",
-        "INT32": "TYPE_INT32",
-    }
-    for told, configured in (("inputs", "input"), ("outputs", "output")):
-        pairs = list(zip(metadata[told], config[configured], strict=True))
-        assert all(
-            (one["name"], types[one["datatype"]]) == (other["name"], other["data_type"])
-            for one, other in pairs
-        )
-        assert all(one["shape"][1:] in (other["dims"], []) for one, other in pairs)
-    policy = config["dynamic_batching"]["default_queue_policy"]
-    assert policy["default_timeout_microseconds"] == limits["deadline_s"] * 10**6
-    assert policy["max_queue_size"] == limits["max_queued_images"]
-    assert config["parameters"]["fingerprint"] == {"string_value": info["fingerprint"]}
-    # As the configuration alone would have it: the batch, then dims.
-    assert (
-        infer(
-            {"inputs": [json_input(picture[1], shape=[1, *config["input"][0]["dims"]])]}
-        ).status_code
-        == 200
-    )
-
-
-def test_the_repository_has_the_served_model(client, model):
-    served = [{"name": model, "version": "1", "state": "READY"}]
-    json_content = {"Content-Type": "application/json"}
-    for body in (b"{}", b'{"ready":true}', b'{"ready":false}', b""):
-        answer = client.post(
-            "/v2/repository/index", content=body, headers=json_content if body else {}
-        )
-        assert (answer.status_code, answer.json()) == (200, served)
-    for body in (b"[]", b"x", b'{"ready":"yes"}', b'{"ready":1}', b'{"of":"x"}'):
-        answer = client.post("/v2/repository/index", content=body, headers=json_content)
-        assert (answer.status_code, set(answer.json())) == (400, {"error"})
-
-
-def test_a_model_that_cannot_serve_is_in_the_repository_as_such(journey, tmp_path):
-    folder = shutil.copytree(journey / "model", tmp_path / "model")
-    with serving(folder) as server:
-        folder.rename(tmp_path / "elsewhere")
-        os.kill(server.worker(), signal.SIGKILL)
-        until(lambda: not server.ready(), 10)
-
-        def index(**asked):
-            answer = httpx.post(f"{server.url}/v2/repository/index", json=asked)
-            assert answer.status_code == 200, answer.text
-            return answer.json()
-
-        (model,) = index()
-        assert (model["state"], model["reason"]) == ("UNAVAILABLE", "it cannot serve now")
-        assert index(ready=True) == []
-
-
-def test_statistics_count_what_clients_have_counted(photo):
-    fake = "fake:latency_ms=20,crop=32"
-    with serving(fake, engine="fake", processes=2) as server:
-
-        def post(path, **asked):
-            return httpx.post(server.url + path, json=asked, timeout=30).status_code
-
-        def statistics(path="/stats"):
-            (found,) = httpx.get(f"{server.url}/v2/models{path}").json()["model_stats"]
-            return found
-
-        def count(kind):
-            return statistics()["inference_stats"][kind]["count"]
-
-        before = statistics()
-        for _ in range(5):
-            assert post(f"/v2/models/{fake}/infer", inputs=[json_input(photo, photo)]) == 200
-        assert post("/v1/embeddings", model=fake, input=data_uri(photo)) == 200
-        assert post(f"/v2/models/{fake}/infer", inputs=[json_input(b"no image")]) == 415
-        assert post(f"/v2/models/{fake}/infer", inputs=[]) == 400  # it never was an inference
-        until(
-            lambda: (count("success"), count("fail")) == (6, 1), 10
-        )  # a request is counted after its answer
-        paths = ("/stats", f"/{fake}/stats", f"/{fake}/versions/1/stats")
-        found, *others = (statistics(path) for path in paths * 4)  # whichever process answers
-        assert others == [found] * len(others)
-        assert (found["name"], found["version"]) == (fake, "1")
-        assert found["inference_count"] - before["inference_count"] == 11
-        assert 6 <= found["execution_count"] - before["execution_count"] <= 11
-        assert before["last_inference"] < found["last_inference"] <= time.time() * 1000
-        least_ns = {
-            "success": 120_000_000,
-            "queue": 0,
-            "compute_input": 1,
-            "compute_infer": 120_000_000,
-        }
-        for kind, least in least_ns.items():
-            assert found["inference_stats"][kind]["count"] == 6, kind
-            assert least <= found["inference_stats"][kind]["ns"] < 60_000_000_000, kind
 
 
 def test_a_grpc_client_is_refused_and_disturbs_nobody(server, client):
@@ -240,54 +128,6 @@ def test_outputs_come_as_each_is_asked_for(infer, picture):
     assert list(tensors(only)) == ["embedding"]
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"timeout": 0},
-        {"timeout": 60_000_000},
-        {"timeout": 2**64 - 1},
-        {"priority": 0},
-        {"priority": 7},
-        {"sequence_id": 3, "sequence_start": True, "sequence_end": False},
-        {"sequence_id": 2**64 - 1},
-        {"sequence_id": "of a camera", "sequence_start": False, "sequence_end": True},
-    ],
-)
-def test_parameters_of_triton_are_taken_and_change_no_row(infer, picture, parameters):
-    answer = infer({"inputs": [json_input(picture[1])], "parameters": parameters})
-    assert answer.status_code == 200, answer.text
-    assert tensors(answer)["embedding"][0] == pytest.approx(picture[2], abs=1e-5)
-
-
-def test_a_timeout_ends_the_wait_of_its_own_request_alone(photo):
-    fake = "fake:latency_ms=1500,crop=32"
-    pixels = {
-        "name": "image_u8",
-        "shape": [1, 3, 32, 32],
-        "datatype": "UINT8",
-        "data": [7] * (3 * 32 * 32),
-    }
-    given = (json_input(photo), pixels)
-    # With a cache, requests for the same image wait for one inference.
-    with (
-        serving(fake, engine="fake", cache__memory_bytes=2**20) as server,
-        ThreadPoolExecutor(8) as pool,
-    ):
-
-        def ask(tensor, timeout_us):
-            asked = {"inputs": [tensor], "parameters": {"timeout": timeout_us}}
-            return httpx.post(f"{server.url}/v2/models/{fake}/infer", json=asked, timeout=30)
-
-        late = [pool.submit(ask, tensor, 300_000) for tensor in given]
-        others = [
-            pool.submit(ask, tensor, timeout_us) for tensor in given for timeout_us in (0, 10**12)
-        ]
-        assert [(one.result().status_code, set(one.result().json())) for one in late] == [
-            (504, {"error"})
-        ] * 2
-        assert [one.result().status_code for one in others] == [200] * 4
-
-
 def test_a_raw_body_is_one_image(client, model, picture):
     answer = client.post(f"/v2/models/{model}/infer", content=picture[1], headers={HEADER: "0"})
     assert tensors(answer)["embedding"][0] == pytest.approx(picture[2], abs=1e-5)
@@ -329,12 +169,7 @@ def test_one_bad_image_refuses_the_request_and_is_named(infer, picture):
         ("/v2/models/absent/ready", 404),
         ("/v2/models/{model}/versions/2", 404),
         ("/v2/models/{model}/versions/2/ready", 404),
-        ("/v2/models/absent/config", 404),
-        ("/v2/models/absent/stats", 404),
-        ("/v2/models/{model}/versions/2/config", 404),
-        ("/v2/models/{model}/versions/2/stats", 404),
         ("/v2/models/{model}/infer", 405),
-        ("/v2/repository/index", 405),
         ("/v2/nothing", 404),
     ],
 )
@@ -385,17 +220,7 @@ def test_an_input_that_is_not_what_it_says_is_refused(infer, picture, changes):
         {"outputs": [{"name": "embedding", "parameters": {"classification": 3}}]},
         {"outputs": [{"name": "embedding", "parameters": {"binary_data": "yes"}}]},
         {"parameters": {"unknown": 3}},
-        {"parameters": {"timeout": -1}},
-        {"parameters": {"timeout": 1.5}},
-        {"parameters": {"timeout": "1"}},
-        {"parameters": {"timeout": True}},
-        {"parameters": {"priority": -1}},
-        {"parameters": {"priority": "high"}},
-        {"parameters": {"sequence_id": True}},
-        {"parameters": {"sequence_id": -3}},
-        {"parameters": {"sequence_id": 1.0}},
-        {"parameters": {"sequence_id": "x" * 129}},
-        {"parameters": {"sequence_start": 1}},
+        {"parameters": {"top": True}},
         {"parameters": {"top": 0}},
         {"id": 7},
         {"id": "x" * 257},

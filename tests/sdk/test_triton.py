@@ -46,41 +46,9 @@ def test_images_in_json_and_in_binary(client, model, samples, binary_in, binary_
     assert (np.diff(scores, axis=1) <= 0).all()
 
 
-def test_configuration_repository_and_statistics(client, model, samples):
-    config = client.get_model_config(model)
-    assert config["max_batch_size"] >= len(samples)
-    assert client.get_model_config(model, "1") == config
-    assert client.get_model_repository_index() == [
-        {"name": model, "version": "1", "state": "READY"}
-    ]
-    given = triton.InferInput("image", [1, *config["input"][0]["dims"]], "BYTES")
-    given.set_data_from_numpy(np.array([[samples[0].image]], object))
-    assert samples[0].is_embedding(client.infer(model, [given]).as_numpy("embedding"))
-    for statistics in (
-        client.get_inference_statistics(),
-        client.get_inference_statistics(model),
-        client.get_inference_statistics(model, "1"),
-    ):
-        (found,) = statistics["model_stats"]
-        assert (found["name"], found["version"]) == (model, "1")
-        assert found["inference_stats"]["success"]["ns"] > 0
-    for ask in (client.get_model_config, client.get_inference_statistics):
-        with pytest.raises(InferenceServerException, match="no such model"):
-            ask("absent")
-
-
-def test_priority_timeout_and_sequences(client, model, samples):
+def test_a_parameter_that_is_not_taken_is_refused(client, model, samples):
     given = triton.InferInput("image", [1], "BYTES")
     given.set_data_from_numpy(np.array([samples[0].image], object))
-    for asked in (
-        {"priority": 1},
-        {"timeout": 30_000_000},
-        {"sequence_id": 7, "sequence_start": True, "sequence_end": True},
-        {"sequence_id": "of a camera", "sequence_start": True},
-    ):
-        assert samples[0].is_embedding(
-            client.infer(model, [given], **asked).as_numpy("embedding")
-        ), asked
     with pytest.raises(InferenceServerException, match="unknown is not known here"):
         client.infer(model, [given], parameters={"unknown": 1})
 

@@ -2,7 +2,6 @@
 
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,23 +11,20 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Request, draft_path
-from mlcd.clustering import cells
 from mlcd.encoders.options import EncoderOptions
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ConfigInvalid, Conflict, MlcdError, Unavailable
 from mlcd.extras import install_command
 from mlcd.images.sources import open_source
-from mlcd.parts import image_scores, ray_calls, ray_session
-from mlcd.parts.decisions import CurateOptions
+from mlcd.parts import ray_session
 from mlcd.parts.ray_session import RayOptions
 from mlcd.parts.ray_workers import make_shards
-from mlcd.pipelines import cluster_on_ray, curate_on_ray, on_ray
+from mlcd.pipelines import cluster_on_ray, on_ray
 from mlcd.pipelines.cluster import ClusterOptions, cluster
-from mlcd.pipelines.curate import CurateInputs, curate, decide
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
 from mlcd.progress import Reporter
-from mlcd.types import ISSUES, unit_rows
+from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, write_digits
 
 SILENT = Reporter("silent")
@@ -147,7 +143,7 @@ def stand_in(monkeypatch):
     def connected(address):
         yield ray
 
-    for module in (on_ray, cluster_on_ray, curate_on_ray):
+    for module in (on_ray, cluster_on_ray):
         monkeypatch.setattr(module, "ray_session", connected)
     return ray
 
@@ -231,57 +227,6 @@ def test_centers_have_the_bytes_of_one_process(rows, given, on, stand_in, tmp_pa
     alone = cluster(rows, tmp_path / "alone", options, reporter=SILENT)
     there = cluster_on_ray.cluster_on_ray(rows, tmp_path / "there", options, on, SILENT)
     assert (there.digest, there.summary) == (alone.digest, alone.summary)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"issues": ISSUES, "duplicates": 0.8, "keep": "best"},
-        {"duplicates": 0.7, "outliers": 0.1, "balance": 20},
-        {"leaks": 0.8, "report": True},
-    ],
-)
-def test_selections_have_the_bytes_of_one_process(rows, given, stand_in, tmp_path, monkeypatch):
-    for name, few in (("_LEAST_ROWS", 20), ("_LEAST_MEMBERS", 6)):
-        monkeypatch.setattr(cells, name, few)
-    monkeypatch.setattr(image_scores, "PART_ENTRIES", 9)
-    monkeypatch.setattr(curate_on_ray, "_BLOCK_ROWS", 9)
-    inputs = CurateInputs(rows)
-    if "leaks" in given:
-        inputs = replace(inputs, against=rows)
-    if "balance" in given:
-        made = cluster(rows, tmp_path / "centers", ClusterOptions(num_clusters=5), reporter=SILENT)
-        inputs = replace(inputs, centers=made)
-    alone = curate(inputs, tmp_path / "alone", CurateOptions(**given), SILENT)
-    assert 0 < alone.summary["kept"] < alone.summary["images"] or "leaks" in given
-    with curate_on_ray.passes_on_ray(TWO) as passes:
-        there = curate(inputs, tmp_path / "there", CurateOptions(**given), SILENT, passes)
-        assert decide(inputs, CurateOptions(**given), SILENT, passes=passes).facts()
-    assert (there.digest, there.summary) == (alone.digest, alone.summary)
-
-
-def test_a_killed_curation_goes_on_with_its_notes(rows, stand_in, tmp_path, monkeypatch):
-    monkeypatch.setattr(image_scores, "PART_ENTRIES", 9)
-    options, out = CurateOptions(issues=ISSUES), tmp_path / "there"
-    parts, scores = [], curate_on_ray._scores
-
-    def killed(part, *given):
-        parts.append(part)
-        if len(parts) == 4:
-            raise KeyboardInterrupt
-        return scores(part, *given)
-
-    monkeypatch.setattr(curate_on_ray, "_scores", killed)
-    monkeypatch.setattr(ray_calls, "_UNDER_WAY", 0.5)
-    inputs = CurateInputs(rows)
-    with pytest.raises(KeyboardInterrupt), curate_on_ray.passes_on_ray(TWO) as passes:
-        curate(inputs, out, options, SILENT, passes)
-    num_noted = len(list(draft_path(out).glob(".scores-*.npy")))
-    assert 0 < num_noted < 4
-    with curate_on_ray.passes_on_ray(TWO) as passes:
-        there = curate(inputs, out, options, SILENT, passes)
-    assert len(parts) == 4 + 7 - num_noted
-    assert there.digest == curate(inputs, tmp_path / "alone", options, SILENT).digest
 
 
 def test_a_node_with_another_version_is_refused(rows, images, centers, stand_in, tmp_path):
@@ -425,7 +370,6 @@ def test_the_missing_extra_is_named(images, monkeypatch, tmp_path):
         "embed A B --model pixels --workers 2",
         "embed A B --model pixels --gpus 1",
         "label A B --centers C --cpus 2",
-        "curate A B --duplicates 0.9 --workers 2",
         "cluster A B --clusters 3 --memory 2",
     ],
 )

@@ -18,12 +18,6 @@ from mlcd.types import ImageBatch
 from service.errors import BadRequest
 from service.http.answers import to_json
 
-IMAGE: Final = "image"
-PIXELS: Final = "image_u8"
-TEXT: Final = "text"
-EMBEDDING: Final = "embedding"
-LABEL_IDS: Final = "label_ids"
-LABEL_SCORES: Final = "label_scores"
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
 _DATATYPES: Final = {np.dtype(np.float32): "FP32", np.dtype(np.int32): "INT32"}
 _MAX_U8: Final = 255
@@ -32,11 +26,7 @@ _DIGITS: Final = re.compile(r"[0-9]{1,15}")
 
 
 def split(body: bytes, stated: str | None) -> tuple[memoryview, memoryview]:
-    """Returns the JSON part and what follows it.
-
-    stated: the header's text, None where it is absent. Raises BadRequest where it is no length or
-    longer than the body.
-    """
+    """Returns the JSON part and what follows it. stated: the header's text, None if absent."""
     view = memoryview(body)
     if stated is None:
         return view, view[len(view) :]
@@ -46,10 +36,7 @@ def split(body: bytes, stated: str | None) -> tuple[memoryview, memoryview]:
 
 
 def read_bytes_elements(tensor: memoryview, num: int) -> list[bytes]:
-    """Returns the `num` elements of a binary BYTES tensor.
-
-    Raises BadRequest where they do not fill it exactly.
-    """
+    """Returns the `num` elements of a binary BYTES tensor, which must fill it exactly."""
     elements, place = [], 0
     for _ in range(num):
         if place + _LENGTH.size > len(tensor):
@@ -63,32 +50,19 @@ def read_bytes_elements(tensor: memoryview, num: int) -> list[bytes]:
     return elements
 
 
-def read_pixels(tensor: memoryview, shape: Sequence[int]) -> ImageBatch:
-    """Returns a binary UINT8 tensor. Raises BadRequest where its size does not fit `shape`."""
-    if len(tensor) != math.prod(shape):
-        raise BadRequest("a UINT8 tensor is not as long as its shape says", param="inputs")
-    return np.frombuffer(tensor, np.uint8).reshape(shape)
-
-
-def pixels_from_json(data: Any, shape: Sequence[int]) -> ImageBatch:
-    """Returns a UINT8 tensor from its numbers in JSON, nested or flat.
-
-    Raises BadRequest where they do not fit `shape` or are not integers in 0..255.
-    """
+def read_pixels(data: Any, shape: Sequence[int]) -> ImageBatch:
+    """Returns a UINT8 tensor from its bytes, or from its numbers in JSON, nested or flat."""
+    is_binary = isinstance(data, memoryview)
     try:
-        values = np.asarray(data)
+        values = np.frombuffer(data, np.uint8) if is_binary else np.asarray(data)
     except (ValueError, OverflowError):
         values = np.empty(0)
-    if (
-        values.dtype.kind not in "iu"
-        or values.size != math.prod(shape)
-        or values.min() < 0
-        or values.max() > _MAX_U8
-    ):
+    fits = values.dtype.kind in "iu" and values.size == math.prod(shape)
+    if not fits or not (is_binary or 0 <= values.min() <= values.max() <= _MAX_U8):
         raise BadRequest(
-            "data must be as many integers in 0..255 as the shape says", param="inputs"
+            "image_u8 must be as many integers in 0..255 as its shape says", param="inputs"
         )
-    return values.astype(np.uint8).reshape(shape)
+    return values.astype(np.uint8, copy=False).reshape(shape)
 
 
 def write(
@@ -101,11 +75,7 @@ def write(
     """
     described, tensors = [], []
     for name, array in outputs.items():
-        tensor: dict[str, Any] = {
-            "name": name,
-            "datatype": _DATATYPES[array.dtype],
-            "shape": list(array.shape),
-        }
+        tensor = {"name": name, "datatype": _DATATYPES[array.dtype], "shape": list(array.shape)}
         if name in binary:
             tensors.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
             described.append({**tensor, "parameters": {"binary_data_size": len(tensors[-1])}})

@@ -37,7 +37,6 @@ def test_every_route_of_the_contract_is_in_it(operations):
         "/v1/embeddings",
         "/embeddings",
         "/v2/embed",
-        "/v2/repository/index",
         "/v2/models/{model}/infer",
         "/v2/models/{model}/versions/{version}/infer",
         "/v1/images/embed",

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from service.errors import BadRequest
 from service.http.dialects.kserve.tensors import (
-    pixels_from_json,
     read_bytes_elements,
     read_pixels,
     split,
@@ -70,8 +69,8 @@ def test_pixels_are_as_many_as_the_shape_says():
     assert read_pixels(memoryview(bytes(range(6))), [1, 3, 2]).tolist() == [
         [[0, 1], [2, 3], [4, 5]]
     ]
-    assert pixels_from_json([0, 255, 7], [1, 3]).tolist() == [[0, 255, 7]]
-    assert pixels_from_json([[[0, 255, 7]]], [3]).dtype == np.uint8
+    assert read_pixels([0, 255, 7], [1, 3]).tolist() == [[0, 255, 7]]
+    assert read_pixels([[[0, 255, 7]]], [3]).dtype == np.uint8
     with pytest.raises(BadRequest):
         read_pixels(memoryview(b"12345"), [1, 3, 2])
     for data in (
@@ -88,7 +87,7 @@ def test_pixels_are_as_many_as_the_shape_says():
         [10**30, 1, 2],
     ):
         with pytest.raises(BadRequest):
-            pixels_from_json(data, [1, 3])
+            read_pixels(data, [1, 3])
 
 
 def test_an_answer_is_its_json_part_and_then_the_binary_tensors_in_order():

@@ -1,9 +1,7 @@
-import json
 import subprocess
 import sys
 import time
 
-from service.telemetry.statistics import inference_statistics
 from tests.unit.service.engines import new_metrics, sample
 
 COUNT = """
@@ -21,12 +19,6 @@ metrics.inference_request(503, 0.25, {})
 metrics.held("images", lambda: 5)
 metrics.engine_up(lambda: slot == 0)
 print(metrics.exposition().decode())
-"""
-STATISTICS = """
-import json
-from service.telemetry.statistics import inference_statistics
-
-print(json.dumps(inference_statistics(metrics.counted())))
 """
 
 
@@ -72,40 +64,15 @@ def test_no_series_has_a_process_in_its_name(tmp_path):
     assert not [name for name in counted(tmp_path, 7) if "pid=" in name]
 
 
-def test_tritons_statistics_are_what_all_processes_have_counted(tmp_path):
-    def counted(slot):
-        command = [sys.executable, "-c", COUNT + STATISTICS, tmp_path, str(slot)]
-        return json.loads(
-            subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[
-                -1
-            ]
-        )
-
-    counted(0)
-    found = counted(1)
-    assert 0 < time.time() - found.pop("last_inference") / 1000 < 60
-    none = {"count": 0, "ns": 0}
-    assert found == {
-        "inference_count": 6,
-        "execution_count": 2,
-        "inference_stats": {
-            "success": {"count": 2, "ns": 1_000_000_000},
-            "fail": {"count": 2, "ns": 500_000_000},
-            "queue": {"count": 2, "ns": 20_000_000},
-            "compute_input": none,
-            "compute_infer": {"count": 2, "ns": 200_000_000},
-            "compute_output": none,
-            "cache_hit": none,
-            "cache_miss": none,
-        },
-        "batch_stats": [],
-    }
-
-
-def test_an_engine_that_makes_its_own_batches_is_counted_by_image():
-    metrics = new_metrics()
-    assert inference_statistics(metrics.counted())["last_inference"] == 0
-    for _ in range(3):
-        metrics.inferred(0.1)
-    found = inference_statistics(metrics.counted())
-    assert (found["inference_count"], found["execution_count"]) == (3, 3)
+def test_requests_and_their_stages_are_timed_over_all_processes(tmp_path):
+    counted(tmp_path, 0)
+    found = counted(tmp_path, 1)
+    assert 0 < time.time() - found["mlcd_last_inference_timestamp_seconds"] < 60
+    for series, count, seconds in (
+        ('mlcd_inference_request_seconds{}{{outcome="success"}}', 2, 1),
+        ('mlcd_inference_request_seconds{}{{outcome="fail"}}', 2, 0.5),
+        ('mlcd_inference_stage_seconds{}{{stage="queue"}}', 2, 0.02),
+        ('mlcd_inference_stage_seconds{}{{stage="inference"}}', 2, 0.2),
+    ):
+        assert found[series.format("_count")] == count
+        assert abs(found[series.format("_sum")] - seconds) < 1e-9
