@@ -13,6 +13,7 @@ import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -63,7 +64,9 @@ def centers(journey):
 
 @contextlib.contextmanager
 def serving_at(port, model, **settings):
-    """Serves as `serving` does, at a given port and without waiting: the client's repeats wait."""
+    """Serves as `serving` does, at a given port and without waiting: a client that has had an
+    answer from there waits.
+    """
     given = {
         f"MLCD_{name.upper()}": str(value) for name, value in ({"drain_s": 0} | settings).items()
     }
@@ -73,6 +76,15 @@ def serving_at(port, model, **settings):
     finally:
         process.terminate()
         process.communicate(timeout=20)
+
+
+def wait_for_answers(port):
+    def answers():
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{port}/health/live").status_code == 200
+        return False
+
+    until(answers, 60)
 
 
 def test_vectors_are_those_of_mlcd_embed(mlcd_client, paths, rows):
@@ -283,7 +295,7 @@ def test_wrong_questions_are_refused_and_say_what_is_wrong(mlcd_client, paths, r
             ),
             "row 17 has",
         ),
-        (lambda: mlcd_client.labels(embeddings=[[1, 2], [3]]), "must be a matrix"),
+        (lambda: mlcd_client.labels(embeddings=[[1, 2], [3]]), r"must be numbers \[N, D\], got list"),
         (lambda: mlcd_client.labels(embeddings=rows[:1, :3]), "embedding 0 is not a vector of 16"),
         (lambda: mlcd_client.labels(paths[:1], top=0), "top must be at least 1"),
         (lambda: mlcd_client.embed(paths[0]), "put the one image into a list"),
@@ -389,6 +401,7 @@ def test_a_server_that_is_started_again_in_the_middle_costs_only_time(paths):
     port = free_port()
     with Client(f"http://127.0.0.1:{port}", batch_size=4, in_flight=3, retries=20) as client:
         with serving_at(port, "pixels"):
+            wait_for_answers(port)
             expected = client.embed(paths).vectors
             each = client.embed_each(paths)
             first = [next(each) for _ in range(40)]
@@ -401,6 +414,7 @@ def test_another_model_in_the_middle_ends_the_call(paths):
     port = free_port()
     with Client(f"http://127.0.0.1:{port}", batch_size=4, in_flight=3, retries=20) as client:
         with serving_at(port, "fake:latency_ms=1", engine="fake"):
+            wait_for_answers(port)
             each = client.embed_each(paths)
             next(each)
         with serving_at(port, "fake:latency_ms=1,dimension=9", engine="fake"):
@@ -517,6 +531,7 @@ def test_smaller_limits_of_a_server_started_again_are_learned(paths):
     port = free_port()
     with Client(f"http://127.0.0.1:{port}", retries=20) as client:
         with serving_at(port, "fake:latency_ms=1", engine="fake"):
+            wait_for_answers(port)
             client.embed(paths[:10])
         with serving_at(port, "fake:latency_ms=1", engine="fake", limits__max_images=2):
             with pytest.raises(RefusedInput, match="max_images"):
