@@ -307,6 +307,7 @@ def test_a_second_signal_ends_a_worker_at_once(few, tmp_path):
         job_id = setting.submit(few, "out")
         process = setting.start()
         in_a_shard(setting, job_id)
+        time.sleep(3)  # nothing shows that the engine has been asked
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         assert process.poll() is None
