@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mlcd.losses.discrimination import mlcd_loss, sampled_label_loss
+from mlcd.losses.discrimination import cd_loss, mlcd_loss
 from mlcd.losses.margins import with_margin
 from mlcd.losses.negatives import draw_negatives
 from training.parallel.partial_fc import HeadConfig, PartialFC
@@ -131,7 +131,7 @@ def _per_column(
             device=weight.device,
         )
         negatives = _negative_logits(z, weight, drawn, own)
-        losses.append(sampled_label_loss(positives[:, column : column + 1], negatives[:, None]))
+        losses.append(cd_loss(positives[:, column : column + 1], negatives))
     return torch.stack(losses).mean()
 
 

@@ -20,7 +20,6 @@ from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid
 from mlcd.indexes.tuning import Recall, Tuned, tune, widening_of
-from mlcd.indexes.vector_index import VectorIndex
 from mlcd.types import Embeddings, Fingerprint
 
 KIND: Final = "collection-index"
@@ -128,7 +127,11 @@ def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> 
     if vectors.shape != (len(rows), dimension):
         raise ArtifactInvalid(f"{path} has {len(rows)} rows and vectors {list(vectors.shape)}")
     facts = artifact.summary
-    index = None if facts["kind"] == "flat" else _read_index(artifact.file(INDEX))
+    index = None
+    if facts["kind"] != "flat":
+        from mlcd.indexes.faiss import FaissIndex  # a flat collection does without
+
+        index = FaissIndex.read(artifact.file(INDEX))
     recall = Recall(**facts["recall"]) if facts["recall"] else None
     return Generation(
         number,
@@ -136,12 +139,6 @@ def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> 
         vectors,
         Tuned(facts["kind"], index, facts["effort"], recall, widening_of(facts["kind"])),
     )
-
-
-def _read_index(path: Path) -> VectorIndex:
-    from mlcd.indexes.faiss import FaissIndex  # a flat collection does without
-
-    return FaissIndex.read(path)
 
 
 def remove_before(folder: Path, number: int) -> None:

@@ -37,7 +37,6 @@ _WITHIN: Final = 0.999
 _NEIGHBORS: Final = 8
 # a stored layout of fewer of the items says little about them
 _LEAST_PLACED: Final = 0.5
-_EDGES_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True)

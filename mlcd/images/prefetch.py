@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from mlcd.images.source import Source
 from mlcd.images.thumbnail import Thumbnail, thumbnail
 from mlcd.images.transform import PreprocessSpec
 
+_AHEAD: Final = 64  # images that wait in memory, decoded
 _Result = TypeVar("_Result")
 
 
@@ -38,7 +39,7 @@ def prepare_all(
     spec: PreprocessSpec,
     *,
     num_threads: int,
-    ahead: int = 64,
+    ahead: int = _AHEAD,
 ) -> Iterator[Prepared]:
     """Yields every entry in order; at most `ahead` images wait in memory, decoded."""
 
@@ -56,7 +57,7 @@ def prepare_all(
 
 
 def thumbnails_all(
-    source: Source, entries: Sequence[Entry], *, side: int, num_threads: int, ahead: int = 64
+    source: Source, entries: Sequence[Entry], *, side: int, num_threads: int
 ) -> Iterator[tuple[Entry, Thumbnail | None]]:
     """Yields every entry in order with its thumbnail, or None where its image cannot be used."""
 
@@ -67,11 +68,11 @@ def thumbnails_all(
             return entry, None
 
     with source.ahead(entries):
-        yield from _in_order(make, entries, num_threads=num_threads, ahead=ahead)
+        yield from _in_order(make, entries, num_threads=num_threads)
 
 
 def scores_all(
-    source: Source, entries: Sequence[Entry], *, num_threads: int, ahead: int = 64
+    source: Source, entries: Sequence[Entry], *, num_threads: int
 ) -> Iterator[NDArray[np.float64] | None]:
     """Yields the pixel scores of every entry in order, or None where its image cannot be used."""
 
@@ -82,11 +83,15 @@ def scores_all(
             return None
 
     with source.ahead(entries):
-        yield from _in_order(score, entries, num_threads=num_threads, ahead=ahead)
+        yield from _in_order(score, entries, num_threads=num_threads)
 
 
 def _in_order(
-    work: Callable[[Entry], _Result], entries: Iterable[Entry], *, num_threads: int, ahead: int
+    work: Callable[[Entry], _Result],
+    entries: Iterable[Entry],
+    *,
+    num_threads: int,
+    ahead: int = _AHEAD,
 ) -> Iterator[_Result]:
     """Yields the result of each entry in order; at most `ahead` of them wait in memory."""
     with ThreadPoolExecutor(num_threads, thread_name_prefix="decode") as pool:

@@ -20,7 +20,10 @@ _DIMENSIONS_PER_CODE: Final = 4
 
 
 class FaissIndex:
-    """The `VectorIndex` protocol over a faiss index of inner products."""
+    """A set of vectors that can be searched, in several threads at once, once it is complete.
+
+    Rows are numbered in the order in which they were given.
+    """
 
     def __init__(self, index: Any) -> None:
         self._index = index
@@ -68,6 +71,12 @@ class FaissIndex:
         allowed: NDArray[np.bool_] | None = None,
         effort: int | None = None,
     ) -> Neighbors:
+        """Returns the rows of highest inner product for each unit query: ids int64 [N, top], -1
+        where there are fewer.
+
+        allowed: bool [num_rows], the rows that may be found; None: all. effort: how far an
+        approximate index looks in this search alone (efSearch, nprobe); a flat one finds all.
+        """
         options = {}
         if allowed is not None:
             options["sel"] = faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))

@@ -8,14 +8,16 @@ scan, and no recall is promised that was not measured. The held-out rows join th
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from mlcd.indexes.index_kind import Kind, training_rows
 from mlcd.indexes.scan import scan
-from mlcd.indexes.vector_index import VectorIndex
 from mlcd.types import Embeddings, Neighbors
+
+if TYPE_CHECKING:  # it imports faiss
+    from mlcd.indexes.faiss import FaissIndex
 
 AUDITED_TOP: Final = 10
 # rows; below, a scan takes milliseconds, and no index gains enough to be worth an approximate
@@ -66,7 +68,7 @@ class Tuned:
     """
 
     kind: Kind
-    index: VectorIndex | None
+    index: "FaissIndex | None"
     effort: int | None
     recall: Recall | None
     widening: int = 1

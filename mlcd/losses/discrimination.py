@@ -57,25 +57,6 @@ def mlcd_loss(
     )
 
 
-def sampled_label_loss(
-    positive_logits: Tensor, negative_logits: Tensor, *, reduction: Reduction = "mean"
-) -> Tensor:
-    """Computes the authors' later form: the mean over label columns of single-label softmaxes (Eq.
-    3).
-
-    Each column has its own negatives: [B, P] and [B, P, N] to a scalar or [B]. An absent (-inf)
-    positive leaves its column out.
-    """
-    batch, columns, num_negatives = negative_logits.shape
-    losses = cd_loss(
-        positive_logits.reshape(-1, 1),
-        negative_logits.reshape(batch * columns, num_negatives),
-        reduction="none",
-    ).view(batch, columns)
-    present = positive_logits != -torch.inf
-    return _reduced((losses * present).sum(dim=1) / present.sum(dim=1).clamp_min(1), reduction)
-
-
 def mlc_from_log_sums(lse_positive: Tensor, lse_negative: Tensor) -> Tensor:
     """Computes Eq. 4 from the log-sums: [B], [B] to [B]; 0 where a sample has no positive or no
     negative.

@@ -125,10 +125,10 @@ def gpus_hidden(num: float) -> Iterator[None]:
             environment[_VISIBLE] = before
 
 
-def require_ray(asked_by: str = "--on ray") -> None:
+def require_ray() -> None:
     """Raises ConfigInvalid where Ray is not installed."""
     if find_spec("ray") is None:
-        raise ConfigInvalid(f"{asked_by} needs the package ray", remedy=install_command("ray"))
+        raise ConfigInvalid("--on ray needs the package ray", remedy=install_command("ray"))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.extras import install_command
 from mlcd.progress import Stages
 
-SEED: Final = 0
+_SEED: Final = 0
 _PERPLEXITY: Final = 30
 _NEIGHBORS: Final = 3 * _PERPLEXITY
 _EARLY: Final = 250
@@ -37,11 +37,11 @@ _ROWS: Final = 1024
 _INITIAL_DEVIATION: Final = 1e-4
 
 
-def make_layout(path: Path, method: Method, reporter: Stages, *, seed: int = SEED) -> None:
+def make_layout(path: Path, method: Method, reporter: Stages) -> None:
     """Makes the layout of the collection at `path`; `pca` removes a stored one, because it is
     computed on demand.
 
-    A layout of the same items by the same seed is there already where an earlier run has made it.
+    A layout of the same items is there already where an earlier run has made it.
     Raises ConfigInvalid where the extra is not installed, InvalidInput for too few items.
     """
     if method == "tsne":
@@ -58,7 +58,7 @@ def make_layout(path: Path, method: Method, reporter: Stages, *, seed: int = SEE
         rows = np.sort(searcher.rows[: searcher.num_positions][searcher.alive])
         about = {
             "method": method,
-            "seed": seed,
+            "seed": _SEED,
             "perplexity": _PERPLEXITY,
             "generation": searcher.generation.number,
             "items": len(rows),
@@ -72,12 +72,12 @@ def make_layout(path: Path, method: Method, reporter: Stages, *, seed: int = SEE
             )
         order = np.argsort(searcher.rows[np.flatnonzero(searcher.alive)])
         positions = np.flatnonzero(searcher.alive)[order]
-        points = _embedded(searcher, positions, reporter, seed)
+        points = _embedded(searcher, positions, reporter)
         write_layout(path, ByRow(rows, squared(points)), about)
 
 
 def _embedded(
-    searcher: Searcher, positions: NDArray[np.int64], reporter: Stages, seed: int
+    searcher: Searcher, positions: NDArray[np.int64], reporter: Stages
 ) -> NDArray[np.float64]:
     from openTSNE import TSNEEmbedding
     from openTSNE.affinity import PerplexityBasedNN
@@ -99,7 +99,7 @@ def _embedded(
         points: Any = TSNEEmbedding(
             initial,
             affinities,
-            random_state=seed,
+            random_state=_SEED,
             n_jobs=1,
             callbacks=told,
             callbacks_every_iters=_EVERY,

@@ -37,11 +37,9 @@ _WEIGHT: Final = re.compile(r"0?\.\d+|0\.?|1(?:\.0*)?")
 _LARGE_ITEMS: Final = 2048
 
 
-def json_answer(
-    content: Any, headers: dict[str, str] | None = None, *, status: int = 200
-) -> Response:
+def json_answer(content: Any, headers: dict[str, str] | None = None) -> Response:
     """Answers in JSON; orjson reads numpy arrays without making Python floats of them."""
-    return Response(to_json(content), status, headers, media_type=JSON)
+    return Response(to_json(content), headers=headers, media_type=JSON)
 
 
 def to_json(content: Any) -> bytes:

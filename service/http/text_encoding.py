@@ -80,17 +80,15 @@ async def encode_texts(
     resources: Resources,
     texts: Sequence[object],
     *,
-    param: str = "texts",
     whole: bool = False,
 ) -> EncodedTexts:
     """Encodes every text on its own. The texts are counted for the client's key, like images, a
     long one several times.
 
-    param: the name of the field in the client's dialect. whole: reject a text of more tokens than
-    the model reads; otherwise its end is cut off. Raises TextGiven where the model has no tower of
-    texts, and TooLarge for too many.
+    whole: reject a text of more tokens than the model reads; otherwise its end is cut off. Raises
+    TextGiven where the model has no tower of texts, and TooLarge for too many.
     """
-    tower = opened_texts(resources, param=param)
+    tower = opened_texts(resources, param="texts")
     limits, key = resources.settings.limits, request.state.key
     check_num_texts(len(texts), limits)
     check_num_chars(num_chars(texts, limits.max_text_chars), limits)
