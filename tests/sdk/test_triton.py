@@ -49,7 +49,9 @@ def test_images_in_json_and_in_binary(client, model, samples, binary_in, binary_
 def test_a_parameter_that_is_not_taken_is_refused(client, model, samples):
     given = triton.InferInput("image", [1], "BYTES")
     given.set_data_from_numpy(np.array([samples[0].image], object))
-    with pytest.raises(InferenceServerException, match="unknown is not known here"):
+    with pytest.raises(
+        InferenceServerException, match="`unknown` in `parameters` of the body is not known here"
+    ):
         client.infer(model, [given], parameters={"unknown": 1})
 
 
