@@ -211,8 +211,6 @@ bench: $(MODEL_DIR)/model/manifest.json ## every benchmark; each prints ratios a
 	@failed=; for script in benchmarks/*.py; do \
 		case $$script in \
 			*/jobs.py) given="--model $(MODEL_DIR)/model" ;; \
-			*/photographs.py) given="$(MODEL_DIR)/images --model $(MODEL_DIR)/model" ;; \
-			*/int8.py) given="$(MODEL_DIR)/model $(MODEL_DIR)/images" ;; \
 			*) given= ;; \
 		esac; \
 		echo "== $$script $$given"; $(BIN)/python $$script $$given || failed="$$failed $$script"; \
