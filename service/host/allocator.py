@@ -33,7 +33,7 @@ def keep_what_is_imported() -> None:
     """Hides all present objects from the garbage collector; call it after the imports.
 
     What they leave in cycles stays: under a thousand objects. To look for it takes 80 to 90 ms, a
-    tenth of the start (`benchmarks/start.py`).
+    tenth of the start.
     """
     gc.freeze()
 
