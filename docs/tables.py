@@ -3,9 +3,7 @@
 python docs/tables.py
 """
 
-import ast
 import itertools
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
@@ -17,7 +15,6 @@ from service.settings import Settings, as_text, named_fields, nested_model
 from training.config import MixedSource, RunConfig
 from training.pairs.pairs_config import PairsConfig
 
-_ROOT: Final = Path(__file__).parents[1]
 _REFERENCE: Final = Path(__file__).parent / "reference"
 _SETTINGS_HEAD: Final = """# Settings
 
@@ -32,13 +29,6 @@ tests](../explanation/pipeline.md#load-tests), [the engine's
 process](../explanation/pipeline.md#the-engines-process) and [keys](../how-to/keys.md).
 """
 
-
-_LAYOUT_HEAD: Final = """# How the code is laid out
-
-Every file of the product and the first sentence that it says of itself. Imports point down: the
-[architecture](architecture.md) draws the layers, and `make lint` holds them. Tests lie as the
-source does, under `tests/unit/`. This page is made from the source by `python docs/tables.py`.
-"""
 _RECIPES_HEAD: Final = """# Recipes
 
 The keys of a recipe, the YAML file that [`mlcd train`](../how-to/train.md) takes; `a.b=c` after it
@@ -129,43 +119,9 @@ def _default(field: FieldInfo) -> str:
     return "none" if field.default in (None, ()) else f"`{as_text(field.default)}`"
 
 
-def layout_page() -> str:
-    """Every file of the product, room by room, with the first sentence of its docstring."""
-    sections = [_LAYOUT_HEAD]
-    for package in ("mlcd", "service", "training"):
-        for folder in sorted({path.parent for path in (_ROOT / package).rglob("*.py")}):
-            files = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
-            if files:
-                heading = f"## `{folder.relative_to(_ROOT)}/`"
-                purpose = _first_sentence(folder / "__init__.py")
-                rows = [f"| `{path.name}` | {_first_sentence(path)} |" for path in files]
-                sections.append(
-                    "\n".join(
-                        [
-                            heading,
-                            "",
-                            purpose,
-                            "",
-                            "| file | what it holds |",
-                            "|---|---|",
-                            *rows,
-                            "",
-                        ]
-                    )
-                )
-    return "\n".join(sections)
-
-
-def _first_sentence(path: Path) -> str:
-    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
-    first = re.split(r"(?<=\.)\s|\n\n", docstring, maxsplit=1)[0].rstrip(".")
-    return " ".join(first.split()).replace("|", "\\|")
-
-
 PAGES: Final = {
     _REFERENCE / "settings.md": settings_page,
     _REFERENCE / "recipes.md": recipes_page,
-    _ROOT / "docs" / "explanation" / "layout.md": layout_page,
 }
 
 if __name__ == "__main__":
