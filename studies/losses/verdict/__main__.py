@@ -1,10 +1,10 @@
-"""Says what the committed rows of the quick tiers say, and fills the pages with it.
+"""Says what the committed rows of the quick tiers say, and fills the page with it.
 
     python -m studies.losses.verdict [--results DIR] [--write] [--docs DIR]
 
-Without --write the blocks of both pages are printed. With it they are written between the marks of
-docs/explanation/validation.md and validation-details.md, and the pictures are drawn. Nothing is run
-and nothing is typed by hand; what is not finished says so. The headline is the mean of four sets of
+Without --write every table is printed. With it those of docs/explanation/validation.md are written
+between its marks, and its picture is drawn. Nothing is run and nothing is typed by hand; what is
+not finished says so. The headline is the mean of four sets of
 unseen classes, all images asked. Differences are in percentage points with 95 % intervals of paired
 t-tests over seeds; p-values are Holm's over all named differences of an experiment, its teachers
 together; equality is claimed where both one-sided tests at ± 0.5 points pass.
@@ -21,11 +21,9 @@ from studies.losses.table import RESULTS
 from studies.losses.verdict import headlines, mosaic_tables, rate_tables, tables, tower_tables
 from studies.losses.verdict.all_rows import TITLES, AllRows
 from studies.losses.verdict.evidence import where
-from studies.losses.verdict.pairs_picture import draw_pairs
 from studies.losses.verdict.resting_picture import draw_resting
 
 _DOCS: Final = Path(__file__).resolve().parents[3] / "docs"
-_PAGES: Final = ("validation.md", "validation-details.md")
 _MARK: Final = "study"
 
 
@@ -34,7 +32,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--write", action="store_true", help="fill the pages, draw the pictures")
+    parser.add_argument("--write", action="store_true", help="fill the page, draw the picture")
     parser.add_argument("--docs", type=Path, default=_DOCS)
     options = parser.parse_args()
     every = AllRows.read(options.results)
@@ -43,13 +41,10 @@ def main() -> None:
         for name, block in blocks.items():
             print(f"## {name}\n\n{block()}\n")
         return
-    for name in _PAGES:
-        page = options.docs / "explanation" / name
-        page.write_text(filled(page.read_text(), blocks, _MARK))
+    page = options.docs / "explanation" / "validation.md"
+    page.write_text(filled(page.read_text(), blocks, _MARK))
     by_teacher = {TITLES[teacher]: where(every.frozen, teacher=teacher) for teacher in TEACHERS}
     draw_resting(by_teacher, options.docs / "assets" / "validation-resting.svg")
-    of_pairs = where(every.scales, experiment="pairs")
-    draw_pairs(of_pairs, options.docs / "assets" / "validation-pairs.svg")
 
 
 def blocks_of(every: AllRows) -> Mapping[str, Callable[[], str]]:

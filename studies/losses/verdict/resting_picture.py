@@ -1,17 +1,29 @@
-"""The picture: accuracy over the positive cosine at which each loss comes to rest."""
+"""The picture: accuracy over the positive cosine at which each loss comes to rest.
 
-from collections.abc import Mapping, Sequence
+The same rows give the same bytes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import matplotlib as mpl
 import numpy as np
+from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from studies.losses.statistics import interval
-from studies.losses.verdict.drawing import explain, panels_of
 from studies.losses.verdict.evidence import UNSEEN, Row, mean_of, where
 from studies.losses.verdict.resting import FORMS, resting_arms
 
+mpl.use("agg")
+
+_FIXED: Final[dict[Any, Any]] = {
+    "svg.hashsalt": "mlcd",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+}
 _COLORS: Final = dict(
     zip(FORMS, ("#1f5f99", "#b3541e", "#3d7a3d", "#7a3d7a", "#8a7a1e"), strict=True)
 )
@@ -23,12 +35,13 @@ def draw_resting(by_teacher: Mapping[str, Sequence[Row]], path: Path) -> None:
     """Draws a panel for each teacher that has rows; an empty one where none has."""
     shown: dict[str, Sequence[Row]]
     shown = {teacher: rows for teacher, rows in by_teacher.items() if rows} or {"nothing yet": []}
-    with panels_of(path, len(shown)) as panels:
+    with _panels(path, len(shown)) as panels:
         for panel, (teacher, rows) in zip(panels, shown.items(), strict=True):
             _draw_teacher(panel, rows)
             panel.set_title(f"clusters of {teacher}", fontsize=9)
         panels[0].set_ylabel("unseen classes, 5-NN, %", fontsize=8)
-        explain(panels[0])
+        if panels[0].get_legend_handles_labels()[0]:
+            panels[0].legend(fontsize=6)
 
 
 def _draw_teacher(panel: Axes, rows: Sequence[Row]) -> None:
@@ -60,3 +73,19 @@ def _draw_teacher(panel: Axes, rows: Sequence[Row]) -> None:
             textcoords="offset points",
         )
     panel.set_xlabel("mean cosine of positives at the end", fontsize=8)
+
+
+@contextmanager
+def _panels(path: Path, num: int) -> Iterator[Sequence[Axes]]:
+    """Gives so many panels side by side, and writes them once they are drawn."""
+    with mpl.rc_context(_FIXED):
+        figure, panels = plt.subplots(1, num, figsize=(max(5.5, 3.6 * num), 3.8), squeeze=False)
+        try:
+            yield panels[0]
+            for panel in panels[0]:
+                panel.tick_params(labelsize=7)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.tight_layout()
+            figure.savefig(path, metadata={"Date": None, "Creator": None})
+        finally:
+            plt.close(figure)
