@@ -153,15 +153,19 @@ def test_verify_passes_and_names_the_file_of_a_flipped_byte(journey, digits, tmp
     copy = tmp_path / "copy"
     shutil.copytree(journey, copy)
     # of an SQLite file some bytes belong to nothing: its pages are not full
-    stored = {
-        "items.sqlite": EmbeddingsArtifact.open(journey / "embeddings").load()[0].tobytes(),
-        "thumbnails.sqlite": b"WEBPVP8",
+    rows = {
+        "collections": EmbeddingsArtifact.open(journey / "embeddings").load()[0].tobytes(),
+        "features-state": EmbeddingsArtifact.open(journey / "features").load()[0].tobytes(),
     }
     for path in sorted(copy.rglob("*")):
         if not path.is_file() or path.name in ("lock", ".locks"):  # locked rather than read
             continue
         original = path.read_bytes()
         damaged = bytearray(original or b"x")
+        stored = {
+            "items.sqlite": rows.get(path.relative_to(copy).parts[0]),
+            "thumbnails.sqlite": b"WEBPVP8",
+        }
         known = stored.get(path.name)
         damaged[len(damaged) // 2 if known is None else original.index(known)] ^= 1
         path.write_bytes(damaged)

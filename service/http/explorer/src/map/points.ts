@@ -144,6 +144,7 @@ export class Points {
 
   private slice(): void {
     const num = Math.min(this.budget, Math.min(this.num, this.known) - this.drawn);
+    if (num <= 0) return; // one of the buffers may not be there yet, which WebGL reports as an error
     this.gl.drawArrays(this.gl.POINTS, this.drawn, num);
     this.drawn += num;
   }
