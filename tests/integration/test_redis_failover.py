@@ -13,7 +13,7 @@ from tests.integration.bodies import files
 from tests.integration.running import serving, until
 from tests.integration.test_cache import png
 from tests.redis_pair import fail_over, redis_pair, service_name
-from tests.unit.service.cached import redis_server
+from tests.unit.service.cached import cluster_node_options, redis_server
 
 pytestmark = pytest.mark.redis
 
@@ -99,7 +99,7 @@ def redis_keys(server, pattern):
 @pytest.mark.parametrize(("command", "protocol"), [("serve", ""), ("worker", "?protocol=2")])
 def test_a_node_of_a_redis_cluster_is_refused_at_the_start(tmp_path, command, protocol):
     (tmp_path / "redis").mkdir()
-    with redis_server(tmp_path / "redis", "--cluster-enabled", "yes") as node:
+    with redis_server(tmp_path / "redis", *cluster_node_options()) as node:
         refused = run_mlcd(
             command,
             "--model",

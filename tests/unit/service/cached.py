@@ -145,6 +145,13 @@ def redis_server(folder, *options):
         server.stop()
 
 
+def cluster_node_options():
+    """Of a node of a Redis Cluster. Its second port would else be the first one and 10,000, which
+    a client may have.
+    """
+    return ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
+
+
 @contextlib.asynccontextmanager
 async def listening(serve):
     """A server whose connections are given to serve(reader, writer); its address, as one

@@ -15,7 +15,7 @@ from service.settings import read_settings
 from tests.contract.job_stores import MODEL, submitted
 from tests.integration.running import until as wait_until
 from tests.redis_pair import fail_over, redis_pair, service_name
-from tests.unit.service.cached import redis_cache, redis_server
+from tests.unit.service.cached import cluster_node_options, redis_cache, redis_server
 from tests.unit.service.engines import new_metrics, run, sample, until
 from tests.unit.service.inference.cache.test_redis import KEYS, PACKED, written, written_by
 
@@ -162,7 +162,7 @@ def test_a_redis_that_loads_its_data_is_used_once_it_has_done_so(tmp_path):
 
 @pytest.mark.parametrize("protocol", ["", "?protocol=2"])
 def test_a_node_of_a_redis_cluster_is_refused_and_takes_no_job(tmp_path, protocol):
-    with redis_server(tmp_path, "--cluster-enabled", "yes") as node:
+    with redis_server(tmp_path, *cluster_node_options()) as node:
         with pytest.raises(ConfigInvalid, match="is a node of a Redis Cluster"):
             refuse_unsupported_redis(node.url + protocol)
         with (
