@@ -6,9 +6,10 @@ With photographs it installs this checkout's wheel with the extras `serve` and `
 environment of its own, runs `mlcd explore` on a copy of the folder in fresh states, and prints
 when its page shows the first picture, the wall of groups and their names, how long words take to
 their first hit, and the same for a second start, for one after ten new and three deleted files, and
-for the run after kill -9 in each stage. Of the map it prints the first points, all points, frames a
-second while a hand pans without rest, and the memory of the page; its items are synthetic, in a
-collection of the fake engine. Chromium draws in software (SwiftShader) here.
+for the run after kill -9 in each stage. The browser is open when the command is entered. Of the map
+it prints the first points, all points, frames a second while a hand pans without rest, and the
+memory of the page; its items are synthetic, in a collection of the fake engine. Chromium draws in
+software (SwiftShader) here.
 """
 
 import argparse
@@ -102,12 +103,13 @@ def measure_explore(photographs: Path) -> None:
         for number in range(EXPLORED):
             # nothing is known of the pictures, nor of the model's words
             run = (python, photos, folder / f"state-{number}", folder / f"cache-{number}")
-            with exploring(*run) as (clock, url), opened() as page:
+            with opened() as page, exploring(*run) as (clock, url):
                 firsts.append(drive(page, url, clock))
-            with exploring(*run) as (clock, url), opened() as page:
+            with opened() as page, exploring(*run) as (clock, url):
                 seconds.append(time_until(page, url, clock, WALL))
-            with changed(photos), exploring(*run) as (clock, url), opened() as page:
+            with changed(photos), opened() as page, exploring(*run) as (clock, url):
                 changes.append(time_until(page, url, clock, DONE))
+            print(f"run {number}: {firsts[-1]}, again {seconds[-1]:.1f}", flush=True)
         for what in firsts[0]:
             print(f"{what}: {spread([times[what] for times in firsts])}")
         print(f"second start to the wall: {spread(seconds)}")
@@ -115,7 +117,7 @@ def measure_explore(photographs: Path) -> None:
         for stage in ("embed", "cluster", "name", "label"):
             run = (python, photos, folder / f"killed-in-{stage}", folder / "cache-0")
             kill_in(stage, *run)
-            with exploring(*run) as (clock, url), opened() as page:
+            with opened() as page, exploring(*run) as (clock, url):
                 seconds_again = time_until(page, url, clock, DONE)
                 num = read_status(url)["pictures"]
             print(f"after kill -9 in {stage}: done in {seconds_again:.1f} s, {num} pictures")
@@ -260,7 +262,10 @@ def opened() -> Iterator[Page]:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         sys.exit("chromium is not installed")
-    with tempfile.TemporaryDirectory() as folder, browsing(program, Path(folder)) as page:
+    profile = tempfile.TemporaryDirectory(
+        ignore_cleanup_errors=True
+    )  # Chromium ends after its parent
+    with profile as folder, browsing(program, Path(folder)) as page:
         page.resize(1280, 860)
         yield page
 

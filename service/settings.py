@@ -225,9 +225,9 @@ class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True
     roots: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_folders)] = ()
     """Folders or URLs such as s3://bucket/prefix, with commas, that inputs and outputs must be in.
     Every server and worker needs the same. Default: none, and jobs are off."""
-    shard_images: Annotated[int, Field(gt=0)] = 2048
+    shard_images: Annotated[int, Field(gt=0)] | None = None
     """Images of one task, which is what is lost when a worker is killed. All workers need the same
-    value."""
+    value. Default: a sixteenth of the job, but at least 256 and at most 2,048."""
     lease_s: Annotated[float, Field(ge=2)] = 30.0
     """Seconds of a lease. A task whose worker does not renew it is leased to another worker."""
     stall_s: Annotated[float, Field(gt=0)] = 300.0

@@ -26,6 +26,8 @@ from mlcd.locations import is_url, seen_from, url_of
 from mlcd.types import Embeddings, ImageBatch
 
 PART_ENTRIES: Final = 2048
+_MIN_PART_ENTRIES: Final = 256
+_MIN_PARTS: Final = 16
 # called with (images done, those of them without an embedding) of one part, after every image
 OnDone: TypeAlias = Callable[[int, int], None]
 
@@ -165,6 +167,14 @@ class _Growing:
             np.stack(self.rows) if self.rows else np.zeros((0, self.encoder.dimension), np.float32)
         )
         return EncodedPart(self.entries, self.image_sha256, rows, self.errors)
+
+
+def choose_part_entries(num_entries: int) -> int:
+    """Returns the number of images of a part: 2,048, and fewer of fewer than 32,768 images, so that
+    they are tasks for several workers.
+    """
+    fewer = _MIN_PART_ENTRIES * -(-num_entries // (_MIN_PART_ENTRIES * _MIN_PARTS))
+    return min(PART_ENTRIES, max(_MIN_PART_ENTRIES, fewer))
 
 
 def part_sizes(num_entries: int, part_entries: int) -> list[int]:

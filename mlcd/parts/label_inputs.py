@@ -17,7 +17,14 @@ from mlcd.encoders.encoder import Encoder, job_batch
 from mlcd.errors import InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source
-from mlcd.parts.encoded import OnDone, encode_entries, images_parent, part_sizes, part_slice
+from mlcd.parts.encoded import (
+    OnDone,
+    choose_part_entries,
+    encode_entries,
+    images_parent,
+    part_sizes,
+    part_slice,
+)
 from mlcd.types import Embeddings, Fingerprint, SampleKey
 
 
@@ -113,14 +120,17 @@ class ImagesInput:
         source: Source,
         encoder: Encoder,
         *,
-        part_entries: int,
+        part_entries: int | None,
         num_threads: int,
         in_flight: int = 1,
     ) -> None:
-        """num_threads: those that decode. in_flight: see `encode_entries`."""
+        """part_entries: None for `choose_part_entries`. num_threads: those that decode. in_flight:
+        see `encode_entries`.
+        """
         self.source = source
         self.name = source.location
-        self._encoder, self._part_entries = encoder, part_entries
+        self._encoder = encoder
+        self._part_entries = part_entries or choose_part_entries(len(source.entries))
         self._num_threads, self._in_flight = num_threads, in_flight
 
     @property

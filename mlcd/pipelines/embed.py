@@ -20,10 +20,10 @@ from mlcd.images.prefetch import thumbnails_all
 from mlcd.images.source import Source
 from mlcd.keys import split_positions
 from mlcd.parts.encoded import (
-    PART_ENTRIES,
     EncodedPart,
     OnDone,
     check_source,
+    choose_part_entries,
     encode_entries,
     errors_name,
     images_parent,
@@ -83,19 +83,22 @@ class Embedder:
         out: Path,
         *,
         num_threads: int,
-        part_entries: int = PART_ENTRIES,
+        part_entries: int | None = None,
         in_flight: int = 1,
         thumbnail_side: int | None = None,
         selection: Selection | None = None,
     ) -> None:
         """num_threads: those that decode. in_flight: see `encode_entries`. thumbnail_side: pixels
         of the thumbnails that are written beside; None for none. selection: the images that are
-        encoded; None for all. Raises InvalidInput where there is no image.
+        encoded; None for all. part_entries: see `choose_part_entries`, which chooses it by default.
+        Raises InvalidInput where there is no image.
         """
         check_source(source, out)
         self._all = source
         self.source = source if selection is None else source.only(selection.kept_keys())
-        self._encoder, self._part_entries = encoder, part_entries
+        num_entries = len(self.source.entries)
+        self._encoder = encoder
+        self._part_entries = part_entries or choose_part_entries(num_entries)
         self._num_threads, self._in_flight = num_threads, in_flight
         self._thumbnail_side = thumbnail_side
         engine = {"precision": encoder.precision, "engine": encoder.engine}
@@ -104,13 +107,13 @@ class Embedder:
             {
                 **engine,
                 **source.config,
-                "part_entries": part_entries,
+                "part_entries": self._part_entries,
                 "batch": job_batch(encoder),
             },
             tuple(self._parents(out, selection)),
             encoder.fingerprint,
         )
-        self.sizes = part_sizes(len(self.source.entries), part_entries)
+        self.sizes = part_sizes(num_entries, self._part_entries)
 
     def _parents(self, out: Path, selection: Selection | None) -> Iterator[Parent]:
         yield images_parent(self.source, out)

@@ -26,7 +26,6 @@ from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.sources import open_source
 from mlcd.parts.claims import Claims
 from mlcd.parts.encoded import (
-    PART_ENTRIES,
     OnDone,
     check_source,
     merge_errors,
@@ -50,7 +49,8 @@ class LabelOptions:
     the centers in some cells, `probes` of them, or as many as an audit finds necessary. encoder:
     how the model is opened; the workers choose its number of threads. urls: how images are fetched
     that a table or a list names by URLs. embeddings: adds a column.
-    part_rows, part_entries: the rows or images that are processed, and committed, at once.
+    part_rows, part_entries: the rows or images that are processed, and committed, at once; None:
+    `choose_part_entries` says.
     centers_at_once: the centers that are in memory at a time, of exact labels; None for all.
     """
 
@@ -65,7 +65,7 @@ class LabelOptions:
     urls: UrlOptions | None = None
     embeddings: bool = False
     part_rows: int = PART_ROWS
-    part_entries: int = PART_ENTRIES
+    part_entries: int | None = None
     centers_at_once: int | None = None
 
     @classmethod

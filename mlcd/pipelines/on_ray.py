@@ -20,7 +20,6 @@ from mlcd.encoders.options import EncoderOptions
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.sources import open_source
 from mlcd.locations import artifact_path, is_url, location_of
-from mlcd.parts.encoded import PART_ENTRIES
 from mlcd.parts.label_inputs import ImagesInput
 from mlcd.parts.ray_session import RayOptions, centers_at_once, gpus_hidden, ray_session
 from mlcd.parts.ray_workers import make_shards
@@ -60,7 +59,7 @@ class EmbedRecipe:
     encoder: EncoderOptions
     urls: UrlOptions | None
     selection: str | None
-    part_entries: int
+    part_entries: int | None
     stage: str = "embed"
 
     def within(self, memory_bytes: float) -> Self:
@@ -125,7 +124,7 @@ def embed_on_ray(
     encoder: EncoderOptions,
     urls: UrlOptions | None = None,
     selection: Path | None = None,
-    part_entries: int = PART_ENTRIES,
+    part_entries: int | None = None,
     announce: Callable[[str], None] = lambda _: None,
 ) -> Artifact:
     """Does what `mlcd.pipelines.embed.embed` does, by workers on Ray, with the same bytes."""

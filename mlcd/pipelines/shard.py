@@ -22,7 +22,7 @@ from mlcd.images.sources import open_source
 from mlcd.label_job import LabelJob
 from mlcd.locations import artifact_path
 from mlcd.parts import ownership
-from mlcd.parts.encoded import PART_ENTRIES, OnDone, check_source
+from mlcd.parts.encoded import OnDone, check_source
 from mlcd.parts.label_inputs import ImagesInput
 from mlcd.parts.ownership import NotRemoved
 from mlcd.parts.thumbnail_parts import ThumbnailChoice
@@ -114,11 +114,11 @@ def open_shards(
     equipment: Equipment,
     *,
     owner: str,
-    part_entries: int = PART_ENTRIES,
+    part_entries: int | None = None,
     check_files: Callable[[Sequence[str]], None] = lambda _: None,
 ) -> Shards:
-    """Lists the input of a job and cuts it into shards of `part_entries` images; that of `curate`
-    is one shard.
+    """Lists the input of a job and cuts it into shards of `part_entries` images, or as many as
+    `choose_part_entries` says; that of `curate` is one shard.
 
     owner: whose work the unfinished output is; all of it is in `draft_path(job.output)`.
     check_files: called with the files that a shard is made of, before they are read; what it
@@ -161,7 +161,9 @@ def open_shards(
     return CollectionShards(made, source, out, owner, max_thumbnail_bytes=max_bytes)
 
 
-def _labeling(job: LabelJob, rows: ImagesInput, equipment: Equipment, part_entries: int) -> Making:
+def _labeling(
+    job: LabelJob, rows: ImagesInput, equipment: Equipment, part_entries: int | None
+) -> Making:
     if equipment.centers is None:
         raise ConfigInvalid("there are no centers to label with", remedy="give --centers")
     artifact, centers = equipment.centers.artifact, equipment.centers.centers

@@ -4,8 +4,10 @@ import asyncio
 import os
 import shutil
 import sys
+import threading
 import webbrowser
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -128,6 +130,8 @@ def _serve(
     listener = listen(settings, any_port=True)
     try:
         check_exposure(settings.auth, listener.getsockname()[0])
+        # The first time a model is exported for some seconds; the libraries are imported meanwhile.
+        threading.Thread(target=import_module, args=("service.serve.server",), daemon=True).start()
         begun = begin(settings, lambda line: click.echo(f"mlcd: {line}", err=True), launched)
         from service.serve.server import serve_on
 

@@ -73,7 +73,7 @@ class Outcome:
 class TaskRunner:
     """Does the tasks of a worker with what this process has opened. For one thread."""
 
-    def __init__(self, equipment: Equipment, roots: Roots, *, shard_images: int) -> None:
+    def __init__(self, equipment: Equipment, roots: Roots, *, shard_images: int | None) -> None:
         self._equipment, self._roots, self._shard_images = equipment, roots, shard_images
         self._opened: tuple[str, Shards] | None = None
         self._output: Path | None = None

@@ -1,7 +1,6 @@
 """The starter as a model artifact, made once from its packages.
 
-No torch is needed: the graphs are written from the arrays, and OpenVINO embeds the names of the
-classes.
+No torch is needed: the graphs are written from the arrays.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ PREPROCESSING: Final = "preprocess.json"
 # softmax(scale * cosine) is nearest to the shares that are right at 31 on photographs of everyday
 # things and at 15 on products before white: docs/reference/starter.md
 SCALE: Final = 25.0
-_DATA: Final = ("imagenet_classes.tsv", "bert_uncased_vocab.txt")
+_DATA: Final = ("imagenet_classes.tsv", "bert_uncased_vocab.txt", "class_sentences.npy")
 # raised with every change of the code that changes a row
 _REVISION: Final = 1
 
@@ -71,7 +70,7 @@ def _write(draft: Draft, meter: Any) -> dict[str, Any]:
     tokenizer = sentence_tokenizer()
     encoder = read_sentence_encoder(SENTENCES.locate())
     with draft.write(f"{FOLDER}/{GRAPH}") as path:
-        graph = write_text_graph(encoder, tokenizer, imagenet_classes(), state["_fc.weight"])
+        graph = write_text_graph(encoder, imagenet_classes(), state["_fc.weight"])
         onnx.save(graph, path)
     with draft.write(f"{FOLDER}/{TOKENIZER}") as path:
         tokenizer.save(str(path))
@@ -99,9 +98,7 @@ def starter_digest() -> str:
 
 
 def _tower_digests() -> tuple[str, str]:
-    """Returns the identity of each tower by what it is made from, which is the same on every
-    machine; the last bits of the classes' rows in the text graph are not.
-    """
+    """Returns the identity of each tower by what it is made from."""
     data = [files("mlcd.export.starter").joinpath(name).read_bytes() for name in _DATA]
     parts = [SENTENCES.sha256, *(hashlib.sha256(each).hexdigest() for each in data)]
     images = f"starter {_REVISION} {IMAGES.sha256}"

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final
 
+import numpy as np
+
+from mlcd.types import Embeddings, unit_rows
+
 FILE: Final = "imagenet_classes.tsv"
+SENTENCES_FILE: Final = "class_sentences.npy"
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,19 @@ def imagenet_words() -> list[str]:
     for word in words:
         first.setdefault(word.casefold(), word)
     return list(first.values())
+
+
+def class_descriptions() -> list[str]:
+    """Returns the descriptions of all classes, one class after the other."""
+    return [text for each in imagenet_classes() for text in each.descriptions()]
+
+
+def class_sentences() -> Embeddings:
+    """Returns the unit rows of `class_descriptions()` in the space of the sentence encoder:
+    float32 [T, 384], kept in half precision. `python -m tests.starter_sentences` makes them.
+    """
+    with files("mlcd.export.starter").joinpath(SENTENCES_FILE).open("rb") as file:
+        return unit_rows(np.load(file, allow_pickle=False).astype(np.float32))
 
 
 def imagenet_classes() -> list[ImageClass]:
