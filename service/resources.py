@@ -180,15 +180,16 @@ async def open_resources(
     *,
     multiprocess_dir: Path | None = None,
     started: StartedEngine | None = None,
+    texts: StartedEngine | None = None,
 ) -> AsyncIterator[Resources]:
     """Opens model, centers and collections; refuses centers of another fingerprint.
 
-    folder: the result of `find_model`. multiprocess_dir: see `Metrics`. started: the engine of
-    images, where its process runs already.
+    folder: the result of `find_model`. multiprocess_dir: see `Metrics`. started, texts: the
+    engines of images and of texts, where their processes run already.
     """
     async with AsyncExitStack() as stack:
         # Nothing of the model stays in this frame: a switch closes it, and it must be freed then.
-        yield await _open_all(stack, settings, folder, multiprocess_dir, started)
+        yield await _open_all(stack, settings, folder, multiprocess_dir, started, texts)
 
 
 async def _open_all(
@@ -197,6 +198,7 @@ async def _open_all(
     folder: str,
     multiprocess_dir: Path | None,
     started: StartedEngine | None,
+    started_texts: StartedEngine | None,
 ) -> Resources:
     """Opens what `open_resources` says; `stack` closes it."""
     # What may be refused comes before the model, which takes a while to load.
@@ -247,7 +249,7 @@ async def _open_all(
     if collections is not None:
         metrics.collections(collections.all, collections.unusable)
     data = open_model_data(settings, folder, collections, encoder.fingerprint, strict=True)
-    texts = await _open_texts(opened, settings, folder, threads, engine)
+    texts = await _open_texts(opened, settings, folder, threads, engine, started_texts)
     if texts is not None:
         texts.engine.observe(metrics.of_texts)
     model = await opened.enter_async_context(open_model(engine, texts, shared, data))
@@ -370,6 +372,7 @@ async def _open_texts(
     model: str,
     threads: ThreadBudget,
     images: SupervisedEngine | TritonEngine,
+    started: StartedEngine | None,
 ) -> OpenedTexts | None:
     """Opens the tower of texts in a process of its own, or in Triton; None where there is none."""
     if isinstance(images, TritonEngine):
@@ -381,7 +384,7 @@ async def _open_texts(
         return None
     opening = Opening.by(settings, model, num_threads=threads.engine, tower="texts")
     engine = await stack.enter_async_context(
-        SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s)
+        SupervisedEngine(opening, batch_timeout_s=settings.batch_timeout_s, started=started)
     )
     return OpenedTexts(engine, tokenizer)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mlcd.child import STOPS
+from mlcd.encoders import has_text
 from mlcd.images.quiet import silence_decoders
 from service.host.allocator import pause_collector, return_large_blocks
 from service.host.signals import end_while_it_starts
@@ -22,10 +23,13 @@ Stops: TypeAlias = tuple[signal.Signals, ...]  # the signals that end a process
 
 @dataclass(frozen=True)
 class Begun:
-    """The model that is going to be served. engine: its process; None where it is Triton's."""
+    """The model that is going to be served. engine, texts: the processes of its towers; None where
+    they are Triton's, or it reads no texts.
+    """
 
     folder: str
     engine: StartedEngine | None
+    texts: StartedEngine | None
 
 
 def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
@@ -40,7 +44,7 @@ def prepare_process(settings: Settings, *, stops: Stops = STOPS) -> None:
 def begin(
     settings: Settings, announce: Callable[[str], None], launched: LaunchedEngine | None = None
 ) -> Begun:
-    """Has the engine's process open the model.
+    """Has the engines' processes open the model.
 
     announce: called before an export. launched: the process, where it runs already.
     """
@@ -48,6 +52,10 @@ def begin(
     if settings.engine == "triton":
         if launched is not None:
             launched.dismiss()
-        return Begun(folder, None)
+        return Begun(folder, None, None)
     threads = ThreadBudget.of(settings).engine
-    return Begun(folder, start_engine(Opening.by(settings, folder, num_threads=threads), launched))
+    images = start_engine(Opening.by(settings, folder, num_threads=threads), launched)
+    texts = None
+    if has_text(folder):
+        texts = start_engine(Opening.by(settings, folder, num_threads=threads, tower="texts"))
+    return Begun(folder, images, texts)

@@ -86,7 +86,11 @@ async def _serve(
 ) -> None:
     with canceled_by_a_signal(within_s=SERVER_CLOSE_S, stops=stops):
         async with open_resources(
-            settings, begun.folder, multiprocess_dir=multiprocess_dir, started=begun.engine
+            settings,
+            begun.folder,
+            multiprocess_dir=multiprocess_dir,
+            started=begun.engine,
+            texts=begun.texts,
         ) as resources:
             if identity not in (None, identity_of(resources)):
                 raise ConfigInvalid(
