@@ -62,7 +62,7 @@ from mlcd.progress import Reporter
 @click.option(
     "--append",
     is_flag=True,
-    help="Add to the labels at OUT those of rows that EMBEDDINGS have gained.",
+    help="Add to the labels at OUT those of what EMBEDDINGS or IMAGES have gained.",
 )
 @reporter_option
 def label(

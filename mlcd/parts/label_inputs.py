@@ -133,6 +133,16 @@ class ImagesInput:
         self._part_entries = part_entries or choose_part_entries(len(source.entries))
         self._num_threads, self._in_flight = num_threads, in_flight
 
+    def of(self, source: Source) -> "ImagesInput":
+        """Returns the input over another source, embedded in the same way."""
+        return ImagesInput(
+            source,
+            self._encoder,
+            part_entries=self._part_entries,
+            num_threads=self._num_threads,
+            in_flight=self._in_flight,
+        )
+
     @property
     def fingerprint(self) -> Fingerprint:
         return self._encoder.fingerprint

@@ -1,46 +1,126 @@
-"""The labels of rows that were added to embeddings since they were labeled."""
+"""The labels of rows or images that were added to their source since it was labeled."""
 
 import shutil
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mlcd.artifacts.addition import first_part_after, open_addition
+from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.embeddings import EmbeddingsArtifact, added_errors_name
-from mlcd.artifacts.labels import part_name
-from mlcd.artifacts.manifest import GROWN, Artifact, open_artifact
+from mlcd.artifacts.labels import LabelTable, part_name
+from mlcd.artifacts.manifest import GROWN, Artifact, Parent, open_artifact
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, Conflict
-from mlcd.parts.label_inputs import EmbeddingsInput
+from mlcd.parts.encoded import OnDone, merge_errors
+from mlcd.parts.label_inputs import EmbeddingsInput, ImagesInput, LabelRows
 from mlcd.pipelines.label import Labeling, LabelOptions, open_labeling
 from mlcd.progress import Reporter
 
 
 def label_more(options: LabelOptions, out: Path, reporter: Reporter) -> Artifact:
-    """Adds labels of the rows that `mlcd embed --append` has added; existing labels stay.
+    """Adds labels of the rows that `mlcd embed --append` has added, or of the images that the
+    source has gained; existing labels stay.
 
-    Killed at any moment, the labels are in their old or their new state, and the same call
-    continues. Raises ConfigInvalid for labels that cannot be added to, Conflict where they were
-    made from other input or settings.
+    Images that could not be used before are tried again. Killed at any moment, the labels are in
+    their old or their new state, and the same call continues. Raises ConfigInvalid for labels that
+    cannot be added to, Conflict where they were made from other input or settings.
     """
     if options.mode != "exact":
         raise ConfigInvalid(
             "approximate labels are audited as a whole", remedy="label to another output"
         )
     labels = open_artifact(out, "labels", verify_files=False)
+    # jobs may add a column, and cut images into parts of another size
+    options = replace(
+        options,
+        embeddings=labels.config.get("embeddings", False),
+        part_entries=labels.config.get("part_entries"),
+    )
     with open_labeling(options, out, num_threads=available_cores()) as labeling:
-        if not isinstance(labeling.rows, EmbeddingsInput):
-            raise ConfigInvalid(
-                "labels of images are made at once", remedy="`mlcd embed --append`, and label that"
-            )
+        first = sum(name.startswith("part-") for name in labels.files)
+        if isinstance(labeling.rows, ImagesInput):
+            return _add_images(labels, labeling, labeling.rows, first, reporter)
+        assert isinstance(labeling.rows, EmbeddingsInput)
         embeddings = labeling.rows.embeddings
         if _was_made_from(labels, embeddings, labeling):
             return labels
-        first = sum(name.startswith("part-") for name in labels.files)
         if first == len(labeling.sizes):  # none of the added images could be used
             return labels
         return _add(labels, embeddings, labeling, first, reporter)
+
+
+class _NewImages:
+    """The `LabelInput` protocol over images without labels. first: their first part's number."""
+
+    def __init__(self, images: ImagesInput, new: ImagesInput, first: int) -> None:
+        self.name, self.fingerprint, self.config = images.name, images.fingerprint, images.config
+        self.sizes = [0] * first + new.sizes
+        self._new, self._first = new, first
+
+    def parent(self, out: Path) -> Parent:
+        return self._new.parent(out)
+
+    def ahead(self, parts: Sequence[int]) -> AbstractContextManager[None]:
+        return self._new.ahead([part - self._first for part in parts])
+
+    def read(self, part: int, on_done: OnDone) -> LabelRows:
+        return self._new.read(part - self._first, on_done)
+
+    def close(self) -> None: ...
+
+
+def _add_images(
+    labels: Artifact, labeling: Labeling, images: ImagesInput, first: int, reporter: Reporter
+) -> Artifact:
+    _check_made_from_images(labels, labeling)
+    table = LabelTable(labels)
+    new_keys = sorted(set(images.source.entries.keys()) - set(table.keys))
+    if not new_keys:
+        return labels
+    source = images.source.only(pa.chunked_array([pa.array(new_keys, pa.large_string())]))
+    rows = _NewImages(images, images.of(source), first)
+    adding = Labeling(labeling.options, rows, labeling.centers, labeling.search, labeling.request)
+    parts = range(first, len(rows.sizes))
+    with open_addition(labels, labeling.request.parents, first) as addition:
+        draft = addition.draft
+        missing = [part for part in parts if not adding.has(draft, part)]
+        done = len(new_keys) - sum(rows.sizes[part] for part in missing)
+        with reporter.stage("label", len(new_keys), done=done) as meter, rows.ahead(missing):
+            for part in missing:
+                adding.make(draft, part, lambda _done, _errors: None)
+                meter.advance(rows.sizes[part])
+        errors = merge_errors(draft, parts, images.source.problems, added_errors_name(first))
+        num_rows = _count_rows(draft, parts)
+        if not num_rows:  # the same images failed again
+            addition.discard()
+            return labels
+        found = _added_up(labels.summary, labeling.search.summary(draft, parts))
+        counts = {"images": labels.summary["images"] + num_rows, "errors": len(errors)}
+        return addition.publish({**found, **counts, "added": num_rows})
+
+
+def _check_made_from_images(labels: Artifact, labeling: Labeling) -> None:
+    made = {parent.role: parent for parent in labels.parents}
+    now = {parent.role: parent for parent in labeling.request.parents}
+    config = {name: value for name, value in labels.config.items() if name != GROWN}
+    if (
+        config != dict(labeling.request.config)
+        or labels.fingerprint != labeling.rows.fingerprint
+        or made["centers"].digest != now["centers"].digest
+        or "images" not in made
+        or made["images"].path != now["images"].path
+    ):
+        raise _other_input(labels)
+
+
+def _count_rows(draft: Draft, parts: range) -> int:
+    return sum(pq.read_metadata(draft.path / part_name(part)).num_rows for part in parts)
 
 
 def _add(
@@ -61,7 +141,7 @@ def _add(
                 meter.advance(labeling.sizes[part])
         with draft.write(added_errors_name(first)) as path:
             shutil.copyfile(embeddings.errors_file, path)
-        num_rows = sum(pq.read_metadata(draft.path / part_name(part)).num_rows for part in parts)
+        num_rows = _count_rows(draft, parts)
         found = _added_up(labels.summary, labeling.search.summary(draft, parts))
         return addition.publish(
             {**found, "images": labels.summary["images"] + num_rows, "added": num_rows}
@@ -80,12 +160,15 @@ def _was_made_from(labels: Artifact, embeddings: EmbeddingsArtifact, labeling: L
     if not alike or not (
         is_same or first_part_after(embeddings.artifact, made.get("embeddings", "")) is not None
     ):
-        raise Conflict(
-            f"{labels.path} holds labels made from other input or settings",
-            remedy="give the centers and options that it was made with, "
-            "or another output directory",
-        )
+        raise _other_input(labels)
     return is_same
+
+
+def _other_input(labels: Artifact) -> Conflict:
+    return Conflict(
+        f"{labels.path} holds labels made from other input or settings",
+        remedy="give the input, centers and options that it was made with, or another output",
+    )
 
 
 def _added_up(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

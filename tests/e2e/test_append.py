@@ -171,6 +171,36 @@ def test_the_rows_and_labels_are_those_of_one_run_over_all(folder, tmp_path):
     assert [sum(n for name, n in scan.items() if name != "products") for scan in scans] == [80, 80]
 
 
+def test_labels_of_images_get_those_of_new_images(folder):
+    """The source gains 20 images after the first labels; the labels end as those of one run."""
+    photos, centers = folder / "photos", folder / "centers"
+    shutil.move(photos / "3" / "broken.png", folder / "later.png")
+    new = [path for path in sorted(photos.rglob("*.png")) if "0060" <= path.stem < "a"]
+    for path in new:
+        path.rename(folder / f"{path.parent.name}-{path.name}")
+    direct = ["label", photos, folder / "direct", "--centers", centers, "--model", "hog"]
+    assert f"labels of {80 - len(new)} images" in done(*direct)
+    old = contents(folder / "direct")
+    for path in new:
+        (folder / f"{path.parent.name}-{path.name}").rename(path)
+    shutil.move(folder / "later.png", photos / "3" / "broken.png")
+    assert "labels of 80 images" in done(*direct, "--append")
+    now = contents(folder / "direct")
+    assert all(now[name] == old[name] for name in old if name != "manifest.json")
+    done("verify", folder / "direct")
+    grown = LabelTable.open(folder / "direct")
+    done("label", photos, folder / "whole", "--centers", centers, "--model", "hog")
+    whole = LabelTable.open(folder / "whole")
+    rows = [grown.keys.index(key) for key in whole.keys]
+    np.testing.assert_array_equal(grown.ids[rows], whole.ids)
+    np.testing.assert_array_equal(grown.scores[rows], whole.scores)
+    assert grown.artifact.summary["errors"] == whole.artifact.summary["errors"] == 2
+    digest = grown.artifact.digest
+    done(*direct, "--append")
+    assert open_artifact(folder / "direct").digest == digest
+    refused(*direct, "--append", "--top", 3, contains="made from other input or settings")
+
+
 def test_a_repaired_image_is_added_and_what_stays_broken_changes_nothing(folder):
     done(*embed(folder, "--append"))
     digest = open_artifact(folder / "embeddings").digest

@@ -28,7 +28,7 @@ from mlcd.export.bridges import Linear, Mixture
 from mlcd.export.model_artifact import export_model
 from mlcd.export.onnx_graph import GraphWriter, embedding_output, ids_input
 from mlcd.export.starter import artifact, packages
-from mlcd.export.starter.classes import imagenet_classes
+from mlcd.export.starter.classes import class_descriptions, class_sentences, imagenet_classes
 from mlcd.export.starter.efficientnet_lite import PREPROCESS, feature_mean, write_tower
 from mlcd.export.starter.packages import IMAGES, SENTENCES, WeightsFile
 from mlcd.export.starter.sentences import (
@@ -42,6 +42,7 @@ from mlcd.export.starter.torch_file import read_state
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
+from tests.starter_sentences import embed_sentences
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 # (expands to, kernel, stride, channels) of each block, as the paper's table of B0 states them
@@ -227,6 +228,16 @@ def test_every_class_has_the_same_share():
     mixture = class_mixture(texts, classes, classifier)
     assert mixture.shares.sum() == pytest.approx(1000)
     assert len(mixture.values) == sum(counts)
+
+
+def test_the_shipped_rows_are_those_of_the_sentence_encoder(starter):
+    """`python -m tests.starter_sentences` makes them."""
+    texts = class_descriptions()
+    shipped = class_sentences()
+    assert shipped.shape == (len(texts), 384)
+    some = range(0, len(texts), 25)
+    rows = embed_sentences([texts[at] for at in some])
+    assert (rows * shipped[some]).sum(axis=1) == pytest.approx(np.ones(len(some)), abs=1e-5)
 
 
 def package(folder, content=b"weights", sha256="0" * 64):
