@@ -46,7 +46,8 @@ class GraphWriter:
 
         inputs: the values here, by the names of its inputs.
         """
-        inner = onnx.compose.add_prefix(onnx.inliner.inline_local_functions(model), f"{prefix}.")
+        flat = onnx.inliner.inline_local_functions(model) if model.functions else model
+        inner = onnx.compose.add_prefix(flat, f"{prefix}.")
         for name, value in inputs.items():
             self.rename(value, f"{prefix}.{name}")
         self._nodes.extend(inner.graph.node)
