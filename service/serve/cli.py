@@ -89,8 +89,7 @@ def _serve(
     listener: socket.socket,
     launched: LaunchedEngine,
 ) -> int:
-    host, port = listener.getsockname()[:2]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    address = describe_address(listener)
 
     def say(served: str) -> None:
         click.echo(f"serving {served} on {address}")
@@ -111,6 +110,15 @@ def _serve(
 
     serve_on(listener, settings, begun, serving=lambda resources: say(describe(resources)))
     return 0
+
+
+def describe_address(listener: socket.socket) -> str:
+    """Returns the URL that a browser on this machine opens; the wildcard addresses are none."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        loopback = "127.0.0.1" if host == "0.0.0.0" else "[::1]"  # noqa: S104
+        return f"http://{loopback}:{port} and every address of this machine"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def listen(settings: "Settings", *, any_port: bool = False) -> socket.socket:

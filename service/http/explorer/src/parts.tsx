@@ -39,6 +39,8 @@ export function EmptyServer({ title, children }: { title: string; children?: Com
     <Empty title={title}>
       <p>To see your own photographs, grouped and named:</p>
       <Command text="mlcd explore ~/Pictures" />
+      <p>or, with Docker, in the checkout:</p>
+      <Command text="PHOTOS=~/Pictures docker compose up" />
       {children}
     </Empty>
   );
