@@ -31,13 +31,13 @@ from mlcd.collections.collection_folder import (
     make_folder,
     open_folder,
 )
-from mlcd.collections.descriptors import Descriptors
 from mlcd.collections.filters import parse_filter
 from mlcd.collections.generation import remove_before
 from mlcd.collections.growth import regrown
 from mlcd.collections.item import Item, check_id, encode_metadata
 from mlcd.collections.kept_views import KeptViews
-from mlcd.collections.locks import LOCK, lock_collection
+from mlcd.collections.locks import LOCK
+from mlcd.collections.open_ledgers import OpenLedgers
 from mlcd.collections.plane import Plane
 from mlcd.collections.port import DEFAULT_RECALL, Description, Promises, Rows
 from mlcd.collections.search_checks import check_creation, check_model, checked_queries
@@ -62,7 +62,7 @@ class Collection:
     """
 
     def __init__(
-        self, path: Path, folder: OpenedFolder, *, background: bool, shared: Descriptors | None
+        self, path: Path, folder: OpenedFolder, *, background: bool, ledgers: OpenLedgers | None
     ) -> None:
         self.path, self.writable, self._background = path, folder.writable, background
         self.fingerprint: Fingerprint = folder.facts["fingerprint"]
@@ -71,7 +71,7 @@ class Collection:
         self.source: dict[str, str] | None = folder.facts.get("source")
         self.promises = PROMISES
         self._ledger, self._thumbnails, self._lock = folder.ledger, folder.thumbnails, folder.lock
-        self._shared = shared
+        self._ledgers = ledgers
         self._writes = WriteQueue(path.name, folder)
         self._views = KeptViews(path, self._writes, writable=self.writable)
         self._indexing = threading.Lock()
@@ -87,13 +87,13 @@ class Collection:
         recall: float = DEFAULT_RECALL,
         source: Mapping[str, str] | None = None,
         background: bool = True,
-        shared: Descriptors | None = None,
+        ledgers: OpenLedgers | None = None,
         max_thumbnail_bytes: int = DEFAULT_MAX_BYTES,
     ) -> Self:
         """Creates an empty collection at `path`, complete or not at all.
 
         recall: the recall that the index has to reach by the lower bound of its interval. source:
-        what the collection was made from. background, shared, max_thumbnail_bytes: see `open`.
+        what the collection was made from. background, ledgers, max_thumbnail_bytes: see `open`.
         Raises Conflict where something exists at `path`.
         """
         check_creation(dimension, recall)
@@ -105,7 +105,7 @@ class Collection:
         }
         make_folder(path, facts)
         return cls.open(
-            path, background=background, shared=shared, max_thumbnail_bytes=max_thumbnail_bytes
+            path, background=background, ledgers=ledgers, max_thumbnail_bytes=max_thumbnail_bytes
         )
 
     @classmethod
@@ -116,15 +116,15 @@ class Collection:
         *,
         background: bool = True,
         read_only: bool = False,
-        shared: Descriptors | None = None,
+        ledgers: OpenLedgers | None = None,
         max_thumbnail_bytes: int = DEFAULT_MAX_BYTES,
     ) -> Self:
         """Opens the collection at `path`, verifies its index and adds to it what it lacks.
 
         background: the index is made again when much has changed; otherwise only by `reindex`.
         read_only: for searches alone, by any number of processes at a time; this also holds where
-        the folder cannot be written. shared: the descriptors of the store that opens it; without,
-        the collection keeps its own. max_thumbnail_bytes: above this, items get no thumbnails.
+        the folder cannot be written. ledgers: those that its store keeps open; None where its own
+        stays open. max_thumbnail_bytes: above this, items get no thumbnails.
 
         Raises ArtifactInvalid where the ledger is damaged, Conflict where another process has it
         open, TooManyOpenFiles. A damaged index is no error: everything is scanned until it is made
@@ -138,11 +138,10 @@ class Collection:
             path / THUMBNAILS,
             read_only=not writable,
             max_bytes=max_thumbnail_bytes,
-            shared=shared,
+            ledgers=ledgers,
         )
-        take_lock = shared.lock if shared else lock_collection
-        folder = open_folder(path, thumbnails, take_lock, writable=writable)
-        collection = cls(path, folder, background=background, shared=shared)
+        folder = open_folder(path, thumbnails, writable=writable)
+        collection = cls(path, folder, background=background, ledgers=ledgers)
         collection._was_used()
         collection._index_where_due()
         return collection
@@ -163,8 +162,8 @@ class Collection:
             self._ledger.rest()
             self._thumbnails.close()
             self._lock.release()
-        if self._shared is not None:
-            self._shared.forget(self)
+        if self._ledgers is not None:
+            self._ledgers.forget(self)
 
     def rest(self) -> bool:
         """Closes the ledger until the next change, unless a change is in progress; searches do not
@@ -436,8 +435,8 @@ class Collection:
         return outcomes
 
     def _was_used(self) -> None:
-        if self._shared is not None:
-            self._shared.used(self)
+        if self._ledgers is not None:
+            self._ledgers.used(self)
 
     def check_writable(self) -> None:
         """Raises Conflict where the collection is open for searches only."""

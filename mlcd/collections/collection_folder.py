@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from mlcd.artifacts.disk import refuse_full_disk, replacing, translated_os_error
 from mlcd.collections.generation import open_newest
 from mlcd.collections.growth import Growth
 from mlcd.collections.ledger import Ledger
-from mlcd.collections.locks import LOCK, Lock
+from mlcd.collections.locks import LOCK, CollectionLock, lock_collection
 from mlcd.collections.thumbnail_store import ThumbnailStore
 from mlcd.errors import Conflict, MlcdError
 from mlcd.too_many_files import lacks_open_files, too_many_files
@@ -20,12 +20,6 @@ from mlcd.too_many_files import lacks_open_files, too_many_files
 LEDGER: Final = "items.sqlite"
 GENERATIONS: Final = "index"
 _COPIED_ROWS: Final = 8192
-
-
-class TakeLock(Protocol):
-    """The way to lock a collection; see `mlcd.collections.locks.lock_collection`."""
-
-    def __call__(self, path: Path, *, writable: bool) -> Lock: ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +33,7 @@ class OpenedFolder:
     growth: Growth
     facts: Mapping[str, Any]
     thumbnails: ThumbnailStore
-    lock: Lock
+    lock: CollectionLock
     writable: bool
     damaged: bool
 
@@ -70,14 +64,12 @@ def write_empty(path: Path, facts: Mapping[str, Any]) -> None:
         (draft / LOCK).touch()
 
 
-def open_folder(
-    path: Path, thumbnails: ThumbnailStore, take_lock: TakeLock, *, writable: bool
-) -> OpenedFolder:
+def open_folder(path: Path, thumbnails: ThumbnailStore, *, writable: bool) -> OpenedFolder:
     """Locks the folder, verifies its index and adds to it what it lacks.
 
     Raises what `Collection.open` raises.
     """
-    lock = take_lock(path, writable=writable)
+    lock = lock_collection(path, writable=writable)
     ledger: Ledger | None = None
     try:
         ledger = Ledger.open(path / LEDGER, read_only=not writable)

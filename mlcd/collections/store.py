@@ -13,9 +13,9 @@ from typing import Final, Self
 from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
 from mlcd.collections.collection_folder import GENERATIONS, LEDGER
-from mlcd.collections.descriptors import Descriptors
 from mlcd.collections.item import check_name, is_name
 from mlcd.collections.locks import LOCK
+from mlcd.collections.open_ledgers import OpenLedgers
 from mlcd.collections.port import DEFAULT_RECALL
 from mlcd.collections.search_checks import check_same
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
@@ -58,20 +58,20 @@ class Collections:
     """A store that opens each collection once and closes them all. Every method may be called from
     many threads.
 
-    Memory bounds their number; open files do not, because their descriptors are shared.
+    Memory bounds their number, and the limit on open files does: each has one descriptor for its
+    lock, and those used last have three for their ledgers.
     """
 
     def __init__(
         self,
         folder: Path,
-        descriptors: Descriptors,
         *,
         writable: bool,
         max_collections: int | None,
         max_thumbnail_bytes: int,
     ) -> None:
         self.writable, self._max_thumbnail_bytes = writable, max_thumbnail_bytes
-        self._folder, self._descriptors, self._most = folder, descriptors, max_collections
+        self._folder, self._ledgers, self._most = folder, OpenLedgers(), max_collections
         self._opened: dict[str, Collection] = {}
         self._refused_until_s: dict[str, float] = {}
         self._reasons: dict[str, str] = {}
@@ -99,11 +99,8 @@ class Collections:
             for pattern in _LEFTOVERS:
                 for path in folder.glob(pattern):
                     shutil.rmtree(path, ignore_errors=True)
-        with limited_open_files():
-            descriptors = Descriptors.open(folder, writable=writable)
         store = cls(
             folder,
-            descriptors,
             writable=writable,
             max_collections=max_collections,
             max_thumbnail_bytes=max_thumbnail_bytes,
@@ -189,7 +186,6 @@ class Collections:
             for collection in self._opened.values():
                 collection.close(finish=finish)
             self._opened.clear()
-            self._descriptors.close()
 
     def __enter__(self) -> Self:
         return self
@@ -240,7 +236,7 @@ class Collections:
                     fingerprint=fingerprint,
                     dimension=dimension,
                     recall=recall,
-                    shared=self._descriptors,
+                    ledgers=self._ledgers,
                     max_thumbnail_bytes=self._max_thumbnail_bytes,
                 )
                 self._opened[name] = found
@@ -286,7 +282,7 @@ class Collections:
             self._opened[name] = Collection.open(
                 self._folder / check_name(name),
                 read_only=not self.writable,
-                shared=self._descriptors,
+                ledgers=self._ledgers,
                 max_thumbnail_bytes=self._max_thumbnail_bytes,
             )
         except (TooManyOpenFiles, Conflict):  # no fault of the collection

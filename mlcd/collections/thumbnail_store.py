@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.collections.descriptors import Descriptors
+from mlcd.collections.open_ledgers import OpenLedgers
 from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.too_many_files import lacks_open_files, too_many_files
@@ -71,10 +71,10 @@ class ThumbnailStore:
         *,
         read_only: bool,
         max_bytes: int = DEFAULT_MAX_BYTES,
-        shared: Descriptors | None = None,
+        ledgers: OpenLedgers | None = None,
     ) -> None:
-        """max_bytes: above this no picture is added. shared: see `Collection.open`."""
-        self._path, self._read_only, self._shared = path, read_only, shared
+        """max_bytes: above this no picture is added. ledgers: see `Collection.open`."""
+        self._path, self._read_only, self._ledgers = path, read_only, ledgers
         self._connected: sqlite3.Connection | None = None
         self._using = threading.Lock()
         self._exists, self._damaged = path.is_file(), False
@@ -173,8 +173,8 @@ class ThumbnailStore:
     def close(self) -> None:
         with self._using:
             self._disconnect()
-        if self._shared is not None:
-            self._shared.forget(self)
+        if self._ledgers is not None:
+            self._ledgers.forget(self)
 
     def _begin_anew(self) -> None:
         """Removes a damaged file; only pictures are lost, which can be made again."""
@@ -205,8 +205,8 @@ class ThumbnailStore:
             if not is_known or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
                 self._exists, self._damaged = False, True
             return None
-        if self._shared is not None:
-            self._shared.used(self)
+        if self._ledgers is not None:
+            self._ledgers.used(self)
         return result
 
     def _connect(self) -> sqlite3.Connection:

@@ -293,14 +293,13 @@ def test_the_store_creates_lists_and_deletes(tmp_path, vectors):
         store.delete("photos")
         with pytest.raises(NotFound):
             store.get("photos")
-        assert sorted(path.name for path in (tmp_path / "s").iterdir()) == [".locks", "other"]
+        assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["other"]
         assert store.create("photos", fingerprint="b" * 64, dimension=4)[0].dimension == 4
     (tmp_path / "s" / ".photos.1.deleted").mkdir()
     (tmp_path / "s" / ".photos.1.2.tmp").mkdir()
     with Collections.open(tmp_path / "s") as store:
         assert len(store.get("photos")) == 0
         assert sorted(path.name for path in (tmp_path / "s").iterdir()) == [
-            ".locks",
             "other",
             "photos",
         ]
@@ -334,7 +333,7 @@ def test_a_name_that_is_a_path_is_refused(tmp_path, name):
             with pytest.raises(InvalidInput, match="cannot name a collection"):
                 call(name)
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
-    assert [path.name for path in (tmp_path / "s").iterdir()] == [".locks"]
+    assert [path.name for path in (tmp_path / "s").iterdir()] == []
 
 
 def test_a_damaged_ledger_is_never_served(filled, vectors):
