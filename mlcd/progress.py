@@ -13,6 +13,11 @@ Style = Literal["auto", "json", "silent"]
 _JSON_INTERVAL_S = 1.0
 
 
+def count_of(num: int, noun: str) -> str:
+    """Returns a count in words: `1 file`, `2 files`."""
+    return f"{num} {noun}{'' if num == 1 else 's'}"
+
+
 class Meter(Protocol):
     """The receiver of a pipeline's progress."""
 

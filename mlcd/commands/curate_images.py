@@ -11,7 +11,7 @@ from mlcd.commands.common_options import (
     finish,
     reporter_option,
 )
-from mlcd.progress import Reporter
+from mlcd.progress import Reporter, count_of
 from mlcd.types import ISSUES, Issue
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def curate(
 
 
 def _told(facts: dict[str, Any]) -> str:
-    groups = f", {facts['groups']} groups" if facts["groups"] else ""
+    groups = f", {count_of(facts['groups'], 'group')}" if facts["groups"] else ""
     counts = {name: num for name, num in facts.items() if name not in ("images", "kept", "groups")}
     others = "".join(f", {num} {name}" for name, num in sorted(counts.items()) if num)
     return f"{facts['kept']} of {facts['images']} images kept{groups}{others}"

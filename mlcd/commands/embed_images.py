@@ -18,7 +18,7 @@ from mlcd.commands.common_options import (
 from mlcd.encoders.options import EncoderOptions
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.parts.ray_session import RayOptions
-from mlcd.progress import Reporter
+from mlcd.progress import Reporter, count_of
 
 
 @click.command()
@@ -118,7 +118,8 @@ def embed(
     finish(
         reporter,
         artifact,
-        f"{facts['images']} embeddings of {facts['dimension']}, {facts['errors']} files skipped",
+        f"{count_of(facts['images'], 'embedding')} of {facts['dimension']},"
+        f" {count_of(facts['errors'], 'file')} skipped",
     )
 
 
@@ -134,5 +135,6 @@ def _embed_texts(
     with closing(open_text_encoder(resolve_model(model, announce), options)) as encoder:
         artifact = embed_texts(file, encoder, out, reporter)
     facts = artifact.summary
-    line = f"{facts['texts']} embeddings of {facts['dimension']}, {facts['errors']} texts skipped"
+    line = f"{count_of(facts['texts'], 'embedding')} of {facts['dimension']},"
+    line += f" {count_of(facts['errors'], 'text')} skipped"
     finish(reporter, artifact, line)

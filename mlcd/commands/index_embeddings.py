@@ -18,7 +18,7 @@ from mlcd.commands.common_options import (
 from mlcd.errors import MlcdError
 from mlcd.images.thumbnail import DEFAULT_SIDE
 from mlcd.locations import local_path
-from mlcd.progress import Reporter
+from mlcd.progress import Reporter, count_of
 
 if TYPE_CHECKING:  # it brings faiss
     from mlcd.collections.plane import Method
@@ -138,14 +138,16 @@ def index(
     source, out = local_path(source), local_path(out)  # of a store there is no more to do
     if export_:
         num_items = pipeline.export_parquet(source, out, reporter)
-        reporter.result({FINISHED: str(out), "items": num_items}, f"{num_items} items: {out}")
+        reporter.result(
+            {FINISHED: str(out), "items": num_items}, f"{count_of(num_items, 'item')}: {out}"
+        )
         return
     if duplicates is not None:
         groups, items = pipeline.duplicates(
             source, out, reporter, similarity=None if duplicates == "copies" else duplicates
         )
         facts = {FINISHED: str(out), "groups": groups, "items": items}
-        reporter.result(facts, f"{groups} groups of {items} items: {out}")
+        reporter.result(facts, f"{count_of(groups, 'group')} of {count_of(items, 'item')}: {out}")
         return
     if source == out and (images or layout):
         described = pipeline.describe(out)
@@ -179,7 +181,7 @@ class _Thumbnails:
         from mlcd.pipelines.make_thumbnails import make_thumbnails, open_images
 
         place = shown_place(str(out))
-        line = f"collection of {described.items} items, {described.kind} index"
+        line = f"collection of {count_of(described.items, 'item')}, {described.kind} index"
         facts = {FINISHED: place, **asdict(described)}
         try:
             opened = None if self.left_out else open_images(source, self.images)

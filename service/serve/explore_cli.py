@@ -16,6 +16,7 @@ import click
 from mlcd.child import STOPS
 from mlcd.errors import MlcdError
 from mlcd.export.starter.artifact import STARTER
+from mlcd.progress import count_of
 from service.explore.place_state import AlreadyOpen, PlaceState, absolute, all_states, forget
 from service.explore.progress_board import ExplorationProgress
 from service.host.allocator import pause_collector
@@ -195,16 +196,12 @@ def describe(now: ExplorationProgress) -> str:
         line += f": {now.done} of {now.total}"
         if now.seconds_left is not None and now.seconds_left >= 1:
             line += f", {now.seconds_left:.0f} s left"
-    line += f"   {_counted(now.pictures, 'picture')}"
+    line += f"   {count_of(now.pictures, 'picture')}"
     if now.skipped:
-        line += f", {_counted(now.skipped, 'file')} skipped"
+        line += f", {count_of(now.skipped, 'file')} skipped"
     if now.clusters:
-        line += f", {_counted(now.clusters, 'group')}"
+        line += f", {count_of(now.clusters, 'group')}"
     return line
-
-
-def _counted(num: int, noun: str) -> str:
-    return f"{num} {noun}{'' if num == 1 else 's'}"
 
 
 def _list_states() -> None:

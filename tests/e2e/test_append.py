@@ -207,7 +207,7 @@ def test_a_repaired_image_is_added_and_what_stays_broken_changes_nothing(folder)
     done(*embed(folder, "--append"))
     assert open_artifact(folder / "embeddings").digest == digest
     shutil.copy(folder / "photos" / "0" / "0000.png", folder / "photos" / "broken.png")
-    assert "81 embeddings of 1764, 1 files skipped" in done(*embed(folder, "--append"))
+    assert "81 embeddings of 1764, 1 file skipped" in done(*embed(folder, "--append"))
     done("verify", folder)  # the labels are of the state before the last two additions
 
 

@@ -133,7 +133,7 @@ def test_no_secret_is_in_what_a_command_says_or_writes(store, images, tmp_path, 
         monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
         fsspec.filesystem("s3").clear_instance_cache()
         made = call_mlcd("embed", "s3://bucket/secret", tmp_path / "out", "--model", "pixels")
-    assert (made.returncode, "1 files skipped" in made.stdout) == (0, True), made.stderr
+    assert (made.returncode, "1 file skipped" in made.stdout) == (0, True), made.stderr
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert all(SECRET.encode() not in data for data in written)
     assert SECRET not in made.stdout + made.stderr

@@ -112,7 +112,7 @@ def test_near_duplicates_are_grouped(embeddings, tmp_path, kind):
         source = tmp_path / "c"
         assert call_mlcd("index", embeddings, source).returncode == 0
     found = call_mlcd("index", source, tmp_path / "groups.jsonl", "--duplicates", "0.99")
-    assert (found.returncode, found.stdout.split(":")[0]) == (0, "1 groups of 3 items")
+    assert (found.returncode, found.stdout.split(":")[0]) == (0, "1 group of 3 items")
     (line,) = (tmp_path / "groups.jsonl").read_text().splitlines()
     assert sorted(json.loads(line)["ids"]) == ["k100", "k101", "k3"]
 
