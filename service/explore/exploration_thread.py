@@ -9,8 +9,9 @@ import logging
 import math
 import shlex
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from mlcd.parts.encoded import check_outside
 from mlcd.pipelines.embeddings_of_items import write_embeddings
 from mlcd.types import SampleKey
 from service.explore.intake import PictureIntake
+from service.explore.kept_names import give_names_again, keep_names
 from service.explore.place_state import COLLECTION, PlaceFacts, PlaceState
 from service.explore.progress_board import ProgressBoard
 from service.explore.seen_pictures import SeenPicture, SeenPictures
@@ -49,12 +51,16 @@ _TEMPLATES: Final = "plain"  # one prompt a word: the first name within a minute
 class ExplorationParts:
     """The parts that an exploration works with, all of the served model.
 
-    take_centers: serves the centers at a path from now on. has_texts: the model reads words.
+    take_centers: serves the centers at a path from now on. names_by_hand: the names that people
+    gave to the centers at a path, by id. give_name: gives one of them a name. has_texts: the model
+    reads words.
     """
 
     encoder: Encoder
     collection: CollectionPort
     take_centers: Callable[[Path], None]
+    names_by_hand: Callable[[Path], Mapping[int, str]]
+    give_name: Callable[[Path, int, str], None]
     has_texts: bool
     thumbnail_side: int
 
@@ -96,6 +102,8 @@ class Exploration:
         if clusters is not None and not 1 <= clusters <= num:
             raise InvalidInput(f"clusters must be between 1 and {num}, got {clusters}")
         self._asked = clusters
+        if self.board.now.stage in ("done", "failed"):  # who asks next must not find the old groups
+            self.board.begin("cluster")
         self._wanted.set()
 
     def skipped(self, most: int) -> list[tuple[SampleKey, SeenPicture]]:
@@ -210,6 +218,8 @@ class Exploration:
     def _cluster(self, source: Source) -> None:
         self.board.begin("cluster")
         state, parts, pictures = self.state, self._parts, self._pictures
+        if (state.centers / MANIFEST).is_file():
+            keep_names(state, parts.names_by_hand(state.centers))
         state.remove_clustering()
         write_embeddings(
             source,
@@ -267,3 +277,4 @@ class Exploration:
             self.board.begin("label")
             rows = [str(state.embeddings), str(state.labels)]
             self._steps.run(["label", *rows, "--centers", str(state.centers)], self._report)
+        give_names_again(state, partial(self._parts.give_name, state.centers))

@@ -68,9 +68,8 @@ class PictureIntake:
 
     def _is_new(self, key: SampleKey, stamp: FileStamp, held: set[str]) -> bool:
         known = self.pictures.by_key.get(key)
-        if known is None or known.stamp != stamp:
-            return True
-        return known.reason is None and key not in held
+        # one that was looked at and is not held was deleted by a person, unless all are gone
+        return known is None or known.stamp != stamp or (known.reason is None and not held)
 
     def _take(self, entries: Entries, stamps: dict[SampleKey, FileStamp]) -> None:
         """Embeds some pictures and adds them to the collection; then they are durable."""

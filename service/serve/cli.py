@@ -5,8 +5,9 @@ import errno
 import ipaddress
 import socket
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -19,6 +20,9 @@ from service.inference.engine.launched import LaunchedEngine, launch_engine
 
 if TYPE_CHECKING:  # what takes long to import comes after the engine's launch
     from service.settings import Auth, Settings
+
+_NEXT_PORTS: Final = 20  # that are tried where another program has the port
+_MAX_PORT: Final = 65_535
 
 
 @click.command()
@@ -124,7 +128,7 @@ def describe_address(listener: socket.socket) -> str:
 def listen(settings: "Settings", *, any_port: bool = False) -> socket.socket:
     """Binds the port before the model is loaded, so that a port in use is reported at once.
 
-    any_port: takes a free one where another program has it.
+    any_port: takes one of the next, or any free one, where another program has it.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -133,12 +137,9 @@ def listen(settings: "Settings", *, any_port: bool = False) -> socket.socket:
         # Every connection inherits it. Without it, an answer's body waits up to 40 ms until its
         # head is acknowledged.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            listener.bind((settings.host, settings.port))
-        except OSError as error:
-            if not any_port or error.errno != errno.EADDRINUSE:
-                raise
-            listener.bind((settings.host, 0))
+        next_ports = range(settings.port + 1, min(settings.port + _NEXT_PORTS, _MAX_PORT) + 1)
+        others = (*next_ports, 0) if any_port else ()
+        _bind_first(listener, settings.host, (settings.port, *others))
         listener.listen(BACKLOG)  # from here on no other process can take the port
     except OSError as error:
         listener.close()
@@ -151,6 +152,19 @@ def listen(settings: "Settings", *, any_port: bool = False) -> socket.socket:
             remedy="give another --host or --port",
         ) from error
     return listener
+
+
+def _bind_first(listener: socket.socket, host: str, ports: Sequence[int]) -> None:
+    """Binds the first of the ports that is free. Raises OSError for the last one."""
+    for port in ports[:-1]:
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return
+    listener.bind((host, ports[-1]))
 
 
 def check_exposure(auth: "Auth", address: str) -> None:

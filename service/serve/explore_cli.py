@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mlcd.child import STOPS
-from mlcd.errors import MlcdError
+from mlcd.errors import MlcdError, NotFound
 from mlcd.export.starter.artifact import STARTER
+from mlcd.locations import is_url
 from mlcd.progress import count_of
 from service.explore.place_state import AlreadyOpen, PlaceState, absolute, all_states, forget
 from service.explore.progress_board import ExplorationProgress
@@ -31,7 +32,7 @@ _STAGES: Final = {
     "list": "looking for pictures",
     "embed": "looking at pictures",
     "cluster": "grouping",
-    "name": "naming",
+    "name": "reading words for the names",
     "label": "labeling",
     "done": "done",
     "failed": "stopped",
@@ -86,9 +87,12 @@ def explore(
         for path in forget(photos, state_dir):
             click.echo(f"removed {path}")
         return
+    check_place(photos)
     end_while_it_starts(STOPS[0])
     # The engine's process imports its libraries while this one reads the settings.
     launched = launch_engine()
+    if not once:
+        click.echo("mlcd: starting", err=True)
     state = PlaceState.of(photos, model, state_dir)
     try:
         with state.locked() as lock:
@@ -100,9 +104,10 @@ def explore(
                 "explore": {"place": absolute(photos), "clusters": clusters},
                 # what a person sees here is the exploration, which tells its own errors
                 "log": {"level": "error"},
+                "drain_s": 0.0,  # no other server takes over
             }
             if once:
-                options |= {"drain_s": 0.0, "port": 0, "host": "127.0.0.1"}
+                options |= {"port": 0, "host": "127.0.0.1"}
             _serve(options, launched, lock.tell, browse=not (no_browser or once), once=once)
     except AlreadyOpen as error:
         launched.dismiss()
@@ -138,6 +143,8 @@ def _serve(
 
         address, port = listener.getsockname()[:2]
         url = f"http://[{address}]:{port}/" if ":" in address else f"http://{address}:{port}/"
+        if not once and port != settings.port:
+            click.echo(f"mlcd: port {settings.port} is in use", err=True)
 
         def serving(_: object) -> None:
             if once:
@@ -155,7 +162,7 @@ def _serve(
         serve_on(listener, settings, begun, serving=serving, watch=watch)
     finally:
         listener.close()
-    if once and failed:
+    if failed:
         raise ExplorationFailed(failed[0])
 
 
@@ -163,6 +170,17 @@ async def _watched(
     exploration: "Exploration", finish: Callable[[], None], failed: list[str], *, once: bool
 ) -> None:
     """Tells on the terminal what goes on, and ends the server where that is all."""
+    try:
+        await _tell_progress(exploration, finish, failed, once=once)
+    except asyncio.CancelledError:
+        if exploration.board.now.stage not in ("done", "failed"):
+            click.echo("mlcd: stopping; what is done stays, and the next run goes on", err=True)
+        raise
+
+
+async def _tell_progress(
+    exploration: "Exploration", finish: Callable[[], None], failed: list[str], *, once: bool
+) -> None:
     shown, terminal = "", sys.stderr.isatty()
     stage = None
     while True:
@@ -175,16 +193,17 @@ async def _watched(
             if terminal:
                 click.echo("\r", nl=False, err=True)
             if now.stage == "done":
-                click.echo(f"{line}\nThe same, step by step:")
+                click.echo("The same, step by step:")
                 for command in exploration.commands():
                     click.echo(f"  {command}")
+                click.echo(line)
             else:
                 failed.append(now.error or "")
-                if not once:
-                    click.echo(f"mlcd: {now.error}", err=True)
-            if once:
+            if once or (failed and not now.pictures):
                 finish()
                 return
+            if failed:
+                click.echo(f"mlcd: {failed.pop()}", err=True)
         shown, stage = line, now.stage
         await asyncio.sleep(EXPLORE_LOOK_S)
 
@@ -202,6 +221,14 @@ def describe(now: ExplorationProgress) -> str:
     if now.clusters:
         line += f", {count_of(now.clusters, 'group')}"
     return line
+
+
+def check_place(photos: str) -> None:
+    """Raises NotFound for a path that leads nowhere, before anything is made for it."""
+    if is_url(photos) or any(character in photos for character in "*?["):
+        return
+    if not (path := Path(photos).expanduser()).exists():
+        raise NotFound(f"there is no {path}", remedy="give the folder of your pictures")
 
 
 def _list_states() -> None:

@@ -17,6 +17,7 @@ from service.explore.place_state import COLLECTION, PlaceState
 from service.inference.dispatched_encoder import DispatchedEncoder
 from service.inference.lookup import Lookup
 from service.inference.model_data import check_centers
+from service.inference.stored_names import StoredNames
 from service.resources import Resources
 from service.timings import EXPLORE_END_S
 
@@ -67,10 +68,21 @@ def _exploration_of(app: FastAPI, resources: Resources) -> Exploration | None:
         encoder=DispatchedEncoder(encoder, resources.dispatcher, loop),
         collection=collection,
         take_centers=partial(_serve_centers, app, loop, state.path),
+        names_by_hand=partial(_names_by_hand, state.path),
+        give_name=partial(_give_name, state.path),
         has_texts=resources.texts is not None,
         thumbnail_side=settings.thumbnails.side,
     )
     return Exploration(state, facts, parts)
+
+
+def _names_by_hand(state_dir: Path, centers: Path) -> dict[int, str]:
+    given = StoredNames(open_artifact(centers), state_dir).read().given
+    return {center: name for center in given.by_hand if (name := given.names[center]) is not None}
+
+
+def _give_name(state_dir: Path, centers: Path, center: int, name: str) -> None:
+    StoredNames(open_artifact(centers), state_dir).rename(center, name)
 
 
 def _serve_centers(

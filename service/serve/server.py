@@ -107,6 +107,7 @@ async def _serve(
                 await server.serve(sockets=[listener])
                 if exploration is not None and watch is not None:
                     watching.cancel()
+                    await asyncio.wait([watching])  # it may have a last word
 
 
 def _server(app: FastAPI, resources: Resources, stops: Stops) -> "_Server":

@@ -198,6 +198,38 @@ def test_the_page_can_have_another_number_of_groups_and_single_pictures(photos, 
         assert exploring.now()["clusters"] == 7
 
 
+def test_names_stay_when_all_are_grouped_anew_and_what_was_deleted_stays_away(photos, tmp_path):
+    state = tmp_path / "state"
+    in_photos = {"collection": "photos", "top": NUM}
+    with Exploring(photos, state, "--clusters", "4") as exploring:
+        exploring.wait(lambda now: now["stage"] == "done")
+        url = exploring.url
+        named = httpx.get(f"{url}/v1/centers", params=in_photos).json()["centers"][0]["id"]
+        assert httpx.patch(f"{url}/v1/centers/{named}", json={"name": "mine"}).status_code == 200
+        members = httpx.get(f"{url}/v1/centers/{named}/members", params=in_photos).json()["members"]
+        keys = {member["id"] for member in members}
+        asked = httpx.post(f"{url}/v1/exploration", json={"clusters": 2}).json()
+        assert asked["stage"] == "cluster"  # so that the page goes on asking
+        exploring.wait(lambda now: now["stage"] == "done" and now["clusters"] == 2)
+        centers = httpx.get(f"{url}/v1/centers", params=in_photos).json()["centers"]
+        (again,) = [center["id"] for center in centers if center["name"] == "mine"]
+        now = httpx.get(f"{url}/v1/centers/{again}/members", params=in_photos).json()["members"]
+        assert 2 * len(keys & {member["id"] for member in now}) > len(keys)
+        gone = sorted(keys)[0]
+        deleted = httpx.delete(f"{url}/v1/collections/photos/items/{gone}")
+        assert deleted.status_code == 200, deleted.text
+    explore(photos, state)
+    assert held(state) == keys_of(photos) - {gone}
+
+
+def test_a_place_without_pictures_ends_the_server(tmp_path):
+    (tmp_path / "empty").mkdir()
+    exploring = Exploring(tmp_path / "empty", tmp_path / "state")
+    output, _ = exploring.process.communicate(timeout=60)
+    assert exploring.process.returncode == 2, output
+    assert "there are no images in" in output.splitlines()[-1]
+
+
 def test_what_is_kept_is_listed_and_forgotten(photos, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert "nothing is kept" in call_mlcd("explore", "--list").stdout
@@ -214,7 +246,7 @@ def test_what_is_kept_is_listed_and_forgotten(photos, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("nowhere", "there are no images at"),
+        ("nowhere", "give the folder of your pictures"),
         ("empty", "there are no images in"),
         ("damaged", "none of the 1 files"),
         (None, "give the PHOTOS"),
