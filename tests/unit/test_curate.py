@@ -18,8 +18,7 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.selection import Selection
 from mlcd.clustering.novelty import nearest
 from mlcd.clustering.sampling import balanced, outliers
-from mlcd.parts import image_scores
-from mlcd.pipelines import extract
+from mlcd.pipelines import extract, image_scores
 from mlcd.pipelines.verify import verify
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd

@@ -16,13 +16,14 @@ from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ConfigInvalid, Conflict, MlcdError, Unavailable
 from mlcd.extras import install_command
 from mlcd.images.sources import open_source
-from mlcd.parts import ray_session
-from mlcd.parts.ray_session import RayOptions
-from mlcd.parts.ray_workers import make_shards
-from mlcd.pipelines import cluster_on_ray, on_ray
 from mlcd.pipelines.cluster import ClusterOptions, cluster
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
+from mlcd.pipelines.ray import clusters as cluster_on_ray
+from mlcd.pipelines.ray import on_ray
+from mlcd.pipelines.ray import session as ray_session
+from mlcd.pipelines.ray.session import RayOptions
+from mlcd.pipelines.ray.workers import make_shards
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, write_digits

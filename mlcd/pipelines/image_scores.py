@@ -10,7 +10,7 @@ from mlcd.cores import available_cores
 from mlcd.images.entries import Entries
 from mlcd.images.prefetch import scores_all
 from mlcd.images.source import Source
-from mlcd.parts.encoded import PART_ENTRIES
+from mlcd.pipelines.encoded import PART_ENTRIES
 from mlcd.progress import Meter
 from mlcd.types import ISSUES
 

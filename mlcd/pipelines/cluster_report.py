@@ -22,7 +22,7 @@ from mlcd.clustering.quality import (
     size_histogram,
     tightness,
 )
-from mlcd.parts.histogram import draw_histogram
+from mlcd.pipelines.histogram import draw_histogram
 
 REPORT: Final = "report.json"
 PICTURE: Final = "sizes.png"

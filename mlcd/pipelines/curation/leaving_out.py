@@ -19,7 +19,7 @@ from mlcd.clustering.sampling import balanced, outliers
 from mlcd.collections.duplicates import duplicate_groups
 from mlcd.errors import ConfigInvalid
 from mlcd.images.pixel_issues import issues_of
-from mlcd.parts.decisions import (
+from mlcd.pipelines.curation.decisions import (
     DUPLICATE,
     LEAK,
     OUTLIER,
@@ -29,8 +29,8 @@ from mlcd.parts.decisions import (
     Decisions,
     Keep,
 )
-from mlcd.parts.embedded_images import open_embedded_images
-from mlcd.parts.image_scores import image_scores
+from mlcd.pipelines.embedded_images import open_embedded_images
+from mlcd.pipelines.image_scores import image_scores
 from mlcd.progress import Stages
 from mlcd.types import ISSUES, Embeddings, unit_rows
 
