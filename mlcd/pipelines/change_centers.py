@@ -17,8 +17,7 @@ from mlcd.artifacts.given_names import GIVEN_NAMES, current_names, write_given_n
 from mlcd.artifacts.living_centers import LivingCenters
 from mlcd.artifacts.manifest import Artifact, Request, open_artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound
-from mlcd.pipelines.carried_levels import carry_levels
-from mlcd.pipelines.center_changes import Given, changed
+from mlcd.pipelines.center_changes import Given, carry_levels, changed
 from mlcd.pipelines.used_embeddings import open_used_embeddings
 
 
