@@ -19,7 +19,7 @@ from mlcd.artifacts.disk import refuse_full_disk, sync_path, translated_os_error
 from mlcd.artifacts.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
-from mlcd.collections.collection_folder import GENERATIONS, LEDGER
+from mlcd.collections.folder import GENERATIONS, LEDGER
 from mlcd.collections.item import check_new_id, encode_metadata
 from mlcd.errors import Conflict, InvalidInput
 from mlcd.images.source import Source

@@ -186,7 +186,7 @@ def test_who_is_frozen_and_wakes_does_no_harm(planned, job, equipment, folder, m
     [
         "mlcd.pipelines.shard_collection.Attempt",
         "mlcd.pipelines.shard_collection.index",
-        "mlcd.collections.collection_folder.write_empty",
+        "mlcd.collections.folder.write_empty",
         "mlcd.collections.growth.write_generation",
         "mlcd.collections.generation.Draft",
         "mlcd.collections.generation._write_vectors",

@@ -21,9 +21,9 @@ from mlcd.collections.item import FoundItem, Item, check_id
 from mlcd.collections.memory_state import IN_MEMORY, Difference, check_fits
 from mlcd.collections.port import Description, Promises
 from mlcd.collections.postgres import recall_audit
+from mlcd.collections.postgres.database import Database
 from mlcd.collections.postgres.items_table import ItemsTable, WrittenBatch
 from mlcd.collections.postgres.pinned_facts import Facts, read_facts
-from mlcd.collections.postgres.postgres_database import Database
 from mlcd.collections.postgres.reused_connections import Connection
 from mlcd.collections.postgres.sql_filters import Where, where
 from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, chosen_effort
