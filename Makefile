@@ -36,7 +36,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup redis promtool bundled-triton page-tools s3rver azurite chromium demo explorer test test-plain-cpu test-slow test-kernels test-sdk test-postgres test-milvus test-installs test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
+.PHONY: help setup redis promtool bundled-triton page-tools s3rver azurite chromium demo explorer client test test-plain-cpu test-slow test-kernels test-sdk test-postgres test-milvus test-installs test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -71,6 +71,9 @@ chromium: # a browser, where there is none and it can be installed
 
 explorer: setup ## build the page of the service from its sources, where they have changed; needs Node 20.19 or newer
 	@$(BIN)/python hatch_build.py
+
+client: setup ## write the synchronous client from the asynchronous one
+	@$(BIN)/python generate_client.py
 
 promtool: # Prometheus's tool for its rules, where it is missing and can be installed
 	@command -v promtool >/dev/null || { \

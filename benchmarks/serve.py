@@ -56,7 +56,7 @@ from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.options import EncoderOptions
 from mlcd.encoders.unit_rows import MAX_BATCH
 from mlcd.images.sources import open_source
-from mlcd.parts.encoded import encode_entries
+from mlcd.pipelines.encoded import encode_entries
 
 SIZE: Final = (500, 375)
 PEER: Final = "infinity-emb"

@@ -39,13 +39,13 @@ from mlcd.images.transform import DecodeMode
 from mlcd.indexes.scan import scan
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.locations import Location, artifact_path, local_path
-from mlcd.parts.text_files import MAX_CHARS, read_texts
 from mlcd.pipelines import cluster as clustering
 from mlcd.pipelines import embed as embedding
 from mlcd.pipelines import embed_texts as text_embedding
 from mlcd.pipelines import index as indexing
 from mlcd.pipelines import label as labeling
 from mlcd.pipelines.resolve import resolve_model
+from mlcd.pipelines.text_files import MAX_CHARS, read_texts
 from mlcd.progress import Reporter
 from mlcd.text_checks import checked_text
 from mlcd.types import (

@@ -37,7 +37,7 @@ from mlcd.clustering.sampling import balanced
 from mlcd.collections.duplicates import duplicate_groups
 from mlcd.encoders import open_encoder
 from mlcd.images.sources import open_source
-from mlcd.parts.decisions import SURPLUS, Decisions
+from mlcd.pipelines.curation.decisions import SURPLUS, Decisions
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
 from mlcd.pipelines.resolve import resolve_model

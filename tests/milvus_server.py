@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 # by way of ours, as pymilvus closes pytest's handlers where it is imported by itself
-from mlcd.collections.milvus.milvus_connection import MilvusClient, MilvusException
+from mlcd.collections.milvus.connection import MilvusClient, MilvusException
 from tests.conftest import free_port
 
 ROOT = Path(__file__).resolve().parents[1]

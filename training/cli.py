@@ -11,7 +11,7 @@ from mlcd.commands.common_options import (
     ray_options_with_workers,
     reporter_option,
 )
-from mlcd.parts.ray_session import RayOptions
+from mlcd.pipelines.ray.session import RayOptions
 from mlcd.progress import Reporter
 from mlcd.world import is_first, torchrun_variable
 from training.evaluation.cli import evaluate

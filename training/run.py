@@ -20,7 +20,7 @@ from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, draft_p
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
 from mlcd.models.runs import checkpoint_steps
 from mlcd.models.servable import Servable
-from mlcd.parts.encoded import check_outside, images_parent
+from mlcd.pipelines.encoded import check_outside, images_parent
 from mlcd.progress import Stages
 from mlcd.world import World
 from training.changed_settings import check_same_settings

@@ -23,7 +23,7 @@ from mlcd.artifacts.manifest import Artifact, open_artifact
 from mlcd.errors import ConfigInvalid, InvalidInput, MlcdError, Unavailable
 from mlcd.extras import install_command
 from mlcd.locations import is_url
-from mlcd.parts.ray_session import RayOptions, ray_session
+from mlcd.pipelines.ray.session import RayOptions, ray_session
 from mlcd.progress import Reporter, Stages
 from mlcd.world import Elsewhere, World
 from training.config import RunConfig

@@ -1,14 +1,6 @@
 """The client for programs with an asyncio event loop."""
 
-import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import TracebackType
@@ -16,9 +8,8 @@ from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from mlcd.client.base import Ask, BaseClient, check_one_given, checked_rows
-from mlcd.client.batch_jobs import AsyncJobs
-from mlcd.client.batches import Adder, Additions, Batch, Images, answers_async, rows_in_batches
+from mlcd.client.base import Ask, check_one_given, checked_rows
+from mlcd.client.batches import Adder, Additions, Batch, Images, rows_in_batches
 from mlcd.client.call import Call
 from mlcd.client.reading import origin_of
 from mlcd.client.results import (
@@ -34,46 +25,59 @@ from mlcd.client.results import (
     Row,
 )
 from mlcd.client.text_batches import Texts, check_texts
+from mlcd.client.waiting import AsyncBase, AsyncSeries
 from mlcd.errors import Rejection
-from mlcd.image_bytes import ImageInput, check_images, image_bytes
+from mlcd.image_bytes import ImageInput, check_images
 from mlcd.wire.found_items import LayoutItems
 from mlcd.wire.nearest_centers import Label, LabelMode, ListedCenter, Member, RenamedCenter
 from mlcd.wire.served_model import Info
 from mlcd.wire.stored_items import DeletedItem, DescribedCollection
 
-ImageSeries = Iterable[ImageInput] | AsyncIterable[ImageInput]
-TextSeries = Iterable[str] | AsyncIterable[str]
 _Batch = TypeVar("_Batch")
-_Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
 
 
-class AsyncClient(BaseClient):
-    """The asynchronous form of `Client`, to be used from one event loop; a series of images may be
-    asynchronous too.
-    """
+class AsyncClient(AsyncBase):
+    async def embed(self, images: AsyncSeries[ImageInput], *, strict: bool = False) -> Embedded:
+        """Returns unit rows for a series of images, of any length; images that fail are listed in
+        `errors`.
 
-    async def embed(self, images: ImageSeries, *, strict: bool = False) -> Embedded:
+        strict: raise ImageRejected for the first that fails. Raises Conflict where the server's
+        model changed in between, and the errors of `mlcd.client.refusals`.
+        """
         check_images(images)
         items, origin = await self._gathered(self._cut(images), self._server.embed, strict=strict)
-        return Embedded.of(items, origin, dimension=(await self._server.known_info()).dimension)
+        info = await self._wait(self._server.known_info())
+        return Embedded.of(items, origin, dimension=info.dimension)
 
     def embed_each(
-        self, images: ImageSeries, *, strict: bool = False
+        self, images: AsyncSeries[ImageInput], *, strict: bool = False
     ) -> AsyncGenerator[Row | Rejection, None]:
+        """Yields what `embed` returns, one row at a time in order.
+
+        It takes images only as far ahead as it has requests in flight.
+        """
         check_images(images)
         return self._each(self._call(strict=strict), self._cut(images), self._server.embed)
 
-    async def embed_texts(self, texts: TextSeries, *, strict: bool = False) -> Embedded:
+    async def embed_texts(self, texts: AsyncSeries[str], *, strict: bool = False) -> Embedded:
+        """Returns unit rows for a series of texts, in the space of the images; texts that fail are
+        listed in `errors`.
+
+        strict: raise TextRejected for the first that fails. Raises RefusedInput where the server's
+        model embeds images only, and the errors of `embed`.
+        """
         check_texts(texts)
         items, origin = await self._gathered(
             self._cut_texts(texts), self._server.embed_texts, strict=strict
         )
-        return Embedded.of(items, origin, dimension=(await self._server.known_info()).dimension)
+        info = await self._wait(self._server.known_info())
+        return Embedded.of(items, origin, dimension=info.dimension)
 
     def embed_texts_each(
-        self, texts: TextSeries, *, strict: bool = False
+        self, texts: AsyncSeries[str], *, strict: bool = False
     ) -> AsyncGenerator[Row | Rejection, None]:
+        """Yields what `embed_texts` returns, one row at a time in order, as `embed_each` does."""
         check_texts(texts)
         return self._each(
             self._call(strict=strict), self._cut_texts(texts), self._server.embed_texts
@@ -81,7 +85,7 @@ class AsyncClient(BaseClient):
 
     async def classify(
         self,
-        images: ImageSeries | None = None,
+        images: AsyncSeries[ImageInput] | None = None,
         *,
         names: Sequence[str],
         embeddings: ArrayLike | None = None,
@@ -89,6 +93,12 @@ class AsyncClient(BaseClient):
         top: int = 10,
         strict: bool = False,
     ) -> Classified:
+        """Returns the `top` names that fit images, or embeddings [N, D], with their probabilities.
+
+        templates: "simple", "clip", or prompts of your own with the name's place {}; a name then
+        stands for the mean of its prompts. Without them it is a text as it is. Raises RefusedInput
+        where the server's model embeds images only, and the errors of `embed`.
+        """
         check_one_given(images=images, embeddings=embeddings)
         check_texts(names)
         ask = partial(self._server.classify, names=names, templates=templates, top=top)
@@ -97,9 +107,9 @@ class AsyncClient(BaseClient):
 
     async def labels(
         self,
-        images: ImageSeries | None = None,
+        images: AsyncSeries[ImageInput] | None = None,
         *,
-        texts: TextSeries | None = None,
+        texts: AsyncSeries[str] | None = None,
         embeddings: ArrayLike | None = None,
         top: int = 8,
         threshold: float | None = None,
@@ -107,6 +117,12 @@ class AsyncClient(BaseClient):
         examples: int = 0,
         strict: bool = False,
     ) -> Labeled:
+        """Returns the `top` nearest centers of images, of texts, or of embeddings [N, D].
+
+        threshold: only centers at least so similar. examples: so many of each center, where the
+        server has them. Raises RefusedNotFound where the server has no centers, and the errors of
+        `embed`.
+        """
         check_one_given(images=images, texts=texts, embeddings=embeddings)
         ask = partial(
             self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
@@ -116,7 +132,7 @@ class AsyncClient(BaseClient):
 
     def labels_each(
         self,
-        images: ImageSeries,
+        images: AsyncSeries[ImageInput],
         *,
         top: int = 8,
         threshold: float | None = None,
@@ -124,6 +140,7 @@ class AsyncClient(BaseClient):
         examples: int = 0,
         strict: bool = False,
     ) -> AsyncGenerator[list[Label] | Rejection, None]:
+        """Yields what `labels` returns, one image at a time in order, as `embed_each` does."""
         check_images(images)
         ask = partial(
             self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
@@ -133,10 +150,10 @@ class AsyncClient(BaseClient):
     async def search(
         self,
         collection: str,
-        images: ImageSeries | None = None,
+        images: AsyncSeries[ImageInput] | None = None,
         *,
         text: str | None = None,
-        texts: TextSeries | None = None,
+        texts: AsyncSeries[str] | None = None,
         embeddings: ArrayLike | None = None,
         key: str | None = None,
         top: int = 10,
@@ -148,6 +165,14 @@ class AsyncClient(BaseClient):
         without: Mapping[str, Any] | None = None,
         strict: bool = False,
     ) -> Found:
+        """Returns the items of a collection most similar to images, to one text or several, to
+        embeddings [N, D], or to the indexed item `key`.
+
+        filter: only items that fulfill it. threshold: only items at least so similar. exact:
+        compares all items, whatever the index. metadata: False leaves the matches' metadata out,
+        where the answer would be too large with them. without: items that the matches are to be
+        less like, such as {"ids": ["sea/a.jpg"], "weight": 0.5}.
+        """
         ask = partial(
             self._server.search,
             collection=collection,
@@ -163,29 +188,45 @@ class AsyncClient(BaseClient):
         return Found.of(*await self._gathered(batches, ask, strict=strict))
 
     async def collections(self) -> list[DescribedCollection]:
-        return await self._server.collections()
+        """Returns all collections of the server."""
+        return await self._wait(self._server.collections())
 
     async def collection(self, name: str) -> DescribedCollection:
-        return await self._server.collection(name)
+        """Returns one collection in its present state.
+
+        Raises RefusedNotFound; RefusedConflict where it belongs to another model.
+        """
+        return await self._wait(self._server.collection(name))
 
     async def create_collection(
         self, name: str, *, recall: float | None = None
     ) -> DescribedCollection:
-        return await self._server.create_collection(name, recall=recall)
+        """Returns the collection, which is created where it does not exist.
+
+        recall: the recall@10 that its index has to reach.
+        """
+        return await self._wait(self._server.create_collection(name, recall=recall))
 
     async def delete_collection(self, name: str) -> None:
-        await self._server.delete_collection(name)
+        """Deletes a collection with all its items. Raises RefusedNotFound."""
+        await self._wait(self._server.delete_collection(name))
 
     async def add(
         self,
         collection: str,
         ids: Sequence[str],
-        images: ImageSeries | None = None,
+        images: AsyncSeries[ImageInput] | None = None,
         *,
         embeddings: ArrayLike | None = None,
         metadata: Sequence[Mapping[str, Any]] | None = None,
         strict: bool = False,
     ) -> Added:
+        """Adds items, given as images or as embeddings [N, D]; they are on the server's disk when
+        it returns.
+
+        An existing item is replaced, metadata included. Raises InvalidInput where there are more or
+        fewer ids.
+        """
         additions = self._additions(Adder(ids, metadata), images, embeddings)
         return Added.of(
             *await self._gathered(
@@ -194,33 +235,47 @@ class AsyncClient(BaseClient):
         )
 
     async def item(self, collection: str, key: str) -> Item:
-        return await self._server.item(collection, key)
+        """Returns an item. Raises RefusedNotFound."""
+        return await self._wait(self._server.item(collection, key))
 
     async def update_item(self, collection: str, key: str, metadata: Mapping[str, Any]) -> None:
-        await self._server.update_item(collection, key, metadata)
+        """Replaces the item's metadata. Raises RefusedNotFound."""
+        await self._wait(self._server.update_item(collection, key, metadata))
 
     async def delete_item(self, collection: str, key: str) -> None:
-        await self._server.delete_item(collection, key)
+        """Deletes an item; no search that begins later finds it. Raises RefusedNotFound."""
+        await self._wait(self._server.delete_item(collection, key))
 
     async def duplicates(
         self, collection: str, *, similarity: float | None = None
     ) -> list[list[str]]:
-        return await self._server.duplicates(collection, similarity=similarity)
+        """Returns groups of ids whose pictures are copies of one, or whose embeddings are at least
+        so similar.
+        """
+        return await self._wait(self._server.duplicates(collection, similarity=similarity))
 
     async def center(self, center: int) -> Center:
-        return await self._server.center(center)
+        """Returns one center with its examples and its nearest others."""
+        return await self._wait(self._server.center(center))
 
     async def rename_center(self, center: int, name: str | None) -> RenamedCenter:
-        return await self._server.rename_center(center, name)
+        """Gives a center a name, or takes it away; the server has it on its disk when it returns.
+
+        Raises RefusedNotFound; RefusedConflict where the server can only read its centers.
+        """
+        return await self._wait(self._server.rename_center(center, name))
 
     async def delete_items(self, collection: str, keys: Sequence[str]) -> list[DeletedItem]:
-        return await self._server.delete_items(collection, keys)
+        """Deletes items; those that do not exist are `missing`."""
+        return await self._wait(self._server.delete_items(collection, keys))
 
     async def thumbnail(self, collection: str, key: str) -> bytes:
-        return await self._server.thumbnail(collection, key)
+        """Returns the thumbnail of an item as WebP. Raises RefusedNotFound."""
+        return await self._wait(self._server.thumbnail(collection, key))
 
     async def layout(self, collection: str, *, first: int | None = None) -> Layout:
-        return await self._server.layout(collection, first=first)
+        """Returns a point in the plane for each item, or for the first ones."""
+        return await self._wait(self._server.layout(collection, first=first))
 
     async def layout_items(
         self,
@@ -231,8 +286,13 @@ class AsyncClient(BaseClient):
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - as in the contract
         limit: int = 60,
     ) -> LayoutItems:
-        return await self._server.layout_items(
-            collection, positions=positions, polygon=polygon, condition=filter, limit=limit
+        """Returns the number of items, and the first `limit` of them: those in these rows of the
+        layout, inside a polygon, or all.
+        """
+        return await self._wait(
+            self._server.layout_items(
+                collection, positions=positions, polygon=polygon, condition=filter, limit=limit
+            )
         )
 
     async def centers(
@@ -245,27 +305,29 @@ class AsyncClient(BaseClient):
         query: str | None = None,
         examples: int = 4,
     ) -> list[ListedCenter]:
-        return await self._server.centers(
-            num=num,
-            collection=collection,
-            sort=sort,
-            name=name,
-            query=query,
-            examples=examples,
+        """Returns the first `num` centers, those with most members in the collection first, unless
+        `sort` names another order.
+
+        name: a part of the name. query: words, each in the name or one of its alternates.
+        """
+        return await self._wait(
+            self._server.centers(
+                num=num,
+                collection=collection,
+                sort=sort,
+                name=name,
+                query=query,
+                examples=examples,
+            )
         )
 
     async def members(self, center: int, collection: str, *, num: int = 60) -> list[Member]:
-        return await self._server.members(center, collection=collection, num=num)
+        """Returns the first `num` items whose nearest center this is, the nearest first."""
+        return await self._wait(self._server.members(center, collection=collection, num=num))
 
     async def info(self) -> Info:
-        return await self._server.info()
-
-    @property
-    def jobs(self) -> AsyncJobs:
-        return self._jobs
-
-    async def aclose(self) -> None:
-        await self._server.aclose()
+        """Returns the served model and its limits."""
+        return await self._wait(self._server.info())
 
     async def __aenter__(self) -> Self:
         return self
@@ -282,46 +344,45 @@ class AsyncClient(BaseClient):
         self, batches: AsyncIterator[_Batch], ask: Ask[_Batch, _Value], *, strict: bool
     ) -> tuple[list[_Value | Rejection], Origin]:
         call: Call[_Value] = self._call(strict=strict)
-        items = [item async for item in self._each(call, batches, ask)]
-        return items, call.origin or origin_of(await self._server.known_info())
+        each = self._each(call, batches, ask)
+        items = [item async for item in each]
+        return items, call.origin or origin_of(await self._wait(self._server.known_info()))
 
     async def _each(
         self, call: Call[_Value], batches: AsyncIterator[_Batch], ask: Ask[_Batch, _Value]
     ) -> AsyncGenerator[_Value | Rejection, None]:
-        async with aclosing(answers_async(batches, ask, in_flight=self.in_flight)) as answers:
+        async with aclosing(self._answers(batches, ask)) as answers:
             async for answer in answers:
                 for item in call.items(answer):
                     yield item
 
     async def _batches(
         self,
-        images: ImageSeries | None,
+        images: AsyncSeries[ImageInput] | None,
         embeddings: ArrayLike | None,
         key: str | None = None,
         *,
         text: str | None = None,
-        texts: TextSeries | None = None,
+        texts: AsyncSeries[str] | None = None,
     ) -> AsyncIterator[Batch]:
+        texts = texts if text is None else [text]
         if key is not None:
             yield key
-        elif text is not None:
-            async for some in self._cut_texts([text]):
-                yield some
         elif texts is not None:
             check_texts(texts)
-            async for some in self._cut_texts(texts):
-                yield some
+            async for cut in self._cut_texts(texts):
+                yield cut
         elif images is not None:
             check_images(images)
             async for batch in self._cut(images):
                 yield batch
         else:
-            bounds = await self._server.bounds()
+            bounds = await self._wait(self._server.bounds())
             for rows in rows_in_batches(checked_rows(embeddings), num=self._num_items(bounds)):
                 yield rows
 
     async def _additions(
-        self, adder: Adder, images: ImageSeries | None, embeddings: ArrayLike | None
+        self, adder: Adder, images: AsyncSeries[ImageInput] | None, embeddings: ArrayLike | None
     ) -> AsyncIterator[Additions]:
         check_one_given(images=images, embeddings=embeddings)
         async for batch in self._batches(images, embeddings):
@@ -329,31 +390,22 @@ class AsyncClient(BaseClient):
             yield adder.push(batch)
         adder.end()
 
-    async def _cut_texts(self, texts: TextSeries) -> AsyncIterator[Texts]:
-        cutter = self._text_cutter(await self._server.bounds())
-        async for text in _series(texts):
+    async def _cut_texts(self, texts: AsyncSeries[str]) -> AsyncIterator[Texts]:
+        cutter = self._text_cutter(await self._wait(self._server.bounds()))
+        async for text in self._series(texts):
             if batch := cutter.push(text):
                 yield batch
         if batch := cutter.rest():
             yield batch
 
-    async def _cut(self, images: ImageSeries) -> AsyncIterator[Images]:
-        bounds = await self._server.bounds()
+    async def _cut(self, images: AsyncSeries[ImageInput]) -> AsyncIterator[Images]:
+        bounds = await self._wait(self._server.bounds())
         cutter = self._cutter(bounds)
-        async for image in _series(images):
+        async for image in self._series(images):
             # Encoded before the next image is requested: a caller that yields arrays may reuse one
             # buffer for all.
-            data = await asyncio.to_thread(image_bytes, image, max_bytes=bounds.max_image_bytes)
+            data = await self._encode(image, max_bytes=bounds.max_image_bytes)
             if batch := cutter.push(data):
                 yield batch
         if batch := cutter.rest():
             yield batch
-
-
-async def _series(items: Iterable[_Item] | AsyncIterable[_Item]) -> AsyncIterator[_Item]:
-    if isinstance(items, AsyncIterable):
-        async for item in items:
-            yield item
-    else:
-        for item in items:
-            yield item

@@ -16,11 +16,12 @@ A server that cannot be reached is `Unavailable`, a missed deadline of the clien
 """
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 import httpx
 
-from mlcd.client.retry_after import retry_after_s
 from mlcd.errors import (
     Conflict,
     DeadlineExceeded,
@@ -144,3 +145,18 @@ def _content(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def retry_after_s(header: str | None) -> float | None:
+    """Returns the seconds that a Retry-After header states, by number or date; None where it states
+    none.
+    """
+    if header is None:
+        return None
+    if header.strip().isdecimal():
+        return float(header)
+    try:
+        moment = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    return max(0.0, (moment.astimezone(UTC) - datetime.now(UTC)).total_seconds())

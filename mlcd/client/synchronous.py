@@ -1,24 +1,22 @@
-"""The client for programs without an event loop."""
+"""The client for programs without an event loop.
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+`make client` writes this file from `asynchronous.py`: change that one.
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from mlcd.client.base import Ask, BaseClient, check_one_given, checked_rows
-from mlcd.client.batch_jobs import Jobs
-from mlcd.client.batches import Adder, Additions, Batch, Images, answers_sync, rows_in_batches
+from mlcd.client.base import Ask, check_one_given, checked_rows
+from mlcd.client.batches import Adder, Additions, Batch, Images, rows_in_batches
 from mlcd.client.call import Call
-from mlcd.client.loop_thread import LoopThread
 from mlcd.client.reading import origin_of
 from mlcd.client.results import (
     Added,
-    Answer,
     Center,
     Classified,
     Embedded,
@@ -30,8 +28,9 @@ from mlcd.client.results import (
     Row,
 )
 from mlcd.client.text_batches import Texts, check_texts
+from mlcd.client.waiting import SyncBase, SyncSeries
 from mlcd.errors import Rejection
-from mlcd.image_bytes import ImageInput, check_images, image_bytes
+from mlcd.image_bytes import ImageInput, check_images
 from mlcd.wire.found_items import LayoutItems
 from mlcd.wire.nearest_centers import Label, LabelMode, ListedCenter, Member, RenamedCenter
 from mlcd.wire.served_model import Info
@@ -41,21 +40,8 @@ _Batch = TypeVar("_Batch")
 _Value = TypeVar("_Value")
 
 
-@dataclass(eq=False, repr=False)
-class Client(BaseClient):
-    """A client whose requests run in a thread of its own; it reads the series of images in the
-    caller's thread.
-
-    Threads may share a client. Close it, or use it in a `with`.
-    """
-
-    _loop: LoopThread = field(init=False)
-
-    def __post_init__(self, *given: Any) -> None:
-        super().__post_init__(*given)
-        self._loop = LoopThread(self._server.aclose)
-
-    def embed(self, images: Iterable[ImageInput], *, strict: bool = False) -> Embedded:
+class Client(SyncBase):
+    def embed(self, images: SyncSeries[ImageInput], *, strict: bool = False) -> Embedded:
         """Returns unit rows for a series of images, of any length; images that fail are listed in
         `errors`.
 
@@ -64,13 +50,12 @@ class Client(BaseClient):
         """
         check_images(images)
         items, origin = self._gathered(self._cut(images), self._server.embed, strict=strict)
-        return Embedded.of(
-            items, origin, dimension=self._loop.run(self._server.known_info()).dimension
-        )
+        info = self._wait(self._server.known_info())
+        return Embedded.of(items, origin, dimension=info.dimension)
 
     def embed_each(
-        self, images: Iterable[ImageInput], *, strict: bool = False
-    ) -> Generator[Row | Rejection, None, None]:
+        self, images: SyncSeries[ImageInput], *, strict: bool = False
+    ) -> Generator[Row | Rejection, None]:
         """Yields what `embed` returns, one row at a time in order.
 
         It takes images only as far ahead as it has requests in flight.
@@ -78,7 +63,7 @@ class Client(BaseClient):
         check_images(images)
         return self._each(self._call(strict=strict), self._cut(images), self._server.embed)
 
-    def embed_texts(self, texts: Iterable[str], *, strict: bool = False) -> Embedded:
+    def embed_texts(self, texts: SyncSeries[str], *, strict: bool = False) -> Embedded:
         """Returns unit rows for a series of texts, in the space of the images; texts that fail are
         listed in `errors`.
 
@@ -89,13 +74,12 @@ class Client(BaseClient):
         items, origin = self._gathered(
             self._cut_texts(texts), self._server.embed_texts, strict=strict
         )
-        return Embedded.of(
-            items, origin, dimension=self._loop.run(self._server.known_info()).dimension
-        )
+        info = self._wait(self._server.known_info())
+        return Embedded.of(items, origin, dimension=info.dimension)
 
     def embed_texts_each(
-        self, texts: Iterable[str], *, strict: bool = False
-    ) -> Generator[Row | Rejection, None, None]:
+        self, texts: SyncSeries[str], *, strict: bool = False
+    ) -> Generator[Row | Rejection, None]:
         """Yields what `embed_texts` returns, one row at a time in order, as `embed_each` does."""
         check_texts(texts)
         return self._each(
@@ -104,7 +88,7 @@ class Client(BaseClient):
 
     def classify(
         self,
-        images: Iterable[ImageInput] | None = None,
+        images: SyncSeries[ImageInput] | None = None,
         *,
         names: Sequence[str],
         embeddings: ArrayLike | None = None,
@@ -121,13 +105,14 @@ class Client(BaseClient):
         check_one_given(images=images, embeddings=embeddings)
         check_texts(names)
         ask = partial(self._server.classify, names=names, templates=templates, top=top)
-        return Classified.of(*self._gathered(self._batches(images, embeddings), ask, strict=strict))
+        batches = self._batches(images, embeddings)
+        return Classified.of(*self._gathered(batches, ask, strict=strict))
 
     def labels(
         self,
-        images: Iterable[ImageInput] | None = None,
+        images: SyncSeries[ImageInput] | None = None,
         *,
-        texts: Iterable[str] | None = None,
+        texts: SyncSeries[str] | None = None,
         embeddings: ArrayLike | None = None,
         top: int = 8,
         threshold: float | None = None,
@@ -150,14 +135,14 @@ class Client(BaseClient):
 
     def labels_each(
         self,
-        images: Iterable[ImageInput],
+        images: SyncSeries[ImageInput],
         *,
         top: int = 8,
         threshold: float | None = None,
         mode: LabelMode = "exact",
         examples: int = 0,
         strict: bool = False,
-    ) -> Generator[list[Label] | Rejection, None, None]:
+    ) -> Generator[list[Label] | Rejection, None]:
         """Yields what `labels` returns, one image at a time in order, as `embed_each` does."""
         check_images(images)
         ask = partial(
@@ -168,10 +153,10 @@ class Client(BaseClient):
     def search(
         self,
         collection: str,
-        images: Iterable[ImageInput] | None = None,
+        images: SyncSeries[ImageInput] | None = None,
         *,
         text: str | None = None,
-        texts: Iterable[str] | None = None,
+        texts: SyncSeries[str] | None = None,
         embeddings: ArrayLike | None = None,
         key: str | None = None,
         top: int = 10,
@@ -207,31 +192,31 @@ class Client(BaseClient):
 
     def collections(self) -> list[DescribedCollection]:
         """Returns all collections of the server."""
-        return self._loop.run(self._server.collections())
+        return self._wait(self._server.collections())
 
     def collection(self, name: str) -> DescribedCollection:
         """Returns one collection in its present state.
 
         Raises RefusedNotFound; RefusedConflict where it belongs to another model.
         """
-        return self._loop.run(self._server.collection(name))
+        return self._wait(self._server.collection(name))
 
     def create_collection(self, name: str, *, recall: float | None = None) -> DescribedCollection:
         """Returns the collection, which is created where it does not exist.
 
         recall: the recall@10 that its index has to reach.
         """
-        return self._loop.run(self._server.create_collection(name, recall=recall))
+        return self._wait(self._server.create_collection(name, recall=recall))
 
     def delete_collection(self, name: str) -> None:
         """Deletes a collection with all its items. Raises RefusedNotFound."""
-        self._loop.run(self._server.delete_collection(name))
+        self._wait(self._server.delete_collection(name))
 
     def add(
         self,
         collection: str,
         ids: Sequence[str],
-        images: Iterable[ImageInput] | None = None,
+        images: SyncSeries[ImageInput] | None = None,
         *,
         embeddings: ArrayLike | None = None,
         metadata: Sequence[Mapping[str, Any]] | None = None,
@@ -252,44 +237,44 @@ class Client(BaseClient):
 
     def item(self, collection: str, key: str) -> Item:
         """Returns an item. Raises RefusedNotFound."""
-        return self._loop.run(self._server.item(collection, key))
+        return self._wait(self._server.item(collection, key))
 
     def update_item(self, collection: str, key: str, metadata: Mapping[str, Any]) -> None:
         """Replaces the item's metadata. Raises RefusedNotFound."""
-        self._loop.run(self._server.update_item(collection, key, metadata))
+        self._wait(self._server.update_item(collection, key, metadata))
 
     def delete_item(self, collection: str, key: str) -> None:
         """Deletes an item; no search that begins later finds it. Raises RefusedNotFound."""
-        self._loop.run(self._server.delete_item(collection, key))
+        self._wait(self._server.delete_item(collection, key))
 
     def duplicates(self, collection: str, *, similarity: float | None = None) -> list[list[str]]:
         """Returns groups of ids whose pictures are copies of one, or whose embeddings are at least
         so similar.
         """
-        return self._loop.run(self._server.duplicates(collection, similarity=similarity))
+        return self._wait(self._server.duplicates(collection, similarity=similarity))
 
     def center(self, center: int) -> Center:
         """Returns one center with its examples and its nearest others."""
-        return self._loop.run(self._server.center(center))
+        return self._wait(self._server.center(center))
 
     def rename_center(self, center: int, name: str | None) -> RenamedCenter:
         """Gives a center a name, or takes it away; the server has it on its disk when it returns.
 
         Raises RefusedNotFound; RefusedConflict where the server can only read its centers.
         """
-        return self._loop.run(self._server.rename_center(center, name))
+        return self._wait(self._server.rename_center(center, name))
 
     def delete_items(self, collection: str, keys: Sequence[str]) -> list[DeletedItem]:
         """Deletes items; those that do not exist are `missing`."""
-        return self._loop.run(self._server.delete_items(collection, keys))
+        return self._wait(self._server.delete_items(collection, keys))
 
     def thumbnail(self, collection: str, key: str) -> bytes:
         """Returns the thumbnail of an item as WebP. Raises RefusedNotFound."""
-        return self._loop.run(self._server.thumbnail(collection, key))
+        return self._wait(self._server.thumbnail(collection, key))
 
     def layout(self, collection: str, *, first: int | None = None) -> Layout:
         """Returns a point in the plane for each item, or for the first ones."""
-        return self._loop.run(self._server.layout(collection, first=first))
+        return self._wait(self._server.layout(collection, first=first))
 
     def layout_items(
         self,
@@ -303,7 +288,7 @@ class Client(BaseClient):
         """Returns the number of items, and the first `limit` of them: those in these rows of the
         layout, inside a polygon, or all.
         """
-        return self._loop.run(
+        return self._wait(
             self._server.layout_items(
                 collection, positions=positions, polygon=polygon, condition=filter, limit=limit
             )
@@ -324,7 +309,7 @@ class Client(BaseClient):
 
         name: a part of the name. query: words, each in the name or one of its alternates.
         """
-        return self._loop.run(
+        return self._wait(
             self._server.centers(
                 num=num,
                 collection=collection,
@@ -337,22 +322,11 @@ class Client(BaseClient):
 
     def members(self, center: int, collection: str, *, num: int = 60) -> list[Member]:
         """Returns the first `num` items whose nearest center this is, the nearest first."""
-        return self._loop.run(self._server.members(center, collection=collection, num=num))
+        return self._wait(self._server.members(center, collection=collection, num=num))
 
     def info(self) -> Info:
         """Returns the served model and its limits."""
-        return self._loop.run(self._server.info())
-
-    @property
-    def jobs(self) -> Jobs:
-        """The batch jobs of the server. Its methods raise RefusedConflict where the server takes no
-        jobs.
-        """
-        return Jobs(self._jobs, self._loop)
-
-    def close(self) -> None:
-        """Ends all requests in flight."""
-        self._loop.close()
+        return self._wait(self._server.info())
 
     def __enter__(self) -> Self:
         return self
@@ -370,31 +344,28 @@ class Client(BaseClient):
     ) -> tuple[list[_Value | Rejection], Origin]:
         call: Call[_Value] = self._call(strict=strict)
         each = self._each(call, batches, ask)
-        return list(each), call.origin or origin_of(self._loop.run(self._server.known_info()))
+        items = list(each)
+        return items, call.origin or origin_of(self._wait(self._server.known_info()))
 
     def _each(
         self, call: Call[_Value], batches: Iterator[_Batch], ask: Ask[_Batch, _Value]
-    ) -> Generator[_Value | Rejection, None, None]:
-        def start(batch: _Batch) -> Future[Answer[_Value]]:
-            return self._loop.start(ask(batch))
-
-        with closing(answers_sync(batches, start, in_flight=self.in_flight)) as answers:
+    ) -> Generator[_Value | Rejection, None]:
+        with closing(self._answers(batches, ask)) as answers:
             for answer in answers:
                 yield from call.items(answer)
 
     def _batches(
         self,
-        images: Iterable[ImageInput] | None,
+        images: SyncSeries[ImageInput] | None,
         embeddings: ArrayLike | None,
         key: str | None = None,
         *,
         text: str | None = None,
-        texts: Iterable[str] | None = None,
+        texts: SyncSeries[str] | None = None,
     ) -> Iterator[Batch]:
+        texts = texts if text is None else [text]
         if key is not None:
             yield key
-        elif text is not None:
-            yield from self._cut_texts([text])
         elif texts is not None:
             check_texts(texts)
             yield from self._cut_texts(texts)
@@ -402,11 +373,11 @@ class Client(BaseClient):
             check_images(images)
             yield from self._cut(images)
         else:
-            bounds = self._loop.run(self._server.bounds())
+            bounds = self._wait(self._server.bounds())
             yield from rows_in_batches(checked_rows(embeddings), num=self._num_items(bounds))
 
     def _additions(
-        self, adder: Adder, images: Iterable[ImageInput] | None, embeddings: ArrayLike | None
+        self, adder: Adder, images: SyncSeries[ImageInput] | None, embeddings: ArrayLike | None
     ) -> Iterator[Additions]:
         check_one_given(images=images, embeddings=embeddings)
         for batch in self._batches(images, embeddings):
@@ -414,14 +385,22 @@ class Client(BaseClient):
             yield adder.push(batch)
         adder.end()
 
-    def _cut_texts(self, texts: Iterable[str]) -> Iterator[Texts]:
-        yield from self._text_cutter(self._loop.run(self._server.bounds())).cut(texts)
+    def _cut_texts(self, texts: SyncSeries[str]) -> Iterator[Texts]:
+        cutter = self._text_cutter(self._wait(self._server.bounds()))
+        for text in self._series(texts):
+            if batch := cutter.push(text):
+                yield batch
+        if batch := cutter.rest():
+            yield batch
 
-    def _cut(self, images: Iterable[ImageInput]) -> Iterator[Images]:
-        bounds = self._loop.run(self._server.bounds())
+    def _cut(self, images: SyncSeries[ImageInput]) -> Iterator[Images]:
+        bounds = self._wait(self._server.bounds())
         cutter = self._cutter(bounds)
-        for image in images:
-            if batch := cutter.push(image_bytes(image, max_bytes=bounds.max_image_bytes)):
+        for image in self._series(images):
+            # Encoded before the next image is requested: a caller that yields arrays may reuse one
+            # buffer for all.
+            data = self._encode(image, max_bytes=bounds.max_image_bytes)
+            if batch := cutter.push(data):
                 yield batch
         if batch := cutter.rest():
             yield batch

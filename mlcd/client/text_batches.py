@@ -1,7 +1,6 @@
 """The checks of texts before they are sent, and their batches."""
 
 import os
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,13 +42,6 @@ class TextCutter:
         """Returns the texts that are not yet in a batch, None where there are none."""
         rest, self._texts = self._texts, []
         return Texts(rest) if rest else None
-
-    def cut(self, texts: Iterable[object]) -> Iterator[Texts]:
-        for text in texts:
-            if batch := self.push(text):
-                yield batch
-        if batch := self.rest():
-            yield batch
 
 
 def check_texts(texts: object) -> None:

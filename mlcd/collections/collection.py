@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from mlcd.artifacts.manifest import Parent
 from mlcd.collections.changes import Delete, Describe, Outcome, WriteRequest, missing, put
 from mlcd.collections.clusters import Clusters, Nearest
-from mlcd.collections.collection_folder import (
+from mlcd.collections.filters import parse_filter
+from mlcd.collections.folder import (
     GENERATIONS,
     LEDGER,
     OpenedFolder,
     make_folder,
     open_folder,
 )
-from mlcd.collections.filters import parse_filter
 from mlcd.collections.generation import remove_before
 from mlcd.collections.growth import regrown
 from mlcd.collections.item import Item, check_id, encode_metadata

@@ -50,13 +50,13 @@ def open_store(
 
 
 def _in_postgres(url: str, background: bool, most: int | None) -> CollectionsPort:  # noqa: FBT001
-    from mlcd.collections.postgres.postgres_store import PostgresCollections
+    from mlcd.collections.postgres.store import PostgresCollections
 
     return PostgresCollections.open(url, background=background, max_collections=most)
 
 
 def _in_milvus(url: str, background: bool, most: int | None) -> CollectionsPort:  # noqa: FBT001
-    from mlcd.collections.milvus.milvus_store import MilvusCollections
+    from mlcd.collections.milvus.store import MilvusCollections
 
     return MilvusCollections.open(url, background=background, max_collections=most)
 

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
-from mlcd.collections.collection_folder import GENERATIONS, LEDGER
+from mlcd.collections.folder import GENERATIONS, LEDGER
 from mlcd.collections.item import check_name, is_name
 from mlcd.collections.locks import LOCK
 from mlcd.collections.open_ledgers import OpenLedgers

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from mlcd.collections.changes import Change, Outcome, WriteRequest, commit
-from mlcd.collections.collection_folder import OpenedFolder
+from mlcd.collections.folder import OpenedFolder
 from mlcd.collections.growth import Growth
 from mlcd.collections.searcher import Searcher
 from mlcd.collections.waiting_changes import WaitingChanges

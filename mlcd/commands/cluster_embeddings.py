@@ -13,7 +13,7 @@ from mlcd.commands.common_options import (
     reporter_option,
 )
 from mlcd.keys import HELD_OUT_FRACTION
-from mlcd.parts.ray_session import RayOptions
+from mlcd.pipelines.ray.session import RayOptions
 from mlcd.progress import Reporter
 
 _FAILED = 1  # exit status of a process whose error another one reports
@@ -162,7 +162,7 @@ def cluster(
                 reporter.result(estimate.facts(), str(estimate))
                 return
             if on is not None:
-                from mlcd.pipelines.cluster_on_ray import cluster_on_ray
+                from mlcd.pipelines.ray.clusters import cluster_on_ray
 
                 artifact = cluster_on_ray(opened, out, options, on, reporter, announce=announce)
             else:

@@ -12,7 +12,7 @@ from mlcd.collections.store_urls import is_store, split_collection
 from mlcd.encoders.options import EncoderOptions
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.locations import artifact_path, is_url, local_path, shown
-from mlcd.parts.ray_session import RayOptions, check_address, require_ray
+from mlcd.pipelines.ray.session import RayOptions, check_address, require_ray
 from mlcd.progress import Reporter
 
 FINISHED = "finished"

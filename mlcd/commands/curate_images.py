@@ -15,7 +15,7 @@ from mlcd.progress import Reporter, count_of
 from mlcd.types import ISSUES, Issue
 
 if TYPE_CHECKING:
-    from mlcd.parts.decisions import Keep
+    from mlcd.pipelines.curation.decisions import Keep
 
 
 def read_issues(_: click.Context, option: click.Parameter, given: str | None) -> tuple[Issue, ...]:
@@ -106,9 +106,9 @@ def curate(
     duplicates, then outliers; of what is left a sample is drawn. OUT/decisions.parquet holds key,
     keep, reason and group of every image. No file is removed.
     """
-    from mlcd.parts.decisions import CurateOptions
     from mlcd.pipelines.curate import CurateInputs, decide
     from mlcd.pipelines.curate import curate as run
+    from mlcd.pipelines.curation.decisions import CurateOptions
 
     options = CurateOptions(
         issues=issues,

@@ -17,7 +17,7 @@ from mlcd.commands.common_options import (
 )
 from mlcd.encoders.options import EncoderOptions
 from mlcd.fetching.url_options import UrlOptions
-from mlcd.parts.ray_session import RayOptions
+from mlcd.pipelines.ray.session import RayOptions
 from mlcd.progress import Reporter, count_of
 
 
@@ -93,7 +93,7 @@ def embed(
     silence_decoders()
     resolved = resolve_model(model, announce)
     if on is not None:
-        from mlcd.pipelines.on_ray import embed_on_ray
+        from mlcd.pipelines.ray.shards import embed_on_ray
 
         artifact = embed_on_ray(
             images[0],
@@ -127,9 +127,9 @@ def _embed_texts(
     texts: str, out: Path, model: str, options: EncoderOptions, reporter: Reporter
 ) -> None:
     from mlcd.encoders import open_text_encoder
-    from mlcd.parts.text_files import read_texts
     from mlcd.pipelines.embed_texts import embed_texts
     from mlcd.pipelines.resolve import resolve_model
+    from mlcd.pipelines.text_files import read_texts
 
     file = read_texts(texts)
     with closing(open_text_encoder(resolve_model(model, announce), options)) as encoder:

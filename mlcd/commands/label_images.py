@@ -17,7 +17,7 @@ from mlcd.commands.common_options import (
 )
 from mlcd.encoders.options import EncoderOptions
 from mlcd.fetching.url_options import UrlOptions
-from mlcd.parts.ray_session import RayOptions
+from mlcd.pipelines.ray.session import RayOptions
 from mlcd.progress import Reporter
 
 
@@ -140,7 +140,7 @@ def label(
         urls=urls,
     )
     if on is not None:
-        from mlcd.pipelines.on_ray import label_on_ray
+        from mlcd.pipelines.ray.shards import label_on_ray
 
         artifact = label_on_ray(options, out, on, reporter, announce=announce)
     elif append and is_finished(out):

@@ -22,8 +22,8 @@ from mlcd.progress import Reporter
 
 if TYPE_CHECKING:
     from mlcd.models.prompts import TemplateSet
-    from mlcd.parts.text_files import TextFile
     from mlcd.pipelines.name import Naming
+    from mlcd.pipelines.text_files import TextFile
 
 _IMAGENET: Final = "imagenet"  # the words that come with the package
 
@@ -120,8 +120,8 @@ def name(
             reporter=reporter,
         )
     elif captions is not None and labels is not None:
-        from mlcd.parts.text_files import read_texts
         from mlcd.pipelines.name_by_terms import name_by_captions
+        from mlcd.pipelines.text_files import read_texts
 
         naming = name_by_captions(
             centers,
@@ -184,7 +184,7 @@ def _by_words(
 
 def read_words(words: Path) -> "TextFile":
     """Reads a file of words, or those of ImageNet where no file has that name."""
-    from mlcd.parts.text_files import TextFile, read_texts
+    from mlcd.pipelines.text_files import TextFile, read_texts
 
     if words.name != _IMAGENET or words.exists():
         return read_texts(words)

@@ -32,7 +32,7 @@ from mlcd.artifacts.disk import (
 )
 from mlcd.artifacts.manifest import draft_path
 from mlcd.artifacts.sealed_json import read_sealed, write_sealed
-from mlcd.collections.collection_folder import GENERATIONS, LEDGER
+from mlcd.collections.folder import GENERATIONS, LEDGER
 from mlcd.collections.generation import newest_number
 from mlcd.collections.ledger import Ledger
 from mlcd.collections.locks import LOCK

@@ -41,7 +41,7 @@ from mlcd.models.text_part import (
     digest_of_both,
     text_digest,
 )
-from mlcd.parts.encoded import EncodedPart, check_source, encode_entries, images_parent
+from mlcd.pipelines.encoded import EncodedPart, check_source, encode_entries, images_parent
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
 from mlcd.types import Embeddings, Fingerprint, model_name

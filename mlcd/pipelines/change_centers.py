@@ -17,9 +17,8 @@ from mlcd.artifacts.given_names import GIVEN_NAMES, current_names, write_given_n
 from mlcd.artifacts.living_centers import LivingCenters
 from mlcd.artifacts.manifest import Artifact, Request, open_artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound
-from mlcd.parts.carried_levels import carry_levels
-from mlcd.parts.center_changes import Given, changed
-from mlcd.parts.used_embeddings import open_used_embeddings
+from mlcd.pipelines.center_changes import Given, carry_levels, changed
+from mlcd.pipelines.used_embeddings import open_used_embeddings
 
 
 def update(

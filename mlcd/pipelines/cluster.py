@@ -38,8 +38,8 @@ from mlcd.clustering.seeding import distinct_rows, sampled
 from mlcd.clustering.sums import mean_of
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.keys import HELD_OUT_FRACTION
-from mlcd.parts.cluster_report import PICTURE, REPORT, summarized, write_coarser, write_report
-from mlcd.parts.seen_members import SeenMembers
+from mlcd.pipelines.cluster_report import PICTURE, REPORT, summarized, write_coarser, write_report
+from mlcd.pipelines.seen_members import SeenMembers
 from mlcd.progress import Meter, Reporter
 from mlcd.world import World
 

@@ -9,16 +9,16 @@ from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Artifact, Parent, Request, open_artifact
 from mlcd.artifacts.selection import DECISIONS
-from mlcd.parts.decisions import CurateOptions, Decisions
-from mlcd.parts.embedded_images import open_embedded_images
-from mlcd.parts.leaving_out import (
+from mlcd.pipelines.curation.decisions import CurateOptions, Decisions
+from mlcd.pipelines.curation.leaving_out import (
     leave_out_duplicates,
     leave_out_issues,
     leave_out_leaks,
     sample_clusters,
 )
-from mlcd.parts.ownership import take_over
-from mlcd.parts.selection_page import PAGE, selection_page
+from mlcd.pipelines.curation.selection_page import PAGE, selection_page
+from mlcd.pipelines.embedded_images import open_embedded_images
+from mlcd.pipelines.ownership import take_over
 from mlcd.progress import Stages
 
 

@@ -19,7 +19,7 @@ from mlcd.images.entries import Entries
 from mlcd.images.prefetch import thumbnails_all
 from mlcd.images.source import Source
 from mlcd.keys import split_positions
-from mlcd.parts.encoded import (
+from mlcd.pipelines.encoded import (
     EncodedPart,
     OnDone,
     check_source,
@@ -33,8 +33,8 @@ from mlcd.parts.encoded import (
     part_slice,
     write_errors,
 )
-from mlcd.parts.ownership import take_over
-from mlcd.parts.thumbnail_parts import write_thumbnails
+from mlcd.pipelines.ownership import take_over
+from mlcd.pipelines.thumbnail_parts import write_thumbnails
 from mlcd.progress import Stages
 from mlcd.types import SampleKey
 

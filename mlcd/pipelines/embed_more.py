@@ -16,7 +16,8 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source
 from mlcd.keys import split_positions
-from mlcd.parts.encoded import (
+from mlcd.pipelines.embed import write_encoded
+from mlcd.pipelines.encoded import (
     check_source,
     encode_entries,
     errors_name,
@@ -25,7 +26,6 @@ from mlcd.parts.encoded import (
     part_sizes,
     part_slice,
 )
-from mlcd.pipelines.embed import write_encoded
 from mlcd.progress import Reporter
 
 

@@ -14,7 +14,8 @@ from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.errors import InvalidInput, TextRejected
 from mlcd.images.entries import Entry
 from mlcd.keys import split_positions
-from mlcd.parts.encoded import (
+from mlcd.pipelines.embed import write_encoded
+from mlcd.pipelines.encoded import (
     PART_ENTRIES,
     EncodedPart,
     errors_name,
@@ -22,9 +23,8 @@ from mlcd.parts.encoded import (
     part_sizes,
     part_slice,
 )
-from mlcd.parts.ownership import take_over
-from mlcd.parts.text_files import MAX_CHARS, TextFile
-from mlcd.pipelines.embed import write_encoded
+from mlcd.pipelines.ownership import take_over
+from mlcd.pipelines.text_files import MAX_CHARS, TextFile
 from mlcd.progress import Meter, Reporter
 from mlcd.text_checks import checked_text
 from mlcd.types import SampleKey

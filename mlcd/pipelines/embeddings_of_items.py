@@ -17,7 +17,7 @@ from mlcd.encoders.encoder import Encoder
 from mlcd.errors import InvalidInput
 from mlcd.images.source import Source
 from mlcd.keys import split_positions
-from mlcd.parts.encoded import PART_ENTRIES, images_parent, part_sizes, part_slice
+from mlcd.pipelines.encoded import PART_ENTRIES, images_parent, part_sizes, part_slice
 from mlcd.types import SampleKey
 
 _BLOCK: Final = 8192

@@ -24,9 +24,9 @@ from mlcd.images.folder import FolderSource
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.locations import is_url
-from mlcd.parts.embedded_images import recorded_images
-from mlcd.parts.encoded import check_outside, images_parent
-from mlcd.parts.used_embeddings import open_used_embeddings
+from mlcd.pipelines.embedded_images import recorded_images
+from mlcd.pipelines.encoded import check_outside, images_parent
+from mlcd.pipelines.used_embeddings import open_used_embeddings
 from mlcd.progress import Meter, Stages
 from mlcd.types import SampleKey
 

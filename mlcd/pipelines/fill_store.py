@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.collections.collection import Collection
-from mlcd.collections.collection_folder import LEDGER
+from mlcd.collections.folder import LEDGER
 from mlcd.collections.item import Item
 from mlcd.collections.parquet_items import ParquetItems
 from mlcd.collections.places import open_store

@@ -11,8 +11,8 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Parent
 from mlcd.clustering.cells import Take
 from mlcd.collections.collection import Collection
-from mlcd.collections.collection_folder import GENERATIONS, LEDGER
 from mlcd.collections.duplicates import Group, duplicate_groups
+from mlcd.collections.folder import GENERATIONS, LEDGER
 from mlcd.collections.item import Item, check_new_id
 from mlcd.collections.parquet_items import ParquetItems, write_parquet
 from mlcd.collections.picture_copies import copy_groups, thumbnails_of

@@ -24,18 +24,18 @@ from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.errors import ConfigInvalid
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.sources import open_source
-from mlcd.parts.claims import Claims
-from mlcd.parts.encoded import (
+from mlcd.pipelines.claims import Claims
+from mlcd.pipelines.encoded import (
     OnDone,
     check_source,
     merge_errors,
     no_usable_image,
     write_errors,
 )
-from mlcd.parts.label_inputs import EmbeddingsInput, ImagesInput, LabelInput
-from mlcd.parts.label_search import ApproximateSearch, ExactSearch, LabelSearch
-from mlcd.parts.ownership import take_over
-from mlcd.parts.workers import run_workers
+from mlcd.pipelines.label_inputs import EmbeddingsInput, ImagesInput, LabelInput
+from mlcd.pipelines.label_search import ApproximateSearch, ExactSearch, LabelSearch
+from mlcd.pipelines.ownership import take_over
+from mlcd.pipelines.workers import run_workers
 from mlcd.progress import Meter, Reporter
 
 PART_ROWS: Final = 65536

@@ -18,7 +18,7 @@ from mlcd.images.dataset_parts import parts_of_classes, propose_parts
 from mlcd.images.entries import Entry
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
-from mlcd.parts.encoded import (
+from mlcd.pipelines.encoded import (
     check_source,
     images_parent,
     merge_errors,

@@ -17,9 +17,9 @@ from mlcd.artifacts.labels import LabelTable, part_name
 from mlcd.artifacts.manifest import GROWN, Artifact, Parent, open_artifact
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, Conflict
-from mlcd.parts.encoded import OnDone, merge_errors
-from mlcd.parts.label_inputs import EmbeddingsInput, ImagesInput, LabelRows
+from mlcd.pipelines.encoded import OnDone, merge_errors
 from mlcd.pipelines.label import Labeling, LabelOptions, open_labeling
+from mlcd.pipelines.label_inputs import EmbeddingsInput, ImagesInput, LabelRows
 from mlcd.progress import Reporter
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from mlcd.artifacts.draft import Draft
 from mlcd.errors import Conflict
 from mlcd.images.quiet import silence_decoders
-from mlcd.parts.workers import serve_as_worker
 from mlcd.pipelines.label import LabelOptions, make_parts, open_labeling
+from mlcd.pipelines.workers import serve_as_worker
 
 
 def work(task: dict[str, Any], on_progress: Callable[[int, int], None]) -> None:

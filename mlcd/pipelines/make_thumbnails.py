@@ -8,7 +8,7 @@ from typing import Final
 
 from mlcd.artifacts.manifest import Parent, open_artifact
 from mlcd.collections.collection import Collection
-from mlcd.collections.collection_folder import LEDGER
+from mlcd.collections.folder import LEDGER
 from mlcd.collections.places import open_store
 from mlcd.collections.port import CollectionPort
 from mlcd.collections.store_urls import is_store, split_collection

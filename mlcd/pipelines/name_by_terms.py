@@ -17,8 +17,8 @@ from mlcd.images.matched_keys import match_keys
 from mlcd.naming.chosen_names import LEAST_SHARE
 from mlcd.naming.term_scores import class_tf_idf, contrast
 from mlcd.naming.terms import MemberTerms, tokens
-from mlcd.parts.text_files import TextFile
 from mlcd.pipelines.name import Members, Naming, name_members, open_centers
+from mlcd.pipelines.text_files import TextFile
 from mlcd.types import Embeddings, Neighbors
 
 _log = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from mlcd.naming.chosen_names import LEAST_SHARE
 from mlcd.naming.speaking_members import drawn_members, nearest_words
 from mlcd.naming.term_scores import contrast
 from mlcd.naming.terms import MemberTerms
-from mlcd.parts.text_files import TextFile
-from mlcd.parts.used_embeddings import open_used_embeddings
 from mlcd.pipelines.name import Members, Naming, name_members, open_centers
+from mlcd.pipelines.text_files import TextFile
+from mlcd.pipelines.used_embeddings import open_used_embeddings
 from mlcd.progress import Stages
 from mlcd.text_checks import checked_text
 from mlcd.types import Embeddings

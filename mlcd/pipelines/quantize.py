@@ -35,7 +35,7 @@ from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import HELD_OUT_FRACTION, split_positions
-from mlcd.parts.encoded import check_source, images_parent
+from mlcd.pipelines.encoded import check_source, images_parent
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Meter, Reporter
 from mlcd.types import Embeddings, ImageBatch

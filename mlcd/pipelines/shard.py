@@ -21,17 +21,17 @@ from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.sources import open_source
 from mlcd.label_job import LabelJob
 from mlcd.locations import artifact_path
-from mlcd.parts import ownership
-from mlcd.parts.encoded import OnDone, check_source
-from mlcd.parts.label_inputs import ImagesInput
-from mlcd.parts.ownership import NotRemoved
-from mlcd.parts.thumbnail_parts import ThumbnailChoice
+from mlcd.pipelines import ownership
 from mlcd.pipelines.curate import CurateInputs
 from mlcd.pipelines.embed import Embedder
+from mlcd.pipelines.encoded import OnDone, check_source
 from mlcd.pipelines.label import LabelOptions, labeling_of
+from mlcd.pipelines.label_inputs import ImagesInput
+from mlcd.pipelines.ownership import NotRemoved
 from mlcd.pipelines.shard_collection import EMBEDDINGS, CollectionShards
 from mlcd.pipelines.shard_parts import InputChanged, Making, OtherSettings, OutputGone, PartShards
 from mlcd.pipelines.shard_selection import SelectionShards
+from mlcd.pipelines.thumbnail_parts import ThumbnailChoice
 
 __all__ = [
     "Equipment",

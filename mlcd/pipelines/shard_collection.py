@@ -19,16 +19,16 @@ from mlcd.artifacts.disk import refuse_full_disk, sync_path, translated_os_error
 from mlcd.artifacts.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
-from mlcd.collections.collection_folder import GENERATIONS, LEDGER
+from mlcd.collections.folder import GENERATIONS, LEDGER
 from mlcd.collections.item import check_new_id, encode_metadata
 from mlcd.errors import Conflict, InvalidInput
 from mlcd.images.source import Source
-from mlcd.parts.attempt import Attempt
-from mlcd.parts.encoded import NoUsableImage, OnDone, images_parent, num_listed
-from mlcd.parts.ownership import claim, discard, give_up, owner_of, write_owner
-from mlcd.parts.thumbnail_parts import read_thumbnails
+from mlcd.pipelines.attempt import Attempt
+from mlcd.pipelines.encoded import NoUsableImage, OnDone, images_parent, num_listed
 from mlcd.pipelines.index import INDEX_STAGE, index, metadata_of
+from mlcd.pipelines.ownership import claim, discard, give_up, owner_of, write_owner
 from mlcd.pipelines.shard_parts import OutputGone, PartShards
+from mlcd.pipelines.thumbnail_parts import read_thumbnails
 
 # A folder in the draft of the collection: beside the output only the draft takes a name.
 EMBEDDINGS: Final = "embeddings"

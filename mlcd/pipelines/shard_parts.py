@@ -13,8 +13,8 @@ from mlcd.artifacts.manifest import Artifact, Request, draft_path
 from mlcd.errors import ConfigInvalid, Conflict, Unavailable
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source
-from mlcd.parts.encoded import NoUsableImage, OnDone, num_errors, num_listed
-from mlcd.parts.ownership import OWNER, discard_uploads, give_up, owner_of_draft
+from mlcd.pipelines.encoded import NoUsableImage, OnDone, num_errors, num_listed
+from mlcd.pipelines.ownership import OWNER, discard_uploads, give_up, owner_of_draft
 from mlcd.types import SampleKey
 
 

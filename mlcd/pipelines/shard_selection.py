@@ -8,10 +8,10 @@ from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Artifact
 from mlcd.label_job import LabelJob
 from mlcd.locations import artifact_path, url_of
-from mlcd.parts.decisions import CurateOptions
-from mlcd.parts.embedded_images import recorded_images
-from mlcd.parts.encoded import OnDone
 from mlcd.pipelines.curate import CurateInputs, Curating
+from mlcd.pipelines.curation.decisions import CurateOptions
+from mlcd.pipelines.embedded_images import recorded_images
+from mlcd.pipelines.encoded import OnDone
 from mlcd.pipelines.shard_parts import DraftShards
 
 

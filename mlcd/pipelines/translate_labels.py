@@ -13,7 +13,7 @@ from mlcd.artifacts.living_centers import LivingCenters
 from mlcd.artifacts.manifest import Artifact, Request, open_artifact
 from mlcd.clustering.novelty import nearest
 from mlcd.errors import ConfigInvalid, NotFound
-from mlcd.parts.used_embeddings import open_used_embeddings
+from mlcd.pipelines.used_embeddings import open_used_embeddings
 from mlcd.types import unit_rows
 
 TRANSLATED: Final = "translated.parquet"

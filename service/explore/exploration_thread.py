@@ -24,8 +24,8 @@ from mlcd.encoders.encoder import Encoder
 from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
-from mlcd.parts.encoded import check_outside
 from mlcd.pipelines.embeddings_of_items import write_embeddings
+from mlcd.pipelines.encoded import check_outside
 from mlcd.types import SampleKey
 from service.explore.intake import PictureIntake
 from service.explore.kept_names import give_names_again, keep_names

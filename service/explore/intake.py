@@ -15,7 +15,7 @@ from mlcd.errors import InvalidInput
 from mlcd.images.entries import Entries, Entry
 from mlcd.images.prefetch import thumbnails_all
 from mlcd.images.source import Source
-from mlcd.parts.encoded import encode_entries
+from mlcd.pipelines.encoded import encode_entries
 from mlcd.randomness import hash_counters
 from mlcd.types import SampleKey
 from service.explore.progress_board import ProgressBoard

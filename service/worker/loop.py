@@ -8,14 +8,20 @@ hangs ends the process, too.
 """
 
 import logging
+import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import FrameType
+from typing import Final, NoReturn, TypeVar
 
+from mlcd.backoff import Backoff
 from mlcd.child import STOPS
+from mlcd.errors import Unavailable
 from service.host.signals import StopSignals
 from service.jobs.job import MAX_ATTEMPTS, Work
 from service.jobs.queue import Queue
@@ -23,13 +29,16 @@ from service.telemetry.logs import places
 from service.timings import (
     AFTER_FAILURE_S,
     ENGINE_AWAY_S,
+    QUEUE_FIRST_WAIT_S,
+    QUEUE_LONGEST_WAIT_S,
+    QUEUE_SETTLED_S,
     RENEWAL_S,
     WORKER_DRAIN_S,
+    WORKER_END_S,
     WORKER_IDLE_S,
     WORKER_POLL_S,
     WORKER_STOP_S,
 )
-from service.worker import stuck
 from service.worker.failures import (
     EngineDown,
     Stopped,
@@ -41,10 +50,41 @@ from service.worker.failures import (
     stalled,
 )
 from service.worker.others import ForeignJobs, LeftJobs
-from service.worker.retrying import RetryingQueue
 from service.worker.task import Outcome, TaskRunner, Watch
 
 _log = logging.getLogger("mlcd.jobs")
+_STALLED: Final = 1  # exit status after a task that hangs
+_Answer = TypeVar("_Answer")
+
+
+class RetryingQueue:
+    """Calls of the queue that may be away: each longer outage is tried less often. Logs once that
+    the queue is away, and once that it is back.
+    """
+
+    def __init__(self) -> None:
+        self.up = True
+        self.wait_s = 0.0  # seconds before the next call, longer each time while the queue is away
+
+        self._backoff = Backoff(QUEUE_FIRST_WAIT_S, QUEUE_LONGEST_WAIT_S)
+        self._away_s: float | None = None  # when it last did not answer; None once it is back
+
+    def once(self, call: Callable[[], _Answer]) -> _Answer | None:
+        """Calls the queue; returns None where it did not answer."""
+        try:
+            answer = call()
+        except Unavailable as error:
+            if self._away_s is None:
+                _log.warning("the job queue is away, trying again: %s", error.message)
+            self._away_s = time.monotonic()
+            self.up, self.wait_s = False, self._backoff.next_s()
+            return None
+        if self._away_s is not None and time.monotonic() - self._away_s >= QUEUE_SETTLED_S:
+            _log.warning("the job queue is back")
+            self._away_s = None
+            self._backoff.reset()
+        self.up, self.wait_s = True, 0.0
+        return answer
 
 
 @dataclass
@@ -77,7 +117,7 @@ class Worker:
         self._name, self._lease_s, self._stall_s = name, lease_s, stall_s
         self._stopping, self._drains = False, False
         self._signals = StopSignals()
-        self.last_resort = stuck.last_resort()
+        self.last_resort = _last_resort()
         self._retrying = RetryingQueue()
         self._engine_up = True
         self._task: _Task | None = None
@@ -213,8 +253,8 @@ class Worker:
     def _abandon(self, work: Work) -> None:
         self._retrying.once(lambda: self._queue.release(work))
         if self._stopping:
-            stuck.end()
-        stuck.start_again()
+            _end_process()
+        _start_again()
 
     def _end_stalled(self, work: Work, watch: Watch) -> None:
         facts = {"job": work.job_id, "attempt": work.attempt, "images": watch.done}
@@ -222,7 +262,7 @@ class Worker:
         message = "%s hangs: no image was done for %g s (%s); the worker ends, start it again"
         _log.error(message, _name(work), self._stall_s, line, extra={"fields": facts})
         self._retrying.once(lambda: self._queue.failed(work, stalled(self._stall_s)))
-        stuck.end(stuck.STALLED)
+        _end_process(_STALLED)
 
     def _leave(self, work: Work, error: BaseException) -> None:
         problem = problem_of(error)
@@ -269,3 +309,25 @@ class Worker:
 def _name(work: Work) -> str:
     """Returns the name of the task for people."""
     return work.stage if work.shard is None else f"shard {work.shard}"
+
+
+def _end_process(status: int = 0) -> NoReturn:
+    """Ends the process, whatever its threads do. The caller first gives the task back."""
+    logging.shutdown()
+    os._exit(status)
+
+
+def _start_again() -> NoReturn:
+    """Replaces the process by a new one of the same command line."""
+    logging.shutdown()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command line
+
+
+def _last_resort() -> threading.Timer:
+    """Returns a timer that ends the process some time after a signal, whatever hangs.
+
+    A caller that goes on after `Worker.run` cancels it.
+    """
+    timer = threading.Timer(WORKER_END_S, os._exit, (1,))
+    timer.daemon = True
+    return timer

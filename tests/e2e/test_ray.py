@@ -25,10 +25,10 @@ from mlcd.artifacts.embeddings import ERRORS, KEY_SCHEMA, keys_name, part_name
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import Request, draft_path, open_artifact
 from mlcd.encoders.hog import HogEncoder
-from mlcd.parts.ray_session import RayOptions
 from mlcd.pipelines.cluster import CHECKPOINT
 from mlcd.pipelines.label import LabelOptions, label
-from mlcd.pipelines.on_ray import label_on_ray
+from mlcd.pipelines.ray.session import RayOptions
+from mlcd.pipelines.ray.shards import label_on_ray
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows
 from tests.conftest import free_port, run_mlcd, write_digits
@@ -133,10 +133,10 @@ def check_same(out, alone):
 DRIVER = """
 import json, sys
 from pathlib import Path
-from mlcd.parts.ray_session import RayOptions
+from mlcd.pipelines.ray.session import RayOptions
 from mlcd.pipelines.cluster import CHECKPOINT
 from mlcd.pipelines.label import LabelOptions
-from mlcd.pipelines.on_ray import label_on_ray
+from mlcd.pipelines.ray.shards import label_on_ray
 from mlcd.progress import Reporter
 label_on_ray(
     LabelOptions.from_dict(json.loads(sys.argv[1])), Path(sys.argv[2]), RayOptions(), Reporter("silent")
@@ -152,7 +152,7 @@ def start_driver(options, out, before=""):
 # The third part ends its process, as a lack of memory does.
 DEADLY = """
 import os, signal
-from mlcd.pipelines import on_ray
+from mlcd.pipelines.ray import shards as on_ray
 class Deadly(on_ray.LabelRecipe):
     def opened(self, num_threads):
         for shards in super().opened(num_threads):
@@ -169,7 +169,7 @@ on_ray.LabelRecipe = Deadly
 # Each part takes so long that several nodes go meanwhile, on a fast machine too.
 SLOW = """
 import time
-from mlcd.pipelines import on_ray
+from mlcd.pipelines.ray import shards as on_ray
 class Slow(on_ray.LabelRecipe):
     def opened(self, num_threads):
         for shards in super().opened(num_threads):

@@ -12,9 +12,9 @@ from mlcd.encoders import open_encoder
 from mlcd.encoders.options import EncoderOptions
 from mlcd.export.model_artifact import export_model
 from mlcd.images.sources import open_source
-from mlcd.parts.ray_calls import RayCalls
-from mlcd.parts.ray_session import RayOptions, ray_session
 from mlcd.pipelines.embed import Embedder, embed
+from mlcd.pipelines.ray.calls import RayCalls
+from mlcd.pipelines.ray.session import RayOptions, ray_session
 from mlcd.progress import Reporter
 from tests.e2e.test_ray import STORE_BYTES, check_same, quiet_ray  # noqa: F401 - a fixture
 from tests.unit.models.test_checkpoints import SIZES, tower, write_hf
@@ -30,7 +30,7 @@ import functools, json, os, sys, time
 from pathlib import Path
 import ray
 from mlcd.cli import main
-from mlcd.pipelines import on_ray
+from mlcd.pipelines.ray import shards as on_ray
 notes, wanted = Path(sys.argv.pop(1)), int(sys.argv.pop(1))
 class Witness(on_ray.EmbedRecipe):
     def opened(self, num_threads):

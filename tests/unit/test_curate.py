@@ -18,8 +18,8 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.selection import Selection
 from mlcd.clustering.novelty import nearest
 from mlcd.clustering.sampling import balanced, outliers
-from mlcd.parts import image_scores
 from mlcd.pipelines import extract
+from mlcd.pipelines.curation import leaving_out
 from mlcd.pipelines.verify import verify
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd
@@ -217,7 +217,7 @@ def test_issues_of_the_pixels_are_reasons(odd_embeddings, tmp_path, monkeypatch)
     refused = call_mlcd(*command, "dark,nice")
     assert (refused.returncode, "nice is none of odd-size" in refused.stderr) == (2, True)
     scored = []
-    scores = image_scores.scores_all
+    scores = leaving_out.scores_all
 
     def killed(source, entries, **options):
         scored.append(len(entries))
@@ -225,8 +225,8 @@ def test_issues_of_the_pixels_are_reasons(odd_embeddings, tmp_path, monkeypatch)
             raise KeyboardInterrupt
         return scores(source, entries, **options)
 
-    monkeypatch.setattr(image_scores, "PART_ENTRIES", 5)
-    monkeypatch.setattr(image_scores, "scores_all", killed)
+    monkeypatch.setattr(leaving_out, "PART_ENTRIES", 5)
+    monkeypatch.setattr(leaving_out, "scores_all", killed)
     assert call_mlcd(*command, "dark,low-information").returncode == 130
     result = call_mlcd(*command, "dark,low-information")
     assert result.returncode == 0, result.stderr

@@ -22,8 +22,8 @@ from mlcd.errors import (
     NotFound,
     TextRejected,
 )
-from mlcd.parts.text_files import read_texts
 from mlcd.pipelines import embed_texts as pipeline
+from mlcd.pipelines.text_files import read_texts
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
 

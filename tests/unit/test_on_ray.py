@@ -16,13 +16,12 @@ from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ConfigInvalid, Conflict, MlcdError, Unavailable
 from mlcd.extras import install_command
 from mlcd.images.sources import open_source
-from mlcd.parts import ray_session
-from mlcd.parts.ray_session import RayOptions
-from mlcd.parts.ray_workers import make_shards
-from mlcd.pipelines import cluster_on_ray, on_ray
 from mlcd.pipelines.cluster import ClusterOptions, cluster
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
+from mlcd.pipelines.ray import clusters, session, shards
+from mlcd.pipelines.ray.session import RayOptions
+from mlcd.pipelines.ray.workers import make_shards
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, write_digits
@@ -143,7 +142,7 @@ def stand_in(monkeypatch):
     def connected(address):
         yield ray
 
-    for module in (on_ray, cluster_on_ray):
+    for module in (shards, clusters):
         monkeypatch.setattr(module, "ray_session", connected)
     return ray
 
@@ -178,14 +177,14 @@ def files_of(artifact):
 def test_labels_have_the_bytes_of_one_process(images, centers, stand_in, tmp_path):
     options = LabelOptions(str(images), str(centers), top=3, model="pixels", part_entries=8)
     alone = label(options, tmp_path / "alone", reporter=SILENT)
-    there = on_ray.label_on_ray(options, tmp_path / "there", TWO, SILENT)
+    there = shards.label_on_ray(options, tmp_path / "there", TWO, SILENT)
     assert (there.digest, there.summary) == (alone.digest, alone.summary)
     assert files_of(there) == files_of(alone)
     assert there.summary["errors"] == 1
     assert stand_in.hired == 2 + 3
     assert not stand_in.alive  # the cluster gets its room back
     calls = stand_in.calls
-    again = on_ray.label_on_ray(options, tmp_path / "there", TWO, SILENT)
+    again = shards.label_on_ray(options, tmp_path / "there", TWO, SILENT)
     assert again.digest == alone.digest
     assert stand_in.calls == calls
 
@@ -199,13 +198,13 @@ def test_labels_of_embeddings_from_a_relative_place(
     monkeypatch.chdir(rows.artifact.path.parent)
     options = LabelOptions("rows", str(centers), mode=mode, probes=probes, part_rows=8)
     alone = label(options, tmp_path / "alone", reporter=SILENT)
-    there = on_ray.label_on_ray(options, tmp_path / "there", on, SILENT)
+    there = shards.label_on_ray(options, tmp_path / "there", on, SILENT)
     assert (there.digest, there.summary) == (alone.digest, alone.summary)
 
 
 def test_embeddings_have_the_bytes_of_one_process(images, stand_in, tmp_path):
     alone = embed(open_source(str(images)), PixelsEncoder(), tmp_path / "alone", SILENT)
-    there = on_ray.embed_on_ray(
+    there = shards.embed_on_ray(
         str(images), "pixels", tmp_path / "there", TWO, SILENT, encoder=EncoderOptions()
     )
     assert (there.digest, there.summary) == (alone.digest, alone.summary)
@@ -221,30 +220,30 @@ def test_embeddings_have_the_bytes_of_one_process(images, stand_in, tmp_path):
 )
 @pytest.mark.parametrize("on", [TWO, TINY], ids=["whole", "in-parts"])
 def test_centers_have_the_bytes_of_one_process(rows, given, on, stand_in, tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster_on_ray, "_block_rows", lambda num_rows, num_workers: 9)
-    monkeypatch.setattr(ray_session, "_LEAST_CENTERS", 3)
+    monkeypatch.setattr(clusters, "_block_rows", lambda num_rows, num_workers: 9)
+    monkeypatch.setattr(session, "_LEAST_CENTERS", 3)
     options = ClusterOptions(**given)
     alone = cluster(rows, tmp_path / "alone", options, reporter=SILENT)
-    there = cluster_on_ray.cluster_on_ray(rows, tmp_path / "there", options, on, SILENT)
+    there = clusters.cluster_on_ray(rows, tmp_path / "there", options, on, SILENT)
     assert (there.digest, there.summary) == (alone.digest, alone.summary)
 
 
 def test_a_node_with_another_version_is_refused(rows, images, centers, stand_in, tmp_path):
     monkeypatch = pytest.MonkeyPatch()
     with monkeypatch.context() as patch:
-        patch.setattr(ray_session, "__version__", "0.0.9")
+        patch.setattr(session, "__version__", "0.0.9")
         with pytest.raises(ConfigInvalid, match=r"has mlcd 0\.0\.9.*one version on all"):
-            cluster_on_ray.cluster_on_ray(
+            clusters.cluster_on_ray(
                 rows, tmp_path / "a", ClusterOptions(num_clusters=5), TWO, SILENT
             )
         stand_in.lose = ()
         options = LabelOptions(str(images), str(centers), model="pixels")
         with pytest.raises(ConfigInvalid, match=r"has mlcd 0\.0\.9"):
-            on_ray.label_on_ray(options, tmp_path / "b", TWO, SILENT)
+            shards.label_on_ray(options, tmp_path / "b", TWO, SILENT)
 
 
 def test_blocks_are_neither_tiny_nor_huge():
-    sizes = [cluster_on_ray._block_rows(num, 10) for num in (1, 200_000, 1 << 30)]
+    sizes = [clusters._block_rows(num, 10) for num in (1, 200_000, 1 << 30)]
     assert sizes == [8192, 10_000, 1 << 20]
 
 
@@ -259,15 +258,15 @@ def test_a_killed_driver_is_run_again_and_goes_on(images, centers, stand_in, tmp
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(
-            on_ray,
+            shards,
             "make_shards",
             lambda *given, on_made, **named: make_shards(*given, on_made=killed_soon, **named),
         )
-        on_ray.label_on_ray(options, out, TWO, SILENT)
+        shards.label_on_ray(options, out, TWO, SILENT)
     assert not stand_in.alive
     assert len(list(draft_path(out).glob("part-*"))) == 3
     stand_in.lose, before = (), stand_in.calls
-    on_ray.label_on_ray(options, out, TWO, SILENT)
+    shards.label_on_ray(options, out, TWO, SILENT)
     assert stand_in.calls - before <= 2 + 5
     alone = label(options, tmp_path / "alone", reporter=SILENT)
     assert label(options, out, reporter=SILENT).digest == alone.digest
@@ -282,8 +281,8 @@ def test_what_one_process_left_is_finished_there_and_the_other_way(
     with Draft(tmp_path / "there", alone.request()) as draft:
         draft.write_json(".note.json", "begun")
     with pytest.raises(Conflict, match="unfinished work on other input"):
-        on_ray.label_on_ray(other, tmp_path / "there", TWO, SILENT)
-    there = on_ray.label_on_ray(options, tmp_path / "there", TWO, SILENT)
+        shards.label_on_ray(other, tmp_path / "there", TWO, SILENT)
+    there = shards.label_on_ray(options, tmp_path / "there", TWO, SILENT)
     assert there.digest == alone.digest
 
 

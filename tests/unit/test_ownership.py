@@ -13,8 +13,8 @@ from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import Conflict
 from mlcd.images.sources import open_source
 from mlcd.label_job import LabelJob
-from mlcd.parts.ownership import NotRemoved, claim, discard, give_up, owner_of, take_over
 from mlcd.pipelines.embed import embed
+from mlcd.pipelines.ownership import NotRemoved, claim, discard, give_up, owner_of, take_over
 from mlcd.pipelines.shard import Equipment, open_shards
 from mlcd.pipelines.shard import discard as discard_job
 from mlcd.progress import Reporter

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from mlcd.errors import ConfigInvalid
-from mlcd.parts import ray_session
-from mlcd.parts.ray_session import RayOptions, check_address
+from mlcd.pipelines.ray import session as ray_session
+from mlcd.pipelines.ray.session import RayOptions, check_address
 
 
 def test_gpus_are_hidden_where_a_worker_has_none_and_come_back(monkeypatch):

@@ -30,12 +30,12 @@ from mlcd.errors import ArtifactInvalid, ConfigInvalid, Conflict, DiskFull, Inva
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.sources import open_source
 from mlcd.label_job import LabelJob
-from mlcd.parts.decisions import CurateOptions
-from mlcd.parts.encoded import PART_ENTRIES
-from mlcd.parts.ownership import claim
 from mlcd.pipelines.curate import CurateInputs, curate
+from mlcd.pipelines.curation.decisions import CurateOptions
 from mlcd.pipelines.embed import embed
+from mlcd.pipelines.encoded import PART_ENTRIES
 from mlcd.pipelines.label import LabelOptions, label
+from mlcd.pipelines.ownership import claim
 from mlcd.pipelines.shard import Equipment, InputChanged, OpenedCenters, discard, open_shards
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter

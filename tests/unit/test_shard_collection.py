@@ -17,7 +17,7 @@ from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.thumbnail import thumbnail
 from mlcd.label_job import LabelJob
-from mlcd.parts.attempt import Attempt
+from mlcd.pipelines.attempt import Attempt
 from mlcd.pipelines.shard import Equipment, ThumbnailChoice, discard, open_shards
 from tests.conftest import write_digits
 from tests.image_host import ImageHost, ok
@@ -186,12 +186,12 @@ def test_who_is_frozen_and_wakes_does_no_harm(planned, job, equipment, folder, m
     [
         "mlcd.pipelines.shard_collection.Attempt",
         "mlcd.pipelines.shard_collection.index",
-        "mlcd.collections.collection_folder.write_empty",
+        "mlcd.collections.folder.write_empty",
         "mlcd.collections.growth.write_generation",
         "mlcd.collections.generation.Draft",
         "mlcd.collections.generation._write_vectors",
         "mlcd.pipelines.shard_collection.write_owner",
-        "mlcd.parts.attempt.Attempt.check",
+        "mlcd.pipelines.attempt.Attempt.check",
     ],
 )
 def test_who_is_frozen_between_two_steps_and_wakes_does_no_harm(

@@ -14,7 +14,7 @@ from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.errors import ConfigInvalid
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION, held_out
-from mlcd.parts.encoded import images_parent
+from mlcd.pipelines.encoded import images_parent
 from mlcd.progress import Reporter
 from mlcd.world import World
 from training.evaluation.image_features import Features

@@ -20,7 +20,7 @@ from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.errors import ConfigInvalid
 from mlcd.models.servable import Servable
-from mlcd.parts.encoded import images_parent
+from mlcd.pipelines.encoded import images_parent
 from mlcd.progress import Meter, Stages
 from training.data.loader import Batch, Loader
 from training.pairs.pairs_config import PairsConfig

@@ -18,7 +18,7 @@ from mlcd.models.servable_text import ServableText
 from mlcd.models.text import TextTower
 from mlcd.models.tokenizer import Tokenizer
 from mlcd.models.zoo import LoadOptions
-from mlcd.parts.encoded import check_source, images_parent
+from mlcd.pipelines.encoded import check_source, images_parent
 from mlcd.progress import Stages
 from mlcd.randomness import Stream, hash_counters
 from training.changed_settings import check_same_settings

@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.collections.milvus.connection import MilvusConnection
 from mlcd.collections.milvus.graph_kinds import Graph
 from mlcd.collections.milvus.item_records import Record, fetched
 from mlcd.collections.milvus.keyed_batch import in_parts, rows_at_once
-from mlcd.collections.milvus.milvus_connection import MilvusConnection
-from mlcd.collections.milvus.milvus_schemas import AUDITED, DEFAULT, new_name
+from mlcd.collections.milvus.schemas import AUDITED, DEFAULT, new_name
 from mlcd.collections.milvus.versioned_items import VersionedItems
 from mlcd.errors import StoreUnreachable
 from mlcd.indexes.scan import merged, nothing, scan

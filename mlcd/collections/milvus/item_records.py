@@ -7,7 +7,7 @@ id        as it was given
 row       a random number that stands for one vector for ever
 version   a random number that stands for one state of the item for ever
 metadata  canonical JSON, as it was given
-tokens, spans   what filters ask about: see `milvus_expressions`
+tokens, spans   what filters ask about: see `expressions`
 vector    float32, of norm 1
 """
 
@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlcd.collections.fetched_rows import FetchedRows
-from mlcd.collections.milvus.milvus_expressions import spans_of, tokens_of
+from mlcd.collections.milvus.expressions import spans_of, tokens_of
 from mlcd.types import Embeddings
 
 KEY_CHARS: Final = 32

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from mlcd.collections.changes import Change
+from mlcd.collections.milvus.connection import MilvusConnection
+from mlcd.collections.milvus.expressions import quoted
 from mlcd.collections.milvus.graph_kinds import Graph
 from mlcd.collections.milvus.item_records import KEY_CHARS, key_of
-from mlcd.collections.milvus.milvus_connection import MilvusConnection
-from mlcd.collections.milvus.milvus_expressions import quoted
-from mlcd.collections.milvus.milvus_schemas import ITEMS, Schema, pictures_of
+from mlcd.collections.milvus.schemas import ITEMS, Schema, pictures_of
 from mlcd.errors import Conflict, StoreUnreachable
 from mlcd.images.thumbnail import Thumbnail
 

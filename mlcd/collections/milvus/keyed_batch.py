@@ -10,6 +10,8 @@ import numpy as np
 
 from mlcd.collections.item import MAX_METADATA_BYTES
 from mlcd.collections.ledger import StoredItem
+from mlcd.collections.milvus.connection import MilvusConnection
+from mlcd.collections.milvus.expressions import quoted
 from mlcd.collections.milvus.item_records import (
     RECORD_BYTES,
     WHOLE,
@@ -20,9 +22,7 @@ from mlcd.collections.milvus.item_records import (
 )
 from mlcd.collections.milvus.kept_pictures import KeptPictures
 from mlcd.collections.milvus.known_facts import KnownFacts
-from mlcd.collections.milvus.milvus_connection import MilvusConnection
-from mlcd.collections.milvus.milvus_expressions import quoted
-from mlcd.collections.milvus.milvus_schemas import ITEMS
+from mlcd.collections.milvus.schemas import ITEMS
 from mlcd.types import Embeddings
 
 # of one request to Milvus, which takes 64 MB

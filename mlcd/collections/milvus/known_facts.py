@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from mlcd.collections.milvus.connection import MilvusConnection
+from mlcd.collections.milvus.expressions import EVERY, field_token
 from mlcd.collections.milvus.item_records import Record, new_row
-from mlcd.collections.milvus.milvus_connection import MilvusConnection
-from mlcd.collections.milvus.milvus_expressions import EVERY, field_token
-from mlcd.collections.milvus.milvus_schemas import FACTS
+from mlcd.collections.milvus.schemas import FACTS
 from mlcd.indexes.tuning import Recall
 
 _AUDIT: Final = "audit"

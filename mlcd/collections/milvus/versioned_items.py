@@ -13,10 +13,10 @@ import numpy as np
 
 from mlcd.collections.changes import Effect
 from mlcd.collections.memory_state import Difference, check_fits
+from mlcd.collections.milvus.connection import AnswerTooLarge, MilvusConnection
 from mlcd.collections.milvus.item_records import KEY_CHARS, RECORD_BYTES, WHOLE, Record, key_of
 from mlcd.collections.milvus.keyed_batch import read_keys, rows_at_once
-from mlcd.collections.milvus.milvus_connection import AnswerTooLarge, MilvusConnection
-from mlcd.collections.milvus.milvus_schemas import ITEMS
+from mlcd.collections.milvus.schemas import ITEMS
 from mlcd.collections.searcher import Searcher
 
 # of one answer, about; one that turns out to be too large is asked for in halves

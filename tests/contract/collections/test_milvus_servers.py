@@ -12,7 +12,7 @@ import pytest
 
 from mlcd.collections.item import Item
 from mlcd.collections.milvus.graph_kinds import Graph
-from mlcd.collections.milvus.milvus_schemas import AUDITED, new_name
+from mlcd.collections.milvus.schemas import AUDITED, new_name
 from mlcd.collections.places import open_place
 from mlcd.errors import ConfigInvalid, Conflict, NotFound, StoreUnreachable
 from mlcd.types import unit_rows
@@ -51,7 +51,7 @@ def test_a_mistake_is_one_line_with_its_remedy_and_without_the_password(guarded,
             open_place(url)
         assert SECRET not in str(caught.value)
         assert "\n" not in str(caught.value)
-    monkeypatch.setitem(sys.modules, "mlcd.collections.milvus.milvus_store", None)
+    monkeypatch.setitem(sys.modules, "mlcd.collections.milvus.store", None)
     with pytest.raises(ConfigInvalid, match=r"pip install .*\[milvus\]"):
         open_place(guarded.url())
 

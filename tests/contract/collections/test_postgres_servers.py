@@ -42,7 +42,7 @@ def test_a_mistake_is_one_line_with_its_remedy_and_without_the_password(own, mon
             open_place(url)
         assert SECRET not in str(caught.value)
         assert "\n" not in str(caught.value)
-    monkeypatch.setitem(sys.modules, "mlcd.collections.postgres.postgres_store", None)
+    monkeypatch.setitem(sys.modules, "mlcd.collections.postgres.store", None)
     with pytest.raises(ConfigInvalid, match=r"pip install .*\[postgres\]"):
         open_place(own.url())
 

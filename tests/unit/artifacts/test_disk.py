@@ -16,8 +16,8 @@ from mlcd.collections.item import Item
 from mlcd.collections.parquet_items import write_parquet
 from mlcd.errors import TooManyOpenFiles
 from mlcd.export.triton import CONFIG_FILE, show
-from mlcd.parts.ownership import OWNER, claim
 from mlcd.pipelines.index import duplicates
+from mlcd.pipelines.ownership import OWNER, claim
 from mlcd.progress import Reporter
 from mlcd.too_many_files import lacks_open_files
 from tests.unit.disk_order import check_durable, recorded

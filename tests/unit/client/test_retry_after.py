@@ -3,7 +3,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from mlcd.client.retry_after import retry_after_s
+from mlcd.client.refusals import retry_after_s
 
 
 @pytest.mark.parametrize(

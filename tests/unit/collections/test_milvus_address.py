@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlcd.collections.milvus.milvus_address import MilvusAddress
+from mlcd.collections.milvus.address import MilvusAddress
 from mlcd.errors import ConfigInvalid
 
 

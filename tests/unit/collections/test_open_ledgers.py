@@ -15,7 +15,7 @@ import pytest
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections import open_ledgers
 from mlcd.collections.collection import Collection
-from mlcd.collections.collection_folder import LEDGER
+from mlcd.collections.folder import LEDGER
 from mlcd.collections.generation import open_newest
 from mlcd.collections.item import Item
 from mlcd.collections.store import Collections, TooManyCollections

@@ -15,10 +15,10 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.name_evidence import read_evidence
 from mlcd.commands.name_clusters import read_words
 from mlcd.errors import InvalidInput, NotFound
-from mlcd.parts.text_files import read_texts
 from mlcd.pipelines.name import set_names
 from mlcd.pipelines.name_by_terms import name_by_captions, name_by_metadata
 from mlcd.pipelines.name_by_words import name_by_words
+from mlcd.pipelines.text_files import read_texts
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows

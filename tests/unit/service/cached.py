@@ -146,8 +146,8 @@ def redis_server(folder, *options):
 
 
 def cluster_node_options():
-    """Of a node of a Redis Cluster. Its second port would else be the first one and 10,000, which
-    a client may have.
+    """Returns the options of a node of a Redis Cluster. By default its second port is the first plus
+    10,000, which a client may have.
     """
     return ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
 

@@ -15,7 +15,7 @@ from mlcd.errors import (
     Unavailable,
 )
 from mlcd.extras import install_command
-from mlcd.parts.ray_session import RayOptions
+from mlcd.pipelines.ray.session import RayOptions
 from tests.conftest import call_mlcd
 from training import train_on_ray as module
 from training.config import load_config

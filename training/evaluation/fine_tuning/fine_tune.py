@@ -23,8 +23,8 @@ from mlcd.images.quiet import silence_decoders
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.models.runs import find_checkpoint
-from mlcd.parts.encoded import images_parent
 from mlcd.pipelines.embed import embed
+from mlcd.pipelines.encoded import images_parent
 from mlcd.pipelines.label_classes import label_by
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter

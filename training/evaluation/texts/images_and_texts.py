@@ -18,9 +18,9 @@ from mlcd.errors import InvalidInput, TextRejected
 from mlcd.images.entries import Entries
 from mlcd.images.quiet import silence_decoders
 from mlcd.images.source import Source
-from mlcd.parts.encoded import encode_entries, no_usable_image
-from mlcd.parts.text_files import MAX_CHARS
+from mlcd.pipelines.encoded import encode_entries, no_usable_image
 from mlcd.pipelines.resolve import resolve_model
+from mlcd.pipelines.text_files import MAX_CHARS
 from mlcd.progress import Reporter
 from mlcd.text_checks import checked_text
 from mlcd.types import Embeddings, SampleKey

@@ -13,7 +13,7 @@ from mlcd.artifacts.manifest import MANIFEST, Parent
 from mlcd.errors import ConfigInvalid
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
-from mlcd.parts.encoded import images_parent
+from mlcd.pipelines.encoded import images_parent
 from mlcd.progress import Reporter
 from mlcd.types import SampleKey
 from training.evaluation.image_features import digest_rows

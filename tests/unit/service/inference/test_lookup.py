@@ -15,8 +15,7 @@ from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
 from mlcd.errors import ConfigInvalid, Conflict
 from mlcd.types import unit_rows
-from service.inference.lookup import Lookup
-from service.inference.query_novelty import QueryNovelty
+from service.inference.lookup import Lookup, QueryNovelty
 
 
 def random_centers(num, seed=0, mean=None, audit_rows=None):

@@ -199,7 +199,7 @@ logging.getLogger("mlcd.service").warning("still heard")
 
 @pytest.mark.parametrize(
     "module",
-    ["mlcd.collections.milvus.milvus_store", "mlcd.collections.postgres.postgres_store"],
+    ["mlcd.collections.milvus.store", "mlcd.collections.postgres.store"],
 )
 def test_a_store_that_is_opened_later_leaves_the_log(module):
     code = OPENED_LATER.format(module=module)

@@ -28,7 +28,7 @@ def queue(tmp_path):
 def short_pauses(monkeypatch):
     for name in ("AFTER_FAILURE_S", "WORKER_IDLE_S", "ENGINE_AWAY_S"):
         monkeypatch.setattr(f"service.worker.loop.{name}", 0.05)
-    monkeypatch.setattr("service.worker.retrying.QUEUE_FIRST_WAIT_S", 0.02)
+    monkeypatch.setattr("service.worker.loop.QUEUE_FIRST_WAIT_S", 0.02)
     monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.05)
 
 

@@ -115,7 +115,7 @@ def test_the_code_says_what_stays(queue, runner, job, tmp_path, monkeypatch):
     def refuse(path, *_, **__):
         raise PermissionError(13, "refused", path)
 
-    monkeypatch.setattr("mlcd.parts.ownership.lock_directory", refuse)
+    monkeypatch.setattr("mlcd.pipelines.ownership.lock_directory", refuse)
     task = queue.claim("w", [runner.fingerprint], lease_s=60)
     with pytest.raises(Exception, match=r"cannot be removed") as raised:
         runner.perform(task, Watch(until_s=time.monotonic() + 60))

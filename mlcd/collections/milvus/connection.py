@@ -13,9 +13,9 @@ from typing import Any, Final, Self, TypeVar
 
 import grpc
 
+from mlcd.collections.milvus.address import MilvusAddress
 from mlcd.collections.milvus.graph_kinds import METRIC, Graph
-from mlcd.collections.milvus.milvus_address import MilvusAddress
-from mlcd.collections.milvus.milvus_schemas import PINNED, Schema
+from mlcd.collections.milvus.schemas import PINNED, Schema
 from mlcd.errors import ConfigInvalid, Conflict, DiskFull, MlcdError, StoreUnreachable
 from mlcd.types import Embeddings
 

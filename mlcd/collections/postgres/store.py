@@ -2,10 +2,10 @@
 
 from typing import Self
 
+from mlcd.collections.postgres.collection import PostgresCollection
+from mlcd.collections.postgres.database import Database
 from mlcd.collections.postgres.items_table import ItemsTable
 from mlcd.collections.postgres.pinned_facts import Facts, find_facts
-from mlcd.collections.postgres.postgres_collection import PostgresCollection
-from mlcd.collections.postgres.postgres_database import Database
 from mlcd.collections.remote_store import RemoteCollections
 from mlcd.collections.store import TooManyCollections
 from mlcd.types import Fingerprint

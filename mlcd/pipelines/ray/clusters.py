@@ -28,9 +28,9 @@ from mlcd.clustering.kmeans import (
 from mlcd.clustering.rows import SelectedRows, UnitRows
 from mlcd.clustering.sums import ClusterSums
 from mlcd.locations import location_of
-from mlcd.parts.ray_calls import RayCalls
-from mlcd.parts.ray_session import RayOptions, centers_at_once, ray_session
 from mlcd.pipelines.cluster import ClusterOptions, KeyedRows, cluster
+from mlcd.pipelines.ray.calls import RayCalls
+from mlcd.pipelines.ray.session import RayOptions, centers_at_once, ray_session
 from mlcd.progress import Reporter
 from mlcd.types import Embeddings
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mlcd.collections.item import MAX_ID_BYTES, MAX_METADATA_BYTES
+from mlcd.collections.milvus.expressions import MAX_TOKENS, TOKEN_CHARS
 from mlcd.collections.milvus.item_records import KEY_CHARS
-from mlcd.collections.milvus.milvus_expressions import MAX_TOKENS, TOKEN_CHARS
 from mlcd.types import Fingerprint
 
 PINNED: Final = "mlcd.pinned"

@@ -6,7 +6,8 @@ moment, and what Postgres finds is scored again in float32.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -14,21 +15,20 @@ from numpy.typing import NDArray
 from pgvector import Vector
 from psycopg import sql
 
-from mlcd.collections.changes import Outcome, WriteRequest, missing
+from mlcd.collections.changes import Effect, Outcome, WriteRequest, missing
 from mlcd.collections.filters import parse_filter
 from mlcd.collections.item import FoundItem, Item, check_id
-from mlcd.collections.memory_state import IN_MEMORY
+from mlcd.collections.memory_state import IN_MEMORY, Difference, check_fits
 from mlcd.collections.port import Description, Promises
 from mlcd.collections.postgres import recall_audit
-from mlcd.collections.postgres.changed_rows import ChangedRows
+from mlcd.collections.postgres.database import Database
 from mlcd.collections.postgres.items_table import ItemsTable, WrittenBatch
 from mlcd.collections.postgres.pinned_facts import Facts, read_facts
-from mlcd.collections.postgres.postgres_database import Database
 from mlcd.collections.postgres.reused_connections import Connection
 from mlcd.collections.postgres.sql_filters import Where, where
 from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, chosen_effort
 from mlcd.collections.search_checks import checked_queries
-from mlcd.collections.searcher import SearchAnswer
+from mlcd.collections.searcher import SearchAnswer, Searcher
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.indexes.tuning import Recall
 from mlcd.types import Embeddings, least_product
@@ -52,6 +52,37 @@ _COUNTS: Final = 128
 _GROWN: Final = 2  # times the indexed items, after which recall is measured again
 
 
+@dataclass(frozen=True)
+class _ChangedRows:
+    """The table of a collection, read by revision."""
+
+    database: Database
+    table: ItemsTable
+
+    @contextmanager
+    def changes(self, known: Searcher, mark: int | None) -> Iterator[Difference | None]:
+        """Opens what has changed since the revision `mark`, as of one moment."""
+        with self.database.reading() as connection:
+            facts = read_facts(connection, self.table.number)
+            if facts.revision == mark:
+                yield None
+                return
+            check_fits(facts.items, "Postgres")
+            above = -1 if mark is None else mark
+            yield Difference(self._effects(connection, known, above), facts.revision)
+
+    def _effects(self, connection: Connection, known: Searcher, above: int) -> Iterator[Effect]:
+        there = self.table.row_numbers(connection)
+        alive = np.flatnonzero(known.alive)
+        for position in alive[~np.isin(known.rows[alive], there)].tolist():
+            yield Effect(known.ids[position])
+        for block in self.table.blocks(connection, above=above):
+            for item_id, row, vector, metadata in zip(
+                block.ids, block.rows.tolist(), block.vectors, block.metadata, strict=True
+            ):
+                yield Effect(item_id, row, vector, metadata)
+
+
 class PostgresCollection(RemoteCollection):
     """A collection in Postgres."""
 
@@ -68,7 +99,7 @@ class PostgresCollection(RemoteCollection):
             facts.dimension,
             facts.recall,
             Promises("postgresql", "many", _CONSISTENCY, (*_CANNOT, *indexed, *durable)),
-            ChangedRows(database, table),
+            _ChangedRows(database, table),
         )
         self.number = facts.number
         self._database, self._table = database, table

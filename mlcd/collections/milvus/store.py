@@ -3,11 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Self
 
+from mlcd.collections.milvus.address import MilvusAddress
+from mlcd.collections.milvus.collection import MilvusCollection
+from mlcd.collections.milvus.connection import MilvusConnection
 from mlcd.collections.milvus.kept_pictures import KeptPictures
-from mlcd.collections.milvus.milvus_address import MilvusAddress
-from mlcd.collections.milvus.milvus_collection import MilvusCollection
-from mlcd.collections.milvus.milvus_connection import MilvusConnection
-from mlcd.collections.milvus.milvus_schemas import (
+from mlcd.collections.milvus.schemas import (
     PinnedCollection,
     alias_of,
     is_items,

@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 
 from mlcd.errors import Unavailable
 from mlcd.images.quiet import silence_decoders
-from mlcd.parts.encoded import OnDone
-from mlcd.parts.ray_session import RayOptions, check_version, hide_gpus, raise_cause
+from mlcd.pipelines.encoded import OnDone
+from mlcd.pipelines.ray.session import RayOptions, check_version, hide_gpus, raise_cause
 from mlcd.version import __version__
 
 _TRIES: Final = 3  # of a shard whose images the file system does not give, before they are errors

@@ -18,14 +18,14 @@ from mlcd.collections.filters import parse_filter
 from mlcd.collections.item import FoundItem, Item, check_id
 from mlcd.collections.memory_state import IN_MEMORY, MOST_ITEMS
 from mlcd.collections.milvus import copied_audit
+from mlcd.collections.milvus.connection import AnswerTooLarge, MilvusConnection
+from mlcd.collections.milvus.expressions import EVERY, Wish, quoted, wish_of
 from mlcd.collections.milvus.graph_kinds import GRAPHS
 from mlcd.collections.milvus.item_records import WHOLE, Record, fetched, key_of
 from mlcd.collections.milvus.kept_pictures import MAX_BYTES, KeptPictures, new_pictures
 from mlcd.collections.milvus.keyed_batch import KeyedBatch, in_parts, read_keys, rows_at_once
 from mlcd.collections.milvus.known_facts import KnownFacts
-from mlcd.collections.milvus.milvus_connection import AnswerTooLarge, MilvusConnection
-from mlcd.collections.milvus.milvus_expressions import EVERY, Wish, quoted, wish_of
-from mlcd.collections.milvus.milvus_schemas import ITEMS, PinnedCollection
+from mlcd.collections.milvus.schemas import ITEMS, PinnedCollection
 from mlcd.collections.milvus.versioned_items import VersionedItems
 from mlcd.collections.port import Description, Promises
 from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, chosen_effort

@@ -12,7 +12,7 @@ from mlcd.cores import available_cores
 from mlcd.images.entries import Entries
 from mlcd.images.prefetch import thumbnails_all
 from mlcd.images.source import Source
-from mlcd.parts.decisions import DUPLICATE, REASONS, Decisions
+from mlcd.pipelines.curation.decisions import DUPLICATE, REASONS, Decisions
 
 PAGE: Final = "report.html"
 _EXAMPLES: Final = 24  # of each reason

@@ -19,7 +19,7 @@ from mlcd.artifacts.draft import Draft
 from mlcd.clustering.approximate import ApproximateScan, Cells, audit, divide, fewest_probes
 from mlcd.clustering.blocked_scan import BlockedScan
 from mlcd.clustering.nearest import CenterScan
-from mlcd.parts.label_inputs import EmbeddingsInput
+from mlcd.pipelines.label_inputs import EmbeddingsInput
 from mlcd.types import Embeddings, Neighbors, SampleKey, least_product
 
 _LEVELS: Final = ("proven", "wider", "float32", "float64")

@@ -20,11 +20,11 @@ from mlcd.encoders.options import EncoderOptions
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.sources import open_source
 from mlcd.locations import artifact_path, is_url, location_of
-from mlcd.parts.label_inputs import ImagesInput
-from mlcd.parts.ray_session import RayOptions, centers_at_once, gpus_hidden, ray_session
-from mlcd.parts.ray_workers import make_shards
 from mlcd.pipelines.embed import Embedder
 from mlcd.pipelines.label import LabelOptions, open_labeling
+from mlcd.pipelines.label_inputs import ImagesInput
+from mlcd.pipelines.ray.session import RayOptions, centers_at_once, gpus_hidden, ray_session
+from mlcd.pipelines.ray.workers import make_shards
 from mlcd.pipelines.resolve import model_everywhere, resolve_model
 from mlcd.pipelines.shard_parts import DraftShards, PartShards
 from mlcd.progress import Reporter

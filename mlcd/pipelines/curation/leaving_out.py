@@ -11,15 +11,20 @@ from numpy.typing import NDArray
 
 from mlcd.artifacts.center_levels import read_groups
 from mlcd.artifacts.centers import Centers
+from mlcd.artifacts.disk import replacing
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Artifact
 from mlcd.clustering.close_pairs import PairSearch
 from mlcd.clustering.nearest import CenterScan
 from mlcd.clustering.sampling import balanced, outliers
 from mlcd.collections.duplicates import duplicate_groups
+from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid
+from mlcd.images.entries import Entries
 from mlcd.images.pixel_issues import issues_of
-from mlcd.parts.decisions import (
+from mlcd.images.prefetch import scores_all
+from mlcd.images.source import Source
+from mlcd.pipelines.curation.decisions import (
     DUPLICATE,
     LEAK,
     OUTLIER,
@@ -29,9 +34,9 @@ from mlcd.parts.decisions import (
     Decisions,
     Keep,
 )
-from mlcd.parts.embedded_images import open_embedded_images
-from mlcd.parts.image_scores import image_scores
-from mlcd.progress import Stages
+from mlcd.pipelines.embedded_images import open_embedded_images
+from mlcd.pipelines.encoded import PART_ENTRIES
+from mlcd.progress import Meter, Stages
 from mlcd.types import ISSUES, Embeddings, unit_rows
 
 _DIGITS: Final = 6  # sums of cosines differ beyond them
@@ -202,3 +207,30 @@ def _sizes(embeddings: EmbeddingsArtifact) -> NDArray[np.float64]:
     """Returns the size of each image's file in bytes. Raises NotFound where they are gone."""
     _, entries = open_embedded_images(embeddings)
     return np.fromiter(entries.sizes_bytes(), np.float64, len(entries))
+
+
+def image_scores(
+    source: Source, entries: Entries, *, meter: Meter, notes: Path | None
+) -> NDArray[np.float64]:
+    """Returns the pixel scores of each image, [N, 6]; NaN where an image cannot be used.
+
+    notes: the folder of the finished parts, in hidden files, from which a killed process goes on;
+    None keeps none.
+    """
+    scores = np.full((len(entries), len(ISSUES)), np.nan)
+    for start in range(0, len(entries), PART_ENTRIES):
+        part = slice(start, min(start + PART_ENTRIES, len(entries)))
+        note = None if notes is None else notes / f".scores-{start:09d}.npy"
+        if note is not None and note.is_file():
+            scores[part] = np.load(note, allow_pickle=False)
+            meter.advance(part.stop - part.start)
+            continue
+        found = scores_all(source, entries[part], num_threads=available_cores())
+        for row, score in enumerate(found, start):
+            if score is not None:
+                scores[row] = score
+            meter.advance()
+        if note is not None:
+            with replacing(note) as temporary, temporary.open("wb") as file:
+                np.save(file, scores[part], allow_pickle=False)
+    return scores

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from mlcd.errors import Unavailable
-from mlcd.parts.ray_session import RayOptions, check_version, hide_gpus, raise_cause
+from mlcd.pipelines.ray.session import RayOptions, check_version, hide_gpus, raise_cause
 from mlcd.version import __version__
 
 _TRIES: Final = 10  # of a call, where nodes are lost

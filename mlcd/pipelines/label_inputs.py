@@ -17,7 +17,7 @@ from mlcd.encoders.encoder import Encoder, job_batch
 from mlcd.errors import InvalidInput
 from mlcd.images.entries import Entries
 from mlcd.images.source import Source
-from mlcd.parts.encoded import (
+from mlcd.pipelines.encoded import (
     OnDone,
     choose_part_entries,
     encode_entries,

@@ -1,0 +1,1 @@
+"""The pipelines whose work a Ray cluster does: its session, its workers and its calls."""
