@@ -33,7 +33,7 @@ from mlcd.label_job import LabelJob
 from mlcd.pipelines.curate import CurateInputs, curate
 from mlcd.pipelines.curation.decisions import CurateOptions
 from mlcd.pipelines.embed import embed
-from mlcd.pipelines.encoded import PART_ENTRIES
+from mlcd.pipelines.encoded import choose_part_entries
 from mlcd.pipelines.label import LabelOptions, label
 from mlcd.pipelines.ownership import claim
 from mlcd.pipelines.shard import Equipment, InputChanged, OpenedCenters, discard, open_shards
@@ -138,7 +138,7 @@ def test_images_at_urls_are_those_of_the_command(kind, form, images, equipment, 
         options = UrlOptions(column, "127.0.0.1", "127.0.0.1/32", str(host.port))
         fetching = replace(equipment, urls=replace(options, column=None))
         wanted = wanted_job(kind, place, tmp_path, url_column=column)
-        shards = opened(wanted, fetching, part_entries=24 if kind == "label" else PART_ENTRIES)
+        shards = opened(wanted, fetching, part_entries=24 if kind == "label" else None)
         assert sum(finish(shards, reversed(range(len(shards.sizes))))) == 2
         made = open_artifact(Path(wanted.output))
         out = tmp_path / "by-command"
@@ -221,9 +221,17 @@ def test_labels_made_in_any_order_by_anybody_are_those_of_the_command(images, eq
 
 def test_embeddings_are_those_of_the_command(images, equipment, tmp_path):
     wanted = wanted_job("embed", images, tmp_path)
-    finish(open_shards(wanted, equipment, owner="job", part_entries=2048), order=(0,))
+    finish(open_shards(wanted, equipment, owner="job"), order=(0,))
     digest = by_command(wanted, equipment, tmp_path / "undisturbed")
     assert EmbeddingsArtifact.open(Path(wanted.output)).artifact.digest == digest
+
+
+@pytest.mark.parametrize(
+    ("num_images", "num_parts"),
+    [(1, 1), (256, 1), (257, 2), (3068, 12), (4097, 9), (32_768, 16), (1_000_000, 489)],
+)
+def test_a_few_thousand_images_are_tasks_for_several_workers(num_images, num_parts):
+    assert -(-num_images // choose_part_entries(num_images)) == num_parts
 
 
 def test_a_selection_is_that_of_the_command_whoever_makes_it(images, equipment, tmp_path):
