@@ -16,7 +16,7 @@ const STAGES: Record<Exploration["stage"], string> = {
   list: "Looking for pictures…",
   embed: "Looking at the pictures…",
   cluster: "Grouping them…",
-  name: "Naming the groups…",
+  name: "Reading words for the names…",
   label: "Finishing…",
   done: "",
   failed: "That did not work",

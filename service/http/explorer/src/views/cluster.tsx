@@ -37,7 +37,9 @@ export function Cluster({ id, session }: View & { id: string }) {
             {center.value ? clusterName(center.value) : `Cluster ${id}`}
           </bdi>
         </Heading>
-        {center.value && <Rename path={path} name={center.value.name} key={center.value.name} />}
+        {center.value && (
+          <Rename path={path} name={center.value.name} terms={center.value.evidence?.terms ?? []} key={center.value.name} />
+        )}
         {center.value && <Facts center={center.value} />}
         {center.value && collection && (
           <div class="tools">
@@ -50,7 +52,7 @@ export function Cluster({ id, session }: View & { id: string }) {
       {center.error && <Failure error={center.error} again={center.again} />}
       <div class="with-side">
         <Fold title="About this cluster" class="side">
-          {center.value?.evidence && <Grounds evidence={center.value.evidence} collection={collection} />}
+          {center.value?.evidence && <Grounds name={center.value.name} evidence={center.value.evidence} collection={collection} />}
           {session.collection && !center.error && <Spread path={path} session={session} />}
           {center.value && center.value.nearest.length > 0 && (
             <section aria-labelledby="nearest">
@@ -69,8 +71,8 @@ export function Cluster({ id, session }: View & { id: string }) {
   );
 }
 
-/** A pencil beside the name: Enter saves, Escape does not, and the name before can be taken back. */
-function Rename({ path, name }: { path: string; name: string | null }) {
+/** A pencil beside the name: Enter saves, Escape does not, and the name before can be taken back. Terms are proposed. */
+function Rename({ path, name, terms }: { path: string; name: string | null; terms: Evidence["terms"] }) {
   const [editing, setEditing] = useState(false);
   const [wrong, setWrong] = useState("");
   const field = useRef<HTMLInputElement>(null);
@@ -111,10 +113,16 @@ function Rename({ path, name }: { path: string; name: string | null }) {
       <input
         ref={field}
         aria-label="Name"
+        list="terms"
         maxLength={MOST_OF_A_NAME}
         defaultValue={name ?? ""}
         onKeyDown={(event) => event.key === "Escape" && setEditing(false)}
       />
+      <datalist id="terms">
+        {terms.map(({ term }) => (
+          <option key={term} value={term} />
+        ))}
+      </datalist>
       <button>Save</button>
     </form>
   );
@@ -168,11 +176,12 @@ function Facts({ center }: { center: DescribedCenter }) {
 }
 
 /** Why the cluster has its name, or has none. */
-function Grounds({ evidence, collection }: { evidence: Evidence; collection: string | undefined }) {
+function Grounds({ name, evidence, collection }: { name: string | null; evidence: Evidence; collection: string | undefined }) {
   const { terms, unlike, typical } = evidence;
+  const title = name !== evidence.name ? "Words that its members resemble" : name === null ? "Why it has no name" : "Why this name";
   return (
     <section aria-labelledby="grounds" class="values">
-      <h2 id="grounds">{evidence.name === null ? "Why it has no name" : "Why this name"}</h2>
+      <h2 id="grounds">{title}</h2>
       <table>
         <caption class="small soft">
           Share of {counted(evidence.members, "member")} that have a term, and of the other clusters' members

@@ -24,6 +24,7 @@ const FIRST = 60;
 const MOST = 600;
 const MOST_IDS = 10_000;
 const EXAMPLES = 5;
+const FEW = 5; // pictures, below which other words are proposed
 const STARTER = "starter";
 const STRONGER = "hub:google/siglip2-base-patch16-224";
 
@@ -360,6 +361,11 @@ function Matches({ answer, asked, collection, top, without, floor, model }: Answ
             <Empty title="No picture matches these words well">
               {model === STARTER && <StrongerWords />}
             </Empty>
+          )}
+          {strong.length > 0 && strong.length < FEW && (
+            <p class="soft">
+              Few pictures match surely: try a broader word{model === STARTER && ", in English"}, or look at the weak matches.
+            </p>
           )}
           <details class="weak">
             <summary>
