@@ -4,12 +4,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, TypeVar
 
+from mlcd.extras import install_command
+
 try:
     import httpx
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"mlcd.client needs httpx: {install_command('client')}", name="httpx"
     ) from error
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -21,7 +24,6 @@ from mlcd.client.requests import RequestBounds, Server
 from mlcd.client.results import Answer
 from mlcd.client.text_batches import TIMES_BATCH, TextCutter
 from mlcd.errors import ConfigInvalid, InvalidInput
-from mlcd.extras import install_command
 from mlcd.types import Embeddings, Fingerprint, as_array, unit_rows
 
 _Batch = TypeVar("_Batch")

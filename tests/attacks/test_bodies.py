@@ -143,10 +143,11 @@ def peak_mib(server):
     return int(found[0].split()[1]) / 1024
 
 
-@pytest.mark.parametrize("path", [SEARCH, "/v1/embeddings"])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_json_takes_no_more_than_three_times_its_bytes(attacked, tokens, name, path):
+def test_json_takes_no_more_than_three_times_its_bytes(attacked, tokens, name):
     body = HOSTILE[name]
+    of_openai = name in ("unknown modalities", "token lists")
+    path = "/v1/embeddings" if of_openai else SEARCH
     headers = {"Authorization": f"Bearer {tokens[1]}", "Content-Type": "application/json"}
     before = attacked.resident_mib()
     Path(f"/proc/{attacked.process.pid}/clear_refs").write_text("5")  # the peak is of what follows

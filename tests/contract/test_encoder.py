@@ -86,11 +86,12 @@ def test_an_image_does_not_depend_on_its_neighbors(encoder):
     assert encoder.encode(batch) == pytest.approx(alone, abs=1e-5)
 
 
-@pytest.mark.parametrize("num", [1, 2, 7, MAX_BATCH, MAX_BATCH + 1, 2 * MAX_BATCH + 5])
-def test_any_batch_size_gives_the_same_rows(encoder, num):
+def test_any_batch_size_gives_the_same_rows(encoder):
     """Within 1e-5: engines choose their kernels by batch size. Batches over the bound are split."""
     batch = images(encoder, 2 * MAX_BATCH + 5)
-    assert encoder.encode(batch[:num]) == pytest.approx(encoder.encode(batch)[:num], abs=1e-5)
+    rows = encoder.encode(batch)
+    for num in (1, 2, 7, MAX_BATCH, MAX_BATCH + 1):
+        assert encoder.encode(batch[:num]) == pytest.approx(rows[:num], abs=1e-5), num
 
 
 def test_neighbors_of_any_kind_change_nothing(encoder):

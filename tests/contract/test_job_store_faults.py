@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mlcd.errors import ArtifactInvalid, NotFound, Unavailable
+from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound, Unavailable
 from service.jobs.service import open_queue
 from service.settings import read_settings
 from tests.contract.job_stores import (
@@ -393,3 +393,20 @@ def test_a_queue_of_another_version_is_not_touched(redis):
         pytest.raises(ArtifactInvalid, match="another version"),
     ):
         submitted(store)
+
+
+@pytest.mark.redis
+def test_a_redis_that_throws_jobs_away_is_not_used(redis):
+    redis.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    opened = open_queue(read_settings({"model": "hog", "redis_url": redis.url}))
+    told = r"throws any key away when it is full \(maxmemory-policy allkeys-lru\)"
+    try:
+        with contextlib.closing(opened) as store, pytest.raises(ConfigInvalid, match=told):
+            submitted(store)
+    finally:
+        redis.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
+def test_jobs_need_a_place_to_be_kept():
+    with pytest.raises(ConfigInvalid, match="MLCD_STATE_DIR or MLCD_REDIS_URL"):
+        open_queue(read_settings({"model": "hog"}))

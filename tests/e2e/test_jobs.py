@@ -24,7 +24,7 @@ from service.inference.engine.fake import FakeEncoder
 from service.jobs.job import JobSpec
 from service.jobs.service import open_queue
 from service.settings import read_settings
-from tests.conftest import run_mlcd, start_mlcd
+from tests.conftest import call_mlcd, start_mlcd
 from tests.integration.running import children
 from tests.unit.service.cached import redis_server
 
@@ -188,7 +188,7 @@ def kill_and_finish(setting, images, num_kills, disturb=lambda kill: None):
 def test_killed_twice_a_job_ends_with_the_same_bytes(journey, pictures, tmp_path):
     with Setting(tmp_path, journey / "model") as setting:
         kill_and_finish(setting, write_images(pictures, tmp_path, "tar"), 2)
-    verified = run_mlcd("verify", tmp_path / "out")
+    verified = call_mlcd("verify", tmp_path / "out")
     assert verified.returncode == 0, verified.stderr
 
 
@@ -235,22 +235,6 @@ def in_a_shard(setting, job_id):
     return until(lambda: any(stage == "shard" for _, stage, _ in setting.held(job_id)))
 
 
-def test_two_workers_share_a_job(few, tmp_path):
-    with slow(tmp_path, 500) as setting:
-        job_id = setting.submit(few, "out")
-        setting.start("--name", "a")
-        setting.start("--name", "b")
-        until(
-            lambda: (
-                {worker for worker, stage, _ in setting.held(job_id) if stage == "shard"}
-                == {"a", "b"}
-            )
-        )
-        assert setting.queue.workers() == ["a", "b"]
-        until(lambda: setting.queue.get(job_id).state == "succeeded")
-    assert open_artifact(tmp_path / "out").summary["images"] == 4 * SHARD_IMAGES
-
-
 def test_a_worker_that_is_told_to_end_does_so_whatever_the_engine_does(few, tmp_path):
     with slow(tmp_path, 60_000) as setting:
         job_id = setting.submit(few, "out")
@@ -264,8 +248,7 @@ def test_a_worker_that_is_told_to_end_does_so_whatever_the_engine_does(few, tmp_
         assert (again.stage, again.attempt) == ("shard", 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_every_process_and_its_echo_release_the_task_uncounted(few, tmp_path, number):
+def test_a_signal_to_every_process_and_its_echo_release_the_task_uncounted(few, tmp_path):
     """The worker is one process: its engine is a part of it."""
     with slow(tmp_path, 500) as setting:
         job_id = setting.submit(few, "out")
@@ -273,7 +256,7 @@ def test_a_signal_to_every_process_and_its_echo_release_the_task_uncounted(few, 
         in_a_shard(setting, job_id)
         assert children(process.pid) == []
         for _ in range(2):
-            process.send_signal(number)
+            process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=10)
         assert (process.returncode, "Traceback" in output) == (0, False), output
         assert setting.held(job_id) == []
@@ -422,6 +405,6 @@ def test_a_shard_that_kills_its_workers_fails_alone(few, tmp_path):
 
 
 def test_a_worker_without_roots_says_what_is_missing(journey, tmp_path):
-    result = run_mlcd("worker", "--model", journey / "model", "--state", tmp_path)
+    result = call_mlcd("worker", "--model", journey / "model", "--state", tmp_path)
     assert (result.returncode, "MLCD_JOBS__ROOTS" in result.stderr) == (2, True)
     assert len(result.stderr.splitlines()) == 1

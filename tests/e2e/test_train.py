@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import call_mlcd, start_mlcd
 from tests.ranks import call_together
+from tests.unit.training.running import before_step
 
 NUMBERS = (
     "loss",
@@ -456,17 +457,25 @@ def test_a_run_goes_on_with_more_skips_allowed_but_with_nothing_else_changed(arg
     assert "max_skips: 3" in (tmp_path / "run.partial" / "config.yaml").read_text()
 
 
-def stop_after(run, number, process):
-    wait_for_steps(run, number, process)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
-    assert (process.returncode, run.exists()) == (0, False), errors
+@pytest.fixture
+def stop_at(monkeypatch):
+    """Runs a training, which is told to end when it begins a step."""
+
+    def stop(step, command):
+        with monkeypatch.context() as struck:
+            before_step(struck, step, lambda _: signal.raise_signal(signal.SIGTERM))
+            stopped = call_mlcd(*command)
+        assert (stopped.returncode, "interrupted at step" in stopped.stdout) == (0, True), stopped
+
+    return stop
 
 
-def test_a_run_goes_on_with_other_accumulation_and_other_checkpoints(arguments, alone, tmp_path):
+def test_a_run_goes_on_with_other_accumulation_and_other_checkpoints(
+    arguments, alone, stop_at, tmp_path
+):
     options = ["compute.precision=fp64", "compute.accumulation=2", "schedule.steps=60"]
     whole, run = alone("resumed-whole", *options), tmp_path / "run"
-    stop_after(run, 8, start_mlcd(*arguments("run", *options)))
+    stop_at(8, arguments("run", *options))
     result = call_mlcd(
         "train", "--resume", run, "compute.accumulation=4", "checkpoint.every_steps=7"
     )
@@ -487,17 +496,19 @@ def test_a_run_goes_on_with_other_accumulation_and_other_checkpoints(arguments, 
     )
 
 
-def test_other_checkpoints_change_no_bit_of_a_run_that_goes_on(arguments, alone, tmp_path):
+def test_other_checkpoints_change_no_bit_of_a_run_that_goes_on(arguments, alone, stop_at, tmp_path):
     whole, run = alone("resumed-bits", "schedule.steps=60"), tmp_path / "run"
-    stop_after(run, 8, start_mlcd(*arguments("run", "schedule.steps=60")))
+    stop_at(8, arguments("run", "schedule.steps=60"))
     assert call_mlcd("train", "--resume", run, "checkpoint.every_steps=7").returncode == 0
     ours, theirs = (last_weights(each, 60) for each in (run, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_run_goes_on_to_another_number_of_steps_and_no_other_setting(arguments, tmp_path):
+def test_a_run_goes_on_to_another_number_of_steps_and_no_other_setting(
+    arguments, stop_at, tmp_path
+):
     run = tmp_path / "run"
-    stop_after(run, 12, start_mlcd(*arguments("run", "schedule.steps=5000")))
+    stop_at(12, arguments("run", "schedule.steps=5000"))
     for overrides, words in (
         (["optim.lr=0.1", "loss.scale=9"], ["optim.lr=0.1, before 0.001", "loss.scale=9.0"]),
         (["schedule.steps=10"], ["schedule.steps=10, but", "has reached step"]),

@@ -15,7 +15,7 @@ from openai import AuthenticationError, OpenAI, PermissionDeniedError, RateLimit
 from PIL import Image
 
 from service.keys.file import SCOPES, create_key, read_keys, revoke_key
-from tests.conftest import run_mlcd, start_mlcd
+from tests.conftest import call_mlcd, run_mlcd, start_mlcd
 from tests.integration.bodies import data_uri, files
 from tests.integration.running import Server, serving, until
 from tests.integration.test_schema import explore
@@ -458,14 +458,14 @@ def test_nothing_of_a_request_is_read_before_its_key(running, path, kind):
 
 
 def test_a_new_key_enters_and_a_revoked_one_does_not_within_seconds(anyone, keys):
-    made = run_mlcd("keys", "create", "late", "--scope", "embed", "--file", keys.path)
+    made = call_mlcd("keys", "create", "late", "--scope", "embed", "--file", keys.path)
     token = made.stdout.strip()
 
     def enters():
         return anyone.get("/v1/info", headers=as_bearer(token)).status_code == 200
 
     assert until(enters, 5) < 5
-    assert run_mlcd("keys", "revoke", token[5:13], "--file", keys.path).returncode == 0
+    assert call_mlcd("keys", "revoke", token[5:13], "--file", keys.path).returncode == 0
     assert until(lambda: not enters(), 5) < 5
 
 
@@ -623,8 +623,8 @@ def test_a_server_that_others_reach_needs_keys_or_a_word():
     assert "MLCD_AUTH__MODE=open" in refused.stderr
 
 
-def test_a_server_that_says_it_is_open_asks_for_nothing_and_documents_nothing(journey):
-    with serving(journey / "model", host="0.0.0.0", auth__mode="open") as server:
+def test_a_server_that_says_it_is_open_asks_for_nothing_and_documents_nothing():
+    with serving("hog", host="0.0.0.0", auth__mode="open") as server:
         assert httpx.get(f"{server.url}/v1/info", headers=as_bearer("whatever")).status_code == 200
         document = httpx.get(f"{server.url}/openapi.json").json()
         assert "securitySchemes" not in document["components"]
@@ -633,25 +633,15 @@ def test_a_server_that_says_it_is_open_asks_for_nothing_and_documents_nothing(jo
         ]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "there is no keys file"),
-        ("{}", "holds no valid key: `mlcd keys create` makes one"),
-        ("SECRET", "is not a keys file"),
-    ],
-)
-def test_a_server_without_a_usable_keys_file_does_not_start(tmp_path, content, message):
+def test_a_server_without_a_usable_keys_file_does_not_start(tmp_path):
     path = tmp_path / "keys.json"
-    if content is not None:
-        path.write_text(content)
+    path.write_text("{}")
     process = start_mlcd(
         "serve", "--model", "hog", "--port", 0, env={"MLCD_AUTH__KEYS_FILE": str(path), "PATH": ""}
     )
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert message in output
-    assert "SECRET" not in output
+    assert "holds no valid key: `mlcd keys create` makes one" in output
     assert output.count("\n") == 1
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mlcd.collections.store import Collections
 from mlcd.types import unit_rows
-from tests.conftest import run_mlcd, write_digits
+from tests.conftest import call_mlcd, write_digits
 from tests.integration.running import serving, until
 
 
@@ -48,13 +48,13 @@ def test_a_backup_under_three_writers_is_restored_and_served(journey, tmp_path):
         try:
             until(lambda: all(acknowledged), 30)
             before = {item_id for ids in acknowledged for item_id in list(ids)}
-            done = run_mlcd("backup", state, tmp_path / "backup")
+            done = call_mlcd("backup", state, tmp_path / "backup")
         finally:
             ended.set()
             for thread in writers:
                 thread.join()
     assert done.returncode == 0, done.stderr
-    done = run_mlcd("restore", tmp_path / "backup", tmp_path / "restored")
+    done = call_mlcd("restore", tmp_path / "backup", tmp_path / "restored")
     assert done.returncode == 0, done.stderr
     with (
         serving(journey / "model", state_dir=tmp_path / "restored", **settings) as server,

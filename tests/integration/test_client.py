@@ -35,7 +35,7 @@ from mlcd.errors import (
     InvalidInput,
     Unavailable,
 )
-from tests.conftest import free_port, run_mlcd, start_mlcd
+from tests.conftest import call_mlcd, free_port, start_mlcd
 from tests.integration.running import serving, until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "client.md"
@@ -544,7 +544,7 @@ def test_smaller_limits_of_a_server_started_again_are_learned(paths):
 
 def test_a_key_opens_what_its_scopes_allow(paths, tmp_path):
     file = tmp_path / "keys.json"
-    made = run_mlcd("keys", "create", "tests", "--scope", "embed", "--file", file)
+    made = call_mlcd("keys", "create", "tests", "--scope", "embed", "--file", file)
     assert made.returncode == 0, made.stderr
     (key,) = re.findall(r"mlcd[-_][A-Za-z0-9_-]{20,}", made.stdout)
     with serving("fake:latency_ms=1", engine="fake", auth__keys_file=file) as server:

@@ -148,6 +148,8 @@ def test_what_cannot_be_done_is_refused(place):
         place.submit(top=3)
     with pytest.raises(RefusedConflict, match="fetches no images"):
         place.submit(url_column="url")
+    with pytest.raises(RefusedNotFound, match="without centers"):
+        place.jobs.submit(*place.paths())
     with pytest.raises(RefusedInput, match="absolute"):
         place.jobs.submit("images", "/out", kind="embed")
 

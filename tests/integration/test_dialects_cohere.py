@@ -61,8 +61,6 @@ def test_inputs_with_content_lists_and_a_shorter_dimension(ask, picture):
         ),
         ({"inputs": [{"content": []}]}, 422, "image 0"),
         ({"inputs": ["URI"]}, 422, "image 0"),
-        ({"images": ["URI"], "embedding_types": ["int4"]}, 400, "embedding_types"),
-        ({"images": ["URI"], "embedding_types": []}, 400, "embedding_types"),
         ({"images": ["URI"], "input_type": "poem"}, 400, "input_type"),
         ({"images": ["URI"], "output_dimension": 17}, 400, "output_dimension is at most 16"),
         (

@@ -7,7 +7,6 @@ import json
 import os
 import sqlite3
 import subprocess
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from service.jobs.job import JobProblem, JobState
 from service.jobs.service import open_queue
 from service.keys.file import create_key
 from service.settings import read_settings
-from tests.conftest import run_mlcd, start_mlcd, write_digits
+from tests.conftest import call_mlcd, start_mlcd, write_digits
 from tests.integration.running import Server, serving, until
 from tests.integration.test_schema import explore
 from tests.unit.service.cached import redis_server
@@ -190,72 +189,20 @@ def test_a_job_that_curates_has_the_options_of_the_command(place):
     assert outside.status_code == 403
 
 
-def test_progress_is_told_as_workers_tell_it(place):
-    job_id = place.submitted()
-    place.store.planned(place.claim(), [100, 100])
-    work = place.claim()
-    time.sleep(0.1)
-    assert place.store.renew(work, lease_s=LEASE_S, done=40)
-    progress = place.show(job_id)["progress"]
-    assert (progress["shards"], progress["images"], progress["done"]) == (2, 200, 40)
-    assert 0 < progress["images_per_s"] <= 400
-    assert progress["eta_s"] == pytest.approx(160 / progress["images_per_s"])
-    place.store.completed(work, failed_items=3)
-    place.work_off()
-    job = place.show(job_id)
-    assert job["state"] == "succeeded"
-    assert job["created"] < job["started"] < job["ended"]
-    assert job["progress"] | {"images_per_s": 1} == {
-        "shards": 2,
-        "shards_done": 2,
-        "shards_failed": 0,
-        "images": 200,
-        "done": 200,
-        "failed_items": 3,
-        "damaged_files": 0,
-        "stage": None,
-        "collected": None,
-        "indexed": None,
-        "images_per_s": 1,
-        "eta_s": None,
-    }
-
-
-def test_places_that_jobs_may_not_use_are_refused_alike(place):
-    (place.folder / "out-link").symlink_to("/etc")
-    told = set()
-    for location in (
-        "/etc",
-        "/nothing",
-        f"{place.folder}/../x",
-        f"{place.folder}/out-link/x",
-        "/etc/*.tar",
-    ):
-        for field in ("input", "output"):
-            answer = place.submit(**{field: location})
-            problem = answer.json()
-            assert (answer.status_code, problem["param"], problem["type"]) == (
-                403,
-                field,
-                "urn:mlcd:problem:forbidden",
-            )
-            told.add(problem["detail"].replace(field, ""))
-    assert len(told) == 1
-    for location in ("s3://bucket/x", "file:///etc", "images", "", "x\0y"):
-        assert place.submit(input=location).status_code == 400
+def test_places_that_jobs_may_not_use_are_refused(place):
+    for field in ("input", "output"):
+        answer = place.submit(**{field: "/etc"})
+        assert (answer.status_code, answer.json()["param"]) == (403, field)
+    assert place.submit(input="images").status_code == 400
     assert place.submit(input=str(place.folder / "none")).status_code == 422
     assert place.submit(output=str(place.folder / "images")).status_code == 409
-    assert place.submit(output=str(place.folder / "images" / "out")).status_code == 422
-    assert place.submit(output=str(place.folder / "no" / "out")).status_code == 422
     assert place.claim() is None
 
 
 def test_a_request_that_is_no_job_is_refused(place):
     for changes in (
         {"kind": "train"},
-        {"input": 1},
         {"top": 0},
-        {"top": "3"},
         {"threshold": 2},
         {"more": 1},
     ):
@@ -292,20 +239,6 @@ def test_one_idempotency_key_makes_one_job_for_each_client(place):
     assert post(**{"Idempotency-Key": "k" * 256}).status_code == 400
 
 
-def test_submissions_at_one_moment_make_one_job(place):
-    asked = place.asked()
-    start = threading.Barrier(8)
-
-    def post(_):
-        start.wait()
-        return place.client.post("/v1/jobs", json=asked, headers={"Idempotency-Key": "crowd"})
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(post, range(8)))
-    assert sorted(answer.status_code for answer in answers) == [200] * 7 + [202]
-    assert len({answer.json()["id"] for answer in answers}) == 1
-
-
 def test_jobs_are_listed_page_by_page(place):
     ids = [place.submitted() for _ in range(5)]
     seen, cursor = [], None
@@ -319,46 +252,6 @@ def test_jobs_are_listed_page_by_page(place):
     for params in ({"limit": 0}, {"limit": 201}, {"state": "x"}):
         assert place.client.get("/v1/jobs", params=params).status_code == 400
     assert place.client.get("/v1/jobs", params={"cursor": "x"}).status_code == 422
-
-
-def test_a_job_is_canceled_and_retried(place):
-    job_id = place.submitted()
-    place.store.planned(place.claim(), [10])
-    work = place.claim()
-    answer = place.client.delete(f"/v1/jobs/{job_id}")
-    assert (answer.status_code, answer.json()["state"]) == (200, "canceled")
-    assert not place.store.renew(work, lease_s=LEASE_S)
-    place.store.release(work)
-    assert place.claim().stage == "discard"
-    assert place.client.delete(f"/v1/jobs/{job_id}").status_code == 200
-    assert place.client.post(f"/v1/jobs/{job_id}/retry").json()["state"] == "queued"
-    assert place.client.post(f"/v1/jobs/{job_id}/retry").status_code == 409
-
-
-def test_a_failed_job_says_why(place):
-    job_id = place.submitted()
-    place.store.failed(
-        place.claim(), JobProblem("no-space", "the disk is full", "free some"), fatal=True
-    )
-    job = place.show(job_id)
-    assert (job["state"], job["problem"]) == (
-        "failed",
-        {"code": "no-space", "message": "the disk is full", "remedy": "free some"},
-    )
-    assert place.client.delete(f"/v1/jobs/{job_id}").status_code == 409
-    assert place.client.post(f"/v1/jobs/{job_id}/retry").json()["problem"] is None
-
-
-def test_an_unknown_job_is_not_found(place):
-    for method, path in (
-        ("GET", ""),
-        ("DELETE", ""),
-        ("GET", "/failures"),
-        ("GET", "/events"),
-        ("POST", "/retry"),
-    ):
-        for job_id in ("x", "0" * 20, "%2e%2e"):
-            assert place.client.request(method, f"/v1/jobs/{job_id}{path}").status_code == 404
 
 
 def test_events_are_every_change_until_the_job_has_ended(place):
@@ -483,15 +376,16 @@ def test_the_queue_is_in_the_metrics(place):
     until(lambda: told() == counted(), 10)
 
 
-def command(place, *arguments, **options):
-    environment = {**os.environ, "MLCD_API_KEY": place.token}
-    return run_mlcd("jobs", "--url", place.server.url, *arguments, env=environment, **options)
+def command(place, *arguments):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLCD_API_KEY", place.token)
+        return call_mlcd("jobs", "--url", place.server.url, *arguments)
 
 
-def test_the_command_submits_lists_shows_cancels_and_retries(place):
-    made = command(
-        place, "submit", "images", "cli", "--top", "2", "--key", "once", cwd=place.folder
-    )
+def test_the_command_submits_lists_shows_cancels_and_retries(place, monkeypatch):
+    monkeypatch.chdir(place.folder)
+    submit = ("submit", "images", "cli", "--top", "2", "--key", "once")
+    made = command(place, *submit)
     job_id = made.stdout.strip()
     assert (made.returncode, made.stderr) == (0, "")
     job = place.show(job_id)
@@ -500,9 +394,7 @@ def test_the_command_submits_lists_shows_cancels_and_retries(place):
         str(place.folder / "images"),
         str(place.folder / "cli"),
     )
-    again = command(
-        place, "submit", "images", "cli", "--top", "2", "--key", "once", "--json", cwd=place.folder
-    )
+    again = command(place, *submit, "--json")
     assert json.loads(again.stdout) == job
     assert json.loads(command(place, "show", job_id).stdout) == {
         **job,
@@ -687,14 +579,8 @@ def test_the_command_says_that_no_worker_is_there(place, monkeypatch):
 def test_the_command_says_in_one_line_what_is_wrong(place):
     for arguments, message in [
         (("show", "none"), "there is no such job"),
-        (("submit", "/etc", "/tmp/x"), "in no place that jobs may use"),
-        (("--api-key", "wrong", "list"), "is not known here"),
-        (("--url", "http://127.0.0.1:1", "list"), "cannot be reached"),
         (("--url", "nowhere", "list"), "URL cannot be used"),
         (("submit", "x"), "Missing argument"),
-        (("submit", "x", "y", "--key", "é"), "idempotency key cannot be sent"),
-        (("submit", "x", "y", "--key", "a\nb"), "idempotency key cannot be sent"),
-        (("submit", "x", "y", "--key", ""), "idempotency key cannot be sent"),
     ]:
         result = command(place, *arguments)
         assert (result.returncode, result.stdout) == (2, ""), arguments
@@ -718,38 +604,6 @@ def test_a_server_without_folders_takes_no_jobs(client):
         assert answer.status_code == 409
         assert "MLCD_JOBS__ROOTS" in answer.json()["detail"]
     assert "mlcd_jobs{" not in client.get("/metrics").text
-
-
-def test_jobs_need_a_place_to_be_kept_and_folders_that_are_there(tmp_path):
-    for roots, message in (
-        (tmp_path, "MLCD_STATE_DIR or MLCD_REDIS_URL"),
-        ("/nothing/here", "is not a folder"),
-    ):
-        result = run_mlcd(
-            "serve",
-            "--model",
-            "hog",
-            "--port",
-            0,
-            env={**os.environ, "MLCD_JOBS__ROOTS": str(roots)},
-        )
-        assert result.returncode == 2
-        assert message in result.stderr
-        assert len(result.stderr.splitlines()) == 1
-
-
-def test_without_centers_there_are_no_labels_and_still_embeddings(tmp_path):
-    write_digits(tmp_path / "root" / "images", 3)
-    asked = {"input": str(tmp_path / "root" / "images"), "output": str(tmp_path / "root" / "out")}
-    with serving("pixels", state_dir=tmp_path / "state", jobs__roots=tmp_path / "root") as server:
-        refused = httpx.post(f"{server.url}/v1/jobs", json={"kind": "label", **asked}, timeout=30)
-        assert (refused.status_code, "without centers" in refused.json()["detail"]) == (404, True)
-        assert (
-            httpx.post(
-                f"{server.url}/v1/jobs", json={"kind": "embed", **asked}, timeout=30
-            ).status_code
-            == 202
-        )
 
 
 def test_streams_end_with_the_deadline_and_with_the_server(tmp_path):
@@ -826,21 +680,6 @@ def test_jobs_outlive_redis_and_all_servers_see_them(tmp_path):
             until(lambda: server.metric('mlcd_jobs{state="canceled"}') == 1, 10)
             until(lambda: server.metric("mlcd_job_queue_up") == 2, 10)
             assert server.metric('mlcd_jobs{state="queued"}') == 4
-
-
-@pytest.mark.redis
-def test_a_redis_that_throws_jobs_away_is_not_used(tmp_path):
-    write_digits(tmp_path / "root" / "images", 3)
-    asked = {
-        "kind": "embed",
-        "input": str(tmp_path / "root" / "images"),
-        "output": str(tmp_path / "root" / "out"),
-    }
-    with redis_server(tmp_path, "--maxmemory-policy", "allkeys-lru") as redis:
-        server = Server("pixels", redis_url=redis.url, jobs__roots=tmp_path / "root").wait_ready()
-        assert httpx.post(f"{server.url}/v1/jobs", json=asked, timeout=30).status_code == 500
-        _, output = server.stop()
-        assert "throws any key away when it is full (maxmemory-policy allkeys-lru)" in output
 
 
 @pytest.mark.slow  # without roots the routes are in test_schema.py

@@ -156,15 +156,11 @@ def test_sigterm_is_heard_while_the_second_process_begins(started):
     assert (status, "Traceback" in output) == (0, False)
 
 
-def test_what_cannot_be_served_is_refused_in_one_line(journey, monkeypatch):
+def test_what_cannot_be_served_is_refused_in_one_line(monkeypatch):
     monkeypatch.setenv("MLCD_PROCESSES", "3")
-    for model, message in (
-        ("absent", "there is no model absent"),
-        (journey / "embeddings", "holds no weights"),
-    ):
-        result = run_mlcd("serve", "--model", model, "--port", free_port())
-        assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1), result.stderr
-        assert message in result.stderr
+    result = run_mlcd("serve", "--model", "absent", "--port", free_port())
+    assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1), result.stderr
+    assert "there is no model absent" in result.stderr
 
 
 @pytest.mark.slow

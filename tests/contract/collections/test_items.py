@@ -44,7 +44,7 @@ def test_a_collection_is_made_once_for_one_model(store):
         with pytest.raises(Conflict, match="another name"):
             store.create("c", **{"fingerprint": FINGERPRINT, "dimension": DIMENSION} | changed)
     with pytest.raises(ConfigInvalid, match="cannot be shown"):
-        store.create("d", fingerprint=FINGERPRINT, dimension=DIMENSION, recall=1.5)
+        store.create("d", fingerprint=FINGERPRINT, dimension=DIMENSION, recall=1.0)
     with pytest.raises(InvalidInput, match="cannot name"):
         store.create("../d", fingerprint=FINGERPRINT, dimension=DIMENSION)
     with pytest.raises(ConfigInvalid, match="another model"):

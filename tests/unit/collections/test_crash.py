@@ -146,7 +146,7 @@ def indexed(tmp_path_factory):
     return path, vectors
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
 def test_a_damaged_index_is_made_again_and_never_served(indexed, tmp_path, seed, damage):
     path, vectors = indexed

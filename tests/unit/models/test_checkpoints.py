@@ -93,8 +93,7 @@ def pixels(side, *, num=2, width=None):
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
-@pytest.mark.parametrize("positions", ["learned", "rope"])
+@pytest.mark.parametrize(("activation", "positions"), [("quick_gelu", "learned"), ("gelu", "rope")])
 @torch.no_grad()
 def test_transformers_loads_our_weights_and_gives_the_same_outputs(
     tmp_path, size, activation, positions
@@ -118,8 +117,7 @@ def test_transformers_loads_our_weights_and_gives_the_same_outputs(
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("activation", ["quick_gelu", "gelu"])
-@pytest.mark.parametrize("positions", ["learned", "rope"])
+@pytest.mark.parametrize(("activation", "positions"), [("quick_gelu", "learned"), ("gelu", "rope")])
 @torch.no_grad()
 def test_we_load_what_transformers_saves_and_give_the_same_outputs(
     tmp_path, size, activation, positions

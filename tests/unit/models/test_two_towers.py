@@ -160,10 +160,15 @@ def assert_same_towers(ours, theirs, family, x, tokens):
     assert torch.allclose(ours(x, tokens), logits, atol=1e-4)
 
 
-@pytest.mark.parametrize("vision", VISION)
-@pytest.mark.parametrize("text", TEXT)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("family", CLASSES)
+# Every pair of two of the four choices, once.
+PAIRS = [
+    (family, activation, VISION[(a + 2 * b) % 3], TEXT[(a + b) % 3])
+    for a, family in enumerate(CLASSES)
+    for b, activation in enumerate(ACTIVATIONS)
+]
+
+
+@pytest.mark.parametrize(("family", "activation", "vision", "text"), PAIRS)
 @torch.no_grad()
 def test_both_towers_equal_transformers_both_ways(tmp_path, family, activation, vision, text):
     model_class, _ = CLASSES[family]

@@ -165,28 +165,10 @@ def as_rows(local, shard, size):
 
 
 def column_cases():
+    """`per_column`, for 60 classes."""
+    base = {"scale": 16.0, "margin_grad": "exact", "seed": 5}
     for ratio in (0.1, 0.3, 1.0):
-        yield (
-            ratio,
-            HeadConfig(
-                kind="per_column", scale=16.0, margin_grad="exact", negative_ratio=ratio, seed=5
-            ),
-        )
-
-
-def run_columns(rank, size, folder):
-    """`per_column` on this process's share of 12 samples of 60 classes."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous-columns-{size}", rank=rank, world_size=size
-    )
-    x, labels = batch(60, 4)
-    own = split(len(x), size)[rank]
-    results = {
-        ratio: head_step(World.current(), config, 60, x[own], labels[own])
-        for ratio, config in column_cases()
-    }
-    torch.save(results, f"{folder}/columns-{size}-{rank}.pt")
-    dist.destroy_process_group()
+        yield f"columns-{ratio}", HeadConfig(kind="per_column", negative_ratio=ratio, **base)
 
 
 def forms(world=None, own=slice(None)):
@@ -210,14 +192,6 @@ def forms(world=None, own=slice(None)):
                 weights=None if counted is None else counted[own],
             )
     return results
-
-
-def run_forms(rank, size, folder):
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous-forms-{size}", rank=rank, world_size=size
-    )
-    torch.save(forms(World.current(), split(12, size)[rank]), f"{folder}/forms-{size}-{rank}.pt")
-    dist.destroy_process_group()
 
 
 def save(rank, size, folder):
@@ -302,5 +276,9 @@ def run(rank, size, folder):
     for kind in ("clip", "siglip"):
         results[kind] = contrastive_step(world, kind, x[own], y[own])
     results["clipping"] = clip_step(world)
+    x, labels = batch(60, 4)
+    for name, config in column_cases():
+        results[name] = head_step(world, config, 60, x[own], labels[own])
+    results |= forms(world, own)
     torch.save(results, f"{folder}/results-{size}-{rank}.pt")
     dist.destroy_process_group()

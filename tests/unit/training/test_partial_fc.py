@@ -1,5 +1,7 @@
 """The head against Eq. 5 written out, and any number of processes against one."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -16,80 +18,6 @@ from training.optim.groups import center_optimizer
 from training.parallel.partial_fc import HeadConfig, PartialFC
 
 CONFIG = HeadConfig(scale=16.0, negative_ratio=1.0, margin_grad="exact")
-
-
-def written_out(z, weight, labels, drawn, *, kind="mlcd", scale=16.0, margin=0.3, bias=0.0):
-    """Eq. 3, 4 and 5 in float64 by loops over pairs, from the formulas alone; autograd gives the
-    gradients.
-    """
-    z, weight = (
-        torch.nn.functional.normalize(z, dim=1),
-        torch.nn.functional.normalize(weight, dim=1),
-    )
-    losses = []
-    for row in range(len(z)):
-        own = {int(label) for label in labels[row] if label >= 0}
-        positives = [
-            scale * torch.cos(torch.arccos(z[row] @ weight[k]) + margin) + bias for k in sorted(own)
-        ]
-        negatives = [scale * (z[row] @ weight[k]) + bias for k in drawn.tolist() if k not in own]
-        pairs = sum(torch.exp(n - p) for n in negatives for p in positives)
-        if kind == "mlcd":
-            pairs = (
-                pairs + sum(torch.exp(n) for n in negatives) + sum(torch.exp(-p) for p in positives)
-            )
-        losses.append(torch.log(1 + pairs) if torch.is_tensor(pairs) else z[row].sum() * 0)
-    return torch.stack(losses).mean()
-
-
-@pytest.mark.parametrize("kind", ["mlcd", "mlc"])
-@pytest.mark.parametrize("ratio", [1.0, 0.3])
-@pytest.mark.parametrize("update", ["sparse", "dense"])
-def test_it_is_the_written_out_loss_in_value_and_gradients(kind, ratio, update):
-    config = HeadConfig(
-        kind=kind, scale=16.0, negative_ratio=ratio, margin_grad="exact", center_update=update
-    )
-    head = PartialFC(23, 8, config).double()
-    head.initialize(1)
-    generator = torch.Generator().manual_seed(1)
-    z = torch.randn((9, 8), generator=generator, dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(-1, 23, (9, 4), generator=generator)
-    labels[0], labels[1] = -1, torch.tensor([5, 5, 5, -1])
-    loss = head(z, labels, 3).loss
-    loss.backward()
-    ours = head.weight.grad.to_dense()
-    z_ref, w_ref = (tensor.detach().clone().requires_grad_() for tensor in (z, head.weight))
-    drawn = draw_negatives(23, ratio, seed=0, step=3)
-    expected = written_out(z_ref, w_ref, labels, drawn, kind=kind)
-    expected.backward()
-    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
-    assert torch.allclose(z.grad, z_ref.grad, atol=1e-12)
-    scale = w_ref.grad.abs().max().item()
-    assert torch.allclose(ours, w_ref.grad, atol=1e-12 * scale)
-    assert (ours * head.weight.detach()).sum(
-        dim=1
-    ).abs().max() < 1e-9 * scale  # orthogonal to each center
-
-
-def test_chunks_change_nothing(monkeypatch):
-    import training.parallel.partial_fc as module
-
-    z = torch.randn((5, 8), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    labels = torch.tensor([[1, 2], [3, -1], [20, 21], [0, 22], [7, 7]])
-
-    def run():
-        head = PartialFC(23, 8, CONFIG).double()
-        head.initialize(1)
-        leaf = z.clone().requires_grad_()
-        loss = head(leaf, labels, 0).loss
-        loss.backward()
-        return torch.cat(
-            [loss.detach()[None], leaf.grad.flatten(), head.weight.grad.to_dense().flatten()]
-        )
-
-    whole = run()
-    monkeypatch.setattr(module, "CHUNK_ENTRIES", 5 * 3)
-    assert torch.allclose(run(), whole, rtol=1e-12)
 
 
 def test_label_order_duplicates_and_center_lengths_do_not_matter():
@@ -219,7 +147,11 @@ def test_initial_centers_do_not_depend_on_the_number_of_processes():
 
 @pytest.fixture(scope="module")
 def one_process():
-    return {size: reference(size) for size in (1, 2, 3, 4)}
+    alike = distributed.forms() | {
+        name: columns_written_out(*distributed.batch(60, 4), config.negative_ratio)
+        for name, config in distributed.column_cases()
+    }
+    return {size: reference(size) | alike for size in (1, 2, 3)}
 
 
 def reference(size):
@@ -286,29 +218,11 @@ def columns_written_out(
         losses.append(sum(terms) / len(terms) if terms else z[row].sum() * 0)
     loss = torch.stack(losses).mean()
     loss.backward()
-    return (
-        loss.item(),
-        torch.cat([parameter.grad.flatten() for parameter in trunk.parameters()]),
-        weight.grad,
-    )
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_per_column_takes_the_labels_in_their_order_on_any_number_of_processes(size, tmp_path):
-    run_ranks(distributed.run_columns, size, str(tmp_path))
-    results = [
-        torch.load(tmp_path / f"columns-{size}-{rank}.pt", weights_only=False)
-        for rank in range(size)
-    ]
-    for ratio, _ in distributed.column_cases():
-        loss, trunk, centers = columns_written_out(*distributed.batch(60, 4), ratio)
-        for got in (result[ratio] for result in results):
-            start, stop = got["shard"]
-            assert got["loss"] == pytest.approx(loss, abs=1e-12), ratio
-            assert torch.allclose(got["trunk"], trunk, rtol=1e-12, atol=1e-12), ratio
-            assert torch.allclose(got["centers"], centers[start:stop], rtol=1e-12, atol=1e-12), (
-                ratio
-            )
+    return {
+        "loss": loss.item(),
+        "trunk": torch.cat([parameter.grad.flatten() for parameter in trunk.parameters()]),
+        "centers": weight.grad,
+    }
 
 
 def test_per_column_draws_classes_evenly_for_every_column():
@@ -362,27 +276,22 @@ def test_any_number_of_processes_equals_one(size, one_process, tmp_path):
         torch.load(tmp_path / f"results-{size}-{rank}.pt", weights_only=False)
         for rank in range(size)
     ]
+    close = partial(torch.allclose, rtol=1e-12, atol=1e-12)
     for name, expected in one_process[size].items():
         for rank, result in enumerate(results):
-            got = result[name]
-            assert got["loss"] == pytest.approx(expected["loss"], abs=1e-12), (name, rank)
+            got, at = result[name], (name, rank)
+            assert got["loss"] == pytest.approx(expected["loss"], abs=1e-12), at
             if "gradients" in got:
-                assert torch.allclose(got["gradients"], expected["gradients"], atol=1e-12), (
-                    name,
-                    rank,
-                )
+                assert close(got["gradients"], expected["gradients"]), at
                 continue
-            assert torch.allclose(got["trunk"], expected["trunk"], atol=1e-12), (name, rank)
+            assert close(got["trunk"], expected["trunk"]), at
             start, stop = got["shard"]
-            assert torch.allclose(got["centers"], expected["centers"][start:stop], atol=1e-12), (
-                name,
-                rank,
-            )
-            if not name.startswith("accumulate"):
-                assert got["meters"] == pytest.approx(expected["meters"], abs=1e-9, nan_ok=True), (
-                    name,
-                    rank,
-                )
+            assert close(got["centers"], expected["centers"][start:stop]), at
+            if "scalars" in expected:
+                assert torch.equal(got["scalars"], results[0][name]["scalars"]), at
+                assert close(got["scalars"], expected["scalars"]), at
+            if "meters" in expected and not name.startswith("accumulate"):
+                assert got["meters"] == pytest.approx(expected["meters"], abs=1e-9, nan_ok=True), at
         if "shard" in results[0][name]:
             assert results[-1][name]["shard"][1] == len(expected["centers"])
 

@@ -37,12 +37,6 @@ def test_the_loss_falls_and_the_positives_come_nearer(config):
     assert {"images_per_s", "lr", "grad_norm"} <= lines[0].keys()
 
 
-@pytest.mark.parametrize("kind", ["mlcd", "mlc", "cd", "per_column"])
-def test_every_loss_trains(config, kind):
-    run = run_training(config(kind, f"loss.kind={kind}", "schedule.steps=5"), SILENT)
-    assert np.isfinite(run.summary["final"]["loss"])
-
-
 def test_the_trained_centers_are_unit_named_and_in_the_model_s_space(config, journey):
     run = run_training(config("run", "schedule.steps=5"), SILENT)
     centers = Centers.open(run.path / "checkpoints" / "step_000005" / "centers")
@@ -82,8 +76,9 @@ def test_a_stopped_run_goes_on_bit_for_bit(config, monkeypatch, number, kind, op
     assert (again.path / "keys-0.jsonl").read_bytes() == (whole.path / "keys-0.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["mlcd", "per_column"])
-@pytest.mark.parametrize("options", [[], ["loss.negative_ratio=0.4"]])
+@pytest.mark.parametrize(
+    ("kind", "options"), [("mlcd", []), ("per_column", ["loss.negative_ratio=0.4"])]
+)
 def test_micro_batches_equal_the_whole_batch(config, kind, options):
     """Also negatives drawn for labels (per_column), and parts of unequal size: 30 = 8 + 8
     + 7 + 7.
@@ -241,12 +236,9 @@ def test_the_head_starts_from_given_centers(config, journey, tmp_path):
         run_training(config("wrong", f"data.centers={journey / 'centers'}"), SILENT)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_tower_and_every_block_of_centers_begin_with_numbers_of_their_own(config, seed):
+def test_the_tower_and_every_block_of_centers_begin_with_numbers_of_their_own(config):
     """Blocks have 4096 centers, here of 16 numbers each; the tower draws its class token first."""
-    state = initial_state(
-        config("run", f"seed={seed}"), 3 * 4096, Processes(World(), torch.device("cpu"))
-    )
+    state = initial_state(config("run"), 3 * 4096, Processes(World(), torch.device("cpu")))
     tower = state.model.trunk.cls.detach()
     begins = torch.stack(
         [tower[:16] * len(tower) ** 0.5, *(state.centers.weight.detach()[::4096] / 0.01)]

@@ -80,3 +80,13 @@ def test_other_kinds_collect_nothing(kind):
     record, work = with_all_images_done(kind)
     now = progress(reported(record, work, 5))
     assert (now.stage, now.done, now.collected, now.indexed) == ("publish", 8, None, None)
+
+
+def test_the_time_that_is_left_is_told_while_images_are_done():
+    record = StoredJob("1", JobSpec("embed", "/in", "/out", fingerprint="f" * 64), "queued", 0.0)
+    record, work = leased(record)
+    record, work = leased(cut(record, work, [5, 3], now_s=10), now_s=10)
+    assert progress(record).eta_s is None
+    now = progress(reported(record, work, 2, now_s=14))
+    assert (now.done, now.images_per_s, now.eta_s) == (2, 0.5, 12)
+    assert progress(complete(record, work, now_s=20)).eta_s == 6

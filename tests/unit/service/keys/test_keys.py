@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 
@@ -136,15 +137,11 @@ def test_two_keys_with_one_id_are_refused():
         KeySet(keys=[Key(**key), Key(**key)])
 
 
-def test_the_commands_create_list_and_revoke(path):
-    environment = {"MLCD_AUTH__KEYS_FILE": str(path), "PATH": ""}
-
-    def keys(*arguments):
-        return run_mlcd("keys", *arguments, env=environment)
-
-    made = keys(
-        "create", "the shop", "--scope", "jobs", "--scope", "embed", "--rate", 600, "--days", 30
-    )
+def test_the_commands_create_list_and_revoke(path, monkeypatch):
+    monkeypatch.setenv("MLCD_AUTH__KEYS_FILE", str(path))
+    keys = partial(call_mlcd, "keys")
+    scopes = ("--scope", "jobs", "--scope", "embed")
+    made = keys("create", "the shop", *scopes, "--rate", 600, "--days", 30)
     token = made.stdout.strip()
     key = read_keys(path).find(token)
     assert (made.returncode, key.name, key.scopes, key.rate) == (
@@ -156,7 +153,7 @@ def test_the_commands_create_list_and_revoke(path):
     assert key.expires - key.created == timedelta(days=30)
     assert token[14:] not in made.stderr
     assert key.id in made.stderr
-    (listed,) = json.loads(keys("list", "--json").stdout)
+    (listed,) = json.loads(run_mlcd("keys", "list", "--json").stdout)  # writes bytes
     assert (listed["id"], listed["state"], "sha256" in listed) == (key.id, "valid", False)
     assert keys("revoke", key.id).returncode == 0
     shown = keys("list")
@@ -165,15 +162,15 @@ def test_the_commands_create_list_and_revoke(path):
     assert not any(secret in shown.stdout for secret in (token[14:], key.sha256))
 
 
-def test_a_key_for_some_collections_is_made_and_listed(path):
-    environment = {"MLCD_AUTH__KEYS_FILE": str(path), "PATH": ""}
-    made = run_mlcd("keys", "create", "two", "--collection", "a,b.1,a", env=environment)
+def test_a_key_for_some_collections_is_made_and_listed(path, monkeypatch):
+    monkeypatch.setenv("MLCD_AUTH__KEYS_FILE", str(path))
+    made = call_mlcd("keys", "create", "two", "--collection", "a,b.1,a")
     key = read_keys(path).find(made.stdout.strip())
     assert (made.returncode, key.collections) == (0, ("a", "b.1"))
     assert [key.sees(name) for name in ("a", "b.1", "b", "A")] == [True, True, False, False]
     everything, _ = create_key(path, "all", scopes=["search"], now=datetime.now(UTC))
     assert everything.sees("anything")
-    table = run_mlcd("keys", "list", env=environment).stdout
+    table = call_mlcd("keys", "list").stdout
     assert "a,b.1" in table
 
 

@@ -5,7 +5,6 @@ import fcntl
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,14 +12,11 @@ from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Conflict
 from mlcd.pipelines.shard import Equipment
 from service.inference.engine.fake import FakeEncoder
-from service.jobs.job import JobSpec
 from service.jobs.roots import Roots
 from service.worker.failures import problem_of
-from service.worker.loop import Worker
 from service.worker.task import TaskRunner, Watch
 from tests.conftest import write_digits
-
-MODEL = "fake:"
+from tests.unit.service.worker.working import MODEL, planned_by_hand, spec, work, working
 
 
 @pytest.fixture(autouse=True)
@@ -32,22 +28,10 @@ def soon(monkeypatch):
 
 
 @pytest.fixture
-def runner(tmp_path):
-    return TaskRunner(
-        Equipment(FakeEncoder(MODEL), None, num_threads=2), Roots([str(tmp_path)]), shard_images=8
-    )
-
-
-@pytest.fixture
-def job(queue, runner, tmp_path):
+def job(queue, tmp_path):
     """One that was begun and canceled."""
-    images = write_digits(tmp_path / "images", 10)
-    spec = JobSpec(
-        "embed", str(images), str(tmp_path / "out"), fingerprint=FakeEncoder(MODEL).fingerprint
-    )
-    job_id = queue.submit(spec)[0].id
-    plan = queue.claim("by hand", [spec.fingerprint], lease_s=60)
-    queue.planned(plan, runner.perform(plan, Watch(until_s=time.monotonic() + 60)).sizes)
+    job_id = queue.submit(spec(write_digits(tmp_path / "images", 10), tmp_path))[0].id
+    queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
     queue.cancel(job_id)
     return job_id
 
@@ -63,14 +47,8 @@ def somebody_in(path):
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def working(queue, runner):
-    with ThreadPoolExecutor(1) as computing:
-        yield Worker(queue, runner, computing, name="worker", lease_s=30.0, stall_s=60.0)
-
-
 @pytest.mark.timeout(60)
-def test_it_is_told_why_it_stays_and_it_goes_when_it_can(queue, runner, job, tmp_path, caplog):
+def test_it_is_told_why_it_stays_and_it_goes_when_it_can(queue, job, tmp_path, caplog):
     seen = []
 
     def leave_after_many_failures(worker):
@@ -82,7 +60,7 @@ def test_it_is_told_why_it_stays_and_it_goes_when_it_can(queue, runner, job, tmp
             time.sleep(0.01)
         worker._told_to_stop(0, None)
 
-    with working(queue, runner) as worker:
+    with working(queue, tmp_path) as worker:
         leaving = threading.Thread(target=leave_after_many_failures, args=(worker,))
         leaving.start()
         worker.run(drain=False)
@@ -100,22 +78,23 @@ def test_it_is_told_why_it_stays_and_it_goes_when_it_can(queue, runner, job, tmp
 
 
 @pytest.mark.timeout(60)
-def test_who_drains_leaves_what_cannot_be_cleared_away(queue, runner, job, tmp_path, caplog):
-    with somebody_in(draft_path(tmp_path / "out")), working(queue, runner) as worker:
+def test_who_drains_leaves_what_cannot_be_cleared_away(queue, job, tmp_path, caplog):
+    with somebody_in(draft_path(tmp_path / "out")), working(queue, tmp_path) as worker:
         worker.run(drain=True)
     assert len(caplog.records) == 3
     assert queue.get(job).stage == "discard"
     assert draft_path(tmp_path / "out").is_dir()
-    with working(queue, runner) as worker:
-        worker.run(drain=True)
+    work(queue, tmp_path)
     assert not draft_path(tmp_path / "out").exists()
 
 
-def test_the_code_says_what_stays(queue, runner, job, tmp_path, monkeypatch):
+def test_the_code_says_what_stays(queue, job, tmp_path, monkeypatch):
     def refuse(path, *_, **__):
         raise PermissionError(13, "refused", path)
 
     monkeypatch.setattr("mlcd.pipelines.ownership.lock_directory", refuse)
+    equipment = Equipment(FakeEncoder(MODEL), None, num_threads=2)
+    runner = TaskRunner(equipment, Roots([str(tmp_path)]), shard_images=8)
     task = queue.claim("w", [runner.fingerprint], lease_s=60)
     with pytest.raises(Exception, match=r"cannot be removed") as raised:
         runner.perform(task, Watch(until_s=time.monotonic() + 60))

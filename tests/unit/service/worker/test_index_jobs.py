@@ -1,21 +1,14 @@
 """An index job in this process, on a real queue, in the phase after its images."""
 
-import contextlib
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
-from mlcd.pipelines.shard import Equipment
-from service.inference.engine.fake import FakeEncoder
-from service.jobs.job import JobSpec
-from service.jobs.roots import Roots
-from service.worker.loop import Worker
-from service.worker.task import TaskRunner
 from tests.conftest import write_digits
+from tests.unit.service.worker.working import spec, working
 
 MODEL = "fake:latency_ms=1"
 NUM_IMAGES = 40
@@ -38,18 +31,7 @@ def slowly_in_small_steps(monkeypatch):
 @pytest.fixture
 def job(queue, tmp_path):
     images = write_digits(tmp_path / "images", NUM_IMAGES)
-    spec = JobSpec(
-        "index", str(images), str(tmp_path / "out"), fingerprint=FakeEncoder(MODEL).fingerprint
-    )
-    return queue.submit(spec)[0].id
-
-
-@contextlib.contextmanager
-def working(queue, tmp_path):
-    with ThreadPoolExecutor(1) as computing:
-        equipment = Equipment(FakeEncoder(MODEL), None, num_threads=2)
-        runner = TaskRunner(equipment, Roots([str(tmp_path)]), shard_images=16)
-        yield Worker(queue, runner, computing, name="worker", lease_s=30.0, stall_s=60.0)
+    return queue.submit(spec(images, tmp_path, MODEL, kind="index"))[0].id
 
 
 def test_a_collection_is_told_while_it_grows(queue, job, tmp_path):
@@ -62,7 +44,7 @@ def test_a_collection_is_told_while_it_grows(queue, job, tmp_path):
 
     looking = threading.Thread(target=look)
     looking.start()
-    with working(queue, tmp_path) as worker:
+    with working(queue, tmp_path, model=MODEL, shard_images=16) as worker:
         worker.run(drain=True)
     looking.join()
     done = queue.get(job)
@@ -83,7 +65,7 @@ def test_a_cancel_while_a_collection_grows_leaves_none(queue, job, tmp_path):
 
     canceling = threading.Thread(target=cancel)
     canceling.start()
-    with working(queue, tmp_path) as worker:
+    with working(queue, tmp_path, model=MODEL, shard_images=16) as worker:
         while not canceled_s or queue.get(job).stage is not None:
             worker.run(drain=True)
     canceling.join()
