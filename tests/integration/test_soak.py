@@ -252,9 +252,10 @@ class LoadOfAll(Load):
                     self.note(self.random.choice(kinds)(client))
 
     def note(self, answer):
-        if answer is not None and answer.status_code == 503:  # an engine was killed
-            self.statuses[503] += 1
-            assert "retry-after" in answer.headers
+        # an engine was killed, or what has a deadline was behind too much else
+        if answer is not None and answer.status_code in (503, 504):
+            self.statuses[answer.status_code] += 1
+            assert answer.status_code == 504 or "retry-after" in answer.headers
             return
         super().note(answer)
 
@@ -398,7 +399,7 @@ def test_under_kills_every_route_answers_the_same_and_every_job_ends(starter, na
             f" memory by quarters {[round(value) for value in middle]} MiB\n"
         )
         assert [broken for load in soak.loads for broken in load.broken] == []
-        assert statuses[503] < sum(statuses.values()) / 10
+        assert statuses[503] + statuses[504] < sum(statuses.values()) / 10
         assert middle[3] - middle[1] < MOST_MIB
         for number in range(4):
             verified = run_mlcd("verify", root / f"out-{number}")
