@@ -50,7 +50,7 @@ from training.data.loader import Loader, StepBatches
 from training.flops import backbone_flops, head_flops, step_flops
 from training.optim.groups import parameter_groups
 from training.optim.row_gradients import add_up
-from training.parallel.processes import Processes
+from training.processes import Processes
 from training.run import initial_state
 from training.state import TrainState
 from training.step import train_step

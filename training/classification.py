@@ -9,7 +9,7 @@ from training.data.dataset import Dataset
 from training.data.loader import Batch, Loader, StepBatches
 from training.evaluation.image_features import PreparedImages
 from training.evaluation.while_training import evaluate_model
-from training.parallel.processes import Processes
+from training.processes import Processes
 from training.state import TrainState
 from training.step import Meters, train_step
 

@@ -15,8 +15,8 @@ from training.bad_batch import bad_batch_path, bad_state_path, clear_bad_batch, 
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.config import TrainingConfig
 from training.data.loader import StepBatches
-from training.parallel.processes import Processes
 from training.preemption import Interrupted, Preempted, Signals, received_signals
+from training.processes import Processes
 from training.step import NotFinite, StepMeters
 from training.telemetry.throughput import Throughput
 

@@ -46,7 +46,7 @@ from training.optim.groups import (
 from training.parallel.backbone import Backbone
 from training.parallel.instance_head import InstanceHead, InstanceKind
 from training.parallel.partial_fc import PartialFC, check_first_centers
-from training.parallel.processes import Processes, open_processes
+from training.processes import Processes, open_processes
 from training.start import Start, agreeing_centers, open_start, sizes_from
 from training.state import TrainState
 from training.telemetry.loss_picture import write_losses

@@ -336,7 +336,7 @@ def test_a_process_that_dies_or_hangs_is_named(arguments, tmp_path, number):
     program = tmp_path / "program.py"
     program.write_text(
         "from datetime import timedelta\n"
-        "import training.parallel.processes as processes\n"
+        "import training.processes as processes\n"
         "from mlcd.cli import main\n"
         "processes._TIMEOUT = timedelta(seconds=20)\n"
         "main()\n"
@@ -365,7 +365,7 @@ def test_a_process_that_dies_or_hangs_while_a_checkpoint_is_written_is_named(
         "import os\n"
         "from datetime import timedelta\n"
         "import training.checkpoint.files as files\n"
-        "import training.parallel.processes as processes\n"
+        "import training.processes as processes\n"
         "from mlcd.cli import main\n"
         "processes._TIMEOUT = timedelta(seconds=15)\n"
         "original = files._Writer.write_data\n"

@@ -28,7 +28,7 @@ from mlcd.types import Fingerprint
 from training.checkpoint.files import STATE, write_tensors
 from training.checkpoint.snapshot import restore
 from training.config import CheckpointConfig
-from training.parallel.processes import Processes
+from training.processes import Processes
 from training.state import TrainState
 
 # Layouts 1 and 2 had files of our own instead of torch.distributed.checkpoint's.

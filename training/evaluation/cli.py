@@ -218,7 +218,7 @@ def _measure(
 ) -> None:
     from training.evaluation.report import Subject, evaluate_all, protocol_line, result_line
     from training.evaluation.split_files import read_split
-    from training.parallel.processes import open_processes
+    from training.processes import open_processes
 
     if not is_first():
         reporter = Reporter("silent")

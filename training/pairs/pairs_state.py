@@ -24,7 +24,7 @@ from training.optim.groups import adamw_settings, parameter_groups, text_groups
 from training.pairs.pair_batches import PairBatch
 from training.pairs.pairs_config import MAX_LOG_SCALE, PairsConfig
 from training.parallel.backbone import Backbone, TextBackbone
-from training.parallel.processes import Processes
+from training.processes import Processes
 from training.tower import freeze
 
 

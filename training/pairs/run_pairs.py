@@ -34,7 +34,7 @@ from training.pairs.pairs_flops import pair_flops
 from training.pairs.pairs_state import PairState, initial_state
 from training.pairs.pairs_step import PairMeters, pair_step
 from training.pairs.tokens import CaptionTokens, digest, end_of_text, open_tokenizer
-from training.parallel.processes import Processes, open_processes
+from training.processes import Processes, open_processes
 from training.run import (
     choose_algorithms,
     go_on,

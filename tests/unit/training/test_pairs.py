@@ -45,7 +45,7 @@ from training.pairs.pairs_flops import pair_flops
 from training.pairs.pairs_step import backward, pair_step
 from training.pairs.run_pairs import run_pairs
 from training.pairs.tokens import CaptionTokens, open_tokenizer
-from training.parallel.processes import Processes
+from training.processes import Processes
 
 LIT = {"start": None, "freeze": "image", "embedding_dim": 32, "width": 32, "mlp_width": 64}
 

@@ -19,8 +19,8 @@ from mlcd.world import World
 from tests.unit.training.running import INSTANCES, SILENT, VIEWS, before_step, read_log, saved_bytes
 from training.evaluation.knn import weighted_votes
 from training.evaluation.seen import seen_by
-from training.parallel.processes import Processes
 from training.preemption import Interrupted, Preempted
+from training.processes import Processes
 from training.run import initial_state, read_run_config, run_training
 from training.telemetry.step_logs import MetricsLog
 
