@@ -36,6 +36,7 @@ class Classification:
             rank=self.processes.world.rank,
             size=self.processes.world.size,
             start_step=self.state.step,
+            num_labels=self.config.loss.num_labels,
             cores=self.processes.cores,
             device=self.processes.device,
         )
