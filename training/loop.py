@@ -17,7 +17,7 @@ from training.config import TrainingConfig
 from training.data.loader import StepBatches
 from training.preemption import Interrupted, Preempted, Signals, received_signals
 from training.processes import Processes
-from training.step import NotFinite, StepMeters
+from training.telemetry.step_meters import NotFinite, StepMeters
 from training.telemetry.throughput import Throughput
 
 _MOST_MISSING: Final = 256  # images in a row that cannot be read, a whole step at a time

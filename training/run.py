@@ -26,12 +26,12 @@ from mlcd.world import World
 from training.changed_settings import check_same_settings
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.checkpoint.classifier_contents import ClassifierContents
-from training.class_examples import write_examples
 from training.classification import Classification
 from training.config import ARITHMETIC, RunConfig, TrainingConfig, validate_config
+from training.data.class_examples import write_examples
 from training.data.dataset import Dataset
+from training.data.device_copies import DeviceCopies
 from training.data.maps import open_shared_dataset
-from training.device_copies import DeviceCopies
 from training.evaluation.image_features import PreparedImages
 from training.evaluation.while_training import check_evaluation
 from training.flops import step_flops

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mlcd.models.servable import Servable
-from training.device_copies import DeviceCopies
+from training.data.device_copies import DeviceCopies
 from training.optim.average import WeightAverage
 from training.parallel.backbone import Backbone
 from training.parallel.instance_head import InstanceHead

@@ -1,7 +1,7 @@
 """One training step, from micro-batches to loss, gradients, update and meters."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.losses.positives import check_labels
-from training.config import RunConfig, TrainingConfig
+from training.config import RunConfig
 from training.data.colors import draw_colors
+from training.data.drop_path import branch_scales
 from training.data.recoloring import recolor
-from training.drop_path import branch_scales
 from training.optim.clip import clip_global_norm
 from training.optim.row_gradients import add_up
-from training.optim.schedule import learning_rate
+from training.optim.schedule import set_learning_rate
 from training.parallel.instance_head import InstanceHead
 from training.parallel.partial_fc import PartialFC
 from training.state import TrainState
+from training.telemetry.step_meters import NotFinite, numbers
 
 
 class MicroBatch(Protocol):
@@ -61,37 +62,6 @@ class Meters:
 
     def to_dict(self) -> dict[str, float | None]:
         return {**numbers({"loss": self.loss, **self.head, **self.norms}), "lr": self.lr}
-
-
-def numbers(tensors: Mapping[str, Tensor]) -> dict[str, float | None]:
-    """Returns the values of scalar tensors; one that is not finite is None.
-
-    JSON has no NaN, and a mean over nothing (no positive, no negative) is one.
-    """
-    values = {name: tensor.item() for name, tensor in tensors.items()}
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
-class StepMeters(Protocol):
-    """The numbers of a step of any training."""
-
-    @property
-    def norms(self) -> dict[str, Tensor]:
-        """Returns the loss and the gradient norms, by which a step is judged."""
-        ...
-
-    def to_dict(self) -> dict[str, float | None]: ...
-
-
-class NotFinite(Exception):
-    """Loss or gradient is not finite, on all processes alike.
-
-    Nothing was updated, and the gradients are dropped.
-    """
-
-    def __init__(self, meters: StepMeters) -> None:
-        super().__init__("not finite")
-        self.meters = meters
 
 
 def train_step(
@@ -243,22 +213,6 @@ def _recolored(images: Tensor, batch: MicroBatch, view: int, config: RunConfig) 
     """Returns a view of the samples with its changes of color, as floating-point numbers."""
     colors = draw_colors(batch.positions, config.augment, config.seed, view)
     return images.float() if colors is None else recolor(images.float(), colors)
-
-
-def set_learning_rate(
-    optimizers: Iterable[torch.optim.Optimizer], step: int, config: TrainingConfig
-) -> float:
-    """Gives every group of parameters its rate at a step; returns that of `optim.lr`."""
-    factor = learning_rate(
-        step,
-        peak=1.0,
-        warmup_steps=config.optim.warmup_steps,
-        num_steps=config.schedule.steps,
-    )
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = factor * group["peak_lr"]
-    return factor * config.optim.lr
 
 
 def _drop_gradients(state: TrainState) -> None:

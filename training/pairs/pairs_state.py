@@ -16,9 +16,9 @@ from mlcd.models.servable import Servable
 from mlcd.models.text import TextTower
 from mlcd.world import World
 from training.data.colors import draw_colors
+from training.data.device_copies import DeviceCopies
+from training.data.drop_path import branch_scales
 from training.data.recoloring import recolor
-from training.device_copies import DeviceCopies
-from training.drop_path import branch_scales
 from training.optim.average import WeightAverage
 from training.optim.groups import adamw_settings, parameter_groups, text_groups
 from training.pairs.pair_batches import PairBatch

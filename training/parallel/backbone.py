@@ -65,7 +65,7 @@ class Backbone:
         """Returns embeddings [B, D], not yet unit, for float images [B, 3, S, S] in 0..255; B may
         be 0.
 
-        branch_scales: [blocks, 2, B], see `training.drop_path`.
+        branch_scales: [blocks, 2, B], see `training.data.drop_path`.
         """
         device = images.device.type
         context: AbstractContextManager[None] = torch.autocast(

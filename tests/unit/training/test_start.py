@@ -321,7 +321,7 @@ def test_a_layer_s_rate_falls_from_the_last_to_the_first():
 
 def test_branches_are_left_out_as_often_as_asked_and_for_any_process_alike():
     from training.config import TowerConfig
-    from training.drop_path import branch_scales
+    from training.data.drop_path import branch_scales
 
     config = TowerConfig(
         image_size=8, patch_size=4, width=8, depth=3, heads=1, mlp_width=8, embedding_dim=4,

@@ -15,8 +15,8 @@ from tests.unit.training import replicas
 from tests.unit.training.running import SILENT, read_log
 from training.config import AugmentConfig
 from training.data.colors import draw_colors
+from training.data.drop_path import branch_scales
 from training.data.recoloring import recolor
-from training.drop_path import branch_scales
 from training.parallel.instance_head import InstanceConfig, InstanceHead
 from training.run import run_training
 
