@@ -48,8 +48,8 @@ from training.config import RunConfig, load_config
 from training.data.dataset import Dataset, Part
 from training.data.loader import Loader, StepBatches
 from training.flops import backbone_flops, head_flops, step_flops
+from training.head.row_gradients import add_up
 from training.optim.groups import parameter_groups
-from training.optim.row_gradients import add_up
 from training.processes import Processes
 from training.run import initial_state
 from training.state import TrainState

@@ -9,8 +9,8 @@ import torch
 from mlcd.models.vit import ViT, ViTConfig
 from training.config import RunConfig
 from training.flops import expected_drawn, micro_batch
-from training.parallel.partial_fc import CHUNK_ENTRIES, CUDA_CHUNK_ENTRIES
-from training.parallel.shards import Shard
+from training.head.partial_fc import CHUNK_ENTRIES, CUDA_CHUNK_ENTRIES
+from training.head.shards import Shard
 from training.tower import is_trained
 
 _INDEX_BYTES: Final = 8  # int64

@@ -22,10 +22,6 @@ from mlcd.losses.margins import MarginGrad, MarginKind
 from mlcd.losses.negatives import NegativePolicy
 from mlcd.models.blocks import Activation
 from mlcd.models.vit import Positions, ViTConfig
-from training.parallel.backbone import Gathered, Precision
-from training.parallel.instance_head import InstanceConfig, InstanceKind
-from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
-from training.parallel.products import Products
 from training.start import SIZES, tower_fields
 
 _SOME_CLASSES = 500
@@ -34,8 +30,6 @@ _PUBLISHED_CLASSES = 1_000_000
 _PUBLISHED_SCALE = 64.0
 _PUBLISHED_RATIO = 0.1
 _MARGIN: Final = 0.3
-_CLIP_SCALE = 1 / 0.07
-_SIGLIP_SCALE = 10.0
 # The settings of the loss that are about class centers.
 _OF_CLASSES: Final = (
     "drawn_from",
@@ -91,7 +85,13 @@ _VERBATIM = (
 )
 
 
+LossKind = Literal["mlcd", "mlc", "cd", "per_column", "bce"]
+InstanceKind = Literal["instance_softmax", "instance_sigmoid"]
 PairLossKind = Literal["clip", "siglip"]
+CenterUpdate = Literal["sparse", "dense"]
+Precision = Literal["fp32", "bf16", "fp64"]
+Gathered = Literal["fp32", "bf16"]
+Products = Literal["fp32", "tf32", "bf16"]
 _Config = TypeVar("_Config", bound="TrainingConfig")
 
 
@@ -379,42 +379,6 @@ class LossConfig(AnyLossConfig):
     def num_stored(self) -> int:
         """Returns the number of labels that each image must come with."""
         return self.drawn_from or self.num_labels
-
-    def head(self, num_classes: int, seed: int, products: Products = "fp32") -> HeadConfig:
-        """Returns the head's configuration; some defaults depend on the number of classes.
-
-        products: compute.head_products.
-        """
-        fields = self.model_dump(
-            exclude={
-                "labels_per_image",
-                "drawn_from",
-                "scale",
-                "negative_ratio",
-                "bias",
-                "label_weights",
-            }
-        )
-        return HeadConfig(
-            **fields,
-            products=products,
-            scale=self.resolved_scale(num_classes),
-            negative_ratio=self.resolved_ratio(num_classes),
-            bias=self.resolved_bias(num_classes),
-            seed=seed,
-        )
-
-    def instances(self, batch_size: int) -> InstanceConfig:
-        """Returns the configuration of the loss of views; a default depends on the batch."""
-        softmax = self.kind == "instance_softmax"
-        bias = 0.0 if softmax else -math.log(max(1, batch_size - 1))
-        return InstanceConfig(
-            kind="instance_softmax" if softmax else "instance_sigmoid",
-            scale=self.scale or (_CLIP_SCALE if softmax else _SIGLIP_SCALE),
-            learn_scale=self.learn_scale,
-            bias=bias if self.bias is None else self.bias,
-            learn_bias=self.learn_bias,
-        )
 
     def resolved_scale(self, num_classes: int) -> float:
         """Returns the scale measured for few classes, the authors' for a million, without a jump.

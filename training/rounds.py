@@ -30,8 +30,7 @@ from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
 from mlcd.progress import Reporter
 from mlcd.world import torchrun_variable
-from training.config import RunConfig, validate_config
-from training.parallel.instance_head import InstanceKind
+from training.config import InstanceKind, RunConfig, validate_config
 from training.run import run_training
 
 

@@ -27,7 +27,7 @@ from training.changed_settings import check_same_settings
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.checkpoint.classifier_contents import ClassifierContents
 from training.classification import Classification
-from training.config import ARITHMETIC, RunConfig, TrainingConfig, validate_config
+from training.config import ARITHMETIC, InstanceKind, RunConfig, TrainingConfig, validate_config
 from training.data.class_examples import write_examples
 from training.data.dataset import Dataset
 from training.data.device_copies import DeviceCopies
@@ -35,17 +35,17 @@ from training.data.maps import open_shared_dataset
 from training.evaluation.image_features import PreparedImages
 from training.evaluation.while_training import check_evaluation
 from training.flops import step_flops
+from training.head.instance_head import InstanceConfig, InstanceHead
+from training.head.partial_fc import HeadConfig, PartialFC, check_first_centers
+from training.head.row_adamw import center_optimizer
 from training.loop import Journal, LoopWork, StepLog, TrainingProgress, train
 from training.optim.average import WeightAverage
 from training.optim.groups import (
     adamw_settings,
-    center_optimizer,
     parameter_groups,
     scalar_groups,
 )
 from training.parallel.backbone import Backbone
-from training.parallel.instance_head import InstanceHead, InstanceKind
-from training.parallel.partial_fc import PartialFC, check_first_centers
 from training.processes import Processes, open_processes
 from training.start import Start, agreeing_centers, open_start, sizes_from
 from training.state import TrainState
@@ -322,7 +322,7 @@ def initial_state(
     head = _initial_head(config, num_classes, processes.world, centers).to(processes.device)
     if config.compute.precision == "fp64":
         head.double()
-    groups = parameter_groups(model.trunk, config.optim) + scalar_groups(head, config.optim)
+    groups = parameter_groups(model.trunk, config.optim) + scalar_groups(head.scalars, config.optim)
     optimizer = torch.optim.AdamW(groups, **adamw_settings(config.optim))
     decay = config.optim.ema
     return TrainState(
@@ -339,8 +339,8 @@ def _initial_head(
     config: RunConfig, num_classes: int, world: World, centers: Centers | None
 ) -> PartialFC | InstanceHead:
     if config.loss.discriminates_instances:
-        return InstanceHead(config.loss.instances(config.schedule.batch_size), world=world)
-    settings = config.loss.head(num_classes, config.seed, config.compute.head_products)
+        return InstanceHead(InstanceConfig.of(config.loss, config.schedule.batch_size), world=world)
+    settings = HeadConfig.of(config.loss, num_classes, config.seed, config.compute.head_products)
     head = PartialFC(num_classes, config.model.output_dim, settings, world=world)
     if centers is None:
         head.initialize(config.seed)

@@ -8,10 +8,10 @@ from torch import nn
 
 from mlcd.models.servable import Servable
 from training.data.device_copies import DeviceCopies
+from training.head.instance_head import InstanceHead
+from training.head.partial_fc import PartialFC
 from training.optim.average import WeightAverage
 from training.parallel.backbone import Backbone
-from training.parallel.instance_head import InstanceHead
-from training.parallel.partial_fc import PartialFC
 
 _HOST: Final = torch.device("cpu")
 

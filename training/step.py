@@ -17,11 +17,11 @@ from training.config import RunConfig
 from training.data.colors import draw_colors
 from training.data.drop_path import branch_scales
 from training.data.recoloring import recolor
+from training.head.instance_head import InstanceHead
+from training.head.partial_fc import PartialFC
+from training.head.row_gradients import add_up
 from training.optim.clip import clip_global_norm
-from training.optim.row_gradients import add_up
 from training.optim.schedule import set_learning_rate
-from training.parallel.instance_head import InstanceHead
-from training.parallel.partial_fc import PartialFC
 from training.state import TrainState
 from training.telemetry.step_meters import NotFinite, numbers
 

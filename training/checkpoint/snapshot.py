@@ -20,7 +20,7 @@ from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from mlcd.world import World
 from training.checkpoint.files import read_tensors, stored_tensors
-from training.parallel.shards import Shard
+from training.head.shards import Shard
 from training.state import TrainState
 
 _TRUNK: Final = "trunk."

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Literal
 
 from studies.losses.frozen.features import TEACHERS
-from training.parallel.partial_fc import HeadConfig, LossKind
+from training.config import LossKind
+from training.head.partial_fc import HeadConfig
 
 NAMED_SEEDS: Final = tuple(range(1, 25))
 SWEEP_SEEDS: Final = tuple(range(1, 9))

@@ -19,11 +19,12 @@ from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.types import Embeddings, unit_rows
 from training.config import OptimConfig
+from training.head.partial_fc import HeadConfig, PartialFC
+from training.head.row_adamw import center_optimizer
+from training.head.row_gradients import add_up
 from training.optim.clip import clip_global_norm
-from training.optim.groups import adamw_settings, center_optimizer, scalar_groups
-from training.optim.row_gradients import add_up
+from training.optim.groups import adamw_settings, scalar_groups
 from training.optim.schedule import learning_rate
-from training.parallel.partial_fc import HeadConfig, PartialFC
 
 DIMENSION: Final = 128
 _BATCH: Final = 128
@@ -120,7 +121,7 @@ def train_head(
          "peak_lr": optim.lr},
         *(
             {**group, "peak_lr": group["peak_lr"] * arm.scalar_rate}
-            for group in scalar_groups(head, optim)
+            for group in scalar_groups(head.scalars, optim)
         ),
     ]  # fmt: skip
     optimizers = [

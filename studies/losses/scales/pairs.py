@@ -26,10 +26,10 @@ from studies.losses.instrument.rows import Outcome
 from studies.losses.mosaics.tags import FASHION
 from studies.losses.scales.arms import SCALES_TEACHER, PairArm
 from training.config import OptimConfig
+from training.head.instance_head import InstanceHead
 from training.optim.clip import clip_global_norm
 from training.optim.groups import adamw_settings
 from training.optim.schedule import learning_rate
-from training.parallel.instance_head import InstanceHead
 
 _TEXTS: Final = "starter"  # the model whose text tower is at hand without a network
 _OTHER_TOWER: Final = 1 << 31  # added to the seed of the images' network

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from training.parallel.instance_head import InstanceKind
-from training.parallel.partial_fc import LossKind
+from training.config import InstanceKind, LossKind
 
 TOWER_TEACHERS: Final = ("mobilenet", "hog", "own")
 NO_TEACHER: Final = "none"  # of instance discrimination

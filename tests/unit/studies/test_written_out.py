@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mlcd.losses.contrastive import clip_loss, siglip_loss
-from training.parallel.partial_fc import HeadConfig, PartialFC
+from training.head.partial_fc import HeadConfig, PartialFC
 
 CLASSES, DIMENSION, LABELS, MARGIN = 11, 6, 3, 0.3
 

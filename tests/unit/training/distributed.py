@@ -13,10 +13,10 @@ from torch.distributed.tensor import Shard as Sharded
 from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.world import World
 from training.checkpoint.files import read_tensors, stored_tensors, write_tensors
+from training.head.partial_fc import HeadConfig, PartialFC
+from training.head.row_adamw import RowAdamW
+from training.head.shards import Shard
 from training.optim.clip import clip_global_norm
-from training.optim.row_adamw import RowAdamW
-from training.parallel.partial_fc import HeadConfig, PartialFC
-from training.parallel.shards import Shard
 
 DIMENSION, INPUT = 8, 6
 

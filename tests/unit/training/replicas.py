@@ -13,10 +13,11 @@ from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT
 from mlcd.world import World
 from training.config import OptimConfig, validate_config
-from training.optim.groups import center_optimizer, parameter_groups
+from training.head.instance_head import InstanceConfig, InstanceHead
+from training.head.partial_fc import HeadConfig, PartialFC
+from training.head.row_adamw import center_optimizer
+from training.optim.groups import parameter_groups
 from training.parallel.backbone import Backbone
-from training.parallel.instance_head import InstanceHead
-from training.parallel.partial_fc import HeadConfig, PartialFC
 from training.state import TrainState
 from training.step import backward, train_step
 
@@ -116,7 +117,7 @@ def view_gradients(world, form, counts_of_all):
     """The gradients of a step over views: of classes in micro-batches, of instances in the last."""
     config, state = with_views(form), new_state(world)
     if config.loss.discriminates_instances:
-        state.head = InstanceHead(config.loss.instances(6), world=world).double()
+        state.head = InstanceHead(InstanceConfig.of(config.loss, 6), world=world).double()
         state.center_optimizer = None
         counts_of_all = counts_of_all[-1:]
     plain, shares = micro_batches(counts_of_all, world.rank)

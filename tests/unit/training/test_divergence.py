@@ -147,7 +147,7 @@ def test_a_budget_of_skips_is_spent_and_survives_an_interruption(config, monkeyp
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(config, monkeypatch):
-    import training.parallel.partial_fc as head_module
+    import training.head.partial_fc as head_module
 
     def not_finite(lse_positive, lse_negative, **_):
         return lse_positive * torch.nan

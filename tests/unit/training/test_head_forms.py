@@ -7,7 +7,7 @@ from torch.nn import functional
 from mlcd.losses.negatives import draw_negatives
 from tests.ranks import run_ranks
 from tests.unit.training import distributed
-from training.parallel.partial_fc import HeadConfig, PartialFC
+from training.head.partial_fc import HeadConfig, PartialFC
 
 KINDS = ("mlcd", "mlc", "cd", "bce")
 CLASSES, STEP = 23, 3
@@ -115,7 +115,7 @@ def test_the_weights_of_columns_are_those_of_their_mean():
 
 
 def test_chunks_change_nothing(monkeypatch):
-    import training.parallel.partial_fc as module
+    import training.head.partial_fc as module
 
     z, labels, weights = problem("bce")
 

@@ -12,8 +12,8 @@ from mlcd.world import World
 from tests.ranks import run_ranks
 from tests.unit.training import distributed
 from training.config import OptimConfig
-from training.optim.groups import center_optimizer
-from training.parallel.partial_fc import HeadConfig, PartialFC
+from training.head.partial_fc import HeadConfig, PartialFC
+from training.head.row_adamw import center_optimizer
 
 CONFIG = HeadConfig(scale=16.0, negative_ratio=1.0, margin_grad="exact")
 
@@ -72,7 +72,7 @@ def test_it_is_the_written_out_loss_in_value_and_gradients(kind, ratio, update):
 
 
 def test_chunks_change_nothing(monkeypatch):
-    import training.parallel.partial_fc as module
+    import training.head.partial_fc as module
 
     z = torch.randn((5, 8), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = torch.tensor([[1, 2], [3, -1], [20, 21], [0, 22], [7, 7]])

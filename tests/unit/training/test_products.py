@@ -5,8 +5,8 @@ import torch
 
 from mlcd.errors import ConfigInvalid
 from mlcd.world import World
-from training.parallel.partial_fc import HeadConfig, PartialFC
-from training.parallel.products import add_product, product
+from training.head.partial_fc import HeadConfig, PartialFC
+from training.head.products import add_product, product
 from training.processes import Processes
 from training.run import initial_state
 

@@ -17,7 +17,7 @@ from training.config import AugmentConfig
 from training.data.colors import draw_colors
 from training.data.drop_path import branch_scales
 from training.data.recoloring import recolor
-from training.parallel.instance_head import InstanceConfig, InstanceHead
+from training.head.instance_head import InstanceConfig, InstanceHead
 from training.run import run_training
 
 TWO = ("augment.views=2", "loss={kind: instance_softmax}")
@@ -129,8 +129,8 @@ def test_options_that_contradict_each_other_are_refused(config, override, messag
 
 def test_the_batch_sets_the_bias_of_the_sigmoid(config):
     loss = config("run", "augment.views=2", "loss={kind: instance_sigmoid}").loss
-    assert loss.instances(512).bias == pytest.approx(-math.log(511))
-    assert (loss.instances(512).scale, loss.num_labels) == (10.0, 1)
+    assert InstanceConfig.of(loss, 512).bias == pytest.approx(-math.log(511))
+    assert (InstanceConfig.of(loss, 512).scale, loss.num_labels) == (10.0, 1)
 
 
 def test_views_are_counted_in_what_a_run_takes(config):

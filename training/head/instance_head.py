@@ -9,7 +9,7 @@ all pairs that have at least one global view, as in multi-crop.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,11 @@ from torch.nn.functional import normalize
 
 from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.world import World
-from training.parallel.partial_fc import HeadOutput, learned
+from training.config import InstanceKind, LossConfig
+from training.head.partial_fc import HeadOutput, learned
 
-InstanceKind = Literal["instance_softmax", "instance_sigmoid"]
-
+_CLIP_SCALE: Final = 1 / 0.07
+_SIGLIP_SCALE: Final = 10.0
 _MAX_SCALE: Final = 100.0  # CLIP's limit
 
 
@@ -33,6 +34,19 @@ class InstanceConfig:
     learn_scale: bool = False
     bias: float = 0.0
     learn_bias: bool = False
+
+    @classmethod
+    def of(cls, loss: LossConfig, batch_size: int) -> Self:
+        """Returns the settings of the loss of views; a default depends on the batch."""
+        softmax = loss.kind == "instance_softmax"
+        bias = 0.0 if softmax else -math.log(max(1, batch_size - 1))
+        return cls(
+            kind="instance_softmax" if softmax else "instance_sigmoid",
+            scale=loss.scale or (_CLIP_SCALE if softmax else _SIGLIP_SCALE),
+            learn_scale=loss.learn_scale,
+            bias=bias if loss.bias is None else loss.bias,
+            learn_bias=loss.learn_bias,
+        )
 
 
 class InstanceHead(nn.Module):

@@ -13,7 +13,7 @@ of this process.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +27,10 @@ from mlcd.losses.positives import distinct_labels, num_distinct
 from mlcd.randomness import Stream, hash_counters
 from mlcd.types import Embeddings
 from mlcd.world import World
-from training.optim.row_gradients import distinct_rows, sparse_rows
-from training.parallel.products import Products, add_product, product
-from training.parallel.shards import Shard
-
-LossKind = Literal["mlcd", "mlc", "cd", "per_column", "bce"]
-CenterUpdate = Literal["sparse", "dense"]
+from training.config import CenterUpdate, LossConfig, LossKind, Products
+from training.head.products import add_product, product
+from training.head.row_gradients import distinct_rows, sparse_rows
+from training.head.shards import Shard
 
 _INIT_DEVIATION: Final = 0.01  # the initialization of insightface and of the authors
 _INIT_BLOCK: Final = 4096
@@ -62,6 +60,31 @@ class HeadConfig:
     center_update: CenterUpdate = "sparse"
     products: Products = "fp32"
     seed: int = 0
+
+    @classmethod
+    def of(cls, loss: LossConfig, num_classes: int, seed: int, products: Products = "fp32") -> Self:
+        """Returns the settings of a head; some defaults depend on the number of classes.
+
+        products: compute.head_products.
+        """
+        fields = loss.model_dump(
+            exclude={
+                "labels_per_image",
+                "drawn_from",
+                "scale",
+                "negative_ratio",
+                "bias",
+                "label_weights",
+            }
+        )
+        return cls(
+            **fields,
+            products=products,
+            scale=loss.resolved_scale(num_classes),
+            negative_ratio=loss.resolved_ratio(num_classes),
+            bias=loss.resolved_bias(num_classes),
+            seed=seed,
+        )
 
 
 @dataclass(frozen=True)
