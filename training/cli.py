@@ -145,10 +145,14 @@ def train(
                 run = _trained(_config(recipe, overrides, resume), on, reporter)
             else:
                 from training.config import load_config
+                from training.evaluation.while_training import open_evaluation
                 from training.rounds import run_rounds
 
                 assert recipe is not None
-                *_, run = run_rounds(load_config(recipe, overrides), rounds, clusters, reporter)
+                config = load_config(recipe, overrides)
+                *_, run = run_rounds(
+                    config, rounds, clusters, reporter, open_evaluation=open_evaluation
+                )
     except Preempted as stop:
         where = (
             "outside of the steps" if stop.step is None else f"at step {stop.step}, which is saved"
@@ -224,17 +228,19 @@ def _refuse_on_ray(only_plan: bool, rounds: int | None, replay: str | None) -> N
 def _trained(
     config: "RunConfig | PairsConfig", on: RayOptions | None, reporter: Reporter
 ) -> "Artifact":
+    from training.evaluation.while_training import open_evaluation
+
     if on is not None:
         from training.train_on_ray import train_on_ray
 
-        return train_on_ray(config, on, reporter, announce)
+        return train_on_ray(config, on, reporter, announce, open_evaluation=open_evaluation)
     from training.pairs.pairs_config import PairsConfig
     from training.pairs.run_pairs import run_pairs
     from training.run import run_training
 
     if isinstance(config, PairsConfig):
         return run_pairs(config, reporter)
-    return run_training(config, reporter)
+    return run_training(config, reporter, open_evaluation=open_evaluation)
 
 
 def _only_plans(
@@ -261,8 +267,9 @@ def _only_plans(
         raise click.UsageError(
             "--plan plans one training: leave out --rounds, --clusters and --replay"
         )
+    from training.evaluation.while_training import open_evaluation
     from training.plan import plan_recipe
 
-    plan = plan_recipe(recipe, overrides, **given)
+    plan = plan_recipe(recipe, overrides, open_evaluation=open_evaluation, **given)
     reporter.result(plan.facts(), str(plan))
     return True

@@ -30,12 +30,18 @@ from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
 from mlcd.progress import Reporter
 from mlcd.world import torchrun_variable
+from training.classification import OpenEvaluation, open_no_evaluation
 from training.config import InstanceKind, RunConfig, validate_config
 from training.run import run_training
 
 
 def run_rounds(
-    config: RunConfig, num_rounds: int, num_clusters: int | None, reporter: Reporter
+    config: RunConfig,
+    num_rounds: int,
+    num_clusters: int | None,
+    reporter: Reporter,
+    *,
+    open_evaluation: OpenEvaluation = open_no_evaluation,
 ) -> Iterator[Artifact]:
     """Trains `num_rounds` times, below `config.out`, and yields the run of each round.
 
@@ -57,7 +63,9 @@ def run_rounds(
             changes["labels"], changes["centers"] = (
                 str(folder / name) for name in ("labels", "centers")
             )
-        latest = run_training(_changed(config, **changes), reporter)
+        latest = run_training(
+            _changed(config, **changes), reporter, open_evaluation=open_evaluation
+        )
         yield latest
 
 

@@ -26,14 +26,17 @@ from mlcd.world import World
 from training.changed_settings import check_same_settings
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.checkpoint.classifier_contents import ClassifierContents
-from training.classification import Classification
+from training.classification import (
+    Classification,
+    Evaluate,
+    OpenEvaluation,
+    open_no_evaluation,
+)
 from training.config import ARITHMETIC, InstanceKind, RunConfig, TrainingConfig, validate_config
 from training.data.class_examples import write_examples
 from training.data.dataset import Dataset
 from training.data.device_copies import DeviceCopies
 from training.data.maps import open_shared_dataset
-from training.evaluation.image_features import PreparedImages
-from training.evaluation.while_training import check_evaluation
 from training.flops import step_flops
 from training.head.instance_head import InstanceConfig, InstanceHead
 from training.head.partial_fc import HeadConfig, PartialFC, check_first_centers
@@ -58,7 +61,13 @@ CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 
 
-def run_training(config: RunConfig, reporter: Stages, *, cores: int | None = None) -> Artifact:
+def run_training(
+    config: RunConfig,
+    reporter: Stages,
+    *,
+    cores: int | None = None,
+    open_evaluation: OpenEvaluation = open_no_evaluation,
+) -> Artifact:
     """Trains, or goes on training, and publishes the run at `config.out`.
 
     Under torchrun every process calls it. An interrupted run goes on from its last checkpoint when
@@ -68,15 +77,17 @@ def run_training(config: RunConfig, reporter: Stages, *, cores: int | None = Non
     """
     with open_processes(config.device, config.num_threads, cores) as processes:
         processes.meet("the start")
-        return _run(config, reporter, processes)
+        return _run(config, reporter, processes, open_evaluation)
 
 
-def _run(config: RunConfig, reporter: Stages, processes: Processes) -> Artifact:
+def _run(
+    config: RunConfig, reporter: Stages, processes: Processes, open_evaluation: OpenEvaluation
+) -> Artifact:
     choose_algorithms(config, processes.device)
     out = Path(config.out)
     dataset = open_shared_dataset(config, processes)
     with processes.failing_together():
-        checked = check_run(config, dataset)
+        checked = check_run(config, dataset, open_evaluation)
     if checked.done is not None:
         return checked.done
     request = checked.request
@@ -108,18 +119,19 @@ def _run(config: RunConfig, reporter: Stages, processes: Processes) -> Artifact:
 class CheckedRun:
     """The parts of a run, opened and found to belong together.
 
-    evaluation: the images to evaluate on while training. start, centers: the weights and the
-    centers to begin with; None for random ones. done: the run, where it is finished already.
+    evaluation: what is measured while training; None where nothing is. start, centers: the weights
+    and the centers to begin with; None for random ones. done: the run, where it is finished
+    already.
     """
 
     request: Request
-    evaluation: PreparedImages | None
+    evaluation: Evaluate | None
     start: Start | None
     centers: Centers | None
     done: Artifact | None
 
 
-def check_run(config: RunConfig, dataset: Dataset) -> CheckedRun:
+def check_run(config: RunConfig, dataset: Dataset, open_evaluation: OpenEvaluation) -> CheckedRun:
     """Refuses what no run can be made of, whatever machine it is on, and writes nothing.
 
     Raises ConfigInvalid, InvalidInput or Conflict.
@@ -127,7 +139,7 @@ def check_run(config: RunConfig, dataset: Dataset) -> CheckedRun:
     out = Path(config.out)
     for part in dataset.parts:
         check_outside(part.source.location, out)
-    evaluation = check_evaluation(config, [part.listing_digest for part in dataset.parts])
+    evaluation = open_evaluation(config, [part.listing_digest for part in dataset.parts])
     _check_views(config, len(dataset))
     start = open_tower_start(config)
     centers = _initial_centers(config, dataset, start)

@@ -26,6 +26,7 @@ from mlcd.locations import is_url
 from mlcd.parts.ray_session import RayOptions, ray_session
 from mlcd.progress import Reporter, Stages
 from mlcd.world import Elsewhere, World
+from training.classification import OpenEvaluation, open_no_evaluation
 from training.config import RunConfig
 from training.pairs.pairs_config import PairsConfig, validate_any
 from training.pairs.run_pairs import run_pairs
@@ -52,6 +53,8 @@ def train_on_ray(
     options: RayOptions,
     reporter: Reporter,
     announce: Callable[[str], None],
+    *,
+    open_evaluation: OpenEvaluation = open_no_evaluation,
 ) -> Artifact:
     """Does what `training.run.run_training` does, by workers on Ray.
 
@@ -68,7 +71,7 @@ def train_on_ray(
         )
         beside = {"num_cpus": 0, "scheduling_strategy": here}
         monitor = ray.remote(**beside)(RunMonitor).remote()
-        work = _Work(fields, options.num_threads, str(marker), monitor)
+        work = _Work(fields, options.num_threads, str(marker), monitor, open_evaluation)
         workers = options.num_workers(ray.cluster_resources())
         fit = ray.remote(max_retries=0, **beside)(_fit).remote(work, options, workers)
         try:
@@ -99,6 +102,7 @@ class _Work:
     cores: int
     marker: str
     monitor: Any
+    open_evaluation: OpenEvaluation
 
 
 def _check(config: RunConfig | PairsConfig, options: RayOptions) -> None:
@@ -320,4 +324,4 @@ def _run(work: _Work, stages: Stages) -> None:
     if isinstance(config, PairsConfig):
         run_pairs(config, stages, cores=work.cores)
     else:
-        run_training(config, stages, cores=work.cores)
+        run_training(config, stages, cores=work.cores, open_evaluation=work.open_evaluation)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from mlcd.world import World
 from tests.unit.training.running import INSTANCES, SILENT, VIEWS, before_step, read_log, saved_bytes
 from training.evaluation.knn import weighted_votes
 from training.evaluation.seen import seen_by
+from training.evaluation.while_training import open_evaluation
 from training.preemption import Interrupted, Preempted
 from training.processes import Processes
 from training.run import initial_state, read_run_config, run_training
@@ -210,9 +212,18 @@ def test_bfloat16_is_near_and_keeps_float32_weights(config):
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
 
 
+def test_a_run_is_not_begun_without_the_evaluation_that_it_asks_for(config):
+    recipe = config("run", "evaluation.every_steps=10")
+    with pytest.raises(ConfigInvalid, match="was given no evaluation"):
+        run_training(recipe, SILENT)
+    assert not Path(f"{recipe.out}.partial").exists()
+
+
 def test_evaluating_changes_nothing_but_the_log(config):
     plain, evaluated = (
-        run_training(config(f"run-{len(options)}", *options), SILENT)
+        run_training(
+            config(f"run-{len(options)}", *options), SILENT, open_evaluation=open_evaluation
+        )
         for options in ([], ["evaluation.every_steps=10", "evaluation.linear_probe=true"])
     )
     assert saved_bytes(plain, 30) == saved_bytes(evaluated, 30)

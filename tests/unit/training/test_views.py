@@ -17,6 +17,7 @@ from training.config import AugmentConfig
 from training.data.colors import draw_colors
 from training.data.drop_path import branch_scales
 from training.data.recoloring import recolor
+from training.evaluation.while_training import open_evaluation
 from training.head.instance_head import InstanceConfig, InstanceHead
 from training.run import run_training
 
@@ -93,7 +94,7 @@ def test_a_learned_scale_stays_within_clip_s_limit():
 def test_a_run_without_centers_learns_and_is_used_as_any_other(config, tmp_path):
     options = (*TWO, "loss.learn_scale=true", "schedule.steps=30", "log_every=1")
     options += ("evaluation.every_steps=30",)
-    run = run_training(config("run", *options), SILENT)
+    run = run_training(config("run", *options), SILENT, open_evaluation=open_evaluation)
     *log, measured = read_log(run)
     assert "knn" in str(measured)
     assert log[-1]["loss"] < log[0]["loss"] - 0.5
