@@ -49,10 +49,10 @@ from training.data.dataset import Dataset, Part
 from training.data.loader import Loader, StepBatches
 from training.flops import backbone_flops, head_flops, step_flops
 from training.head.row_gradients import add_up
+from training.head.state import TrainState
 from training.optim.groups import parameter_groups
 from training.processes import Processes
 from training.run import initial_state
-from training.state import TrainState
 from training.step import train_step
 from training.telemetry.throughput import Throughput, measured_peak_tflops
 

@@ -11,8 +11,8 @@ from mlcd.world import World
 from training.config import RunConfig
 from training.data.dataset import Dataset
 from training.data.loader import Batch, Loader, StepBatches
+from training.head.state import TrainState
 from training.processes import Processes
-from training.state import TrainState
 from training.step import Meters, train_step
 
 

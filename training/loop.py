@@ -24,7 +24,7 @@ _MOST_MISSING: Final = 256  # images in a row that cannot be read, a whole step 
 
 
 class TrainingProgress(Protocol):
-    """The part of a training's state that the loop counts; see `training.state.TrainState`."""
+    """The part of a training's state that the loop counts; see `training.head.state.TrainState`."""
 
     step: int
     skipped_steps: int

@@ -14,11 +14,11 @@ from mlcd.artifacts.centers import Centers
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import PREPROCESS, Servable
 from training.bad_batch import FOLDER, bad_state_path, read_bad_batch
-from training.checkpoint.checkpoint_store import load_checkpoint
+from training.head.snapshot import load_checkpoint
+from training.head.state import TrainState
 from training.optim.clip import clip_global_norm
 from training.processes import open_processes
 from training.run import initial_state, read_run_config, run_directory
-from training.state import TrainState
 from training.step import backward
 from training.tower import initial_model
 

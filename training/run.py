@@ -25,7 +25,6 @@ from mlcd.progress import Stages
 from mlcd.world import World
 from training.changed_settings import check_same_settings
 from training.checkpoint.checkpoint_store import CheckpointStore
-from training.checkpoint.classifier_contents import ClassifierContents
 from training.classification import (
     Classification,
     Evaluate,
@@ -38,9 +37,11 @@ from training.data.dataset import Dataset
 from training.data.device_copies import DeviceCopies
 from training.data.maps import open_shared_dataset
 from training.flops import step_flops
+from training.head.classifier_contents import ClassifierContents
 from training.head.instance_head import InstanceConfig, InstanceHead
 from training.head.partial_fc import HeadConfig, PartialFC, check_first_centers
 from training.head.row_adamw import center_optimizer
+from training.head.state import TrainState
 from training.loop import Journal, LoopWork, StepLog, TrainingProgress, train
 from training.optim.average import WeightAverage
 from training.optim.groups import (
@@ -51,7 +52,6 @@ from training.optim.groups import (
 from training.parallel.backbone import Backbone
 from training.processes import Processes, open_processes
 from training.start import Start, agreeing_centers, open_start, sizes_from
-from training.state import TrainState
 from training.telemetry.loss_picture import write_losses
 from training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog, read_losses
 from training.telemetry.throughput import Throughput, measured_peak_tflops

@@ -20,9 +20,9 @@ from training.data.recoloring import recolor
 from training.head.instance_head import InstanceHead
 from training.head.partial_fc import PartialFC
 from training.head.row_gradients import add_up
+from training.head.state import TrainState
 from training.optim.clip import clip_global_norm
 from training.optim.schedule import set_learning_rate
-from training.state import TrainState
 from training.telemetry.step_meters import NotFinite, numbers
 
 

@@ -35,7 +35,7 @@ class PairState:
     model: the image tower, frozen or not. images: the same as a step uses it; None if its
     embeddings are read instead. scalars: log_scale, and bias for siglip. averages: those of the
     weights of each tower that is trained, if they are asked for. step, skipped_steps,
-    skipped_samples and copies: those of `training.state.TrainState`.
+    skipped_samples and copies: those of `training.head.state.TrainState`.
     """
 
     model: Servable

@@ -16,9 +16,9 @@ from training.config import OptimConfig, validate_config
 from training.head.instance_head import InstanceConfig, InstanceHead
 from training.head.partial_fc import HeadConfig, PartialFC
 from training.head.row_adamw import center_optimizer
+from training.head.state import TrainState
 from training.optim.groups import parameter_groups
 from training.parallel.backbone import Backbone
-from training.state import TrainState
 from training.step import backward, train_step
 
 CLASSES, IMAGE = 11, 8

@@ -14,15 +14,15 @@ from mlcd.artifacts.examples import EXAMPLES, Examples
 from mlcd.artifacts.manifest import Request
 from mlcd.types import Fingerprint
 from training.checkpoint.files import STATE
-from training.checkpoint.snapshot import (
+from training.head.snapshot import (
     Snapshot,
     read_servable,
     read_unit_centers,
     restore,
     take_snapshot,
 )
+from training.head.state import TrainState
 from training.start import CLASSES
-from training.state import TrainState
 
 
 @dataclass(frozen=True)
