@@ -52,7 +52,7 @@ from training.head.row_gradients import add_up
 from training.head.state import TrainState
 from training.optim.groups import parameter_groups
 from training.processes import Processes
-from training.run import initial_state
+from training.run.run_training import initial_state
 from training.step import train_step
 from training.telemetry.throughput import Throughput, measured_peak_tflops
 

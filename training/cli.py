@@ -235,8 +235,8 @@ def _trained(
 
         return train_on_ray(config, on, reporter, announce, open_evaluation=open_evaluation)
     from training.pairs.pairs_config import PairsConfig
-    from training.pairs.run_pairs import run_pairs
-    from training.run import run_training
+    from training.run.run_pairs import run_pairs
+    from training.run.run_training import run_training
 
     if isinstance(config, PairsConfig):
         return run_pairs(config, reporter)

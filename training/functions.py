@@ -20,8 +20,8 @@ def train(
     """
     from training.evaluation.while_training import open_evaluation
     from training.pairs.pairs_config import PairsConfig, load_any_config
-    from training.pairs.run_pairs import run_pairs
-    from training.run import run_training
+    from training.run.run_pairs import run_pairs
+    from training.run.run_training import run_training
 
     overrides = [f"{name}={value}" for name, value in (settings or {}).items()]
     config = load_any_config(str(recipe), overrides)

@@ -4,7 +4,7 @@ import shlex
 
 from mlcd.artifacts.manifest import Artifact
 from training.pairs.pairs_config import PairsConfig, validate_any
-from training.run import read_run_fields
+from training.run.run_files import read_run_fields
 
 
 def next_commands(run: Artifact) -> list[str]:

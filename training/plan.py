@@ -21,11 +21,11 @@ from training.byte_counts import (
     snapshot_bytes,
     step_memory,
 )
-from training.classification import OpenEvaluation, open_no_evaluation
 from training.config import RunConfig, load_config
 from training.data.dataset import label_tables, open_dataset
 from training.flops import head_flops, micro_batch, step_flops
-from training.run import check_labels, check_run
+from training.run.classification import OpenEvaluation, open_no_evaluation
+from training.run.run_training import check_labels, check_run
 from training.telemetry.throughput import measured_peak_tflops
 
 # The share of the matrix limit that a run is assumed to reach. NeMo reaches 0.45 and 0.29 for ViT

@@ -18,7 +18,8 @@ from training.head.snapshot import load_checkpoint
 from training.head.state import TrainState
 from training.optim.clip import clip_global_norm
 from training.processes import open_processes
-from training.run import initial_state, read_run_config, run_directory
+from training.run.run_files import read_run_config, run_directory
+from training.run.run_training import initial_state
 from training.step import backward
 from training.tower import initial_model
 

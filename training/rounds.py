@@ -30,9 +30,9 @@ from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
 from mlcd.progress import Reporter
 from mlcd.world import torchrun_variable
-from training.classification import OpenEvaluation, open_no_evaluation
 from training.config import InstanceKind, RunConfig, validate_config
-from training.run import run_training
+from training.run.classification import OpenEvaluation, open_no_evaluation
+from training.run.run_training import run_training
 
 
 def run_rounds(

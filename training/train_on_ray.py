@@ -26,18 +26,12 @@ from mlcd.locations import is_url
 from mlcd.parts.ray_session import RayOptions, ray_session
 from mlcd.progress import Reporter, Stages
 from mlcd.world import Elsewhere, World
-from training.classification import OpenEvaluation, open_no_evaluation
 from training.config import RunConfig
 from training.pairs.pairs_config import PairsConfig, validate_any
-from training.pairs.run_pairs import run_pairs
-from training.preemption import (
-    Interrupted,
-    Preempted,
-    Signals,
-    given_signals,
-    received_signals,
-)
-from training.run import run_training
+from training.preemption import Interrupted, Preempted, Signals, given_signals, received_signals
+from training.run.classification import OpenEvaluation, open_no_evaluation
+from training.run.run_pairs import run_pairs
+from training.run.run_training import run_training
 from training.run_monitor import MonitoredStages, News, RunDisplay, RunMonitor
 
 _LOOK_S: Final = 0.5
@@ -56,7 +50,7 @@ def train_on_ray(
     *,
     open_evaluation: OpenEvaluation = open_no_evaluation,
 ) -> Artifact:
-    """Does what `training.run.run_training` does, by workers on Ray.
+    """Does what `training.run.run_training.run_training` does, by workers on Ray.
 
     Raises what a worker raised, Preempted and Interrupted after a checkpoint that a signal asked
     for, and Unavailable where workers are lost over and over.

@@ -20,7 +20,7 @@ from studies.losses.sets import EvaluationSet, open_pretraining, open_sets, pixe
 from studies.losses.stopwatch import Stopwatch
 from studies.losses.tiers import Tier
 from training.config import RunConfig, load_config
-from training.run import run_training
+from training.run.run_training import run_training
 from training.tower import initial_model
 
 RESULT: Final = "result.json"

@@ -38,7 +38,7 @@ def test_every_contract_holds():
     ("file", "line"),
     [
         ("service/http/app.py", "import training"),
-        ("training/run.py", "import service"),
+        ("training/run/run_training.py", "import service"),
         ("mlcd/artifacts/manifest.py", "import mlcd.pipelines.embed"),
         ("mlcd/images/decode.py", "import torch"),
         ("mlcd/losses/margins.py", "import mlcd.clustering.kmeans"),

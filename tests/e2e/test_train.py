@@ -518,7 +518,7 @@ def test_a_run_goes_on_to_another_number_of_steps_and_no_other_setting(arguments
 def test_a_nan_at_step_7_is_caught_by_all_processes_and_replayed_by_one(arguments, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
-        "import torch, training.classification as loop\n"
+        "import torch, training.run.classification as loop\n"
         "from mlcd.cli import main\n"
         "original = loop.train_step\n"
         "def poisoned(state, *rest):\n"

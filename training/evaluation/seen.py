@@ -26,7 +26,7 @@ from training.data.dataset import open_dataset
 from training.evaluation.image_features import digest_rows
 from training.evaluation.seen_pairs import paired_images
 from training.pairs.pairs_config import PairsConfig
-from training.run import read_run_config, read_run_fields
+from training.run.run_files import read_run_config, read_run_fields
 
 _Digests = NDArray[np.uint8]
 

@@ -17,7 +17,6 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.models.servable import Servable
 from mlcd.world import World
-from training.classification import Evaluate
 from training.config import RunConfig
 from training.evaluation.image_features import ImageSet, PreparedImages
 from training.evaluation.knn import knn
@@ -28,6 +27,7 @@ from training.evaluation.splits import (
     check_several_classes,
     check_tested_classes,
 )
+from training.run.classification import Evaluate
 
 NEIGHBORS: Final = 5  # the default of `mlcd evaluate knn`
 # The share of data.memory_gib for evaluation; most of it is for the training images.

@@ -28,7 +28,7 @@ from studies.losses.instrument.rows import Outcome
 from studies.losses.measure import encode
 from studies.losses.towers.arms import TowerRun, TowerSize, first_round
 from training.config import RunConfig, load_config
-from training.run import run_training
+from training.run.run_training import run_training
 from training.telemetry.step_logs import NAME as METRICS
 
 _LAST_POINTS: Final = 5  # of the curve; a single batch is too few to show where it ends

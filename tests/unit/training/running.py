@@ -28,7 +28,7 @@ def read_log(run):
 
 def before_step(monkeypatch, number, strike):
     """Call `strike(state)` when step `number` begins; returns the list of steps begun."""
-    from training import classification
+    from training.run import classification
 
     original, begun = classification.train_step, []
 

@@ -17,7 +17,7 @@ from tests.unit.training.running import INSTANCES, VIEWS
 from training.cli import train
 from training.config import LossConfig, built_in_recipes, load_config, validate_config
 from training.pairs.pairs_config import load_any_config
-from training.run import choose_algorithms, is_deterministic
+from training.run.any_run import choose_algorithms, is_deterministic
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
 

@@ -13,7 +13,7 @@ from mlcd.encoders.torch import TorchEncoder
 from mlcd.models.servable import Servable
 from tests.unit.training.running import SILENT, before_step, read_log, saved_bytes
 from training.config import load_config
-from training.run import run_training
+from training.run.run_training import run_training
 
 GPU = "cuda"
 pytestmark = [

@@ -18,7 +18,7 @@ from tests.unit.training.running import INSTANCES, SILENT, before_step, read_log
 from training.bad_batch import read_bad_batch
 from training.preemption import Preempted
 from training.replay import replay
-from training.run import run_training
+from training.run.run_training import run_training
 
 
 def poison_weight(state):

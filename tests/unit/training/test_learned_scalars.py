@@ -18,7 +18,7 @@ from mlcd.pipelines.verify import verify
 from tests.unit.training.running import SILENT, before_step, read_log
 from training.config import LossConfig, load_config
 from training.data.drawing import label_weights
-from training.run import run_training
+from training.run.run_training import run_training
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from mlcd.world import World
 from training.head.partial_fc import HeadConfig, PartialFC
 from training.head.products import add_product, product
 from training.processes import Processes
-from training.run import initial_state
+from training.run.run_training import initial_state
 
 
 def test_bf16_rounds_inputs_and_sums_in_float32():

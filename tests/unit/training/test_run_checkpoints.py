@@ -15,7 +15,7 @@ from tests.unit.training.running import SILENT, before_step, saved_bytes
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.evaluation.while_training import open_evaluation
 from training.preemption import Preempted
-from training.run import run_training
+from training.run.run_training import run_training
 
 
 def test_which_checkpoints_stay(config):

@@ -27,7 +27,7 @@ from tests.unit.training.running import SILENT, before_step, read_log
 from training.config import load_config
 from training.evaluation.seen import seen_by
 from training.pairs.pairs_config import load_any_config
-from training.run import run_training
+from training.run.run_training import run_training
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -23,7 +23,8 @@ from training.evaluation.seen import seen_by
 from training.evaluation.while_training import open_evaluation
 from training.preemption import Interrupted, Preempted
 from training.processes import Processes
-from training.run import initial_state, read_run_config, run_training
+from training.run.run_files import read_run_config
+from training.run.run_training import initial_state, run_training
 from training.telemetry.step_logs import MetricsLog
 
 
@@ -449,7 +450,7 @@ def test_a_run_of_an_earlier_version_is_refused_by_name(config, monkeypatch):
     unfinished, finished = config("unfinished"), config("finished", "schedule.steps=5")
     with monkeypatch.context() as earlier:
         earlier.setattr("training.config.ARITHMETIC", 1)
-        earlier.setattr("training.run.ARITHMETIC", 1)
+        earlier.setattr("training.run.run_training.ARITHMETIC", 1)
         run_training(finished, SILENT)
         before_step(earlier, 12, lambda _: signal.raise_signal(signal.SIGINT))
         with pytest.raises(Interrupted):

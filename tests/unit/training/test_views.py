@@ -19,7 +19,7 @@ from training.data.drop_path import branch_scales
 from training.data.recoloring import recolor
 from training.evaluation.while_training import open_evaluation
 from training.head.instance_head import InstanceConfig, InstanceHead
-from training.run import run_training
+from training.run.run_training import run_training
 
 TWO = ("augment.views=2", "loss={kind: instance_softmax}")
 

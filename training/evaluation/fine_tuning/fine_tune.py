@@ -40,7 +40,7 @@ from training.evaluation.scores import Metric, answers
 from training.evaluation.seen import check_seen, seen_by
 from training.evaluation.split_files import SplitFile
 from training.evaluation.splits import check_probe_split, split_digest
-from training.run import run_training
+from training.run.run_training import run_training
 
 RECIPE: Final = "finetune"
 
