@@ -52,6 +52,12 @@ def test_every_contract_holds():
         ("mlcd/client/loop_thread.py", "import torch"),
         ("mlcd/clustering/kmeans.py", "import torch"),
         ("mlcd/clustering/kmeans.py", "import mlcd.clustering.int8_matmul"),
+        ("training/config.py", "import training.parallel.backbone"),
+        ("training/data/loader.py", "import training.pairs.pairs_config"),
+        ("training/optim/groups.py", "import training.head.partial_fc"),
+        ("training/head/state.py", "import training.step"),
+        ("training/run/run_training.py", "import training.evaluation.while_training"),
+        ("training/rounds.py", "import training.evaluation.while_training"),
         ("service/http/problems.py", "import service.http.dialects.openai"),
         ("service/settings.py", "import service.fetch.budget"),
         ("service/inference/pipeline.py", "import service.jobs.job"),
@@ -72,7 +78,7 @@ def test_a_forbidden_import_is_noticed(copy, file, line):
     assert "BROKEN" in result.stdout
 
 
-@pytest.mark.parametrize("package", ["mlcd", "service"])
+@pytest.mark.parametrize("package", ["mlcd", "training", "service"])
 def test_a_new_top_level_file_must_be_given_a_layer(copy, package):
     (copy / package / "utils.py").write_text("")
     assert lint(copy).returncode != 0

@@ -29,10 +29,10 @@ from mlcd.world import Elsewhere, World
 from training.config import RunConfig
 from training.pairs.pairs_config import PairsConfig, validate_any
 from training.preemption import Interrupted, Preempted, Signals, given_signals, received_signals
+from training.ray.run_monitor import MonitoredStages, News, RunDisplay, RunMonitor
 from training.run.classification import OpenEvaluation, open_no_evaluation
 from training.run.run_pairs import run_pairs
 from training.run.run_training import run_training
-from training.run_monitor import MonitoredStages, News, RunDisplay, RunMonitor
 
 _LOOK_S: Final = 0.5
 _TIMEOUT_S: Final = 300  # the longest wait of one process for another, as under torchrun
