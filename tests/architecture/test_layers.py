@@ -58,6 +58,7 @@ def test_every_contract_holds():
         ("training/head/state.py", "import training.step"),
         ("training/run/run_training.py", "import training.evaluation.while_training"),
         ("training/rounds.py", "import training.evaluation.while_training"),
+        ("training/evaluation/texts/zero_shot.py", "import training.evaluation.suite.definitions"),
         ("service/http/problems.py", "import service.http.dialects.openai"),
         ("service/settings.py", "import service.fetch.budget"),
         ("service/inference/pipeline.py", "import service.jobs.job"),

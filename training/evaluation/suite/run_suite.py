@@ -33,9 +33,10 @@ from training.evaluation.report import (
 )
 from training.evaluation.representations import distinct_names
 from training.evaluation.seen import seen_by
-from training.evaluation.suite.definitions import IMAGENET, SETS
+from training.evaluation.suite.definitions import SETS
 from training.evaluation.suite.set_files import FoundSet, check_hashes, check_set, find_sets
 from training.evaluation.texts.evaluate import Asked, evaluate_zero_shot
+from training.evaluation.texts.imagenet import IMAGENET
 from training.evaluation.texts.images_and_texts import ImagesAndTexts, opened_model
 from training.evaluation.texts.prompt_sets import Prompts, read_prompts
 from training.evaluation.texts.tested import open_tested
