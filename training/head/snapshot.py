@@ -21,7 +21,7 @@ from mlcd.models.vit import ViT, ViTConfig
 from mlcd.world import World
 from training.checkpoint.checkpoint_store import checked_checkpoint
 from training.checkpoint.files import STATE, read_tensors, stored_tensors
-from training.checkpoint.tensors import copied, local_part, part_of, restore_moments, under
+from training.checkpoint.state_tensors import copied, local_part, part_of, restore_moments, under
 from training.head.shards import Shard
 from training.head.state import TrainState
 
