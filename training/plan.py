@@ -175,9 +175,7 @@ def plan_training(
     as a negative.
     """
     labels, at_once = config.loss.num_labels, micro_batch(config)
-    if config.loss.discriminates_instances:
-        num_classes = 0
-    elif labels >= num_classes:
+    if labels >= num_classes:
         raise ConfigInvalid(
             f"{labels} labels per image leave no negative among {num_classes} centers",
             remedy="lower loss.labels_per_image or cluster into more centers",

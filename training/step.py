@@ -1,10 +1,9 @@
 """One training step, from micro-batches to loss, gradients, update and meters."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +16,6 @@ from training.config import RunConfig
 from training.data.colors import draw_colors
 from training.data.drop_path import branch_scales
 from training.data.recoloring import recolor
-from training.head.instance_head import InstanceHead
-from training.head.partial_fc import PartialFC
 from training.head.row_gradients import add_up
 from training.head.state import TrainState
 from training.optim.clip import clip_global_norm
@@ -95,8 +92,6 @@ def train_step(
         raise NotFinite(meters)
     for optimizer in state.optimizers:
         optimizer.step()
-    if isinstance(state.head, InstanceHead):
-        state.head.limit()
     _drop_gradients(state)
     if state.average is not None:
         state.average.update(state.model.trunk, state.step)
@@ -112,27 +107,12 @@ def backward(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Computes gradients of the global mean loss in `state`'s parameters; returns loss and meters.
 
-    The gradients are averaged over processes.
+    The gradients are averaged over processes. One view of a micro-batch is classified after the
+    other, so only one takes memory at a time.
     """
     state.model.train()
     _drop_gradients(state)
-    if isinstance(state.head, InstanceHead):
-        (batch,) = batches
-        counts = None if row_counts is None else row_counts[0]
-        return _discriminate(state, state.head, batch, config, counts)
-    return _classify(state, state.head, batches, shares, config, row_counts)
-
-
-def _classify(
-    state: TrainState,
-    head: PartialFC,
-    batches: Sequence[MicroBatch],
-    shares: Sequence[float],
-    config: RunConfig,
-    row_counts: Sequence[Sequence[int]] | None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Classifies one view of a micro-batch after the other; only one takes memory at a time."""
-    device = head.weight.device
+    head, device = state.head, state.device
     for batch in batches:
         check_labels(batch.labels, head.shard.num_classes)
     labels = [batch.labels.to(device, non_blocking=True) for batch in batches]
@@ -156,7 +136,7 @@ def _classify(
     for number, ((index, view, share), images) in enumerate(zip(passes, copies, strict=True), 1):
         batch = batches[index]
         with nullcontext() if number == len(passes) else state.backbone.accumulating():
-            (embeddings,) = _embedded(state, batch, {view: images}, config)
+            embeddings = _embedded(state, batch, view, images, config)
             weights = batch.weights
             output = head(
                 embeddings,
@@ -167,42 +147,21 @@ def _classify(
                 row_counts=None if row_counts is None else row_counts[index],
             )
             (share * output.loss).backward()
-        # One softmax over all classes names each row once; a second pass names rows again.
-        if number > 1 or head.config.kind == "per_column":
+        # A pass names each row once; a second pass names rows again.
+        if number > 1:
             add_up(head.weight)
         loss += share * output.loss.detach()
         parts.append((share, output.meters))
     return loss, _averaged(parts)
 
 
-def _discriminate(
-    state: TrainState,
-    head: InstanceHead,
-    batch: MicroBatch,
-    config: RunConfig,
-    row_counts: Sequence[int] | None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compares all views of all images of the step."""
-    augment = config.augment
-    copies = enumerate(state.copies.in_turn(_views(batch)))
-    groups = [dict(islice(copies, augment.views)), dict(copies)]
-    views = [each for group in groups if group for each in _embedded(state, batch, group, config)]
-    output = head(views, augment.views, row_counts)
-    output.loss.backward()
-    return output.loss.detach(), output.meters
-
-
 def _embedded(
-    state: TrainState, batch: MicroBatch, views: Mapping[int, Tensor], config: RunConfig
-) -> tuple[Tensor, ...]:
-    """Returns the embeddings of views of one size, [b, D] each, by one pass of the tower."""
-    pixels = torch.cat([_recolored(images, batch, view, config) for view, images in views.items()])
-    drawn = [branch_scales(config.model, batch.positions, config.seed, view) for view in views]
-    scales = [factors for factors in drawn if factors is not None]
-    together = torch.cat(scales, dim=2).to(pixels) if scales else None
-    embeddings = state.backbone.embed(pixels, together)
-    each: tuple[Tensor, ...] = embeddings.split([len(batch.positions)] * len(views))
-    return each
+    state: TrainState, batch: MicroBatch, view: int, images: Tensor, config: RunConfig
+) -> Tensor:
+    """Returns the embeddings of a view of the samples, [b, D]."""
+    pixels = _recolored(images, batch, view, config)
+    scales = branch_scales(config.model, batch.positions, config.seed, view)
+    return state.backbone.embed(pixels, None if scales is None else scales.to(pixels))
 
 
 def _views(batch: MicroBatch) -> tuple[Tensor, ...]:

@@ -46,14 +46,13 @@ class ClassifierContents:
         restore(state, directory, step, group)
 
     def write(self, copy: Snapshot, directory: Path) -> Fingerprint:
-        """Writes the tower, and the centers if there are any."""
+        """Writes the tower and the centers."""
         model = read_servable(copy, directory / STATE)
         fingerprint = model.fingerprint()
         weights = directory / "weights"
         weights.mkdir()
         model.write(weights)
-        if copy.has_centers:
-            self._write_centers(copy, directory, fingerprint)
+        self._write_centers(copy, directory, fingerprint)
         return fingerprint
 
     def _write_centers(self, copy: Snapshot, directory: Path, fingerprint: Fingerprint) -> None:

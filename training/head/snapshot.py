@@ -46,10 +46,6 @@ class Snapshot:
     preprocess: PreprocessSpec
     tensors: dict[str, Tensor]
 
-    @property
-    def has_centers(self) -> bool:
-        return _WEIGHT in self.tensors
-
 
 def take_snapshot(state: TrainState) -> Snapshot:
     """Copies the state, so that training cannot change the copy; every process calls it."""
@@ -77,9 +73,7 @@ def restore(state: TrainState, directory: Path, step: int, group: Any) -> None:
     Every process of `group` calls it; they may be more or fewer than those that wrote. Raises
     ConfigInvalid for another number of classes, ArtifactInvalid if the files cannot be read.
     """
-    stored, mesh, world = stored_tensors(directory), _host_mesh(state.head.world), state.head.world
-    centers = state.centers
-    shard = Shard.of(world.rank, world.size, 0) if centers is None else centers.shard
+    stored, mesh, shard = stored_tensors(directory), _host_mesh(state.head.world), state.head.shard
     num_classes = stored[_WEIGHT][0][0] if _WEIGHT in stored else 0
     if num_classes != shard.num_classes:
         raise ConfigInvalid(
@@ -164,10 +158,8 @@ def _parameter_name(stored: str) -> str:
 
 
 def _center_tensors(state: TrainState) -> Iterator[tuple[str, Tensor, Shard]]:
-    """Yields names, tensors and the classes of this process; nothing where there are no centers."""
-    if state.centers is None or state.center_optimizer is None:
-        return
-    weight, shard = state.centers.weight, state.centers.shard
+    """Yields names, tensors and the classes of this process."""
+    weight, shard = state.head.weight, state.head.shard
     yield _WEIGHT, weight, shard
     for kind, moment in state.center_optimizer.state.get(weight, {}).items():
         yield _CENTERS + kind, moment, shard
@@ -181,10 +173,9 @@ def _put(state: TrainState, tensors: Mapping[str, Tensor], step: int) -> None:
     if state.average is not None:
         for name, average in state.average.weights.items():
             local_part(average).copy_(tensors[_AVERAGE + name])
-    if state.centers is not None and state.center_optimizer is not None:
-        rows = under(tensors, _CENTERS)
-        state.centers.weight.copy_(rows.pop("weight"))
-        restore_moments(state.center_optimizer, state.centers.weight, rows)
+    rows = under(tensors, _CENTERS)
+    state.head.weight.copy_(rows.pop("weight"))
+    restore_moments(state.center_optimizer, state.head.weight, rows)
     state.step = step
     for name in _COUNTERS:
         setattr(state, name, int(tensors[name]))

@@ -1,4 +1,4 @@
-"""What every run does, whatever it trains: it opens a draft and goes through the loop."""
+"""Steps that all runs share: they open a draft, go through the loop and report its outcome."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import torch
@@ -20,14 +19,13 @@ from mlcd.parts.encoded import check_outside, images_parent
 from mlcd.progress import Stages
 from mlcd.world import World
 from training.checkpoint.checkpoint_store import CheckpointStore
-from training.config import ARITHMETIC, InstanceKind, RunConfig
+from training.config import ARITHMETIC, RunConfig
 from training.data.class_examples import write_examples
 from training.data.dataset import Dataset
 from training.data.device_copies import DeviceCopies
 from training.data.maps import open_shared_dataset
 from training.flops import step_flops
 from training.head.classifier_contents import ClassifierContents
-from training.head.instance_head import InstanceConfig, InstanceHead
 from training.head.partial_fc import HeadConfig, PartialFC, check_first_centers
 from training.head.row_adamw import center_optimizer
 from training.head.state import TrainState
@@ -122,7 +120,6 @@ def check_run(config: RunConfig, dataset: Dataset, open_evaluation: OpenEvaluati
     for part in dataset.parts:
         check_outside(part.source.location, out)
     evaluation = open_evaluation(config, [part.listing_digest for part in dataset.parts])
-    _check_views(config, len(dataset))
     start = open_tower_start(config)
     centers = _initial_centers(config, dataset, start)
     if centers is not None:
@@ -132,16 +129,6 @@ def check_run(config: RunConfig, dataset: Dataset, open_evaluation: OpenEvaluati
     request = Request("run", config.identity(), tuple(_parents(config, out, dataset, start)))
     _refuse_earlier(out, request)
     return CheckedRun(request, evaluation, start, centers, find_published(out, request))
-
-
-def _check_views(config: RunConfig, num_images: int) -> None:
-    """Raises ConfigInvalid where a batch would have every image twice, and tell it from itself."""
-    if config.loss.kind in get_args(InstanceKind) and config.schedule.batch_size > num_images:
-        raise ConfigInvalid(
-            f"images: {num_images}, fewer than schedule.batch_size={config.schedule.batch_size}, "
-            f"which loss.kind={config.loss.kind} tells from each other",
-            remedy="lower schedule.batch_size",
-        )
 
 
 def _refuse_earlier(out: Path, request: Request) -> None:
@@ -176,7 +163,7 @@ def _initial_centers(config: RunConfig, dataset: Dataset, start: Start | None) -
     """
     if config.data.centers is not None:
         return Centers.open(brought(config.data.centers))
-    if start is None or config.model.head == "new" or config.loss.discriminates_instances:
+    if start is None or config.model.head == "new":
         return None
     kept = agreeing_centers(start, dataset.classes)
     if kept is None and config.model.head == "kept":
@@ -227,7 +214,7 @@ def initial_state(
         backbone,
         head,
         optimizer,
-        center_optimizer(head, config.optim) if isinstance(head, PartialFC) else None,
+        center_optimizer(head, config.optim),
         average=None if decay is None else WeightAverage.of(model.trunk, decay),
         copies=DeviceCopies(processes.device),
     )
@@ -235,9 +222,7 @@ def initial_state(
 
 def _initial_head(
     config: RunConfig, num_classes: int, world: World, centers: Centers | None
-) -> PartialFC | InstanceHead:
-    if config.loss.discriminates_instances:
-        return InstanceHead(InstanceConfig.of(config.loss, config.schedule.batch_size), world=world)
+) -> PartialFC:
     settings = HeadConfig.of(config.loss, num_classes, config.seed, config.compute.head_products)
     head = PartialFC(num_classes, config.model.output_dim, settings, world=world)
     if centers is None:

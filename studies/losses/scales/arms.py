@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from studies.losses.frozen.arms import NAMED_SEEDS, SWEEP_SEEDS
-from training.head.instance_head import InstanceConfig
+from studies.losses.scales.instance_head import InstanceConfig
 from training.head.partial_fc import HeadConfig
 
 SCALES_TEACHER: Final = "mobilenet"

@@ -131,7 +131,7 @@ def contrastive_step(world, kind, x, y):
 
 def cases():
     base = {"scale": 16.0, "margin_grad": "exact", "seed": 5}
-    for kind in ("mlcd", "mlc", "cd", "per_column"):
+    for kind in ("mlcd", "mlc", "cd"):
         for ratio in (1.0, 0.4):
             yield f"{kind}-{ratio}", HeadConfig(kind=kind, negative_ratio=ratio, **base), 11, 4
     yield "partialfc", HeadConfig(negative_ratio=0.3, policy="partialfc", **base), 23, 4
@@ -164,40 +164,15 @@ def as_rows(local, shard, size):
     )
 
 
-def column_cases():
-    for ratio in (0.1, 0.3, 1.0):
-        yield (
-            ratio,
-            HeadConfig(
-                kind="per_column", scale=16.0, margin_grad="exact", negative_ratio=ratio, seed=5
-            ),
-        )
-
-
-def run_columns(rank, size, folder):
-    """`per_column` on this process's share of 12 samples of 60 classes."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous-columns-{size}", rank=rank, world_size=size
-    )
-    x, labels = batch(60, 4)
-    own = split(len(x), size)[rank]
-    results = {
-        ratio: head_step(World.current(), config, 60, x[own], labels[own])
-        for ratio, config in column_cases()
-    }
-    torch.save(results, f"{folder}/columns-{size}-{rank}.pt")
-    dist.destroy_process_group()
-
-
 def forms(world=None, own=slice(None)):
-    """Learned scale and bias, weights and binary cross-entropy, of 12 samples of 11 classes."""
+    """Learned scale and bias, and weights, of 12 samples of 11 classes."""
     x, labels = batch(11, 4)
     weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(8)) * 2
     world = world or World()
     results = {}
-    for kind in ("mlcd", "mlc", "cd", "per_column", "bce"):
+    for kind in ("mlcd", "mlc", "cd"):
         config = HeadConfig(
-            kind=kind, scale=6.0, learn_scale=True, learn_bias=kind in ("mlcd", "bce"),
+            kind=kind, scale=6.0, learn_scale=True, learn_bias=kind == "mlcd",
             negative_ratio=0.4, margin_grad="exact", seed=5,
         )  # fmt: skip
         for counted in (None, weights):

@@ -48,7 +48,7 @@ def losses(run):
     "options",
     [
         (),
-        ("loss.kind=bce", "loss.learn_scale=true", "loss.learn_bias=true"),
+        ("loss.learn_scale=true", "loss.learn_bias=true"),
         ("compute.accumulation=2", "loss.negative_ratio=0.5", "augment.brightness=0.4"),
     ],
 )

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from mlcd.errors import Diverged
-from tests.unit.training.running import INSTANCES, SILENT, before_step, read_log
+from tests.unit.training.running import SILENT, VIEWS, before_step, read_log
 from training.bad_batch import read_bad_batch
 from training.preemption import Preempted
 from training.replay import replay
@@ -74,7 +74,7 @@ def test_what_is_not_finite_is_caught_before_the_update_and_replayed(
     assert keys[7]["keys"] == [key for part in kept["keys"] for key in part]
 
 
-@pytest.mark.parametrize("options", [(), INSTANCES])
+@pytest.mark.parametrize("options", [(), VIEWS])
 def test_a_replayed_batch_gives_the_loss_that_it_had(config, monkeypatch, options):
     """The guard alone is struck: what it saved is a sound batch, whose loss is known."""
     import training.step as step_module
