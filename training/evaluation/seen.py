@@ -23,7 +23,7 @@ from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
 from mlcd.types import SampleKey
 from training.config import RunConfig, states_pairs, validated
 from training.data.dataset import open_dataset
-from training.evaluation.image_features import digest_rows
+from training.evaluation.representations import digest_rows
 from training.evaluation.seen_pairs import paired_images
 from training.pairs.pairs_config import PairsConfig
 from training.run.run_files import read_run_config, read_run_fields

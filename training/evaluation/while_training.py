@@ -18,10 +18,9 @@ from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.models.servable import Servable
 from mlcd.world import World
 from training.config import RunConfig
-from training.evaluation.image_features import ImageSet, PreparedImages
 from training.evaluation.knn import knn
 from training.evaluation.linear_probe import linear_probe
-from training.evaluation.representations import encoded
+from training.evaluation.representations import ImageSet, PreparedImages, encoded
 from training.evaluation.splits import (
     check_probe_split,
     check_several_classes,

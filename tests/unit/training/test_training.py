@@ -389,7 +389,7 @@ def test_only_matrices_decay():
 def test_a_held_out_image_never_votes_for_itself():
     """With random vectors a leak of the queries into the known rows would give accuracy 1."""
     from training.evaluation.knn import knn
-    from training.evaluation.labeled_rows import LabeledRows
+    from training.evaluation.splits import LabeledRows
 
     generator = np.random.default_rng(0)
     rows = generator.standard_normal((400, 64)).astype(np.float32)

@@ -21,7 +21,6 @@ from mlcd.images.sources import open_source
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
-from training.evaluation.image_features import digest_rows
 from training.evaluation.kept import Record
 from training.evaluation.label_tables import SeveralLabels, read_labels
 from training.evaluation.report import (
@@ -31,7 +30,7 @@ from training.evaluation.report import (
     Subject,
     evaluate_all,
 )
-from training.evaluation.representations import distinct_names
+from training.evaluation.representations import digest_rows, distinct_names
 from training.evaluation.seen import seen_by
 from training.evaluation.suite.definitions import SETS
 from training.evaluation.suite.set_files import FoundSet, check_hashes, check_set, find_sets
