@@ -18,10 +18,10 @@ from torch.nn.functional import normalize
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.models.servable import Servable
 from mlcd.types import unit_rows
+from studies.losses.multilabel_probe import best_c, multilabel_probe
 from studies.losses.sets import FASHION, EvaluationSet, split_of
 from training.evaluation.knn import knn
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
-from training.evaluation.multilabel_probe import best_c, multilabel_probe
 from training.evaluation.scores import score
 from training.evaluation.splits import LabeledRows, check_probe_split, split_samples
 
