@@ -1,4 +1,4 @@
-"""Steps that all runs share: they open a draft, go through the loop and report its outcome."""
+"""Steps that all runs share: the choice of algorithms, the draft, and the loop with its logs."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
