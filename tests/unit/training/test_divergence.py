@@ -28,7 +28,7 @@ def poison_weight(state):
 
 def poison_center(state):
     with torch.no_grad():
-        state.centers.weight[4] = torch.inf
+        state.head.weight[4] = torch.inf
 
 
 @pytest.mark.parametrize(

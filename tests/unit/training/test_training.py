@@ -260,7 +260,7 @@ def test_the_tower_and_every_block_of_centers_begin_with_numbers_of_their_own(co
     )
     tower = state.model.trunk.cls.detach()
     begins = torch.stack(
-        [tower[:16] * len(tower) ** 0.5, *(state.centers.weight.detach()[::4096] / 0.01)]
+        [tower[:16] * len(tower) ** 0.5, *(state.head.weight.detach()[::4096] / 0.01)]
     )
     assert torch.pdist(begins).min() > 1
 
