@@ -46,14 +46,6 @@ def test_negatives_draw_no_number_that_something_else_of_the_run_draws(monkeypat
             assert not {int(number) for number in drawn ^ np.uint64(1 << 63)} & seen.keys()
 
 
-def test_columns_of_a_seed_are_not_other_seeds():
-    whole = [draw_negatives(1000, 0.1, seed=seed, step=2).tolist() for seed in (0, 7919, 15838)]
-    columns = [
-        draw_negatives(1000, 0.1, seed=0, step=2, column=column).tolist() for column in range(3)
-    ]
-    assert len({tuple(drawn) for drawn in whole + columns}) == 6
-
-
 def test_the_draw_has_the_stated_size_and_no_class_twice():
     drawn = draw_negatives(1001, 0.1, seed=0, step=5)
     assert len(drawn) == len(drawn.unique()) == 100
