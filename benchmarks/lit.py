@@ -42,8 +42,8 @@ from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from mlcd.progress import Reporter
 from training.pairs.pairs_config import load_any_config
-from training.pairs.run_pairs import run_pairs
-from training.run import run_directory
+from training.run.run_files import run_directory
+from training.run.run_pairs import run_pairs
 
 DATA = Path(__file__).resolve().parents[2] / "shared/data/fashion_products"
 SILENT = Reporter("silent")

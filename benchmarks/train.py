@@ -48,11 +48,11 @@ from training.config import RunConfig, load_config
 from training.data.dataset import Dataset, Part
 from training.data.loader import Loader, StepBatches
 from training.flops import backbone_flops, head_flops, step_flops
+from training.head.row_gradients import add_up
+from training.head.state import TrainState
 from training.optim.groups import parameter_groups
-from training.optim.row_gradients import add_up
-from training.parallel.processes import Processes
-from training.run import initial_state
-from training.state import TrainState
+from training.processes import Processes
+from training.run.run_training import initial_state
 from training.step import train_step
 from training.telemetry.throughput import Throughput, measured_peak_tflops
 
@@ -118,7 +118,7 @@ def ours(
         state.step += 1
         return batch.wait_s
 
-    return Form(name, step, step_flops(config, state.centers.shard.num_classes))
+    return Form(name, step, step_flops(config, state.head.shard.num_classes))
 
 
 def plain(config: RunConfig, num_classes: int, batch: StepBatches, device: torch.device) -> Form:
@@ -166,9 +166,9 @@ def head_alone(
 
     def step() -> float:
         for part in labels:
-            (state.centers(embeddings[: len(part)], part, state.step).loss / len(labels)).backward()
+            (state.head(embeddings[: len(part)], part, state.step).loss / len(labels)).backward()
             if len(labels) > 1:
-                add_up(state.centers.weight)
+                add_up(state.head.weight)
         state.center_optimizer.step()
         state.center_optimizer.zero_grad(set_to_none=True)
         embeddings.grad = None

@@ -27,7 +27,6 @@ class Stream(IntEnum):
     NEGATIVES = 3
     LABELS = 4
     MIXTURE = 5
-    COLUMN_NEGATIVES = 6
     TOWER = 7
     CENTERS = 8
     DROP_PATH = 9

@@ -45,7 +45,7 @@ from mlcd.progress import Reporter
 from mlcd.randomness import hash_counters
 from studies.losses.statistics import paired_difference
 from training.config import validate_config
-from training.run import run_training
+from training.run.run_training import run_training
 from training.telemetry.step_logs import NAME as METRICS
 
 SILENT: Final = Reporter("silent")

@@ -11,7 +11,12 @@ from pathlib import Path
 import torch.distributed
 import torch.multiprocessing
 
-IMPORTED_ONCE = ["mlcd.cli", "training.run", "training.evaluation.cli", "sklearn.linear_model"]
+IMPORTED_ONCE = [
+    "mlcd.cli",
+    "training.run.run_training",
+    "training.evaluation.cli",
+    "sklearn.linear_model",
+]
 
 
 def run_ranks(work: Callable[..., None], size: int, *arguments: object) -> None:

@@ -27,7 +27,7 @@ from mlcd.artifacts.disk import replacing, sync_path
 from mlcd.errors import ArtifactInvalid
 from mlcd.models.runs import checkpoint_name
 from training.data.loader import StepBatches
-from training.step import StepMeters
+from training.telemetry.step_meters import StepMeters
 
 FOLDER: Final = "bad_batches"
 _BATCH, _FACTS = "batch.safetensors", "batch.json"

@@ -1,6 +1,6 @@
 """The bytes of a training run: tensors on each process's device, and a checkpoint on disk."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
@@ -9,8 +9,8 @@ import torch
 from mlcd.models.vit import ViT, ViTConfig
 from training.config import RunConfig
 from training.flops import expected_drawn, micro_batch
-from training.parallel.partial_fc import CHUNK_ENTRIES, CUDA_CHUNK_ENTRIES
-from training.parallel.shards import Shard
+from training.head.partial_fc import CHUNK_ENTRIES, CUDA_CHUNK_ENTRIES
+from training.head.shards import Shard
 from training.tower import is_trained
 
 _INDEX_BYTES: Final = 8  # int64
@@ -144,8 +144,6 @@ def center_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
 
 def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
     """Returns the memory at the worst moment of a step."""
-    if config.loss.discriminates_instances:
-        return _memory_of_views(config, world_size)
     item, dimension = _item_bytes(config), config.model.output_dim
     at_once = micro_batch(config)
     rows = len(Shard.of(0, world_size, num_classes))
@@ -172,26 +170,6 @@ def step_memory(config: RunConfig, num_classes: int, world_size: int) -> Memory:
     )
 
 
-def _memory_of_views(config: RunConfig, world_size: int) -> Memory:
-    """Returns the memory where all views of a step are compared, and there are no centers."""
-    item, batch, augment = _item_bytes(config), config.schedule.batch_size, config.augment
-    own, vit = -(-batch // world_size), config.model.vit()
-    towers = [
-        replace(vit, image_size=augment.size_of(view, vit.image_size))
-        for view in range(augment.num_views)
-    ]
-    embeddings = _EMBEDDING_COPIES * batch * config.model.output_dim * augment.num_views
-    return Memory(
-        backbone=backbone_bytes(config, world_size),
-        backbone_copies=_backbone_copies(config, world_size),
-        centers=0,
-        center_gradient=0,
-        activations=sum(activation_bytes(config, own, tower) for tower in towers),
-        head=item * (embeddings + _LOGIT_COPIES * own * batch * augment.num_pairs),
-        update=_update_bytes(config, 0, world_size),
-    )
-
-
 def _center_state(config: RunConfig, rows: int) -> int:
     clocks = _INDEX_BYTES if config.loss.center_update == "sparse" else 0
     return rows * (3 * _item_bytes(config) * config.model.output_dim + clocks)
@@ -201,12 +179,10 @@ def _gradient_rows(config: RunConfig, num_classes: int, rows: int) -> int:
     """Returns the rows of the centers' gradient in one pass of a process that owns `rows` of them.
 
     There is one for each drawn class and each positive of all processes, as nobody counts how many
-    are the same or are another process's; but never more than rows. Columns have their own.
+    are the same or are another process's; but never more than rows.
     """
-    columns = config.loss.num_labels
-    problems = columns if config.loss.kind == "per_column" else 1
     drawn = ceil(rows * min(1.0, expected_drawn(config, num_classes) / num_classes))
-    return problems * min(drawn + micro_batch(config) * columns // problems, rows)
+    return min(drawn + micro_batch(config) * config.loss.num_labels, rows)
 
 
 def _backbone_copies(config: RunConfig, world_size: int) -> int:

@@ -1,5 +1,6 @@
 """The command `mlcd train`, and `mlcd evaluate`, which is in a room of its own."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,10 +146,14 @@ def train(
                 run = _trained(_config(recipe, overrides, resume), on, reporter)
             else:
                 from training.config import load_config
+                from training.evaluation.while_training import open_evaluation
                 from training.rounds import run_rounds
 
                 assert recipe is not None
-                *_, run = run_rounds(load_config(recipe, overrides), rounds, clusters, reporter)
+                config = load_config(recipe, overrides)
+                *_, run = run_rounds(
+                    config, rounds, clusters, reporter, open_evaluation=open_evaluation
+                )
     except Preempted as stop:
         where = (
             "outside of the steps" if stop.step is None else f"at step {stop.step}, which is saved"
@@ -168,16 +173,34 @@ def train(
 
 def _report(run: "Artifact", reporter: Reporter) -> None:
     """Prints the outcome of a training, and the commands that follow it."""
-    from training.next_commands import next_commands
-
     final = run.summary["final"]
     loss = "unknown" if final["loss"] is None else f"{final['loss']:.4g}"
     line = (
         f"trained {run.summary['samples']} images to loss {loss} at step {final['step']}: "
         f"{run.path}\nnext:"
     )
-    line = "\n  ".join([line, *next_commands(run)])
+    line = "\n  ".join([line, *_next_commands(run)])
     reporter.result({FINISHED: str(run.path), "digest": run.digest, **run.summary}, line)
+
+
+def _next_commands(run: "Artifact") -> list[str]:
+    """Returns the commands that evaluate and serve `run`.
+
+    Images without classes, and those of a mixture or of a run that held none out, have no held-out
+    images to classify: their patches are drawn.
+    """
+    from training.pairs.pairs_config import PairsConfig, validate_any
+    from training.run.run_files import read_run_fields
+
+    path, config = str(run.path), validate_any(read_run_fields(run.path))
+    if isinstance(config, PairsConfig):
+        evaluate = ["retrieval", path, "--test", config.data.pairs, "--seen"]
+    elif config.data.hold_out and not config.data.mix and run.summary.get("image_classes", 0) > 1:
+        evaluate = ["knn", path]
+    else:
+        evaluate = ["pca", path, config.data.sources[0].images, "--out", f"{path}-patches.png"]
+    commands = (["evaluate", *evaluate], ["serve", "--model", path])
+    return [shlex.join(["mlcd", *command]) for command in commands]
 
 
 def _overrides(
@@ -206,7 +229,7 @@ def _config(
     recipe: str | None, overrides: tuple[str, ...], resume: str | None
 ) -> "RunConfig | PairsConfig":
     from training.pairs.pairs_config import load_any_config
-    from training.resume import resume_config
+    from training.run.resume import resume_config
 
     if resume is not None:
         return resume_config(Path(resume), overrides)
@@ -224,17 +247,19 @@ def _refuse_on_ray(only_plan: bool, rounds: int | None, replay: str | None) -> N
 def _trained(
     config: "RunConfig | PairsConfig", on: RayOptions | None, reporter: Reporter
 ) -> "Artifact":
-    if on is not None:
-        from training.train_on_ray import train_on_ray
+    from training.evaluation.while_training import open_evaluation
 
-        return train_on_ray(config, on, reporter, announce)
+    if on is not None:
+        from training.ray.train_on_ray import train_on_ray
+
+        return train_on_ray(config, on, reporter, announce, open_evaluation=open_evaluation)
     from training.pairs.pairs_config import PairsConfig
-    from training.pairs.run_pairs import run_pairs
-    from training.run import run_training
+    from training.run.run_pairs import run_pairs
+    from training.run.run_training import run_training
 
     if isinstance(config, PairsConfig):
         return run_pairs(config, reporter)
-    return run_training(config, reporter)
+    return run_training(config, reporter, open_evaluation=open_evaluation)
 
 
 def _only_plans(
@@ -261,8 +286,9 @@ def _only_plans(
         raise click.UsageError(
             "--plan plans one training: leave out --rounds, --clusters and --replay"
         )
+    from training.evaluation.while_training import open_evaluation
     from training.plan import plan_recipe
 
-    plan = plan_recipe(recipe, overrides, **given)
+    plan = plan_recipe(recipe, overrides, open_evaluation=open_evaluation, **given)
     reporter.result(plan.facts(), str(plan))
     return True

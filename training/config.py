@@ -22,10 +22,6 @@ from mlcd.losses.margins import MarginGrad, MarginKind
 from mlcd.losses.negatives import NegativePolicy
 from mlcd.models.blocks import Activation
 from mlcd.models.vit import Positions, ViTConfig
-from training.parallel.backbone import Gathered, Precision
-from training.parallel.instance_head import InstanceConfig, InstanceKind
-from training.parallel.partial_fc import CenterUpdate, HeadConfig, LossKind
-from training.parallel.products import Products
 from training.start import SIZES, tower_fields
 
 _SOME_CLASSES = 500
@@ -34,21 +30,6 @@ _PUBLISHED_CLASSES = 1_000_000
 _PUBLISHED_SCALE = 64.0
 _PUBLISHED_RATIO = 0.1
 _MARGIN: Final = 0.3
-_CLIP_SCALE = 1 / 0.07
-_SIGLIP_SCALE = 10.0
-# The settings of the loss that are about class centers.
-_OF_CLASSES: Final = (
-    "drawn_from",
-    "label_weights",
-    "negative_ratio",
-    "margin_kind",
-    "margin",
-    "margin_grad",
-    "policy",
-    "correct_ratio",
-    "filter_threshold",
-    "center_update",
-)
 # The version of what a run computes from the same settings. Version 1 had other crops, draws and
 # initial centers.
 ARITHMETIC: Final = 2
@@ -91,7 +72,12 @@ _VERBATIM = (
 )
 
 
+LossKind = Literal["mlcd", "mlc", "cd"]
 PairLossKind = Literal["clip", "siglip"]
+CenterUpdate = Literal["sparse", "dense"]
+Precision = Literal["fp32", "bf16", "fp64"]
+Gathered = Literal["fp32", "bf16"]
+Products = Literal["fp32", "tf32", "bf16"]
 _Config = TypeVar("_Config", bound="TrainingConfig")
 
 
@@ -273,13 +259,8 @@ class AnyLossConfig(Section):
 class LossConfig(AnyLossConfig):
     """The loss and its class centers."""
 
-    kind: LossKind | InstanceKind = "mlcd"
-    """mlcd: Eq. 5. mlc: Eq. 4. cd: Eq. 3, one label. per_column: the authors' later form, one
-    softmax for each label. bce: a logistic loss for each pair of an image and a class.
-    instance_softmax, instance_sigmoid: no classes; the views of an image are told from those of the
-    other images of the step, by CLIP's or by SigLIP's loss. Of the labels, these take the list of
-    images only.
-    """
+    kind: LossKind = "mlcd"
+    """mlcd: Eq. 5. mlc: Eq. 4. cd: Eq. 3, one label."""
     labels_per_image: Annotated[int, Field(ge=1)] = 8
     """l, the number of nearest centers taken as positives. CD takes one."""
     drawn_from: Annotated[int, Field(ge=2)] | None = None
@@ -289,8 +270,8 @@ class LossConfig(AnyLossConfig):
     """
     scale: Annotated[float, Field(gt=0)] | None = None
     """s, the scale of the logits. None: 16 below 500 centers; up to 10,000 centers 8 for mlcd and
-    mlc, 16 for the others; from there along a straight line of the logarithms to the authors' 64 at
-    a million; 1/0.07 for instance_softmax, 10 for instance_sigmoid.
+    mlc, 16 for cd; from there along a straight line of the logarithms to the authors' 64 at
+    a million.
     """
     learn_scale: bool = False
     """The scale is learned, and loss.scale is where it starts."""
@@ -308,10 +289,9 @@ class LossConfig(AnyLossConfig):
     slope is included.
     """
     bias: float | None = None
-    """b, added to every logit; mlcd is then ZLPR with threshold -b. Only for mlcd, bce and
-    instance_sigmoid; the other losses do not depend on it. None: 0 for mlcd; -log(r k / l) for bce
-    and where it is learned, with which as much is expected of the negatives as of the positives;
-    for instance_sigmoid -log(B - 1), with B images in a step.
+    """b, added to every logit; mlcd is then ZLPR with threshold -b. Only for mlcd; the other losses
+    do not depend on it. None: 0, and -log(r k / l) where it is learned, with which as much is
+    expected of the negatives as of the positives.
     """
     learn_bias: bool = False
     """The bias is learned, and loss.bias is where it starts."""
@@ -320,9 +300,7 @@ class LossConfig(AnyLossConfig):
     labels. None: all labels count alike.
     """
     policy: NegativePolicy = "independent"
-    """How negatives are drawn. per_column always draws as partialfc does, for each label
-    separately.
-    """
+    """How negatives are drawn."""
     correct_ratio: bool = False
     """Adds log(1/r) to the negatives' log-sum, as if all negatives had been used."""
     filter_threshold: Annotated[float, Field(gt=-1, le=1)] | None = None
@@ -332,16 +310,8 @@ class LossConfig(AnyLossConfig):
     """
 
     @model_validator(mode="after")
-    def _no_settings_of_absent_centers(self) -> Self:
-        if self.discriminates_instances:
-            for name in _OF_CLASSES:
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"loss.{name} has no effect on {self.kind}")
-        return self
-
-    @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
-        if self.kind not in ("mlcd", "bce", "instance_sigmoid"):
+        if self.kind != "mlcd":
             if self.bias:
                 raise ValueError(f"loss.bias has no effect on {self.kind}")
             if self.learn_bias:
@@ -353,8 +323,6 @@ class LossConfig(AnyLossConfig):
                 "loss.correct_ratio would add back what loss.filter_threshold leaves out: take one "
                 "of them"
             )
-        if self.kind == "per_column" and (self.policy != "independent" or self.correct_ratio):
-            raise ValueError("loss.policy and loss.correct_ratio have no effect on per_column")
         # Not what is set: a saved configuration sets everything.
         if self.margin_kind == "none" and self.margin != _MARGIN:
             raise ValueError("loss.margin has no effect with loss.margin_kind=none")
@@ -365,56 +333,14 @@ class LossConfig(AnyLossConfig):
         return self
 
     @property
-    def discriminates_instances(self) -> bool:
-        """Tells whether views of images are compared with each other, and not with centers."""
-        return self.kind in get_args(InstanceKind)
-
-    @property
     def num_labels(self) -> int:
         """Returns the most labels that an image is trained with."""
-        one = self.kind == "cd" or self.discriminates_instances
-        return 1 if one else self.labels_per_image
+        return 1 if self.kind == "cd" else self.labels_per_image
 
     @property
     def num_stored(self) -> int:
         """Returns the number of labels that each image must come with."""
         return self.drawn_from or self.num_labels
-
-    def head(self, num_classes: int, seed: int, products: Products = "fp32") -> HeadConfig:
-        """Returns the head's configuration; some defaults depend on the number of classes.
-
-        products: compute.head_products.
-        """
-        fields = self.model_dump(
-            exclude={
-                "labels_per_image",
-                "drawn_from",
-                "scale",
-                "negative_ratio",
-                "bias",
-                "label_weights",
-            }
-        )
-        return HeadConfig(
-            **fields,
-            products=products,
-            scale=self.resolved_scale(num_classes),
-            negative_ratio=self.resolved_ratio(num_classes),
-            bias=self.resolved_bias(num_classes),
-            seed=seed,
-        )
-
-    def instances(self, batch_size: int) -> InstanceConfig:
-        """Returns the configuration of the loss of views; a default depends on the batch."""
-        softmax = self.kind == "instance_softmax"
-        bias = 0.0 if softmax else -math.log(max(1, batch_size - 1))
-        return InstanceConfig(
-            kind="instance_softmax" if softmax else "instance_sigmoid",
-            scale=self.scale or (_CLIP_SCALE if softmax else _SIGLIP_SCALE),
-            learn_scale=self.learn_scale,
-            bias=bias if self.bias is None else self.bias,
-            learn_bias=self.learn_bias,
-        )
 
     def resolved_scale(self, num_classes: int) -> float:
         """Returns the scale measured for few classes, the authors' for a million, without a jump.
@@ -430,7 +356,7 @@ class LossConfig(AnyLossConfig):
     def resolved_bias(self, num_classes: int) -> float:
         if self.bias is not None:
             return self.bias
-        if not self.learn_bias and self.kind != "bce":
+        if not self.learn_bias:
             return 0.0
         return -math.log(self.resolved_ratio(num_classes) * num_classes / self.num_labels)
 
@@ -524,11 +450,6 @@ class AugmentConfig(Section):
     def num_views(self) -> int:
         """Returns the number of views of an image, global and local."""
         return self.views + self.local_views
-
-    @property
-    def num_pairs(self) -> int:
-        """Returns the number of pairs of views with at least one global view."""
-        return self.views * (self.views - 1) // 2 + self.views * self.local_views
 
     @property
     def jitters(self) -> dict[str, float]:
@@ -763,28 +684,6 @@ class RunConfig(TrainingConfig):
         size, patch = self.augment.local_size, self.model.patch_size
         if size is not None and size % patch:
             raise ValueError(f"augment.local_size={size} is not a multiple of patches of {patch}")
-        if not self.loss.discriminates_instances:
-            return self
-        if self.augment.num_views < 2:
-            raise ValueError(
-                f"loss.kind={self.loss.kind} compares views of an image: set augment.views=2"
-            )
-        if self.schedule.batch_size < 2:
-            raise ValueError(f"loss.kind={self.loss.kind} takes at least 2 images in a step")
-        if self.compute.accumulation > 1:
-            raise ValueError(
-                f"compute.accumulation would split the negatives of loss.kind={self.loss.kind}"
-            )
-        if self.model.freeze == "tower":
-            raise ValueError(f"model.freeze=tower leaves nothing to {self.loss.kind}")
-        of_centers = {
-            "data.centers": self.data.centers,
-            "model.head": self.model.head,
-            "compute.head_products": None if self.compute.head_products == "fp32" else True,
-        }
-        for name, given in of_centers.items():
-            if given is not None:
-                raise ValueError(f"{name} has no effect on {self.loss.kind}")
         return self
 
     def identity(self) -> dict[str, Any]:

@@ -48,17 +48,11 @@ def head_flops(config: RunConfig, num_classes: int) -> float:
     forward and backward.
 
     There are four products with the drawn centers: the logits, the logits again in the backward
-    pass, and two gradients. Positives take three, gathered row by row. Without centers, each pair
-    of views takes three products with the batch, in CLIP's loss in two directions.
+    pass, and two gradients. Positives take three, gathered row by row.
     """
     dimension, columns = config.model.output_dim, config.loss.num_labels
-    augment = config.augment
-    if config.loss.discriminates_instances:
-        directions = 2 if config.loss.kind == "instance_softmax" else 1
-        return 6.0 * dimension * config.schedule.batch_size * directions * augment.num_pairs
-    problems = columns if config.loss.kind == "per_column" else 1
-    drawn = expected_drawn(config, num_classes) * problems
-    return 2.0 * dimension * (4 * drawn + 3 * columns) * augment.num_views
+    drawn = expected_drawn(config, num_classes)
+    return 2.0 * dimension * (4 * drawn + 3 * columns) * config.augment.num_views
 
 
 def step_flops(config: RunConfig, num_classes: int) -> float:
@@ -76,13 +70,11 @@ def step_flops(config: RunConfig, num_classes: int) -> float:
 def expected_drawn(config: RunConfig, num_classes: int) -> float:
     """Returns the expected number of classes drawn as negatives in a step.
 
-    If each label column draws its own, this is the number for one column. `partialfc` takes all
-    positives of the step if they are more; their number is estimated for uniform labels.
+    `partialfc` takes all positives of the step if they are more; their number is estimated for
+    uniform labels.
     """
     batch = config.schedule.batch_size
     quota = max(1.0, float(int(config.loss.resolved_ratio(num_classes) * num_classes)))
-    if config.loss.kind == "per_column":
-        return max(quota, expected_distinct(batch, num_classes))
     if config.loss.policy == "partialfc":
         return max(quota, expected_distinct(batch * config.loss.num_labels, num_classes))
     return quota

@@ -18,16 +18,17 @@ def train(
     {"data.images": "photos/", "data.labels": "labels", "out": "run"}. Raises ConfigInvalid for a
     setting that is wrong, Diverged where the loss is not finite.
     """
+    from training.evaluation.while_training import open_evaluation
     from training.pairs.pairs_config import PairsConfig, load_any_config
-    from training.pairs.run_pairs import run_pairs
-    from training.run import run_training
+    from training.run.run_pairs import run_pairs
+    from training.run.run_training import run_training
 
     overrides = [f"{name}={value}" for name, value in (settings or {}).items()]
     config = load_any_config(str(recipe), overrides)
     reporter = _reporter(shown=progress)
     if isinstance(config, PairsConfig):
         return run_pairs(config, reporter)
-    return run_training(config, reporter)
+    return run_training(config, reporter, open_evaluation=open_evaluation)
 
 
 def evaluate(

@@ -15,16 +15,16 @@ from training.bad_batch import bad_batch_path, bad_state_path, clear_bad_batch, 
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.config import TrainingConfig
 from training.data.loader import StepBatches
-from training.parallel.processes import Processes
 from training.preemption import Interrupted, Preempted, Signals, received_signals
-from training.step import NotFinite, StepMeters
+from training.processes import Processes
+from training.telemetry.step_meters import NotFinite, StepMeters
 from training.telemetry.throughput import Throughput
 
 _MOST_MISSING: Final = 256  # images in a row that cannot be read, a whole step at a time
 
 
 class TrainingProgress(Protocol):
-    """The part of a training's state that the loop counts; see `training.state.TrainState`."""
+    """The part of a training's state that the loop counts; see `training.head.state.TrainState`."""
 
     step: int
     skipped_steps: int

@@ -24,7 +24,8 @@ from training.byte_counts import (
 from training.config import RunConfig, load_config
 from training.data.dataset import label_tables, open_dataset
 from training.flops import head_flops, micro_batch, step_flops
-from training.run import check_labels, check_run
+from training.run.classification import OpenEvaluation, open_no_evaluation
+from training.run.run_training import check_labels, check_run
 from training.telemetry.throughput import measured_peak_tflops
 
 # The share of the matrix limit that a run is assumed to reach. NeMo reaches 0.45 and 0.29 for ViT
@@ -174,9 +175,7 @@ def plan_training(
     as a negative.
     """
     labels, at_once = config.loss.num_labels, micro_batch(config)
-    if config.loss.discriminates_instances:
-        num_classes = 0
-    elif labels >= num_classes:
+    if labels >= num_classes:
         raise ConfigInvalid(
             f"{labels} labels per image leave no negative among {num_classes} centers",
             remedy="lower loss.labels_per_image or cluster into more centers",
@@ -218,6 +217,7 @@ def plan_recipe(
     world_size: int = 1,
     peak_tflops: float | None = None,
     utilization: float = UTILIZATION,
+    open_evaluation: OpenEvaluation = open_no_evaluation,
 ) -> TrainingPlan:
     """Plans a recipe, as `plan_training` does.
 
@@ -226,7 +226,7 @@ def plan_recipe(
     raise before its first step.
     """
     config = load_config(recipe, overrides, fallback=_NO_PLACES)
-    classes, samples = plan_inputs(config, num_classes, num_samples)
+    classes, samples = plan_inputs(config, num_classes, num_samples, open_evaluation)
     device = _device_profile(config, peak_tflops or config.telemetry.peak_tflops, utilization)
     return plan_training(config, classes, samples, world_size, device)
 
@@ -244,7 +244,10 @@ def _device_profile(
 
 
 def plan_inputs(
-    config: RunConfig, num_classes: int | None, num_samples: int | None
+    config: RunConfig,
+    num_classes: int | None,
+    num_samples: int | None,
+    open_evaluation: OpenEvaluation,
 ) -> tuple[int, int]:
     """Returns (classes, samples): the given ones, else those of the data.
 
@@ -255,7 +258,7 @@ def plan_inputs(
     are_named = all(_UNKNOWN not in (source.images, source.labels) for source in sources)
     if num_classes is None and num_samples is None and are_named:
         dataset = open_dataset(config)
-        check_run(config, dataset)
+        check_run(config, dataset, open_evaluation)
         return dataset.num_centers, len(dataset)
     if num_classes is not None and num_samples is not None:
         check_labels(config, (), num_classes)

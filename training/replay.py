@@ -14,11 +14,12 @@ from mlcd.artifacts.centers import Centers
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import PREPROCESS, Servable
 from training.bad_batch import FOLDER, bad_state_path, read_bad_batch
-from training.checkpoint.checkpoint_store import load_checkpoint
+from training.head.snapshot import load_checkpoint
+from training.head.state import TrainState
 from training.optim.clip import clip_global_norm
-from training.parallel.processes import open_processes
-from training.run import initial_state, read_run_config, run_directory
-from training.state import TrainState
+from training.processes import open_processes
+from training.run.run_files import read_run_config, run_directory
+from training.run.run_training import initial_state
 from training.step import backward
 from training.tower import initial_model
 
@@ -71,8 +72,7 @@ def replay(run: Path, batch: Path) -> Replay:
     directory = run_directory(run)
     step, parts = read_bad_batch(batch if batch.is_dir() else directory / FOLDER / batch.name)
     state_path = bad_state_path(directory, step)
-    centers = state_path / "centers"
-    num_classes = len(Centers.open(centers).sizes) if centers.is_dir() else 0
+    num_classes = len(Centers.open(state_path / "centers").sizes)
     with open_processes(config.device, config.num_threads) as processes:
         # Weights that are not finite are no model; they are read with the state.
         preprocess = PreprocessSpec.read(state_path / "weights" / PREPROCESS)
@@ -123,7 +123,7 @@ def _first_not_finite(state: TrainState) -> Iterator[list[str]]:
     ]
     handles = [
         watch(module, name)
-        for name, module in (*named, ("centers" if state.sharded() else "head", state.head))
+        for name, module in (*named, ("centers", state.head))
         if not _is_list(module)
     ]
     try:
@@ -139,7 +139,7 @@ def _is_list(module: nn.Module) -> bool:
 
 def _backwards(state: TrainState) -> Iterator[tuple[str, nn.Parameter]]:
     """Yields the parameters in the order in which gradients reach them."""
-    yield from (("centers.weight", weight) for weight in state.sharded())
+    yield "centers.weight", state.head.weight
     for name, parameter in reversed(list(state.model.trunk.named_parameters())):
         yield f"trunk.{name}", parameter
 

@@ -14,7 +14,7 @@ finished is found again, and what was interrupted goes on: the same call ends wi
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from mlcd.artifacts.copies import brought
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
@@ -31,18 +31,23 @@ from mlcd.pipelines.label import LabelOptions, label
 from mlcd.progress import Reporter
 from mlcd.world import torchrun_variable
 from training.config import RunConfig, validate_config
-from training.parallel.instance_head import InstanceKind
-from training.run import run_training
+from training.run.classification import OpenEvaluation, open_no_evaluation
+from training.run.run_training import run_training
 
 
 def run_rounds(
-    config: RunConfig, num_rounds: int, num_clusters: int | None, reporter: Reporter
+    config: RunConfig,
+    num_rounds: int,
+    num_clusters: int | None,
+    reporter: Reporter,
+    *,
+    open_evaluation: OpenEvaluation = open_no_evaluation,
 ) -> Iterator[Artifact]:
     """Trains `num_rounds` times, below `config.out`, and yields the run of each round.
 
     num_clusters: of every round but the first; None for as many as the first one's labels have.
-    Raises ConfigInvalid if the data are several sets, or there is more than one process, and for a
-    loss without clusters or with more labels than there are clusters.
+    Raises ConfigInvalid if the data are several sets, or there is more than one process, or there
+    are more labels than clusters.
     """
     out = Path(config.out)
     _check(config, out, num_clusters)
@@ -58,7 +63,9 @@ def run_rounds(
             changes["labels"], changes["centers"] = (
                 str(folder / name) for name in ("labels", "centers")
             )
-        latest = run_training(_changed(config, **changes), reporter)
+        latest = run_training(
+            _changed(config, **changes), reporter, open_evaluation=open_evaluation
+        )
         yield latest
 
 
@@ -67,11 +74,6 @@ def _check(config: RunConfig, out: Path, num_clusters: int | None) -> None:
         raise ConfigInvalid(
             "rounds need one data set, and data.mix has several",
             remedy="set data.images and data.labels",
-        )
-    if config.loss.kind in get_args(InstanceKind):
-        raise ConfigInvalid(
-            f"loss.kind={config.loss.kind} has no clusters, and rounds make them",
-            remedy="leave out the rounds, or take loss.kind=mlcd",
         )
     if num_clusters is not None and num_clusters <= config.loss.num_stored:
         raise ConfigInvalid(

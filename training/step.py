@@ -1,10 +1,9 @@
 """One training step, from micro-batches to loss, gradients, update and meters."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -13,16 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.losses.positives import check_labels
-from training.config import RunConfig, TrainingConfig
+from training.config import RunConfig
 from training.data.colors import draw_colors
+from training.data.drop_path import branch_scales
 from training.data.recoloring import recolor
-from training.drop_path import branch_scales
+from training.head.row_gradients import add_up
+from training.head.state import TrainState
 from training.optim.clip import clip_global_norm
-from training.optim.row_gradients import add_up
-from training.optim.schedule import learning_rate
-from training.parallel.instance_head import InstanceHead
-from training.parallel.partial_fc import PartialFC
-from training.state import TrainState
+from training.optim.schedule import set_learning_rate
+from training.telemetry.step_meters import NotFinite, numbers
 
 
 class MicroBatch(Protocol):
@@ -63,37 +61,6 @@ class Meters:
         return {**numbers({"loss": self.loss, **self.head, **self.norms}), "lr": self.lr}
 
 
-def numbers(tensors: Mapping[str, Tensor]) -> dict[str, float | None]:
-    """Returns the values of scalar tensors; one that is not finite is None.
-
-    JSON has no NaN, and a mean over nothing (no positive, no negative) is one.
-    """
-    values = {name: tensor.item() for name, tensor in tensors.items()}
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
-class StepMeters(Protocol):
-    """The numbers of a step of any training."""
-
-    @property
-    def norms(self) -> dict[str, Tensor]:
-        """Returns the loss and the gradient norms, by which a step is judged."""
-        ...
-
-    def to_dict(self) -> dict[str, float | None]: ...
-
-
-class NotFinite(Exception):
-    """Loss or gradient is not finite, on all processes alike.
-
-    Nothing was updated, and the gradients are dropped.
-    """
-
-    def __init__(self, meters: StepMeters) -> None:
-        super().__init__("not finite")
-        self.meters = meters
-
-
 def train_step(
     state: TrainState,
     batches: Sequence[MicroBatch],
@@ -125,8 +92,6 @@ def train_step(
         raise NotFinite(meters)
     for optimizer in state.optimizers:
         optimizer.step()
-    if isinstance(state.head, InstanceHead):
-        state.head.limit()
     _drop_gradients(state)
     if state.average is not None:
         state.average.update(state.model.trunk, state.step)
@@ -142,27 +107,12 @@ def backward(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Computes gradients of the global mean loss in `state`'s parameters; returns loss and meters.
 
-    The gradients are averaged over processes.
+    The gradients are averaged over processes. One view of a micro-batch is classified after the
+    other, so only one takes memory at a time.
     """
     state.model.train()
     _drop_gradients(state)
-    if isinstance(state.head, InstanceHead):
-        (batch,) = batches
-        counts = None if row_counts is None else row_counts[0]
-        return _discriminate(state, state.head, batch, config, counts)
-    return _classify(state, state.head, batches, shares, config, row_counts)
-
-
-def _classify(
-    state: TrainState,
-    head: PartialFC,
-    batches: Sequence[MicroBatch],
-    shares: Sequence[float],
-    config: RunConfig,
-    row_counts: Sequence[Sequence[int]] | None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Classifies one view of a micro-batch after the other; only one takes memory at a time."""
-    device = head.weight.device
+    head, device = state.head, state.device
     for batch in batches:
         check_labels(batch.labels, head.shard.num_classes)
     labels = [batch.labels.to(device, non_blocking=True) for batch in batches]
@@ -186,7 +136,7 @@ def _classify(
     for number, ((index, view, share), images) in enumerate(zip(passes, copies, strict=True), 1):
         batch = batches[index]
         with nullcontext() if number == len(passes) else state.backbone.accumulating():
-            (embeddings,) = _embedded(state, batch, {view: images}, config)
+            embeddings = _embedded(state, batch, view, images, config)
             weights = batch.weights
             output = head(
                 embeddings,
@@ -197,42 +147,21 @@ def _classify(
                 row_counts=None if row_counts is None else row_counts[index],
             )
             (share * output.loss).backward()
-        # One softmax over all classes names each row once; a second pass names rows again.
-        if number > 1 or head.config.kind == "per_column":
+        # A pass names each row once; a second pass names rows again.
+        if number > 1:
             add_up(head.weight)
         loss += share * output.loss.detach()
         parts.append((share, output.meters))
     return loss, _averaged(parts)
 
 
-def _discriminate(
-    state: TrainState,
-    head: InstanceHead,
-    batch: MicroBatch,
-    config: RunConfig,
-    row_counts: Sequence[int] | None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compares all views of all images of the step."""
-    augment = config.augment
-    copies = enumerate(state.copies.in_turn(_views(batch)))
-    groups = [dict(islice(copies, augment.views)), dict(copies)]
-    views = [each for group in groups if group for each in _embedded(state, batch, group, config)]
-    output = head(views, augment.views, row_counts)
-    output.loss.backward()
-    return output.loss.detach(), output.meters
-
-
 def _embedded(
-    state: TrainState, batch: MicroBatch, views: Mapping[int, Tensor], config: RunConfig
-) -> tuple[Tensor, ...]:
-    """Returns the embeddings of views of one size, [b, D] each, by one pass of the tower."""
-    pixels = torch.cat([_recolored(images, batch, view, config) for view, images in views.items()])
-    drawn = [branch_scales(config.model, batch.positions, config.seed, view) for view in views]
-    scales = [factors for factors in drawn if factors is not None]
-    together = torch.cat(scales, dim=2).to(pixels) if scales else None
-    embeddings = state.backbone.embed(pixels, together)
-    each: tuple[Tensor, ...] = embeddings.split([len(batch.positions)] * len(views))
-    return each
+    state: TrainState, batch: MicroBatch, view: int, images: Tensor, config: RunConfig
+) -> Tensor:
+    """Returns the embeddings of a view of the samples, [b, D]."""
+    pixels = _recolored(images, batch, view, config)
+    scales = branch_scales(config.model, batch.positions, config.seed, view)
+    return state.backbone.embed(pixels, None if scales is None else scales.to(pixels))
 
 
 def _views(batch: MicroBatch) -> tuple[Tensor, ...]:
@@ -243,22 +172,6 @@ def _recolored(images: Tensor, batch: MicroBatch, view: int, config: RunConfig) 
     """Returns a view of the samples with its changes of color, as floating-point numbers."""
     colors = draw_colors(batch.positions, config.augment, config.seed, view)
     return images.float() if colors is None else recolor(images.float(), colors)
-
-
-def set_learning_rate(
-    optimizers: Iterable[torch.optim.Optimizer], step: int, config: TrainingConfig
-) -> float:
-    """Gives every group of parameters its rate at a step; returns that of `optim.lr`."""
-    factor = learning_rate(
-        step,
-        peak=1.0,
-        warmup_steps=config.optim.warmup_steps,
-        num_steps=config.schedule.steps,
-    )
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = factor * group["peak_lr"]
-    return factor * config.optim.lr
 
 
 def _drop_gradients(state: TrainState) -> None:

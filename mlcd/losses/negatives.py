@@ -40,13 +40,12 @@ def draw_negatives(
     step: int,
     policy: NegativePolicy = "independent",
     labels: Tensor | None = None,
-    column: int | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
     """Returns the ascending int64 ids of the classes drawn in this step; all of them at r = 1.
 
-    labels: int64 [B, L] of the global batch, which `partialfc` needs. column: the label column to
-    draw for, each by itself; None for one draw. At least one class is drawn.
+    labels: int64 [B, L] of the global batch, which `partialfc` needs. At least one class
+    is drawn.
     """
     if not 0.0 < ratio <= 1.0:
         raise ConfigInvalid(f"the negative ratio must be in (0, 1], got {ratio}")
@@ -54,7 +53,7 @@ def draw_negatives(
     quota = max(1, int(ratio * num_classes))
     if quota == num_classes:
         return ids
-    hashes = hash_classes(seed, step, ids, column=column)
+    hashes = hash_classes(seed, step, ids)
     if policy == "partialfc":
         if labels is None:
             raise ValueError("the policy partialfc needs the labels of the global batch")
@@ -69,16 +68,13 @@ def draw_negatives(
     return hashes.topk(quota, largest=False, sorted=False).indices.sort().values
 
 
-def hash_classes(seed: int, step: int, ids: Tensor, *, column: int | None = None) -> Tensor:
+def hash_classes(seed: int, step: int, ids: Tensor) -> Tensor:
     """Returns int64 hashes whose signed order is the unsigned order of
     `mlcd.randomness.hash_counters` of the same counters.
     """
-    drawn_for = (
-        (Stream.NEGATIVES, step) if column is None else (Stream.COLUMN_NEGATIVES, step, column)
-    )
     # on the host, so that a GPU gets no kernels for a single number; it takes it along to the ids
     state = torch.zeros((), dtype=torch.int64)
-    for counter in (seed, *drawn_for, ids):
+    for counter in (seed, Stream.NEGATIVES, step, ids):
         state = _mix(state ^ counter)
     return state ^ _SMALLEST
 

@@ -26,7 +26,7 @@ from training.data.dataset import open_dataset
 from training.data.loader import Batch, Loader, StepBatches
 from training.optim.groups import adamw_settings, parameter_groups
 from training.optim.schedule import learning_rate
-from training.parallel.processes import open_processes
+from training.processes import open_processes
 from training.tower import initial_model
 
 InstanceKind = Literal["instance_softmax", "instance_sigmoid"]

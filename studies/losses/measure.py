@@ -18,13 +18,12 @@ from torch.nn.functional import normalize
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.models.servable import Servable
 from mlcd.types import unit_rows
+from studies.losses.multilabel_probe import best_c, multilabel_probe
 from studies.losses.sets import FASHION, EvaluationSet, split_of
 from training.evaluation.knn import knn
-from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
-from training.evaluation.multilabel_probe import best_c, multilabel_probe
 from training.evaluation.scores import score
-from training.evaluation.splits import check_probe_split, split_samples
+from training.evaluation.splits import LabeledRows, check_probe_split, split_samples
 
 NEIGHBORS: Final = 5
 _BATCH: Final = 256

@@ -15,12 +15,13 @@ from studies.losses.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec,
 from studies.losses.data import PretrainingData
 from studies.losses.hardware import origin_so_far
 from studies.losses.instance import METRICS, InstanceKind, train_instances
+from studies.losses.instrument.trainable import trainable
 from studies.losses.measure import Measurement, encode, measure, measure_neighbors
 from studies.losses.sets import EvaluationSet, open_pretraining, open_sets, pixels
 from studies.losses.stopwatch import Stopwatch
 from studies.losses.tiers import Tier
 from training.config import RunConfig, load_config
-from training.run import run_training
+from training.run.run_training import run_training
 from training.tower import initial_model
 
 RESULT: Final = "result.json"
@@ -105,7 +106,10 @@ def perform(study: Study, spec: RunSpec) -> None:
 
 
 def config_of(study: Study, spec: RunSpec) -> RunConfig:
-    """Returns the recipe `small` with the changes of tier, arm, setting and variant."""
+    """Returns the recipe `small` with the changes of tier, arm, setting and variant.
+
+    Raises InvalidInput as `trainable` does.
+    """
     tier, variant = study.tier, spec.variant
     overrides = [
         *tier.overrides,
@@ -126,7 +130,7 @@ def config_of(study: Study, spec: RunSpec) -> RunConfig:
         overrides.append(f"model.embedding_dim={variant.embedding_dim}")
     if spec.arm in CLUSTER_ARMS:
         overrides += [
-            f"loss.kind={spec.arm}",
+            f"loss.kind={trainable(spec.arm)}",
             f"loss.labels_per_image={spec.num_labels}",
             f"loss.scale={spec.setting.scale}",
             f"loss.negative_ratio={spec.setting.ratio}",

@@ -23,7 +23,7 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import HELD_OUT_FRACTION, held_out, split_positions
 from studies.losses.archive import write_zip
 from studies.losses.tiers import Tier
-from training.evaluation.labeled_rows import LabeledRows
+from training.evaluation.splits import LabeledRows
 
 PRETRAIN: Final = "pretrain"
 FASHION: Final = "fashion_products"

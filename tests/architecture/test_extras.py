@@ -58,7 +58,7 @@ def installed_with(extras):
             ("serve",),
             "mlcd.cli, service.serve.cli, service.http.app, service.worker.cli, service.jobs.cli",
         ),
-        (("train",), "mlcd.cli, training.cli, training.run"),
+        (("train",), "mlcd.cli, training.cli, training.run.run_training"),
     ],
 )
 def test_what_an_extra_installs_is_enough(extras, modules, distributions):

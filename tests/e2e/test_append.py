@@ -18,7 +18,7 @@ from mlcd.collections.collection import Collection
 from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
 from tests.conftest import call_mlcd, write_digits
 from tests.e2e.test_commands import refused
-from training.evaluation.image_features import digest_rows
+from training.evaluation.representations import digest_rows
 from training.evaluation.seen import seen_by
 
 KILLED = """

@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import call_mlcd
 from tests.ranks import call_together
-from training.evaluation.listed_keys import ListedKeys
 from training.evaluation.representations import locate, open_representation
+from training.evaluation.splits import ListedKeys
 
 
 def evaluated(*arguments):

@@ -26,10 +26,8 @@ from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.models.runs import checkpoint_name, checkpoint_steps
 from mlcd.types import Fingerprint
 from training.checkpoint.files import STATE, write_tensors
-from training.checkpoint.snapshot import restore
 from training.config import CheckpointConfig
-from training.parallel.processes import Processes
-from training.state import TrainState
+from training.processes import Processes
 
 # Layouts 1 and 2 had files of our own instead of torch.distributed.checkpoint's.
 LAYOUT: Final = 3
@@ -38,7 +36,7 @@ _CLOSE_S: Final = 30.0
 
 
 class Copied(Protocol):
-    """A copy of a training's state in the host's memory; see `training.checkpoint.snapshot`."""
+    """A copy of a training's state in the host's memory; see `training.head.snapshot`."""
 
     @property
     def step(self) -> int: ...
@@ -218,14 +216,6 @@ class CheckpointStore:
                 # interrupted.
                 (path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(path)
-
-
-def load_checkpoint(state: TrainState, path: Path) -> None:
-    """Restores `state` from the checkpoint at `path`, bit for bit, on this process alone.
-
-    Raises ArtifactInvalid.
-    """
-    restore(state, path / STATE, checked_checkpoint(path).config["step"], None)
 
 
 def checked_checkpoint(path: Path, *, verify_files: bool = True) -> Artifact:

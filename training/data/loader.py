@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from mlcd.cores import available_cores
 from mlcd.errors import InvalidInput
 from mlcd.types import SampleKey
-from training.config import RunConfig
+from training.config import TrainingConfig
 from training.data.augment import Augmentation
 from training.data.crops import Crops, PictureCrops
 from training.data.dataset import Dataset
@@ -26,9 +26,6 @@ from training.data.decoders import Decoders, ProcessDecoders, ThreadDecoders, bl
 from training.data.drawing import drawn_columns, label_weights
 from training.data.order import locate, part_counts, part_indices, step_shares
 from training.data.pictures import DecodedPictures, HeldPictures, Sample, picture_side
-
-if TYPE_CHECKING:
-    from training.pairs.pairs_config import PairsConfig
 
 _log = logging.getLogger(__name__)
 
@@ -103,9 +100,10 @@ class Loader:
 
     Iterate once, then close. A batch depends on dataset, config and step only: a sample that cannot
     be decoded is left out and counted, never replaced. After each start, every image is compared
-    with its label's SHA-256 until the first whole epoch has ended. cores: those that this process
-    decodes on, None for its share of this machine's. crop_seed: a seed for the crops alone, instead
-    of the run's.
+    with its label's SHA-256 until the first whole epoch has ended. num_labels: how many of a
+    sample's labels are drawn each time it is seen, None for all of them. cores: those that this
+    process decodes on, None for its share of this machine's. crop_seed: a seed for the crops alone,
+    instead of the run's.
 
     Iterating raises InvalidInput if an image differs from the labeled one or if none can be
     decoded, and Unavailable if a worker process is killed.
@@ -114,11 +112,12 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset,
-        config: "RunConfig | PairsConfig",
+        config: TrainingConfig,
         *,
         rank: int,
         size: int,
         start_step: int,
+        num_labels: int | None = None,
         cores: int | None = None,
         crop_seed: int | None = None,
         device: torch.device = _HOST,
@@ -126,6 +125,8 @@ class Loader:
         self._device = device
         self._dataset, self._config = dataset, config
         self._rank, self._size, self._start_step = rank, size, start_step
+        self._num_stored = dataset.parts[0].labels.shape[1]
+        self._num_labels = num_labels or self._num_stored
         self._num_decoders = config.data.workers or cores or max(1, available_cores() // size)
         seed = config.seed if crop_seed is None else crop_seed
         self._augmentation = Augmentation(config.model.image_size, config.augment, seed)
@@ -260,9 +261,8 @@ class Loader:
             [self._dataset.parts[sample.part].labels[sample.row] for sample in samples],
             dtype=np.int32,
         )
-        loss = self._config.loss
-        stored = stored.reshape(-1, loss.num_stored)
-        columns = drawn_columns(stored, positions, loss.num_labels, self._config.seed)
+        stored = stored.reshape(-1, self._num_stored)
+        columns = drawn_columns(stored, positions, self._num_labels, self._config.seed)
         labels = stored if columns is None else np.take_along_axis(stored, columns, axis=1)
         images, *more_views = (
             self._joined(of_chunks)
@@ -284,9 +284,9 @@ class Loader:
         labels: NDArray[np.int32],
         columns: NDArray[np.int64] | None,
     ) -> Tensor | None:
-        if self._config.loss.label_weights is None:
+        if self._dataset.parts[0].scores is None:
             return None
-        scores = np.zeros((len(samples), self._config.loss.num_stored), dtype=np.float16)
+        scores = np.zeros((len(samples), self._num_stored), dtype=np.float16)
         for place, sample in enumerate(samples):
             stored = self._dataset.parts[sample.part].scores
             assert stored is not None

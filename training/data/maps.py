@@ -25,7 +25,7 @@ from mlcd.images.entries import Entries
 from mlcd.images.sources import open_source
 from training.config import MixedSource, RunConfig
 from training.data.dataset import Dataset, Part, label_tables, open_dataset
-from training.parallel.processes import Processes
+from training.processes import Processes
 
 _log = logging.getLogger(__name__)
 

@@ -27,10 +27,10 @@ from training.evaluation.texts.cli import (
 from training.last_word import leaving_the_last_word
 
 if TYPE_CHECKING:
-    from training.evaluation.image_features import Features
     from training.evaluation.report import Protocol
+    from training.evaluation.representations import Features
     from training.evaluation.scores import Metric
-    from training.evaluation.sides import Sides
+    from training.evaluation.splits import Sides
 
 
 @click.group()
@@ -217,8 +217,8 @@ def _measure(
     reporter: Reporter,
 ) -> None:
     from training.evaluation.report import Subject, evaluate_all, protocol_line, result_line
-    from training.evaluation.split_files import read_split
-    from training.parallel.processes import open_processes
+    from training.evaluation.splits import read_split
+    from training.processes import open_processes
 
     if not is_first():
         reporter = Reporter("silent")
@@ -245,7 +245,7 @@ def _measure(
 
 
 def _sides(train: str | None, test: str | None) -> "Sides | None":
-    from training.evaluation.sides import Sides
+    from training.evaluation.splits import Sides
 
     if train is None and test is None:
         return None

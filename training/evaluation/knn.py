@@ -14,9 +14,8 @@ from mlcd.types import Embeddings, unit_rows
 from mlcd.world import World
 from training.data.order import own_part
 from training.evaluation.gathering import gathered_answers
-from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.scores import Answers, Metric, answers
-from training.evaluation.splits import check_several_classes
+from training.evaluation.splits import LabeledRows, check_several_classes
 
 TEMPERATURE: Final = 0.07  # Wu et al., CVPR 2018; unicom's evaluator
 # Served embeddings are unit to float32's rounding; within this tolerance rows are used as they are.

@@ -17,10 +17,9 @@ from torch import Tensor
 from mlcd.world import World
 from training.data.order import own_part
 from training.evaluation.gathering import gathered_answers
-from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
 from training.evaluation.scores import Answers, Metric, answers
-from training.evaluation.splits import Split, check_probe_split
+from training.evaluation.splits import LabeledRows, Split, check_probe_split
 
 NUM_STEPS: Final = 96  # 8 per decade, as in the appendix
 _DECADES: Final = 12

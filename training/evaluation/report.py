@@ -17,15 +17,13 @@ from mlcd.keys import HELD_OUT_FRACTION, held_out
 from mlcd.pipelines.encoded import images_parent
 from mlcd.progress import Reporter
 from mlcd.world import World
-from training.evaluation.image_features import Features
 from training.evaluation.kept import KeptOutcome, Record, find_results, keep_results
 from training.evaluation.knn import clusters, knn_answers
 from training.evaluation.label_tables import SeveralLabels
-from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.linear_probe import fit_probe
-from training.evaluation.listed_keys import ListedKeys
 from training.evaluation.measured import Measured, answered, over_folds
 from training.evaluation.representations import (
+    Features,
     Representation,
     distinct_names,
     images_of,
@@ -34,9 +32,14 @@ from training.evaluation.representations import (
 )
 from training.evaluation.scores import Metric
 from training.evaluation.seen import SeenAmong, check_seen, seen_by
-from training.evaluation.sides import Sides
-from training.evaluation.split_files import SplitFile
-from training.evaluation.splits import check_tested_classes, split_digest
+from training.evaluation.splits import (
+    LabeledRows,
+    ListedKeys,
+    Sides,
+    SplitFile,
+    check_tested_classes,
+    split_digest,
+)
 from training.evaluation.voc_probe import voc_probe
 
 _DIGEST: Final = re.compile("[0-9a-f]{64}")

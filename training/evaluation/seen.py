@@ -3,10 +3,11 @@
 Bytes identify an image, not keys: the same file has another key in another folder.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -23,11 +24,12 @@ from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
 from mlcd.types import SampleKey
 from training.config import RunConfig, states_pairs, validated
 from training.data.dataset import open_dataset
-from training.evaluation.image_features import digest_rows
-from training.evaluation.seen_pairs import paired_images
+from training.evaluation.representations import digest_rows
 from training.pairs.pairs_config import PairsConfig
-from training.run import read_run_config, read_run_fields
+from training.pairs.pairs_dataset import embedded, open_pairs
+from training.run.run_files import read_run_config, read_run_fields
 
+_MOST_READ: Final = 1 << 20  # images of pairs whose bytes are read to know their digests
 _Digests = NDArray[np.uint8]
 
 
@@ -176,7 +178,29 @@ def _paired(checkpoint: Artifact, run: Path) -> _Digests:
     # Augmented views state no digests.
     stated = opened if opened is not None and opened.kind == "embeddings" else None
     moved = config.model_copy(update={"data": data})
-    return digest_rows(paired_images(moved, images.digest, stated))
+    return digest_rows(_paired_images(moved, images.digest, stated))
+
+
+def _paired_images(
+    config: PairsConfig, listing: str | None, embeddings: Artifact | None
+) -> Sequence[bytes]:
+    """Returns the SHA-256 of each image with a caption that is not held out.
+
+    config: of the run, with its images where they are now. listing: the digest of the listing when
+    the run began. embeddings: those that the run read in place of images, which state the digests;
+    otherwise the images themselves are read. Raises NotFound if images were added since, or are too
+    many to read.
+    """
+    pairs = open_pairs(config)
+    if pairs.source.listing_digest() != listing:
+        raise NotFound(f"{config.data.pairs} has other images than when the run began")
+    if embeddings is not None:
+        stated = EmbeddingsArtifact(embeddings)
+        _, rows = embedded(pairs, stated)
+        return [stated.image_sha256[row] for row in rows.tolist()]
+    if len(pairs) > _MOST_READ:
+        raise NotFound(f"{config.data.pairs} has {len(pairs)} images, which are not read for it")
+    return [hashlib.sha256(pairs.source.read(entry)).digest() for entry in pairs.entries]
 
 
 def _moved(config: RunConfig, checkpoint: Artifact) -> RunConfig:

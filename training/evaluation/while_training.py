@@ -6,6 +6,7 @@ here draws any.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import torch
@@ -17,19 +18,28 @@ from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.models.servable import Servable
 from mlcd.world import World
 from training.config import RunConfig
-from training.evaluation.image_features import ImageSet, PreparedImages
 from training.evaluation.knn import knn
 from training.evaluation.linear_probe import linear_probe
-from training.evaluation.representations import encoded
+from training.evaluation.representations import ImageSet, PreparedImages, encoded
 from training.evaluation.splits import (
     check_probe_split,
     check_several_classes,
     check_tested_classes,
 )
+from training.run.classification import Evaluate
 
 NEIGHBORS: Final = 5  # the default of `mlcd evaluate knn`
 # The share of data.memory_gib for evaluation; most of it is for the training images.
 _MEMORY_SHARE: Final = 0.25
+
+
+def open_evaluation(config: RunConfig, listings: Sequence[str]) -> Evaluate | None:
+    """Opens the evaluation of a run, as `check_evaluation` does; None if the run never evaluates.
+
+    Decoded pixels are kept over the run if they fit.
+    """
+    images = check_evaluation(config, listings)
+    return None if images is None else partial(evaluate_model, config=config, images=images)
 
 
 def check_evaluation(

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mlcd.world import World
-from training.optim.row_gradients import entries
 
 
 def clip_global_norm(
@@ -21,7 +20,7 @@ def clip_global_norm(
 
     replicated: parameters whose gradients are the same on every process, or sharded by torch
     (DTensor). sharded: parameters of which each process holds its own rows; sparse gradients are
-    those of `training.optim.row_gradients.add_up`.
+    those of `training.head.row_gradients.add_up`.
     """
     plain = [parameter for parameter in replicated if parameter.grad is not None]
     shards = [parameter for parameter in sharded if parameter.grad is not None]
@@ -51,4 +50,5 @@ def _values(gradient: Tensor | None) -> Tensor:
     assert gradient is not None
     if isinstance(gradient, DTensor):
         return gradient.to_local()
-    return entries(gradient)[1] if gradient.is_sparse else gradient
+    # values() refuses a tensor that may have several entries of a row.
+    return gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001

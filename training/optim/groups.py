@@ -4,17 +4,14 @@ do not.
 Each layer has a learning rate of its own with optim.layer_decay.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
-import torch
 from torch import nn
 
 from mlcd.models.text import TextTower
 from mlcd.models.vit import VisionTower
 from training.config import OptimConfig
-from training.optim.row_adamw import RowAdamW
-from training.parallel.instance_head import InstanceHead
-from training.parallel.partial_fc import PartialFC
 from training.tower import layer_of
 
 _TOKENS: Final = ("pos", "rope.cls_angle", "registers")
@@ -58,25 +55,13 @@ def text_groups(trunk: TextTower, config: OptimConfig) -> list[dict[str, Any]]:
     ]
 
 
-def scalar_groups(head: PartialFC | InstanceHead, config: OptimConfig) -> list[dict[str, Any]]:
+def scalar_groups(scalars: Mapping[str, nn.Parameter], config: OptimConfig) -> list[dict[str, Any]]:
     """Returns the group of a learned scale and bias, if there are any, at the centers' rate."""
-    scalars = list(head.scalars.values())
+    if not scalars:
+        return []
     rate = config.center_lr or config.lr
-    return [{"params": scalars, "weight_decay": 0.0, "peak_lr": rate}] if scalars else []
+    return [{"params": list(scalars.values()), "weight_decay": 0.0, "peak_lr": rate}]
 
 
 def adamw_settings(config: OptimConfig) -> dict[str, Any]:
     return {"lr": config.lr, "betas": config.betas, "eps": config.eps}
-
-
-def center_optimizer(centers: PartialFC, config: OptimConfig) -> torch.optim.Optimizer:
-    """Returns the optimizer of the class centers, without weight decay.
-
-    Only the centers' direction matters, so decay would merely change their angular learning rate.
-    """
-    center_lr = config.center_lr or config.lr
-    group = {"params": [centers.weight], "weight_decay": 0.0, "peak_lr": center_lr}
-    settings = adamw_settings(config) | {"lr": center_lr}
-    if centers.config.center_update == "sparse":
-        return RowAdamW([group], **settings)
-    return torch.optim.AdamW([group], **settings)

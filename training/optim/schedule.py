@@ -1,6 +1,11 @@
 """The learning rate as a closed formula of the step, so that there is no state to save."""
 
 import math
+from collections.abc import Iterable
+
+import torch
+
+from training.config import TrainingConfig
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int) -> float:
@@ -13,3 +18,19 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int) 
         return peak * (step + 1) / warmup_steps
     progress = (step - warmup_steps) / max(1, num_steps - warmup_steps)
     return peak * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+
+
+def set_learning_rate(
+    optimizers: Iterable[torch.optim.Optimizer], step: int, config: TrainingConfig
+) -> float:
+    """Gives every group of parameters its rate at a step; returns that of `optim.lr`."""
+    factor = learning_rate(
+        step,
+        peak=1.0,
+        warmup_steps=config.optim.warmup_steps,
+        num_steps=config.schedule.steps,
+    )
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = factor * group["peak_lr"]
+    return factor * config.optim.lr

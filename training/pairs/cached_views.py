@@ -27,7 +27,7 @@ from training.pairs.pairs_config import PairsConfig
 from training.pairs.pairs_dataset import PairSet
 from training.pairs.pairs_state import embed_crops
 from training.parallel.backbone import Backbone
-from training.parallel.processes import Processes
+from training.processes import Processes
 
 _BATCH: Final = 64
 

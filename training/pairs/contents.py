@@ -17,7 +17,7 @@ from mlcd.models.two_towers import TwoTowers
 from mlcd.models.vit import VisionTower
 from mlcd.types import Fingerprint
 from training.checkpoint.files import read_tensors, stored_tensors
-from training.checkpoint.snapshot import copied, restore_moments, under
+from training.checkpoint.state_tensors import copied, restore_moments, under
 from training.pairs.pairs_state import PairState
 
 _Tower = TypeVar("_Tower", TextTower, VisionTower)

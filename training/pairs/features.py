@@ -21,7 +21,7 @@ from mlcd.pipelines.embed import embed
 from mlcd.progress import Stages
 from mlcd.types import Fingerprint
 from training.pairs.pairs_config import PairsConfig
-from training.parallel.processes import Processes
+from training.processes import Processes
 
 
 def image_embeddings(

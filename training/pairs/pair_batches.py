@@ -19,7 +19,7 @@ from training.data.order import locate, step_shares
 from training.pairs.pairs_config import PairsConfig
 from training.pairs.pairs_dataset import PairSet
 from training.pairs.tokens import CaptionTokens
-from training.parallel.processes import Processes
+from training.processes import Processes
 
 
 @dataclass(frozen=True)

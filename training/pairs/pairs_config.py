@@ -121,19 +121,6 @@ class PairLossConfig(AnyLossConfig):
             raise ValueError("loss.bias has no effect on clip")
         return self
 
-    # The loader reads an image's labels by these: here the one label is the number of its captions.
-    @property
-    def num_labels(self) -> int:
-        return 1
-
-    @property
-    def num_stored(self) -> int:
-        return 1
-
-    @property
-    def label_weights(self) -> None:
-        return None
-
     @property
     def plain_scale(self) -> float:
         """Returns the scale to start from where nothing else states one."""

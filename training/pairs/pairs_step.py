@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from training.optim.clip import clip_global_norm
+from training.optim.schedule import set_learning_rate
 from training.pairs.pair_batches import PairBatch
 from training.pairs.pairs_config import PairsConfig
 from training.pairs.pairs_state import PairState
-from training.step import NotFinite, numbers, set_learning_rate
+from training.telemetry.step_meters import NotFinite, numbers
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,8 @@ from mlcd.models.servable import Servable
 from mlcd.models.text import TextTower
 from mlcd.models.vit import VisionTower, ViT
 from mlcd.world import World
+from training.config import Gathered, Precision
 
-Precision = Literal["fp32", "bf16", "fp64"]
-Gathered = Literal["fp32", "bf16"]
 _BUCKET_MIB: Final = (
     25  # torch's default: gradients that are summed at once, while the backward pass goes on
 )
@@ -65,7 +64,7 @@ class Backbone:
         """Returns embeddings [B, D], not yet unit, for float images [B, 3, S, S] in 0..255; B may
         be 0.
 
-        branch_scales: [blocks, 2, B], see `training.drop_path`.
+        branch_scales: [blocks, 2, B], see `training.data.drop_path`.
         """
         device = images.device.type
         context: AbstractContextManager[None] = torch.autocast(

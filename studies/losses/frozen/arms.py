@@ -6,7 +6,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Literal
 
 from studies.losses.frozen.features import TEACHERS
-from training.parallel.partial_fc import HeadConfig, LossKind
+from studies.losses.instrument.trainable import trainable
+from training.head.partial_fc import HeadConfig
+
+FrozenKind = Literal["mlcd", "mlc", "cd", "per_column", "bce"]
 
 NAMED_SEEDS: Final = tuple(range(1, 25))
 SWEEP_SEEDS: Final = tuple(range(1, 9))
@@ -22,7 +25,7 @@ _RATES: Final = (1 / 3, 3.0)
 _SCALAR_RATES: Final = (1.0, 10.0, 100.0)
 _SCALES: Final = (4.0, 8.0, 16.0, 32.0, 64.0)
 BIASES: Final = (-8.0, -4.0, -2.0, 2.0, 4.0, 8.0)
-_SEVERAL: Final[tuple[LossKind, ...]] = ("mlc", "mlcd")
+_SEVERAL: Final[tuple[FrozenKind, ...]] = ("mlc", "mlcd")
 
 FEATURES: Final = "features"
 
@@ -39,7 +42,7 @@ class Arm:
     rate: of learning, times that of the recipes. scalar_rate: that of scale and bias, times `rate`.
     """
 
-    kind: LossKind = "mlcd"
+    kind: FrozenKind = "mlcd"
     scale: float = 16.0
     bias: float = 0.0
     margin: float = 0.3
@@ -70,9 +73,9 @@ class Arm:
         return -math.log(self.ratio * self.clusters / self.labels)
 
     def head(self, seed: int) -> HeadConfig:
-        """Returns the settings of the loss."""
+        """Returns the settings of the loss. Raises InvalidInput as `trainable` does."""
         return HeadConfig(
-            kind=self.kind,
+            kind=trainable(self.kind),
             scale=self.scale,
             margin=self.margin,
             bias=self.first_bias,
@@ -158,7 +161,7 @@ def sweeps() -> Iterator[Arm]:
     for kind in ("cd", "per_column", "mlc", "mlcd", "bce"):
         default = _default(kind)
         yield from (replace(default, scale=scale) for scale in _SCALES)
-    rare = -math.log(Arm().clusters / Arm().labels)  # where the trainer starts this loss
+    rare = -math.log(Arm().clusters / Arm().labels)  # where the trainer started this loss
     yield from (Arm("bce", scale=scale, bias=rare) for scale in _SCALES)
     for scale in (8.0, 16.0, 32.0):
         yield from (Arm(scale=scale, bias=bias) for bias in BIASES)
@@ -180,5 +183,5 @@ def sweeps() -> Iterator[Arm]:
     yield from (replace(NAMED[name], steps=900) for name in ("MLCD", "MLC", "CD"))
 
 
-def _default(kind: LossKind) -> Arm:
+def _default(kind: FrozenKind) -> Arm:
     return Arm(kind, labels=1) if kind == "cd" else Arm(kind)

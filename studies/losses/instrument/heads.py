@@ -19,11 +19,11 @@ from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.types import Embeddings, unit_rows
 from training.config import OptimConfig
+from training.head.partial_fc import HeadConfig, PartialFC
+from training.head.row_adamw import center_optimizer
 from training.optim.clip import clip_global_norm
-from training.optim.groups import adamw_settings, center_optimizer, scalar_groups
-from training.optim.row_gradients import add_up
+from training.optim.groups import adamw_settings, scalar_groups
 from training.optim.schedule import learning_rate
-from training.parallel.partial_fc import HeadConfig, PartialFC
 
 DIMENSION: Final = 128
 _BATCH: Final = 128
@@ -120,7 +120,7 @@ def train_head(
          "peak_lr": optim.lr},
         *(
             {**group, "peak_lr": group["peak_lr"] * arm.scalar_rate}
-            for group in scalar_groups(head, optim)
+            for group in scalar_groups(head.scalars, optim)
         ),
     ]  # fmt: skip
     optimizers = [
@@ -153,8 +153,6 @@ def _update(
                 step, peak=group["peak_lr"], warmup_steps=_OPTIM.warmup_steps, num_steps=num_steps
             )
     head(network(rows_BD), labels_BL, step).loss.backward()
-    if head.config.kind == "per_column":
-        add_up(head.weight)
     replicated = [*network.parameters(), *head.scalars.values()]
     clip_global_norm(replicated, [head.weight], _OPTIM.clip_norm or float("inf"), head.world)
     for optimizer in optimizers:

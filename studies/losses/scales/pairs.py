@@ -25,11 +25,11 @@ from studies.losses.instrument.heads import embedded, new_network, scaled
 from studies.losses.instrument.rows import Outcome
 from studies.losses.mosaics.tags import FASHION
 from studies.losses.scales.arms import SCALES_TEACHER, PairArm
+from studies.losses.scales.instance_head import InstanceHead
 from training.config import OptimConfig
 from training.optim.clip import clip_global_norm
 from training.optim.groups import adamw_settings
 from training.optim.schedule import learning_rate
-from training.parallel.instance_head import InstanceHead
 
 _TEXTS: Final = "starter"  # the model whose text tower is at hand without a network
 _OTHER_TOWER: Final = 1 << 31  # added to the seed of the images' network
@@ -149,8 +149,9 @@ def _trained(
         for group in optimizer.param_groups:
             group["lr"] = rate * group["times"]
         optimizer.zero_grad()
-        views = [network(part[chosen]) for network, part in zip(networks, rows, strict=True)]
-        output = head(views, 2)
+        output = head(
+            *(network(part[chosen]) for network, part in zip(networks, rows, strict=True))
+        )
         output.loss.backward()
         parameters = [*weights, *scalars]
         norm, _ = clip_global_norm(parameters, [], _OPTIM.clip_norm or math.inf, head.world)

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from training.parallel.instance_head import InstanceKind
-from training.parallel.partial_fc import LossKind
+from studies.losses.instrument.trainable import trainable
+
+TowerKind = Literal["mlcd", "mlc", "cd", "per_column", "instance_softmax", "instance_sigmoid"]
 
 TOWER_TEACHERS: Final = ("mobilenet", "hog", "own")
 NO_TEACHER: Final = "none"  # of instance discrimination
@@ -35,7 +36,7 @@ class TowerArm:
     instance discrimination are, which always changes them.
     """
 
-    kind: LossKind | InstanceKind = "mlcd"
+    kind: TowerKind = "mlcd"
     scale: float = 16.0
     bias: float = 0.0
     labels: int = 8
@@ -54,17 +55,10 @@ class TowerArm:
 
     @property
     def overrides(self) -> Iterator[str]:
-        """Yields the changes of the recipe `small`."""
-        if self.kind in ("instance_softmax", "instance_sigmoid"):
-            learned = ["learn_scale: true"]
-            learned += ["learn_bias: true"] if self.kind == "instance_sigmoid" else []
-            yield f"loss={{kind: {self.kind}, scale: {self.scale}, {', '.join(learned)}}}"
-            yield "augment.views=2"
-            yield from _CONTRASTIVE_CHANGES
-            return
+        """Yields the changes of the recipe `small`. Raises InvalidInput as `trainable` does."""
         if self.changed:
             yield from _CONTRASTIVE_CHANGES
-        yield f"loss.kind={self.kind}"
+        yield f"loss.kind={trainable(self.kind)}"
         yield f"loss.labels_per_image={self.labels}"
         yield f"loss.scale={self.scale}"
         yield f"loss.negative_ratio={self.ratio}"
@@ -109,10 +103,6 @@ class TowerRun:
     def fields(self) -> dict[str, Any]:
         arm = {"arm": self.arm.name, "seed": self.seed, **asdict(self.arm)}
         return {"teacher": self.teacher, **arm}
-
-    @property
-    def has_teacher(self) -> bool:
-        return self.teacher != NO_TEACHER
 
 
 @dataclass(frozen=True)

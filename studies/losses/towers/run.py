@@ -28,7 +28,7 @@ from studies.losses.instrument.rows import Outcome
 from studies.losses.measure import encode
 from studies.losses.towers.arms import TowerRun, TowerSize, first_round
 from training.config import RunConfig, load_config
-from training.run import run_training
+from training.run.run_training import run_training
 from training.telemetry.step_logs import NAME as METRICS
 
 _LAST_POINTS: Final = 5  # of the curve; a single batch is too few to show where it ends
@@ -51,16 +51,12 @@ class Towers:
         return str(self.features.data / SHARDS)
 
     def labels(self, run: TowerRun) -> Path:
-        """Returns the labels that a run trains with, made where they are missing.
-
-        Of instance discrimination only the list of images is used.
-        """
-        teacher = run.teacher if run.has_teacher else "hog"
-        folder = self.state / "labels" / teacher / f"seed{run.seed}"
+        """Returns the labels that a run trains with, made where they are missing."""
+        folder = self.state / "labels" / run.teacher / f"seed{run.seed}"
         folder.mkdir(parents=True, exist_ok=True)
         centers, labels = folder / "centers", folder / "labels"
         with locked(folder / ".making"):
-            rows = self._features(teacher, run.seed, folder)
+            rows = self._features(run.teacher, run.seed, folder)
             options = ("--clusters", self.size.clusters, "--seed", run.seed, "--subtract-mean")
             make(centers, "cluster", rows, centers, *options, "--hold-out", HELD_OUT_FRACTION)
             make(labels, "label", rows, labels, "--centers", centers)

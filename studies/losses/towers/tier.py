@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, get_args
 
 from studies.losses.frozen.features import PRETRAINING, Features
 from studies.losses.frozen.tier import FROZEN
@@ -11,6 +11,7 @@ from studies.losses.instrument.asked import ASKED
 from studies.losses.instrument.rows import Outcome
 from studies.losses.towers.arms import ON_CPU, ON_GPU, TowerRun, all_tower_runs
 from studies.losses.towers.run import Towers, perform_tower, prepare_towers
+from training.config import LossKind
 
 TOWERS: Final = "towers"
 GPU: Final = "gpu"
@@ -53,7 +54,9 @@ class TowersTier:
 
 @dataclass(frozen=True)
 class GpuTier(TowersTier):
-    """The same runs with ViT-S/8 and 30 seeds, one at a time on a GPU. It was never run."""
+    """The runs that can be trained, with ViT-S/8 and 30 seeds, one at a time on a GPU. It was never
+    run.
+    """
 
     name: ClassVar[str] = GPU
     jobs: ClassVar[int] = 1
@@ -61,3 +64,6 @@ class GpuTier(TowersTier):
     @classmethod
     def of(cls, data: Path, out: Path) -> "GpuTier":
         return cls(Towers(Features(data, out / FROZEN), out / GPU, ON_GPU))
+
+    def all_runs(self) -> Iterator[TowerRun]:
+        return (run for run in super().all_runs() if run.arm.kind in get_args(LossKind))

@@ -19,9 +19,6 @@ def test_the_hash_is_that_of_the_core_in_unsigned_order():
         theirs = hash_counters(seed, Stream.NEGATIVES, step, np.arange(1000))
         assert ((ours.view(np.uint64) ^ np.uint64(1 << 63)) == theirs).all()
         assert (np.argsort(ours) == np.argsort(theirs)).all()
-        of_column = hash_classes(seed, step, ids, column=2).numpy()
-        theirs = hash_counters(seed, Stream.COLUMN_NEGATIVES, step, 2, np.arange(1000))
-        assert ((of_column.view(np.uint64) ^ np.uint64(1 << 63)) == theirs).all()
 
 
 def test_negatives_draw_no_number_that_something_else_of_the_run_draws(monkeypatch):
@@ -45,21 +42,8 @@ def test_negatives_draw_no_number_that_something_else_of_the_run_draws(monkeypat
     assert len(seen) > 1000
     for seed in range(3):
         for step in range(20):
-            for column in (None, 0, 1, 7):
-                drawn = (
-                    hash_classes(seed, step, torch.arange(20), column=column)
-                    .numpy()
-                    .view(np.uint64)
-                )
-                assert not {int(number) for number in drawn ^ np.uint64(1 << 63)} & seen.keys()
-
-
-def test_columns_of_a_seed_are_not_other_seeds():
-    whole = [draw_negatives(1000, 0.1, seed=seed, step=2).tolist() for seed in (0, 7919, 15838)]
-    columns = [
-        draw_negatives(1000, 0.1, seed=0, step=2, column=column).tolist() for column in range(3)
-    ]
-    assert len({tuple(drawn) for drawn in whole + columns}) == 6
+            drawn = hash_classes(seed, step, torch.arange(20)).numpy().view(np.uint64)
+            assert not {int(number) for number in drawn ^ np.uint64(1 << 63)} & seen.keys()
 
 
 def test_the_draw_has_the_stated_size_and_no_class_twice():

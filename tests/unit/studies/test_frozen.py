@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from mlcd.errors import InvalidInput
 from mlcd.types import unit_rows
 from studies.losses.frozen.arms import NAMED, NAMED_SEEDS, Arm, FeaturesRun, FrozenRun, all_runs
 from studies.losses.frozen.features import TEACHERS, Teacher
@@ -118,7 +119,7 @@ def test_votes_for_tags_are_those_for_classes_where_each_image_has_one():
     assert mean_precision(tags.astype(np.float32), asked) == 1.0
 
 
-@pytest.mark.parametrize("kind", ["cd", "mlcd", "per_column"])
+@pytest.mark.parametrize("kind", ["cd", "mlcd"])
 def test_a_run_is_repeated_to_the_last_bit(kind, teacher, tmp_path):
     run = FrozenRun("toy", Arm(kind, labels=1 if kind == "cd" else 4, clusters=12, steps=40), 3)
     one, other = (perform(run, teacher, tmp_path / name) for name in "ab")
@@ -129,6 +130,12 @@ def test_a_run_is_repeated_to_the_last_bit(kind, teacher, tmp_path):
     assert (one.right == other.right).all()
     assert len(one.right) == 120
     assert one.numbers["positive_cosine"] > one.numbers["negative_cosine"]
+
+
+@pytest.mark.parametrize("kind", ["per_column", "bce"])
+def test_a_loss_of_an_earlier_trainer_is_not_trained(kind):
+    with pytest.raises(InvalidInput, match=f"one of mlcd, mlc, cd, got {kind}"):
+        Arm(kind).head(1)
 
 
 def test_a_classifier_from_centers_starts_where_labels_point(teacher, tmp_path):

@@ -13,10 +13,10 @@ from torch.distributed.tensor import Shard as Sharded
 from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.world import World
 from training.checkpoint.files import read_tensors, stored_tensors, write_tensors
+from training.head.partial_fc import HeadConfig, PartialFC
+from training.head.row_adamw import RowAdamW
+from training.head.shards import Shard
 from training.optim.clip import clip_global_norm
-from training.optim.row_adamw import RowAdamW
-from training.parallel.partial_fc import HeadConfig, PartialFC
-from training.parallel.shards import Shard
 
 DIMENSION, INPUT = 8, 6
 
@@ -131,7 +131,7 @@ def contrastive_step(world, kind, x, y):
 
 def cases():
     base = {"scale": 16.0, "margin_grad": "exact", "seed": 5}
-    for kind in ("mlcd", "mlc", "cd", "per_column"):
+    for kind in ("mlcd", "mlc", "cd"):
         for ratio in (1.0, 0.4):
             yield f"{kind}-{ratio}", HeadConfig(kind=kind, negative_ratio=ratio, **base), 11, 4
     yield "partialfc", HeadConfig(negative_ratio=0.3, policy="partialfc", **base), 23, 4
@@ -164,22 +164,15 @@ def as_rows(local, shard, size):
     )
 
 
-def column_cases():
-    """`per_column`, for 60 classes."""
-    base = {"scale": 16.0, "margin_grad": "exact", "seed": 5}
-    for ratio in (0.1, 0.3, 1.0):
-        yield f"columns-{ratio}", HeadConfig(kind="per_column", negative_ratio=ratio, **base)
-
-
 def forms(world=None, own=slice(None)):
-    """Learned scale and bias, weights and binary cross-entropy, of 12 samples of 11 classes."""
+    """Learned scale and bias, and weights, of 12 samples of 11 classes."""
     x, labels = batch(11, 4)
     weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(8)) * 2
     world = world or World()
     results = {}
-    for kind in ("mlcd", "mlc", "cd", "per_column", "bce"):
+    for kind in ("mlcd", "mlc", "cd"):
         config = HeadConfig(
-            kind=kind, scale=6.0, learn_scale=True, learn_bias=kind in ("mlcd", "bce"),
+            kind=kind, scale=6.0, learn_scale=True, learn_bias=kind == "mlcd",
             negative_ratio=0.4, margin_grad="exact", seed=5,
         )  # fmt: skip
         for counted in (None, weights):
@@ -276,9 +269,6 @@ def run(rank, size, folder):
     for kind in ("clip", "siglip"):
         results[kind] = contrastive_step(world, kind, x[own], y[own])
     results["clipping"] = clip_step(world)
-    x, labels = batch(60, 4)
-    for name, config in column_cases():
-        results[name] = head_step(world, config, 60, x[own], labels[own])
     results |= forms(world, own)
     torch.save(results, f"{folder}/results-{size}-{rank}.pt")
     dist.destroy_process_group()

@@ -9,10 +9,9 @@ from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from mlcd.world import World
 from training.config import validate_config
-from training.evaluation.image_features import ImageSet, PreparedImages
 from training.evaluation.knn import knn
 from training.evaluation.linear_probe import linear_probe
-from training.evaluation.representations import encoded
+from training.evaluation.representations import ImageSet, PreparedImages, encoded
 from training.evaluation.while_training import check_evaluation, evaluate_model
 
 

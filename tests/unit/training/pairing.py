@@ -22,7 +22,7 @@ from training.pairs.pair_batches import PairBatch
 from training.pairs.pairs_config import validate_any
 from training.pairs.pairs_state import initial_state
 from training.pairs.pairs_step import backward, pair_step
-from training.parallel.processes import Processes
+from training.processes import Processes
 
 NUM_IMAGES = 40
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

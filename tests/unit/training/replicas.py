@@ -13,11 +13,11 @@ from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT
 from mlcd.world import World
 from training.config import OptimConfig, validate_config
-from training.optim.groups import center_optimizer, parameter_groups
+from training.head.partial_fc import HeadConfig, PartialFC
+from training.head.row_adamw import center_optimizer
+from training.head.state import TrainState
+from training.optim.groups import parameter_groups
 from training.parallel.backbone import Backbone
-from training.parallel.instance_head import InstanceHead
-from training.parallel.partial_fc import HeadConfig, PartialFC
-from training.state import TrainState
 from training.step import backward, train_step
 
 CLASSES, IMAGE = 11, 8
@@ -58,18 +58,13 @@ class Part(NamedTuple):
 # matrices in float32 and so depends on the batch in the last bit.
 VIEWS = {"views": 2, "local_views": 1, "local_size": 4, "jitter": 0.9, "brightness": 0.4}
 VIEWS |= {"hue": 0.1, "grayscale": 0.3, "solarize": [0.0, 0.6, 0.3]}
-# The forms of a step over views, and the images that each process has of its only micro-batch.
-FORMS = {
-    "classes": {"kind": "mlcd"},
-    "instance_softmax": {"kind": "instance_softmax", "learn_scale": True},
-    "instance_sigmoid": {"kind": "instance_sigmoid", "learn_scale": True, "learn_bias": True},
-}
+# The images that each process has of each micro-batch of a step over views.
 VIEW_COUNTS = {2: ((3, 0), (2, 4)), 3: ((1, 0, 2), (0, 2, 4))}
 
 
-def with_views(form):
-    fields = CONFIG.model_dump(mode="json", exclude={"augment", "loss"})
-    return validate_config({**fields, "augment": VIEWS, "loss": FORMS[form]})
+def with_views():
+    fields = CONFIG.model_dump(mode="json", exclude={"augment"})
+    return validate_config({**fields, "augment": VIEWS})
 
 
 def new_state(world, precision="fp64", **options):
@@ -112,23 +107,18 @@ def gradients(state, counts, rank=0, dtype=torch.float64):
     }
 
 
-def view_gradients(world, form, counts_of_all):
-    """The gradients of a step over views: of classes in micro-batches, of instances in the last."""
-    config, state = with_views(form), new_state(world)
-    if config.loss.discriminates_instances:
-        state.head = InstanceHead(config.loss.instances(6), world=world).double()
-        state.center_optimizer = None
-        counts_of_all = counts_of_all[-1:]
+def view_gradients(world, counts_of_all):
+    """The gradients of a step over views, in micro-batches."""
+    config, state = with_views(), new_state(world)
     plain, shares = micro_batches(counts_of_all, world.rank)
     # Another view is another crop; here, the same one mirrored, and its corner.
     batches = [
         part._replace(more_views=(part.images.flip(3), part.images[:, :, :4, :4])) for part in plain
     ]
     loss, meters = backward(state, batches, shares, config, counts_of_all)
-    named = [*state.model.trunk.named_parameters(), *state.head.scalars.items()]
     return {
         "loss": loss,
-        **{name: each.grad.clone() for name, each in named},
+        **{name: each.grad.clone() for name, each in state.model.trunk.named_parameters()},
         **{name: meters[name] for name in ("positive_cosine", "negative_cosine")},
     }
 
@@ -158,8 +148,7 @@ def run(rank, size, folder):
         "gloo", init_method=f"file://{folder}/rendezvous-{size}", rank=rank, world_size=size
     )
     results = {"plain": gradients(new_state(World.current()), COUNTS[size], rank)}
-    for form in FORMS:
-        results[form] = view_gradients(World.current(), form, VIEW_COUNTS[size])
+    results["views"] = view_gradients(World.current(), VIEW_COUNTS[size])
     torch.save(results, f"{folder}/gradients-{size}-{rank}.pt")
     if size == 2:
         found = {gathered: sharded_losses(World.current(), gathered) for gathered in TYPES}

@@ -6,7 +6,7 @@ from mlcd.progress import Reporter
 
 SILENT = Reporter("silent")
 
-# Two global views and a local one, with every change of color; and the same told apart.
+# Two global views and a local one, with every change of color.
 VIEWS = (
     "augment.views=2",
     "augment.local_views=1",
@@ -19,7 +19,6 @@ VIEWS = (
     "augment.blur=[1.0, 0.1, 0.5]",
     "augment.solarize=[0, 0.2, 0]",
 )
-INSTANCES = (*VIEWS, "loss={kind: instance_sigmoid, learn_scale: true, learn_bias: true}")
 
 
 def read_log(run):
@@ -28,7 +27,7 @@ def read_log(run):
 
 def before_step(monkeypatch, number, strike):
     """Call `strike(state)` when step `number` begins; returns the list of steps begun."""
-    from training import classification
+    from training.run import classification
 
     original, begun = classification.train_step, []
 

@@ -21,15 +21,14 @@ def ran(tmp_path_factory):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_that_have_nothing_of_a_micro_batch_change_no_gradient(size, ran):
-    """Nor does the split over processes: of one view, of several with changes of color, and of
-    those of an image told from those of the others.
-    """
+    """Nor does the split over processes: of one view, and of several with changes of color."""
     of_one, views_of_one = (
         [(sum(counts),) for counts in each[size]]
         for each in (replicas.COUNTS, replicas.VIEW_COUNTS)
     )
-    whole = {"plain": replicas.gradients(replicas.new_state(World()), of_one)} | {
-        form: replicas.view_gradients(World(), form, views_of_one) for form in replicas.FORMS
+    whole = {
+        "plain": replicas.gradients(replicas.new_state(World()), of_one),
+        "views": replicas.view_gradients(World(), views_of_one),
     }
     for rank in range(size):
         found = torch.load(ran / f"gradients-{size}-{rank}.pt")

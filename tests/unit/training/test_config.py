@@ -13,11 +13,11 @@ from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
-from tests.unit.training.running import INSTANCES, VIEWS
+from tests.unit.training.running import VIEWS
 from training.cli import train
 from training.config import LossConfig, built_in_recipes, load_config, validate_config
 from training.pairs.pairs_config import load_any_config
-from training.run import choose_algorithms, is_deterministic
+from training.run.any_run import choose_algorithms, is_deterministic
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
 
@@ -49,9 +49,7 @@ def places(recipe):
 PLANNED = [recipe for recipe in built_in_recipes() if "plan" in header(recipe)]
 
 
-@pytest.mark.parametrize(
-    "options", [(), ("loss.margin_kind=none",), ("loss.kind=cd",), VIEWS, INSTANCES]
-)
+@pytest.mark.parametrize("options", [(), ("loss.margin_kind=none",), ("loss.kind=cd",), VIEWS])
 def test_a_saved_configuration_is_read_again(options):
     config = load_config("demo-digits", [*PLACES, "model.patch_size=8", *options])
     assert validate_config(json.loads(config.model_dump_json())) == config

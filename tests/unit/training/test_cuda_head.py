@@ -5,12 +5,12 @@ import torch
 
 from mlcd.clustering.device_scan import DeviceScan
 from mlcd.losses.negatives import draw_negatives
-from training.parallel.partial_fc import HeadConfig, PartialFC
-from training.parallel.products import add_product, product
+from training.head.partial_fc import HeadConfig, PartialFC
+from training.head.products import add_product, product
 
 GPU = torch.device("cuda")
 CPU = torch.device("cpu")
-KINDS = ("mlcd", "mlc", "cd", "bce", "per_column")
+KINDS = ("mlcd", "mlc", "cd")
 SCALE, CLASSES, DIMENSION = 16.0, 2000, 256
 # Rounding moves a unit of float32 by 2^-24, and a product of unit rows, with sums in another order,
 # hardly by more than 2^-23: SCALE times that in the logarithm of each share, and as much again for
@@ -62,10 +62,9 @@ def test_loss_and_gradients_are_those_of_float64_but_for_rounding(kind, ratio):
     assert_near(loss_and_gradients(CPU, torch.float32, **options), exact, (FLOAT32,) * 3)
 
 
-@pytest.mark.parametrize("kind", ["mlcd", "bce"])
 @pytest.mark.parametrize("update", ["sparse", "dense"])
-def test_learned_scalars_weights_and_every_update_of_centers(kind, update):
-    options = {"kind": kind, "learn_scale": True, "learn_bias": True, "center_update": update}
+def test_learned_scalars_weights_and_every_update_of_centers(update):
+    options = {"learn_scale": True, "learn_bias": True, "center_update": update}
     exact, found = (
         loss_and_gradients(device, dtype, weighted=True, **options)
         for device, dtype in ((CPU, torch.float64), (GPU, torch.float32))
@@ -74,21 +73,18 @@ def test_learned_scalars_weights_and_every_update_of_centers(kind, update):
     assert_near(found, exact, (*(FLOAT32,) * 3, *(16 * FLOAT32,) * 2))
 
 
-@pytest.mark.parametrize("kind", ["mlcd", "bce"])
 @pytest.mark.parametrize(
     ("products", "bounds"), [("tf32", (1e-5, 1e-3, 1e-3)), ("bf16", (1e-4, 5e-3, 5e-3))]
 )
-def test_the_error_of_shortened_products_is_the_one_that_is_stated(kind, products, bounds):
+def test_the_error_of_shortened_products_is_the_one_that_is_stated(products, bounds):
     """docs/explanation/head.md states it; TF32 was imitated on a CPU there."""
-    options = {"kind": kind, "negative_ratio": 0.5}
+    options = {"negative_ratio": 0.5}
     exact = loss_and_gradients(CPU, torch.float64, **options)
     assert_near(loss_and_gradients(GPU, torch.float32, products=products, **options), exact, bounds)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.1, 1e-5])
-@pytest.mark.parametrize(
-    "options", [{}, {"column": 2}, {"policy": "partialfc"}, {"policy": "partialfc", "column": 1}]
-)
+@pytest.mark.parametrize("options", [{}, {"policy": "partialfc"}])
 def test_negatives_are_those_that_a_cpu_draws(options, ratio):
     labels = torch.randint(-1, 100_000, (300, 1), generator=torch.Generator().manual_seed(0))
     for step in (0, 7, 10**6):

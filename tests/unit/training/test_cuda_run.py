@@ -13,7 +13,7 @@ from mlcd.encoders.torch import TorchEncoder
 from mlcd.models.servable import Servable
 from tests.unit.training.running import SILENT, before_step, read_log, saved_bytes
 from training.config import load_config
-from training.run import run_training
+from training.run.run_training import run_training
 
 GPU = "cuda"
 pytestmark = [
@@ -48,7 +48,7 @@ def losses(run):
     "options",
     [
         (),
-        ("loss.kind=bce", "loss.learn_scale=true", "loss.learn_bias=true"),
+        ("loss.learn_scale=true", "loss.learn_bias=true"),
         ("compute.accumulation=2", "loss.negative_ratio=0.5", "augment.brightness=0.4"),
     ],
 )

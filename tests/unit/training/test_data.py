@@ -38,7 +38,7 @@ from training.data.order import (
 )
 from training.data.pictures import open_picture, picture_side
 from training.optim.schedule import learning_rate
-from training.run import run_training
+from training.run.run_training import run_training
 
 
 @given(num=st.integers(1, 3000), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10**6))

@@ -13,8 +13,8 @@ import torch
 from mlcd.errors import InvalidInput
 from tests.unit.training.waiting import no_waiting
 from training.data.ahead import ahead
+from training.data.device_copies import DeviceCopies
 from training.data.loader import StepBatches
-from training.device_copies import DeviceCopies
 
 CPU = torch.device("cpu")
 

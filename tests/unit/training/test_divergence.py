@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from mlcd.errors import Diverged
-from tests.unit.training.running import INSTANCES, SILENT, before_step, read_log
+from tests.unit.training.running import SILENT, VIEWS, before_step, read_log
 from training.bad_batch import read_bad_batch
 from training.preemption import Preempted
 from training.replay import replay
-from training.run import run_training
+from training.run.run_training import run_training
 
 
 def poison_weight(state):
@@ -28,7 +28,7 @@ def poison_weight(state):
 
 def poison_center(state):
     with torch.no_grad():
-        state.centers.weight[4] = torch.inf
+        state.head.weight[4] = torch.inf
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_is_not_finite_is_caught_before_the_update_and_replayed(
     assert keys[7]["keys"] == [key for part in kept["keys"] for key in part]
 
 
-@pytest.mark.parametrize("options", [(), INSTANCES])
+@pytest.mark.parametrize("options", [(), VIEWS])
 def test_a_replayed_batch_gives_the_loss_that_it_had(config, monkeypatch, options):
     """The guard alone is struck: what it saved is a sound batch, whose loss is known."""
     import training.step as step_module
@@ -147,7 +147,7 @@ def test_a_budget_of_skips_is_spent_and_survives_an_interruption(config, monkeyp
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(config, monkeypatch):
-    import training.parallel.partial_fc as head_module
+    import training.head.partial_fc as head_module
 
     def not_finite(lse_positive, lse_negative, **_):
         return lse_positive * torch.nan

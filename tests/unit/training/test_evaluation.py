@@ -19,12 +19,10 @@ from mlcd.world import World
 from tests.conftest import call_mlcd
 from tests.ranks import run_ranks
 from tests.unit.training import evaluating
-from training.evaluation.image_features import ImageSet, encode
 from training.evaluation.knn import knn, weighted_votes
-from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.report import KnnProtocol, Subject, evaluate_all
-from training.evaluation.representations import encoded
-from training.evaluation.splits import VALIDATION_FRACTION, split_digest, split_samples
+from training.evaluation.representations import ImageSet, encode, encoded
+from training.evaluation.splits import VALIDATION_FRACTION, LabeledRows, split_digest, split_samples
 from training.evaluation.while_training import check_evaluation, evaluate_model
 
 

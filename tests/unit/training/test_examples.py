@@ -1,8 +1,8 @@
 from mlcd.artifacts.examples import EXAMPLES, Examples
 from mlcd.artifacts.labels import LabelTable
 from tests.unit.disk_order import check_durable, recorded
-from training.class_examples import class_examples, write_examples
 from training.config import load_config
+from training.data.class_examples import class_examples, write_examples
 from training.data.dataset import open_dataset
 
 

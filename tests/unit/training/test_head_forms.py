@@ -1,13 +1,13 @@
-"""Learned scale and bias, weights of labels and binary cross-entropy, against loops over pairs."""
+"""Learned scale and bias, and weights of labels, against loops over pairs."""
 
 import pytest
 import torch
 from torch.nn import functional
 
 from mlcd.losses.negatives import draw_negatives
-from training.parallel.partial_fc import HeadConfig, PartialFC
+from training.head.partial_fc import HeadConfig, PartialFC
 
-KINDS = ("mlcd", "mlc", "cd", "bce")
+KINDS = ("mlcd", "mlc", "cd")
 CLASSES, STEP = 23, 3
 
 
@@ -30,13 +30,7 @@ def written_out(z, weight, labels, weights, drawn, config, log_scale, bias):
         negatives = [scale * cosines[k] + bias for k in drawn.tolist() if k not in own]
         p = sum((w * torch.exp(-s) for s, w in positives), z[row].sum() * 0)
         n = sum((torch.exp(s) for s in negatives), z[row].sum() * 0)
-        if config.kind == "bce":
-            loss = sum((w * torch.log1p(torch.exp(-s)) for s, w in positives), z[row].sum() * 0)
-            away = sum((torch.log1p(torch.exp(s)) for s in negatives), z[row].sum() * 0)
-            if config.correct_ratio:
-                away = away * (CLASSES - len(own)) / max(1, len(negatives))
-            loss = loss + away
-        elif config.kind == "mlcd":
+        if config.kind == "mlcd":
             if config.correct_ratio:
                 n = n * (CLASSES - len(own)) / max(1, len(negatives))
             loss = torch.log1p(n) + torch.log1p(p)
@@ -57,15 +51,15 @@ def problem(kind, seed=1):
 
 
 @pytest.mark.parametrize(
-    ("kind", "corrected"), [*((kind, False) for kind in KINDS), ("mlcd", True), ("bce", True)]
+    ("kind", "corrected"), [*((kind, False) for kind in KINDS), ("mlcd", True)]
 )
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_it_is_the_written_out_loss_in_value_and_every_gradient(kind, ratio, weighted, corrected):
     learned = ratio < 1
     config = HeadConfig(
-        kind=kind, scale=7.0, bias=-1.5 if kind in ("mlcd", "bce") else 0.0, learn_scale=learned,
-        learn_bias=learned and kind in ("mlcd", "bce"), negative_ratio=ratio, margin_grad="exact",
+        kind=kind, scale=7.0, bias=-1.5 if kind == "mlcd" else 0.0, learn_scale=learned,
+        learn_bias=learned and kind == "mlcd", negative_ratio=ratio, margin_grad="exact",
         correct_ratio=corrected, center_update="dense" if weighted else "sparse",
     )  # fmt: skip
     head = PartialFC(CLASSES, 8, config).double()
@@ -97,7 +91,7 @@ def test_it_is_the_written_out_loss_in_value_and_every_gradient(kind, ratio, wei
 
 
 def test_equal_weights_are_no_weights_for_every_kind():
-    for kind in (*KINDS, "per_column"):
+    for kind in KINDS:
         head = PartialFC(CLASSES, 8, HeadConfig(kind=kind, scale=7.0, negative_ratio=0.4)).double()
         head.initialize(1)
         z, labels, _ = problem(kind)
@@ -108,20 +102,10 @@ def test_equal_weights_are_no_weights_for_every_kind():
         assert weighted == pytest.approx(plain, abs=1e-14), kind
 
 
-def test_the_weights_of_columns_are_those_of_their_mean():
-    config = HeadConfig(kind="per_column", scale=7.0, negative_ratio=1.0)
-    head = PartialFC(CLASSES, 8, config).double()
-    head.initialize(1)
-    z = torch.randn((1, 8), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    first, second = (head(z, torch.tensor([[label]]), 0).loss.item() for label in (4, 9))
-    both = head(z, torch.tensor([[4, 9]]), 0, weights=torch.tensor([[3.0, 1.0]])).loss.item()
-    assert both == pytest.approx((3 * first + second) / 4, abs=1e-12)
-
-
 def test_chunks_change_nothing(monkeypatch):
-    import training.parallel.partial_fc as module
+    import training.head.partial_fc as module
 
-    z, labels, weights = problem("bce")
+    z, labels, weights = problem("mlcd")
 
     def run(kind):
         config = HeadConfig(kind=kind, scale=7.0, negative_ratio=1.0, learn_scale=True)
@@ -133,7 +117,7 @@ def test_chunks_change_nothing(monkeypatch):
         gradients = [leaf.grad, head.weight.grad.to_dense(), head.log_scale.grad, loss.detach()]
         return torch.cat([each.flatten() for each in gradients])
 
-    whole = [run(kind) for kind in ("mlcd", "bce")]
+    whole = [run(kind) for kind in ("mlcd", "mlc")]
     monkeypatch.setattr(module, "CHUNK_ENTRIES", 9 * 3)
-    for kind, expected in zip(("mlcd", "bce"), whole, strict=True):
+    for kind, expected in zip(("mlcd", "mlc"), whole, strict=True):
         assert torch.allclose(run(kind), expected, rtol=1e-12, atol=1e-13)

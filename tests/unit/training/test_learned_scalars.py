@@ -18,7 +18,7 @@ from mlcd.pipelines.verify import verify
 from tests.unit.training.running import SILENT, before_step, read_log
 from training.config import LossConfig, load_config
 from training.data.drawing import label_weights
-from training.run import run_training
+from training.run.run_training import run_training
 
 
 @pytest.fixture
@@ -42,11 +42,8 @@ def run_config(labeled, digits, tiny_recipe, tmp_path):
 LEARNED = ["loss.learn_scale=true", "loss.learn_bias=true"]
 
 
-@pytest.mark.parametrize("kind", ["mlcd", "bce"])
-def test_a_learned_scale_and_bias_move_are_saved_and_resumed_bit_for_bit(
-    kind, run_config, monkeypatch
-):
-    options = [f"loss.kind={kind}", *LEARNED, "loss.label_weights=scores", "loss.scale=8"]
+def test_a_learned_scale_and_bias_move_are_saved_and_resumed_bit_for_bit(run_config, monkeypatch):
+    options = [*LEARNED, "loss.label_weights=scores", "loss.scale=8"]
     whole = run_training(run_config("whole", *options), SILENT)
     with monkeypatch.context() as struck:
         before_step(struck, 5, lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -69,11 +66,11 @@ def test_the_bias_starts_where_it_is_asked_to_or_where_both_sides_weigh_alike():
 
     assert bias() == 0.0
     assert bias(learn_bias=True) == pytest.approx(-math.log(0.1 * 1_000_000 / 8))
-    assert bias(kind="bce", labels_per_image=4, negative_ratio=0.5) == pytest.approx(
+    assert bias(learn_bias=True, labels_per_image=4, negative_ratio=0.5) == pytest.approx(
         -math.log(0.5 * 1_000_000 / 4)
     )
     assert bias(learn_bias=True, bias=-10.0) == -10.0
-    assert bias(kind="bce", bias=0.0) == 0.0
+    assert bias(learn_bias=True, bias=0.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -172,13 +169,12 @@ def test_tokens_of_captions_train_the_same_head(run_config, digits, tmp_path):
         open_source(str(digits)), tokens, words, tmp_path / "tokens", top=3,
         facts={"of": "tokens"}, reporter=SILENT,
     )  # fmt: skip
-    for kind in ("bce",):
-        run = run_training(
-            run_config(
-                kind, f"loss.kind={kind}", "loss.labels_per_image=3", "loss.margin_kind=none",
-                "schedule.steps=40", "optim.lr=0.003", *LEARNED, labels=labels.path,
-            ),
-            SILENT,
-        )  # fmt: skip
-        losses = [line["loss"] for line in read_log(run)]
-        assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5]), kind
+    run = run_training(
+        run_config(
+            "run", "loss.labels_per_image=3", "loss.margin_kind=none",
+            "schedule.steps=40", "optim.lr=0.003", *LEARNED, labels=labels.path,
+        ),
+        SILENT,
+    )  # fmt: skip
+    losses = [line["loss"] for line in read_log(run)]
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])

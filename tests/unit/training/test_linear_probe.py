@@ -15,11 +15,10 @@ from mlcd.errors import InvalidInput
 from mlcd.keys import split_positions
 from tests.ranks import run_ranks
 from tests.unit.training import evaluating
-from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.linear_probe import NUM_STEPS, coarse_to_fine, grid_c, linear_probe
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
 from training.evaluation.scores import score
-from training.evaluation.splits import split_samples
+from training.evaluation.splits import LabeledRows, split_samples
 
 DATA_SETS = ("digits", "wine", "breast_cancer", "iris")
 

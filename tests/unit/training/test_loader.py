@@ -101,7 +101,12 @@ def config(shards, tiny_recipe, tmp_path):
 
 def load(config, *, rank=0, size=1, start_step=0):
     with Loader(
-        open_dataset(config), config, rank=rank, size=size, start_step=start_step
+        open_dataset(config),
+        config,
+        rank=rank,
+        size=size,
+        start_step=start_step,
+        num_labels=config.loss.num_labels,
     ) as loader:
         return list(loader)
 

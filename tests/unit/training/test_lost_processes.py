@@ -4,7 +4,7 @@ from torch.distributed import DistNetworkError, DistStoreError
 
 from mlcd.errors import Unavailable
 from mlcd.world import World
-from training.parallel.processes import Processes
+from training.processes import Processes
 
 
 @pytest.fixture

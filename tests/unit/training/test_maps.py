@@ -17,7 +17,7 @@ from mlcd.world import World
 from training.data import maps
 from training.data.dataset import open_dataset
 from training.data.maps import mapped, open_shared_dataset, write_maps
-from training.parallel.processes import Processes
+from training.processes import Processes
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ from pathlib import Path
 from training.config import load_config
 from training.data import maps
 from training.data.maps import open_shared_dataset
-from training.parallel.processes import open_processes
+from training.processes import open_processes
 
 def private():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()

@@ -10,12 +10,10 @@ from mlcd.errors import InvalidInput, NotFound
 from mlcd.types import unit_rows
 from training.evaluation.intervals import bootstrap
 from training.evaluation.label_tables import DIFFICULT, read_labels
-from training.evaluation.labeled_rows import LabeledRows
 from training.evaluation.linear_probe import fit_probe
 from training.evaluation.measured import answered, over_folds
 from training.evaluation.scores import answers, eleven_point_precision, roc_auc
-from training.evaluation.split_files import read_split
-from training.evaluation.splits import Split
+from training.evaluation.splits import LabeledRows, Split, read_split
 from training.evaluation.voc_probe import Rankings, voc_probe
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from mlcd.world import World
+from training.head.partial_fc import HeadConfig, PartialFC
+from training.head.row_adamw import RowAdamW
+from training.head.row_gradients import add_up, distinct_rows
+from training.head.shards import Shard
 from training.optim.clip import clip_global_norm
-from training.optim.row_adamw import RowAdamW
-from training.optim.row_gradients import add_up, distinct_rows
-from training.parallel.partial_fc import HeadConfig, PartialFC
-from training.parallel.shards import Shard
 
 
 def sparse(rows, values, shape):

@@ -38,14 +38,14 @@ from tests.unit.training.test_plan import counted
 from training.data.order import locate
 from training.evaluation.seen import seen_by
 from training.pairs import cached_views
-from training.pairs import run_pairs as pairs_run
 from training.pairs.pair_batches import PairReader
 from training.pairs.pairs_dataset import open_pairs
 from training.pairs.pairs_flops import pair_flops
 from training.pairs.pairs_step import backward, pair_step
-from training.pairs.run_pairs import run_pairs
 from training.pairs.tokens import CaptionTokens, open_tokenizer
-from training.parallel.processes import Processes
+from training.processes import Processes
+from training.run import run_pairs as pairs_run
+from training.run.run_pairs import run_pairs
 
 LIT = {"start": None, "freeze": "image", "embedding_dim": 32, "width": 32, "mlp_width": 64}
 

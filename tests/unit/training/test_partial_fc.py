@@ -8,14 +8,13 @@ import torch
 
 from mlcd.errors import ConfigInvalid
 from mlcd.losses.negatives import draw_negatives
-from mlcd.randomness import Stream, hash_counters
 from mlcd.types import unit_rows
 from mlcd.world import World
 from tests.ranks import run_ranks
 from tests.unit.training import distributed
 from training.config import OptimConfig
-from training.optim.groups import center_optimizer
-from training.parallel.partial_fc import HeadConfig, PartialFC
+from training.head.partial_fc import HeadConfig, PartialFC
+from training.head.row_adamw import center_optimizer
 
 CONFIG = HeadConfig(scale=16.0, negative_ratio=1.0, margin_grad="exact")
 
@@ -147,10 +146,7 @@ def test_initial_centers_do_not_depend_on_the_number_of_processes():
 
 @pytest.fixture(scope="module")
 def one_process():
-    alike = distributed.forms() | {
-        name: columns_written_out(*distributed.batch(60, 4), config.negative_ratio)
-        for name, config in distributed.column_cases()
-    }
+    alike = distributed.forms()
     return {size: reference(size) | alike for size in (1, 2, 3)}
 
 
@@ -172,86 +168,6 @@ def reference(size):
     return results | {
         kind: distributed.contrastive_step(world, kind, x, y) for kind in ("clip", "siglip")
     }
-
-
-def columns_written_out(
-    x, labels, ratio, *, num_classes=60, step=4, seed=5, scale=16.0, margin=0.3
-):
-    """The mean of single-label softmaxes, one per label column in the labels' own order: float64,
-    loops over pairs.
-
-    A column's classes are its labels over the batch, filled up to int(r k) with those whose hash is
-    smallest.
-    """
-    trunk, head = (
-        distributed.backbone(),
-        PartialFC(num_classes, distributed.DIMENSION, CONFIG).double(),
-    )
-    head.initialize(7)
-    weight = head.weight.detach() * torch.linspace(50, 150, num_classes)[:, None]
-    weight.requires_grad_()
-    z = torch.nn.functional.normalize(trunk(x), dim=1)
-    w = torch.nn.functional.normalize(weight, dim=1)
-    rows = [
-        [label if label >= 0 and label not in row[:i] else -1 for i, label in enumerate(row)]
-        for row in labels.tolist()
-    ]
-    quota = max(1, int(ratio * num_classes))
-    losses = []
-    for row, own in enumerate(rows):
-        terms = []
-        for column, label in enumerate(own):
-            if label < 0:
-                continue
-            drawn = {other[column] for other in rows if other[column] >= 0}
-            hashes = hash_counters(
-                seed, Stream.COLUMN_NEGATIVES, step, column, np.arange(num_classes)
-            )
-            for candidate in np.argsort(hashes).tolist():
-                if len(drawn) < quota:
-                    drawn.add(candidate)
-            positive = scale * torch.cos(torch.arccos(z[row] @ w[label]) + margin)
-            negatives = [scale * (z[row] @ w[other]) for other in sorted(drawn) if other != label]
-            terms.append(
-                torch.log(1 + sum(torch.exp(negative - positive) for negative in negatives))
-            )
-        losses.append(sum(terms) / len(terms) if terms else z[row].sum() * 0)
-    loss = torch.stack(losses).mean()
-    loss.backward()
-    return {
-        "loss": loss.item(),
-        "trunk": torch.cat([parameter.grad.flatten() for parameter in trunk.parameters()]),
-        "centers": weight.grad,
-    }
-
-
-def test_per_column_draws_classes_evenly_for_every_column():
-    """Sorted rows would give the first column the low ids of the batch as negatives, the last one
-    the high ids.
-    """
-    num_classes, num_bins, num_steps, ratio = 400, 20, 100, 0.3
-    drawn_ids = []
-
-    class Watching(PartialFC):
-        def _draw(self, *arguments):
-            drawn = super()._draw(*arguments)
-            drawn_ids.append(drawn.numpy())
-            return drawn
-
-    head = Watching(num_classes, 4, HeadConfig(kind="per_column", negative_ratio=ratio, seed=3))
-    head.initialize(0)
-    generator = np.random.default_rng(0)
-    for step in range(num_steps):
-        labels = np.stack([generator.permutation(num_classes)[:8] for _ in range(64)])
-        head(torch.ones((64, 4)), torch.from_numpy(labels), step)
-    for column in range(8):
-        counts = np.bincount(
-            np.concatenate(drawn_ids[column::8]) // (num_classes // num_bins), minlength=num_bins
-        )
-        expected = num_steps * ratio * num_classes / num_bins
-        # Draws without replacement: each step's variance is less by 1 - r. 19 degrees of freedom, p
-        # = 0.0001.
-        assert ((counts - expected) ** 2 / (expected * (1 - ratio))).sum() < 51, column
 
 
 def test_backward_works_inside_an_outer_autocast():

@@ -5,10 +5,10 @@ import torch
 
 from mlcd.errors import ConfigInvalid
 from mlcd.world import World
-from training.parallel.partial_fc import HeadConfig, PartialFC
-from training.parallel.processes import Processes
-from training.parallel.products import add_product, product
-from training.run import initial_state
+from training.head.partial_fc import HeadConfig, PartialFC
+from training.head.products import add_product, product
+from training.processes import Processes
+from training.run.run_training import initial_state
 
 
 def test_bf16_rounds_inputs_and_sums_in_float32():
@@ -27,11 +27,9 @@ def test_bf16_rounds_inputs_and_sums_in_float32():
     assert torch.backends.cuda.matmul.fp32_precision != "tf32"
 
 
-def loss_and_gradients(products, dtype, kind):
+def loss_and_gradients(products, dtype):
     """Returns those of 64 embeddings near their first label's center, as amid a training."""
-    config = HeadConfig(
-        kind=kind, scale=16.0, negative_ratio=0.5, center_update="dense", products=products
-    )
+    config = HeadConfig(scale=16.0, negative_ratio=0.5, center_update="dense", products=products)
     head = PartialFC(2000, 256, config)
     head.initialize(0)
     head = head.to(dtype)
@@ -44,12 +42,11 @@ def loss_and_gradients(products, dtype, kind):
     return [each.double() for each in (loss.detach(), embeddings.grad, head.weight.grad)]
 
 
-@pytest.mark.parametrize("kind", ["mlcd", "bce"])
-def test_the_error_of_bf16_products_is_the_one_that_is_stated(kind):
+def test_the_error_of_bf16_products_is_the_one_that_is_stated():
     """docs/explanation/head.md states these bounds."""
-    exact = loss_and_gradients("fp32", torch.float64, kind)
+    exact = loss_and_gradients("fp32", torch.float64)
     for products, bounds in (("fp32", (1e-6,) * 3), ("bf16", (1e-4, 5e-3, 5e-3))):
-        found = loss_and_gradients(products, torch.float32, kind)
+        found = loss_and_gradients(products, torch.float32)
         for one, other, bound in zip(found, exact, bounds, strict=True):
             assert (one - other).norm() / other.norm() < bound
 

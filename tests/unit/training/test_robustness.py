@@ -12,8 +12,8 @@ from tests.conftest import call_mlcd
 from training.evaluation.robustness import classify_variants, variants
 from training.evaluation.robustness.classify_variants import chosen_classes
 from training.evaluation.robustness.variants import VARIANTS, class_map
-from training.evaluation.suite.imagenet import imagenet_names, variant_ids
 from training.evaluation.texts.class_names import names_of, table_of_set
+from training.evaluation.texts.imagenet import imagenet_names, variant_ids
 from training.evaluation.texts.tested import open_tested
 
 V2, A, R, SKETCH, OBJECTNET = VARIANTS

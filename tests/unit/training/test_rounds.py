@@ -10,7 +10,6 @@ from training.rounds import run_rounds
 @pytest.mark.parametrize(
     ("overrides", "clusters", "named"),
     [
-        (("loss={kind: instance_softmax}", "augment.views=2"), None, "has no clusters"),
         (("loss.labels_per_image=4",), 4, "4 clusters are too few for 4 labels"),
         (("loss.labels_per_image=2", "loss.drawn_from=3"), 3, "too few for 3 labels"),
     ],

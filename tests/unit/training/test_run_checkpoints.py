@@ -13,8 +13,9 @@ from mlcd.errors import ArtifactInvalid, InvalidInput, Unavailable
 from mlcd.models.runs import checkpoint_steps, find_checkpoint
 from tests.unit.training.running import SILENT, before_step, saved_bytes
 from training.checkpoint.checkpoint_store import CheckpointStore
+from training.evaluation.while_training import open_evaluation
 from training.preemption import Preempted
-from training.run import run_training
+from training.run.run_training import run_training
 
 
 def test_which_checkpoints_stay(config):
@@ -116,7 +117,7 @@ def test_a_checkpoint_of_a_newer_layout_is_refused(config, monkeypatch):
         run_training(recipe, SILENT)
 
 
-def test_what_fails_later_costs_no_saved_step(config, monkeypatch):
+def test_what_fails_later_costs_no_saved_step(config):
     """An evaluation's images that are away for a moment; before the first saved step nothing is
     worth keeping.
     """
@@ -127,11 +128,14 @@ def test_what_fails_later_costs_no_saved_step(config, monkeypatch):
     def refuse(*_args, **_options):
         raise InvalidInput("no image can be decoded")
 
+    def open_refusing(*_args):
+        return refuse
+
     for every_steps, kept in ((4, False), (12, True)):
-        monkeypatch.setattr("training.classification.evaluate_model", refuse)
+        early = config("run", f"evaluation.every_steps={every_steps}")
         with pytest.raises(InvalidInput, match="can be decoded"):
-            run_training(config("run", f"evaluation.every_steps={every_steps}"), SILENT)
+            run_training(early, SILENT, open_evaluation=open_refusing)
         assert partial.exists() is kept
-        monkeypatch.undo()
     assert checkpoint_steps(partial / "checkpoints")[-1] == 10
-    assert run_training(recipe, SILENT).summary["final"]["step"] == 30
+    run = run_training(recipe, SILENT, open_evaluation=open_evaluation)
+    assert run.summary["final"]["step"] == 30

@@ -27,7 +27,7 @@ from tests.unit.training.running import SILENT, before_step, read_log
 from training.config import load_config
 from training.evaluation.seen import seen_by
 from training.pairs.pairs_config import load_any_config
-from training.run import run_training
+from training.run.run_training import run_training
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -321,7 +321,7 @@ def test_a_layer_s_rate_falls_from_the_last_to_the_first():
 
 def test_branches_are_left_out_as_often_as_asked_and_for_any_process_alike():
     from training.config import TowerConfig
-    from training.drop_path import branch_scales
+    from training.data.drop_path import branch_scales
 
     config = TowerConfig(
         image_size=8, patch_size=4, width=8, depth=3, heads=1, mlp_width=8, embedding_dim=4,

@@ -19,10 +19,10 @@ from tests.conftest import call_mlcd, start_mlcd
 from tests.saved_datasets import write_saved_parts
 from training.evaluation.label_tables import read_labels
 from training.evaluation.suite import definitions, set_files
-from training.evaluation.suite.clip_prompts import set_prompts
 from training.evaluation.suite.definitions import AVERAGED, SETS
 from training.evaluation.suite.radar import radar
 from training.evaluation.suite.set_files import check_hashes, check_set, find_sets
+from training.evaluation.texts.clip_prompts import set_prompts
 
 TINY = (2, 4, 2)  # classes, images to train on, images to test on
 

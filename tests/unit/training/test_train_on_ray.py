@@ -17,11 +17,11 @@ from mlcd.errors import (
 from mlcd.extras import install_command
 from mlcd.pipelines.ray.session import RayOptions
 from tests.conftest import call_mlcd
-from training import train_on_ray as module
 from training.config import load_config
 from training.pairs.pairs_config import load_any_config, validate_any
 from training.preemption import Signals, given_signals, received_signals
-from training.run_monitor import News
+from training.ray import train_on_ray as module
+from training.ray.run_monitor import News
 
 PLACES = ("data.images=photos/*.tar", "data.labels=work/labels", "out=work/run")
 

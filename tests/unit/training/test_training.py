@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,12 +17,14 @@ from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, Unavailable
 from mlcd.models.runs import find_checkpoint
 from mlcd.progress import Reporter
 from mlcd.world import World
-from tests.unit.training.running import INSTANCES, SILENT, VIEWS, before_step, read_log, saved_bytes
+from tests.unit.training.running import SILENT, VIEWS, before_step, read_log, saved_bytes
 from training.evaluation.knn import weighted_votes
 from training.evaluation.seen import seen_by
-from training.parallel.processes import Processes
+from training.evaluation.while_training import open_evaluation
 from training.preemption import Interrupted, Preempted
-from training.run import initial_state, read_run_config, run_training
+from training.processes import Processes
+from training.run.run_files import read_run_config
+from training.run.run_training import initial_state, run_training
 from training.telemetry.step_logs import MetricsLog
 
 
@@ -54,7 +57,7 @@ def test_the_trained_centers_are_unit_named_and_in_the_model_s_space(config, jou
     [
         (signal.SIGTERM, Preempted, ()),
         (signal.SIGUSR1, Preempted, VIEWS),
-        (signal.SIGINT, Interrupted, INSTANCES),
+        (signal.SIGINT, Interrupted, ()),
     ],
 )
 def test_a_stopped_run_goes_on_bit_for_bit(config, monkeypatch, number, kind, options):
@@ -77,18 +80,16 @@ def test_a_stopped_run_goes_on_bit_for_bit(config, monkeypatch, number, kind, op
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [("mlcd", []), ("per_column", ["loss.negative_ratio=0.4"])]
+    "options",
+    [[], ["loss.negative_ratio=0.4"], ["loss.negative_ratio=0.4", "loss.policy=partialfc"]],
 )
-def test_micro_batches_equal_the_whole_batch(config, kind, options):
-    """Also negatives drawn for labels (per_column), and parts of unequal size: 30 = 8 + 8
-    + 7 + 7.
-    """
+def test_micro_batches_equal_the_whole_batch(config, options):
+    """Also negatives drawn for labels (partialfc), and parts of unequal size: 30 = 8 + 8 + 7 + 7."""
     logs = [
         read_log(
             run_training(
                 config(
                     f"run{parts}",
-                    f"loss.kind={kind}",
                     f"compute.accumulation={parts}",
                     "compute.precision=fp64",
                     "schedule.steps=8",
@@ -205,9 +206,18 @@ def test_bfloat16_is_near_and_keeps_float32_weights(config):
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
 
 
+def test_a_run_is_not_begun_without_the_evaluation_that_it_asks_for(config):
+    recipe = config("run", "evaluation.every_steps=10")
+    with pytest.raises(ConfigInvalid, match="was given no evaluation"):
+        run_training(recipe, SILENT)
+    assert not Path(f"{recipe.out}.partial").exists()
+
+
 def test_evaluating_changes_nothing_but_the_log(config):
     plain, evaluated = (
-        run_training(config(f"run-{len(options)}", *options), SILENT)
+        run_training(
+            config(f"run-{len(options)}", *options), SILENT, open_evaluation=open_evaluation
+        )
         for options in ([], ["evaluation.every_steps=10", "evaluation.linear_probe=true"])
     )
     assert saved_bytes(plain, 30) == saved_bytes(evaluated, 30)
@@ -241,7 +251,7 @@ def test_the_tower_and_every_block_of_centers_begin_with_numbers_of_their_own(co
     state = initial_state(config("run"), 3 * 4096, Processes(World(), torch.device("cpu")))
     tower = state.model.trunk.cls.detach()
     begins = torch.stack(
-        [tower[:16] * len(tower) ** 0.5, *(state.centers.weight.detach()[::4096] / 0.01)]
+        [tower[:16] * len(tower) ** 0.5, *(state.head.weight.detach()[::4096] / 0.01)]
     )
     assert torch.pdist(begins).min() > 1
 
@@ -370,7 +380,7 @@ def test_only_matrices_decay():
 def test_a_held_out_image_never_votes_for_itself():
     """With random vectors a leak of the queries into the known rows would give accuracy 1."""
     from training.evaluation.knn import knn
-    from training.evaluation.labeled_rows import LabeledRows
+    from training.evaluation.splits import LabeledRows
 
     generator = np.random.default_rng(0)
     rows = generator.standard_normal((400, 64)).astype(np.float32)
@@ -430,7 +440,7 @@ def test_a_run_of_an_earlier_version_is_refused_by_name(config, monkeypatch):
     unfinished, finished = config("unfinished"), config("finished", "schedule.steps=5")
     with monkeypatch.context() as earlier:
         earlier.setattr("training.config.ARITHMETIC", 1)
-        earlier.setattr("training.run.ARITHMETIC", 1)
+        earlier.setattr("training.run.run_training.ARITHMETIC", 1)
         run_training(finished, SILENT)
         before_step(earlier, 12, lambda _: signal.raise_signal(signal.SIGINT))
         with pytest.raises(Interrupted):

@@ -16,8 +16,8 @@ from mlcd.types import unit_rows
 from tests.conftest import call_mlcd
 from tests.open_clip_files import open_clip_module
 from training.evaluation.intervals import bootstrap
-from training.evaluation.suite.clip_prompts import set_prompts
 from training.evaluation.texts.class_names import names_of, read_names, table_of_set
+from training.evaluation.texts.clip_prompts import set_prompts
 from training.evaluation.texts.prompt_sets import read_prompts
 from training.evaluation.texts.zero_shot import class_prompts, classifier, ranks, zero_shot_figures
 

@@ -65,7 +65,7 @@ def evaluate_fine_tune(
     """
     from training.evaluation.fine_tuning.fine_tune import FineTuning, fine_tune
     from training.evaluation.report import protocol_line, result_line
-    from training.evaluation.split_files import read_split
+    from training.evaluation.splits import read_split
 
     if split is not None and hold_out is not None:
         raise click.UsageError("--split says what is held out: leave out --hold-out")

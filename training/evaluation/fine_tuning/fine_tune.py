@@ -31,16 +31,19 @@ from mlcd.progress import Reporter
 from mlcd.types import SampleKey
 from training.config import RunConfig, load_config
 from training.evaluation.kept import KeptOutcome, Record, kept_or_made
-from training.evaluation.labeled_rows import LabeledRows
-from training.evaluation.listed_keys import ListedKeys
 from training.evaluation.measured import answered
 from training.evaluation.report import ProbeProtocol, Subject, evaluate_all
 from training.evaluation.representations import locate, open_representation
 from training.evaluation.scores import Metric, answers
 from training.evaluation.seen import check_seen, seen_by
-from training.evaluation.split_files import SplitFile
-from training.evaluation.splits import check_probe_split, split_digest
-from training.run import run_training
+from training.evaluation.splits import (
+    LabeledRows,
+    ListedKeys,
+    SplitFile,
+    check_probe_split,
+    split_digest,
+)
+from training.run.run_training import run_training
 
 RECIPE: Final = "finetune"
 

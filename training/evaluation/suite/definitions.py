@@ -6,9 +6,9 @@ Sizes are those of CLIP's table 9, but for the ones of which `trap` says otherwi
 from dataclasses import dataclass
 from typing import Final, Literal
 
-SetMetric = Literal["accuracy", "mean-per-class", "mean-top1-top5", "roc-auc", "map-11"]
+from training.evaluation.texts.imagenet import IMAGENET
 
-IMAGENET: Final = "imagenet"
+SetMetric = Literal["accuracy", "mean-per-class", "mean-top1-top5", "roc-auc", "map-11"]
 
 
 @dataclass(frozen=True)

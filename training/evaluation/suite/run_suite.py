@@ -21,7 +21,6 @@ from mlcd.images.sources import open_source
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
-from training.evaluation.image_features import digest_rows
 from training.evaluation.kept import Record
 from training.evaluation.label_tables import SeveralLabels, read_labels
 from training.evaluation.report import (
@@ -31,11 +30,12 @@ from training.evaluation.report import (
     Subject,
     evaluate_all,
 )
-from training.evaluation.representations import distinct_names
+from training.evaluation.representations import digest_rows, distinct_names
 from training.evaluation.seen import seen_by
-from training.evaluation.suite.definitions import IMAGENET, SETS
+from training.evaluation.suite.definitions import SETS
 from training.evaluation.suite.set_files import FoundSet, check_hashes, check_set, find_sets
 from training.evaluation.texts.evaluate import Asked, evaluate_zero_shot
+from training.evaluation.texts.imagenet import IMAGENET
 from training.evaluation.texts.images_and_texts import ImagesAndTexts, opened_model
 from training.evaluation.texts.prompt_sets import Prompts, read_prompts
 from training.evaluation.texts.tested import open_tested

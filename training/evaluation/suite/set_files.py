@@ -29,8 +29,7 @@ from mlcd.images.source import Source
 from mlcd.text_tables import decode_text, split_lines
 from mlcd.types import SampleKey
 from training.evaluation.label_tables import SeveralLabels
-from training.evaluation.split_files import SplitFile, read_split
-from training.evaluation.splits import folder_split, key_split
+from training.evaluation.splits import SplitFile, folder_split, key_split, read_split
 from training.evaluation.suite.definitions import SETS, DataSet
 from training.evaluation.texts.class_names import NameTable, checked_table, table_of_set
 

@@ -11,12 +11,12 @@ from mlcd.artifacts.disk import write_synced
 from training.evaluation.kept import Record
 from training.evaluation.suite.definitions import (
     AVERAGED,
-    IMAGENET,
     PUBLISHED,
     PUBLISHED_ZERO_SHOT,
 )
 from training.evaluation.suite.radar import MIN_AXES, radar
 from training.evaluation.suite.run_suite import Line, Suite
+from training.evaluation.texts.imagenet import IMAGENET
 
 _NONE: Final = "-"
 _COLUMNS: Final = (

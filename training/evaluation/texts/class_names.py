@@ -9,9 +9,8 @@ from typing import Any, Final, TypeAlias
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.keys import normalize_class
 from mlcd.text_tables import csv_rows, decode_text
-from training.evaluation.suite.clip_prompts import set_prompts
-from training.evaluation.suite.definitions import IMAGENET
-from training.evaluation.suite.imagenet import imagenet_names
+from training.evaluation.texts.clip_prompts import set_prompts
+from training.evaluation.texts.imagenet import IMAGENET, imagenet_names
 
 # The names of each class, by the class's folder.
 NameTable: TypeAlias = Mapping[str, tuple[str, ...]]

@@ -24,7 +24,7 @@ from mlcd.pipelines.text_files import MAX_CHARS
 from mlcd.progress import Reporter
 from mlcd.text_checks import checked_text
 from mlcd.types import Embeddings, SampleKey
-from training.evaluation.image_features import digest_rows
+from training.evaluation.representations import digest_rows
 
 # Texts between two steps of the progress bar; the encoder cuts them into batches of like length.
 _CHUNK: Final = 256

@@ -16,7 +16,7 @@ from mlcd.images.sources import open_source
 from mlcd.pipelines.encoded import images_parent
 from mlcd.progress import Reporter
 from mlcd.types import SampleKey
-from training.evaluation.image_features import digest_rows
+from training.evaluation.representations import digest_rows
 from training.evaluation.splits import folder_split
 from training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
 

@@ -1,64 +1,53 @@
-"""The composition root of training: it turns a config into objects and runs the loop."""
+"""Training on images with labels: it turns a config into objects and runs the loop."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
 
 import numpy as np
 import torch
-import yaml
 from numpy.typing import NDArray
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.copies import brought
-from mlcd.artifacts.disk import refuse_full_disk, write_synced
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.labels import LabelTable
-from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, draft_path, open_artifact
-from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
-from mlcd.models.runs import checkpoint_steps
+from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_artifact
+from mlcd.errors import ConfigInvalid, Conflict
 from mlcd.models.servable import Servable
 from mlcd.pipelines.encoded import check_outside, images_parent
 from mlcd.progress import Stages
 from mlcd.world import World
-from training.changed_settings import check_same_settings
 from training.checkpoint.checkpoint_store import CheckpointStore
-from training.checkpoint.classifier_contents import ClassifierContents
-from training.class_examples import write_examples
-from training.classification import Classification
-from training.config import ARITHMETIC, RunConfig, TrainingConfig, validate_config
+from training.config import ARITHMETIC, RunConfig
+from training.data.class_examples import write_examples
 from training.data.dataset import Dataset
+from training.data.device_copies import DeviceCopies
 from training.data.maps import open_shared_dataset
-from training.device_copies import DeviceCopies
-from training.evaluation.image_features import PreparedImages
-from training.evaluation.while_training import check_evaluation
 from training.flops import step_flops
-from training.loop import Journal, LoopWork, StepLog, TrainingProgress, train
+from training.head.classifier_contents import ClassifierContents
+from training.head.partial_fc import HeadConfig, PartialFC, check_first_centers
+from training.head.row_adamw import center_optimizer
+from training.head.state import TrainState
 from training.optim.average import WeightAverage
-from training.optim.groups import (
-    adamw_settings,
-    center_optimizer,
-    parameter_groups,
-    scalar_groups,
-)
+from training.optim.groups import adamw_settings, parameter_groups, scalar_groups
 from training.parallel.backbone import Backbone
-from training.parallel.instance_head import InstanceHead, InstanceKind
-from training.parallel.partial_fc import PartialFC, check_first_centers
-from training.parallel.processes import Processes, open_processes
-from training.start import Start, agreeing_centers, open_start, sizes_from
-from training.state import TrainState
-from training.telemetry.loss_picture import write_losses
-from training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog, read_losses
-from training.telemetry.throughput import Throughput, measured_peak_tflops
+from training.processes import Processes, open_processes
+from training.run.any_run import choose_algorithms, go_on, open_draft, open_tower_start
+from training.run.changed_settings import check_same_settings
+from training.run.classification import Classification, Evaluate, OpenEvaluation, open_no_evaluation
+from training.run.run_files import log_paths, outcome, write_config
+from training.start import Start, agreeing_centers
 from training.tower import freeze, initial_model
 
-CONFIG = "config.yaml"
-CHECKPOINTS = "checkpoints"
 
-
-def run_training(config: RunConfig, reporter: Stages, *, cores: int | None = None) -> Artifact:
+def run_training(
+    config: RunConfig,
+    reporter: Stages,
+    *,
+    cores: int | None = None,
+    open_evaluation: OpenEvaluation = open_no_evaluation,
+) -> Artifact:
     """Trains, or goes on training, and publishes the run at `config.out`.
 
     Under torchrun every process calls it. An interrupted run goes on from its last checkpoint when
@@ -68,15 +57,17 @@ def run_training(config: RunConfig, reporter: Stages, *, cores: int | None = Non
     """
     with open_processes(config.device, config.num_threads, cores) as processes:
         processes.meet("the start")
-        return _run(config, reporter, processes)
+        return _run(config, reporter, processes, open_evaluation)
 
 
-def _run(config: RunConfig, reporter: Stages, processes: Processes) -> Artifact:
+def _run(
+    config: RunConfig, reporter: Stages, processes: Processes, open_evaluation: OpenEvaluation
+) -> Artifact:
     choose_algorithms(config, processes.device)
     out = Path(config.out)
     dataset = open_shared_dataset(config, processes)
     with processes.failing_together():
-        checked = check_run(config, dataset)
+        checked = check_run(config, dataset, open_evaluation)
     if checked.done is not None:
         return checked.done
     request = checked.request
@@ -108,18 +99,19 @@ def _run(config: RunConfig, reporter: Stages, processes: Processes) -> Artifact:
 class CheckedRun:
     """The parts of a run, opened and found to belong together.
 
-    evaluation: the images to evaluate on while training. start, centers: the weights and the
-    centers to begin with; None for random ones. done: the run, where it is finished already.
+    evaluation: what is measured while training; None where nothing is. start, centers: the weights
+    and the centers to begin with; None for random ones. done: the run, where it is finished
+    already.
     """
 
     request: Request
-    evaluation: PreparedImages | None
+    evaluation: Evaluate | None
     start: Start | None
     centers: Centers | None
     done: Artifact | None
 
 
-def check_run(config: RunConfig, dataset: Dataset) -> CheckedRun:
+def check_run(config: RunConfig, dataset: Dataset, open_evaluation: OpenEvaluation) -> CheckedRun:
     """Refuses what no run can be made of, whatever machine it is on, and writes nothing.
 
     Raises ConfigInvalid, InvalidInput or Conflict.
@@ -127,8 +119,7 @@ def check_run(config: RunConfig, dataset: Dataset) -> CheckedRun:
     out = Path(config.out)
     for part in dataset.parts:
         check_outside(part.source.location, out)
-    evaluation = check_evaluation(config, [part.listing_digest for part in dataset.parts])
-    _check_views(config, len(dataset))
+    evaluation = open_evaluation(config, [part.listing_digest for part in dataset.parts])
     start = open_tower_start(config)
     centers = _initial_centers(config, dataset, start)
     if centers is not None:
@@ -138,62 +129,6 @@ def check_run(config: RunConfig, dataset: Dataset) -> CheckedRun:
     request = Request("run", config.identity(), tuple(_parents(config, out, dataset, start)))
     _refuse_earlier(out, request)
     return CheckedRun(request, evaluation, start, centers, find_published(out, request))
-
-
-def go_on(
-    work: LoopWork,
-    config: TrainingConfig,
-    run: Path,
-    store: CheckpointStore,
-    processes: Processes,
-    reporter: Stages,
-    *,
-    flops: float,
-) -> None:
-    """Trains from the last checkpoint, or from step 0, which is saved first, to the last step.
-
-    flops: the FLOPs of one sample in a step.
-    """
-    state = work.state
-    with closing(store):
-        if (step := _agreed_latest(store, processes)) is None:
-            store.save(state)
-        else:
-            store.load(state, step)
-            store.tidy(step)
-        with (
-            reporter.stage("train", config.schedule.steps, done=state.step) as meter,
-            _journal(run, config, flops, state.step, processes, meter) as journal,
-        ):
-            train(work, config, run=run, store=store, processes=processes, journal=journal)
-
-
-def _check_views(config: RunConfig, num_images: int) -> None:
-    """Raises ConfigInvalid where a batch would have every image twice, and tell it from itself."""
-    if config.loss.kind in get_args(InstanceKind) and config.schedule.batch_size > num_images:
-        raise ConfigInvalid(
-            f"images: {num_images}, fewer than schedule.batch_size={config.schedule.batch_size}, "
-            f"which loss.kind={config.loss.kind} tells from each other",
-            remedy="lower schedule.batch_size",
-        )
-
-
-def is_deterministic(config: TrainingConfig, device: torch.device) -> bool:
-    """Tells whether only algorithms are used that give the same bits each time."""
-    if config.compute.deterministic is not None:
-        return config.compute.deterministic
-    return device.type == "cpu"
-
-
-def choose_algorithms(config: TrainingConfig, device: torch.device) -> None:
-    """Has PyTorch use only algorithms that give the same bits each time, if the config says so.
-
-    On a GPU the others are refused. Where they are only warned of, the backward pass of attention
-    goes on summing in any order.
-    """
-    torch.use_deterministic_algorithms(
-        is_deterministic(config, device), warn_only=device.type != "cuda"
-    )
 
 
 def _refuse_earlier(out: Path, request: Request) -> None:
@@ -221,56 +156,6 @@ def _refuse_earlier(out: Path, request: Request) -> None:
     check_same_settings(out, request)
 
 
-def write_config(config: TrainingConfig, run: Path) -> None:
-    """Writes the config beside the run's checkpoints, whole or not at all."""
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-    write_synced(run / CONFIG, text.encode())
-
-
-def read_run_config(run: Path) -> RunConfig:
-    """Reads the config of a run with labels, finished or interrupted (`RUN` names either)."""
-    return validate_config(read_run_fields(run))
-
-
-def read_run_fields(run: Path) -> dict[str, Any]:
-    """Returns the fields of the config of any run, finished or interrupted.
-
-    Raises ConfigInvalid.
-    """
-    path = run_directory(run) / CONFIG
-    try:
-        fields = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise ConfigInvalid(
-            f"{path} is damaged",
-            remedy="run the command that started the run again, with its recipe",
-        )
-    return fields
-
-
-def run_directory(run: Path) -> Path:
-    """Returns the directory of a run, finished or interrupted. Raises ConfigInvalid."""
-    for directory in (run, draft_path(run)):
-        if (directory / CONFIG).is_file():
-            return directory
-    raise ConfigInvalid(
-        f"{run} is not a run", remedy="give the directory that `mlcd train … out=RUN` was given"
-    )
-
-
-def open_tower_start(config: TrainingConfig) -> Start | None:
-    """Opens the tower that the run starts from; None for random weights."""
-    tower = config.model
-    if tower.start is None:
-        return None
-    start = open_start(tower.start, tower.like, Path(config.out))
-    # A recipe that states all sizes has not been compared with the weights yet.
-    sizes_from(start.model, tower.start, tower.model_dump())
-    return start
-
-
 def _initial_centers(config: RunConfig, dataset: Dataset, start: Start | None) -> Centers | None:
     """Returns the centers that the head starts from; None for random ones.
 
@@ -278,7 +163,7 @@ def _initial_centers(config: RunConfig, dataset: Dataset, start: Start | None) -
     """
     if config.data.centers is not None:
         return Centers.open(brought(config.data.centers))
-    if start is None or config.model.head == "new" or config.loss.discriminates_instances:
+    if start is None or config.model.head == "new":
         return None
     kept = agreeing_centers(start, dataset.classes)
     if kept is None and config.model.head == "kept":
@@ -322,14 +207,14 @@ def initial_state(
     head = _initial_head(config, num_classes, processes.world, centers).to(processes.device)
     if config.compute.precision == "fp64":
         head.double()
-    groups = parameter_groups(model.trunk, config.optim) + scalar_groups(head, config.optim)
+    groups = parameter_groups(model.trunk, config.optim) + scalar_groups(head.scalars, config.optim)
     optimizer = torch.optim.AdamW(groups, **adamw_settings(config.optim))
     decay = config.optim.ema
     return TrainState(
         backbone,
         head,
         optimizer,
-        center_optimizer(head, config.optim) if isinstance(head, PartialFC) else None,
+        center_optimizer(head, config.optim),
         average=None if decay is None else WeightAverage.of(model.trunk, decay),
         copies=DeviceCopies(processes.device),
     )
@@ -337,10 +222,8 @@ def initial_state(
 
 def _initial_head(
     config: RunConfig, num_classes: int, world: World, centers: Centers | None
-) -> PartialFC | InstanceHead:
-    if config.loss.discriminates_instances:
-        return InstanceHead(config.loss.instances(config.schedule.batch_size), world=world)
-    settings = config.loss.head(num_classes, config.seed, config.compute.head_products)
+) -> PartialFC:
+    settings = HeadConfig.of(config.loss, num_classes, config.seed, config.compute.head_products)
     head = PartialFC(num_classes, config.model.output_dim, settings, world=world)
     if centers is None:
         head.initialize(config.seed)
@@ -391,40 +274,6 @@ def _parents(
         yield start.parent
 
 
-@contextmanager
-def open_draft(out: Path, request: Request, processes: Processes) -> Iterator[Draft]:
-    """Opens the draft of the run for every process.
-
-    The first process alone holds the lock and publishes; the others write into the same directory.
-    Once a step was saved the draft stays, whatever fails later: an evaluation's images may be
-    unavailable for a moment.
-    """
-    draft = Draft(out, request)
-    with ExitStack() as stack:
-        with processes.failing_together():
-            if processes.world.rank == 0:
-                stack.enter_context(draft)
-        try:
-            yield draft
-        except OSError as error:
-            refuse_full_disk(error, out)
-            raise
-        except (InvalidInput, ConfigInvalid):
-            if any(checkpoint_steps(draft.path / CHECKPOINTS)):
-                draft.keep()
-            raise
-
-
-def _agreed_latest(store: CheckpointStore, processes: Processes) -> int | None:
-    """Returns the latest step that the first process finds.
-
-    Another process may see a shared disk through an older cache.
-    """
-    found = store.latest() if processes.world.rank == 0 else None
-    latest = int(processes.world.max(torch.tensor(-1 if found is None else found)))
-    return None if latest < 0 else latest
-
-
 def _store(
     run: Path,
     config: RunConfig,
@@ -450,59 +299,3 @@ def _store(
 def _first_label_counts(labels: NDArray[np.int32], num_centers: int) -> NDArray[np.int64]:
     first = labels[:, 0]
     return np.bincount(first[first >= 0], minlength=num_centers).astype(np.int64)
-
-
-@contextmanager
-def _journal(
-    run: Path,
-    config: TrainingConfig,
-    flops: float,
-    step: int,
-    processes: Processes,
-    meter: Any,
-) -> Iterator[Journal]:
-    """Opens the logs; the first process writes the numbers, each process its samples' keys."""
-    device, rank = processes.device, processes.world.rank
-    with ExitStack() as stack:
-        records: list[StepLog] = []
-        with processes.failing_together():
-            if rank == 0:
-                records.append(MetricsLog(run, step))
-                stack.callback(write_losses, run)
-                KeysLog.cut_all(run, step)
-            if rank == 0 and config.telemetry.tensorboard:
-                tensorboard = TensorBoardLog(run, step)
-                stack.callback(tensorboard.close)
-                records.append(tensorboard)
-        peak = config.telemetry.peak_tflops or measured_peak_tflops(
-            device, config.compute.precision
-        )
-        yield Journal(
-            records=tuple(records),
-            keys=KeysLog(run, rank) if config.telemetry.keys else None,
-            meter=meter,
-            throughput=Throughput(flops, peak, device),
-        )
-
-
-def outcome(run: Path, state: TrainingProgress) -> dict[str, Any]:
-    """Returns the facts for the manifest that every training has: what was skipped, and the last
-    numbers.
-    """
-    logged = read_losses(run)
-    return {
-        "skipped_samples": state.skipped_samples,
-        "skipped_steps": state.skipped_steps,
-        "final": logged[-1] if logged else {"step": state.step, "loss": None},
-    }
-
-
-def log_paths(run: Path) -> tuple[str, ...]:
-    """Returns the paths of all files but the checkpoints.
-
-    They describe how the run was made and are no part of its result.
-    """
-    names: Sequence[str] = [
-        path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()
-    ]
-    return tuple(sorted(name for name in names if not name.startswith(f"{CHECKPOINTS}/")))

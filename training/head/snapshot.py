@@ -19,9 +19,11 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from mlcd.world import World
-from training.checkpoint.files import read_tensors, stored_tensors
-from training.parallel.shards import Shard
-from training.state import TrainState
+from training.checkpoint.checkpoint_store import checked_checkpoint
+from training.checkpoint.files import STATE, read_tensors, stored_tensors
+from training.checkpoint.state_tensors import copied, local_part, part_of, restore_moments, under
+from training.head.shards import Shard
+from training.head.state import TrainState
 
 _TRUNK: Final = "trunk."
 _AVERAGE: Final = "average."
@@ -44,10 +46,6 @@ class Snapshot:
     preprocess: PreprocessSpec
     tensors: dict[str, Tensor]
 
-    @property
-    def has_centers(self) -> bool:
-        return _WEIGHT in self.tensors
-
 
 def take_snapshot(state: TrainState) -> Snapshot:
     """Copies the state, so that training cannot change the copy; every process calls it."""
@@ -55,7 +53,7 @@ def take_snapshot(state: TrainState) -> Snapshot:
     tensors: dict[str, Tensor] = {}
     for name, tensor in _backbone_tensors(state):
         if isinstance(tensor, DTensor):
-            tensors[name] = _part_of(tensor, copied(tensor.to_local()), mesh)
+            tensors[name] = part_of(tensor, copied(tensor.to_local()), mesh)
         elif world.rank == 0:
             tensors[name] = copied(tensor)
     for name, tensor, shard in _center_tensors(state):
@@ -75,9 +73,7 @@ def restore(state: TrainState, directory: Path, step: int, group: Any) -> None:
     Every process of `group` calls it; they may be more or fewer than those that wrote. Raises
     ConfigInvalid for another number of classes, ArtifactInvalid if the files cannot be read.
     """
-    stored, mesh, world = stored_tensors(directory), _host_mesh(state.head.world), state.head.world
-    centers = state.centers
-    shard = Shard.of(world.rank, world.size, 0) if centers is None else centers.shard
+    stored, mesh, shard = stored_tensors(directory), _host_mesh(state.head.world), state.head.shard
     num_classes = stored[_WEIGHT][0][0] if _WEIGHT in stored else 0
     if num_classes != shard.num_classes:
         raise ConfigInvalid(
@@ -91,13 +87,21 @@ def restore(state: TrainState, directory: Path, step: int, group: Any) -> None:
         if name.startswith(_CENTERS) and size:
             tensors[name] = _as_rows(torch.empty((len(shard), *size[1:]), dtype=dtype), shard, mesh)
         elif isinstance(parameter, DTensor) and size:
-            tensors[name] = _part_of(
+            tensors[name] = part_of(
                 parameter, torch.empty(parameter.to_local().shape, dtype=dtype), mesh
             )
         else:
             tensors[name] = torch.empty(size, dtype=dtype)
     read_tensors(tensors, directory, group)
-    _put(state, {name: _local(tensor) for name, tensor in tensors.items()}, step)
+    _put(state, {name: local_part(tensor) for name, tensor in tensors.items()}, step)
+
+
+def load_checkpoint(state: TrainState, path: Path) -> None:
+    """Restores `state` from the checkpoint at `path`, bit for bit, on this process alone.
+
+    Raises ArtifactInvalid.
+    """
+    restore(state, path / STATE, checked_checkpoint(path).config["step"], None)
 
 
 def read_servable(snapshot: Snapshot, directory: Path) -> Servable:
@@ -154,10 +158,8 @@ def _parameter_name(stored: str) -> str:
 
 
 def _center_tensors(state: TrainState) -> Iterator[tuple[str, Tensor, Shard]]:
-    """Yields names, tensors and the classes of this process; nothing where there are no centers."""
-    if state.centers is None or state.center_optimizer is None:
-        return
-    weight, shard = state.centers.weight, state.centers.shard
+    """Yields names, tensors and the classes of this process."""
+    weight, shard = state.head.weight, state.head.shard
     yield _WEIGHT, weight, shard
     for kind, moment in state.center_optimizer.state.get(weight, {}).items():
         yield _CENTERS + kind, moment, shard
@@ -166,63 +168,17 @@ def _center_tensors(state: TrainState) -> Iterator[tuple[str, Tensor, Shard]]:
 @torch.no_grad()
 def _put(state: TrainState, tensors: Mapping[str, Tensor], step: int) -> None:
     for prefix, name, parameter in _replicated(state):
-        _local(parameter).copy_(tensors[prefix + name])
+        local_part(parameter).copy_(tensors[prefix + name])
         restore_moments(state.optimizer, parameter, under(tensors, f"{_MOMENTS}{name}."))
     if state.average is not None:
         for name, average in state.average.weights.items():
-            _local(average).copy_(tensors[_AVERAGE + name])
-    if state.centers is not None and state.center_optimizer is not None:
-        rows = under(tensors, _CENTERS)
-        state.centers.weight.copy_(rows.pop("weight"))
-        restore_moments(state.center_optimizer, state.centers.weight, rows)
+            local_part(average).copy_(tensors[_AVERAGE + name])
+    rows = under(tensors, _CENTERS)
+    state.head.weight.copy_(rows.pop("weight"))
+    restore_moments(state.center_optimizer, state.head.weight, rows)
     state.step = step
     for name in _COUNTERS:
         setattr(state, name, int(tensors[name]))
-
-
-def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Returns the tensors whose names begin so, by the rest of their names."""
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
-
-
-def restore_moments(
-    optimizer: torch.optim.Optimizer, parameter: Tensor, moments: Mapping[str, Tensor]
-) -> None:
-    """Gives the optimizer its moments of a parameter, if there are any yet."""
-    if moments:
-        # AdamW keeps its step counter on the CPU.
-        optimizer.state[parameter] = {
-            kind: moment if kind == "step" else _placed_like(moment, parameter)
-            for kind, moment in moments.items()
-        }
-
-
-def _placed_like(local: Tensor, parameter: Tensor) -> Tensor:
-    """Puts `local` on the parameter's device, as a part of a whole of the same size."""
-    moved = local.to(_local(parameter).device)
-    return (
-        _part_of(parameter, moved, parameter.device_mesh)
-        if isinstance(parameter, DTensor)
-        else moved
-    )
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """Returns a copy in the host's memory."""
-    copy: Tensor = tensor.detach().to("cpu", copy=True).contiguous()
-    return copy
-
-
-def _part_of(whole: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    """Wraps `local` as this process's part of a tensor that is sharded as `whole` is."""
-    assert mesh is not None
-    return DTensor.from_local(
-        local, mesh, whole.placements, run_check=False, shape=whole.size(), stride=whole.stride()
-    )
 
 
 def _as_rows(local: Tensor, shard: Shard, mesh: DeviceMesh | None) -> Tensor:
@@ -233,10 +189,6 @@ def _as_rows(local: Tensor, shard: Shard, mesh: DeviceMesh | None) -> Tensor:
     return DTensor.from_local(
         local, mesh, [Sharded(0)], run_check=False, shape=shape, stride=local.stride()
     )
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _host_mesh(world: World) -> DeviceMesh | None:

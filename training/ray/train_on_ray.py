@@ -28,16 +28,11 @@ from mlcd.progress import Reporter, Stages
 from mlcd.world import Elsewhere, World
 from training.config import RunConfig
 from training.pairs.pairs_config import PairsConfig, validate_any
-from training.pairs.run_pairs import run_pairs
-from training.preemption import (
-    Interrupted,
-    Preempted,
-    Signals,
-    given_signals,
-    received_signals,
-)
-from training.run import run_training
-from training.run_monitor import MonitoredStages, News, RunDisplay, RunMonitor
+from training.preemption import Interrupted, Preempted, Signals, given_signals, received_signals
+from training.ray.run_monitor import MonitoredStages, News, RunDisplay, RunMonitor
+from training.run.classification import OpenEvaluation, open_no_evaluation
+from training.run.run_pairs import run_pairs
+from training.run.run_training import run_training
 
 _LOOK_S: Final = 0.5
 _TIMEOUT_S: Final = 300  # the longest wait of one process for another, as under torchrun
@@ -52,8 +47,10 @@ def train_on_ray(
     options: RayOptions,
     reporter: Reporter,
     announce: Callable[[str], None],
+    *,
+    open_evaluation: OpenEvaluation = open_no_evaluation,
 ) -> Artifact:
-    """Does what `training.run.run_training` does, by workers on Ray.
+    """Does what `training.run.run_training.run_training` does, by workers on Ray.
 
     Raises what a worker raised, Preempted and Interrupted after a checkpoint that a signal asked
     for, and Unavailable where workers are lost over and over.
@@ -68,7 +65,7 @@ def train_on_ray(
         )
         beside = {"num_cpus": 0, "scheduling_strategy": here}
         monitor = ray.remote(**beside)(RunMonitor).remote()
-        work = _Work(fields, options.num_threads, str(marker), monitor)
+        work = _Work(fields, options.num_threads, str(marker), monitor, open_evaluation)
         workers = options.num_workers(ray.cluster_resources())
         fit = ray.remote(max_retries=0, **beside)(_fit).remote(work, options, workers)
         try:
@@ -99,6 +96,7 @@ class _Work:
     cores: int
     marker: str
     monitor: Any
+    open_evaluation: OpenEvaluation
 
 
 def _check(config: RunConfig | PairsConfig, options: RayOptions) -> None:
@@ -320,4 +318,4 @@ def _run(work: _Work, stages: Stages) -> None:
     if isinstance(config, PairsConfig):
         run_pairs(config, stages, cores=work.cores)
     else:
-        run_training(config, stages, cores=work.cores)
+        run_training(config, stages, cores=work.cores, open_evaluation=work.open_evaluation)

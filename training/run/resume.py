@@ -9,15 +9,15 @@ from mlcd.artifacts.manifest import MANIFEST, draft_path, published_path
 from mlcd.errors import ConfigInvalid, Conflict
 from mlcd.models.runs import checkpoint_steps
 from mlcd.world import is_first
-from training.changed_settings import (
+from training.config import ARITHMETIC, RunConfig
+from training.pairs.pairs_config import PairsConfig, change_config
+from training.run.changed_settings import (
     begun_identity,
     changed_settings,
     shown_changes,
     with_changes,
 )
-from training.config import ARITHMETIC, RunConfig
-from training.pairs.pairs_config import PairsConfig, change_config
-from training.run import CHECKPOINTS, read_run_fields, write_config
+from training.run.run_files import CHECKPOINTS, read_run_fields, write_config
 
 # The samples of a step and their order stay the same, and so does the learning rate of each step,
 # but for another schedule.steps: from the resumed step on it is that of the new total.
@@ -34,7 +34,7 @@ def resume_config(run: Path, overrides: Sequence[str]) -> RunConfig | PairsConfi
     wanted = config.identity()
     begun = begun_identity(out)
     if begun is None or begun["config"].get("arithmetic") != ARITHMETIC:
-        return config  # which `training.run` refuses, if that is to be
+        return config  # which `run_training` refuses, if that is to be
     changes = changed_settings(begun["config"], wanted)
     if fixed := {name: pair for name, pair in changes.items() if name not in _MAY_CHANGE}:
         raise Conflict(

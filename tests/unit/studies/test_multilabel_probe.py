@@ -8,7 +8,7 @@ from sklearn.multiclass import OneVsRestClassifier
 
 from mlcd.errors import InvalidInput
 from mlcd.keys import split_positions
-from training.evaluation.multilabel_probe import GRID, best_c, multilabel_probe
+from studies.losses.multilabel_probe import GRID, best_c, multilabel_probe
 from training.evaluation.scores import average_precision
 from training.evaluation.splits import split_samples
 

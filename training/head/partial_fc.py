@@ -13,26 +13,24 @@ of this process.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from mlcd.errors import ConfigInvalid
-from mlcd.losses.discrimination import mlc_from_log_sums, mlcd_from_log_sums, softplus
+from mlcd.losses.discrimination import mlc_from_log_sums, mlcd_from_log_sums
 from mlcd.losses.margins import MarginGrad, MarginKind, with_margin
 from mlcd.losses.negatives import NegativePolicy, draw_negatives, own_slots
 from mlcd.losses.positives import distinct_labels, num_distinct
 from mlcd.randomness import Stream, hash_counters
 from mlcd.types import Embeddings
 from mlcd.world import World
-from training.optim.row_gradients import distinct_rows, sparse_rows
-from training.parallel.products import Products, add_product, product
-from training.parallel.shards import Shard
-
-LossKind = Literal["mlcd", "mlc", "cd", "per_column", "bce"]
-CenterUpdate = Literal["sparse", "dense"]
+from training.config import CenterUpdate, LossConfig, LossKind, Products
+from training.head.products import add_product, product
+from training.head.row_gradients import distinct_rows, sparse_rows
+from training.head.shards import Shard
 
 _INIT_DEVIATION: Final = 0.01  # the initialization of insightface and of the authors
 _INIT_BLOCK: Final = 4096
@@ -62,6 +60,31 @@ class HeadConfig:
     center_update: CenterUpdate = "sparse"
     products: Products = "fp32"
     seed: int = 0
+
+    @classmethod
+    def of(cls, loss: LossConfig, num_classes: int, seed: int, products: Products = "fp32") -> Self:
+        """Returns the settings of a head; some defaults depend on the number of classes.
+
+        products: compute.head_products.
+        """
+        fields = loss.model_dump(
+            exclude={
+                "labels_per_image",
+                "drawn_from",
+                "scale",
+                "negative_ratio",
+                "bias",
+                "label_weights",
+            }
+        )
+        return cls(
+            **fields,
+            products=products,
+            scale=loss.resolved_scale(num_classes),
+            negative_ratio=loss.resolved_ratio(num_classes),
+            bias=loss.resolved_bias(num_classes),
+            seed=seed,
+        )
 
 
 @dataclass(frozen=True)
@@ -181,11 +204,7 @@ class PartialFC(nn.Module):
             if weights is not None:
                 own_weights = weights[:, :columns].to(wide.dtype)
                 weights_BL = self.world.gather_rows(own_weights, counts)
-            if self.config.kind == "per_column":
-                return self._per_column(z_BD, labels_BL, weights_BL, whole, step)
             drawn = self._negatives(whole, step)
-            if self.config.kind == "bce":
-                return self._binary(z_BD, labels_BL, weights_BL, drawn, whole)
             sums = self._log_sums(z_BD, labels_BL, weights_BL, drawn)
             return self._finish(sums, labels_BL, whole)
 
@@ -200,9 +219,7 @@ class PartialFC(nn.Module):
             self._drawn = step, self._draw(labels_BL, step, "independent")
         return self._drawn[1]
 
-    def _draw(
-        self, labels_BL: Tensor, step: int, policy: NegativePolicy, column: int | None = None
-    ) -> Tensor:
+    def _draw(self, labels_BL: Tensor, step: int, policy: NegativePolicy) -> Tensor:
         drawn = draw_negatives(
             self.shard.num_classes,
             self.config.negative_ratio,
@@ -210,7 +227,6 @@ class PartialFC(nn.Module):
             step=step,
             policy=policy,
             labels=labels_BL,
-            column=column,
             device=labels_BL.device,
         )
         if len(drawn) == self.shard.num_classes:
@@ -241,34 +257,6 @@ class PartialFC(nn.Module):
             lse_negative = lse_negative + change * slopes[1]
         return _Sums(lse_positive, lse_negative, facts, self.shard.num_classes)
 
-    def _binary(
-        self,
-        z_BD: Tensor,
-        labels_BL: Tensor,
-        weights_BL: Tensor | None,
-        drawn: Tensor,
-        step_labels: Tensor,
-    ) -> HeadOutput:
-        """Computes a logistic loss for each pair of a sample and a class: binary cross-entropy."""
-        scale, bias = self._scale_and_bias()
-        config = replace(self.config, scale=_value(scale), bias=_value(bias))
-        job = _Job(self.shard, config, self.world)
-        positive, negative, facts, slopes = _pair_sums(
-            z_BD, self.weight, labels_BL, weights_BL, drawn, job
-        )
-        for learned, (of_positive, of_negative) in zip(
-            (scale, bias), slopes.unflatten(0, (2, 2)), strict=True
-        ):
-            if torch.is_tensor(learned):
-                change = learned - learned.detach()
-                positive = positive + change * of_positive
-                negative = negative + change * of_negative
-        if config.correct_ratio:
-            all_negatives = self.shard.num_classes - (labels_BL >= 0).sum(dim=1)
-            negative = negative * (all_negatives / facts[:, 2].clamp_min(1))
-        meters = _cosine_meters(facts, labels_BL, step_labels)
-        return HeadOutput((positive + negative).mean(), meters | self._scalar_meters())
-
     def _scalar_meters(self) -> dict[str, Tensor]:
         meters = {name: each.detach().clone() for name, each in self.scalars.items()}
         if "log_scale" in meters:
@@ -287,38 +275,6 @@ class PartialFC(nn.Module):
             losses = mlc_from_log_sums(sums.lse_positive, lse_negative)
         meters = sums.meters(labels_BL, step_labels) | self._scalar_meters()
         return HeadOutput(losses.mean(), meters)
-
-    def _per_column(
-        self,
-        z_BD: Tensor,
-        labels_BL: Tensor,
-        weights_BL: Tensor | None,
-        step_labels: Tensor,
-        step: int,
-    ) -> HeadOutput:
-        """Computes the authors' later loss: one softmax per label column.
-
-        A sample's other labels are negatives. Weights are those of the columns in the mean.
-        """
-        present = labels_BL >= 0
-        if weights_BL is not None:
-            present = present * weights_BL
-        total = z_BD.new_zeros(z_BD.shape[0])
-        meters: list[dict[str, Tensor]] = []
-        for column in range(labels_BL.shape[1]):
-            labels = labels_BL[:, column : column + 1]
-            of_step = step_labels[:, column : column + 1]
-            drawn = self._draw(of_step, step, "partialfc", column)
-            sums = self._log_sums(z_BD, labels, None, drawn)
-            total = (
-                total + mlc_from_log_sums(sums.lse_positive, sums.lse_negative) * present[:, column]
-            )
-            meters.append(sums.meters(labels, of_step))
-        # A sample without labels has no softmax, and adds nothing.
-        count = present.sum(dim=1)
-        losses = total / torch.where(count > 0, count, torch.ones_like(count))
-        mean = {name: torch.stack([each[name] for each in meters]).nanmean() for name in meters[0]}
-        return HeadOutput(losses.mean(), mean | self._scalar_meters())
 
 
 @dataclass(frozen=True)
@@ -479,112 +435,24 @@ class _LogSums(torch.autograd.Function):
         # dLSEn/ds_j = softmax(s)_j and ds_j/dcos = scale (method.md 2.8).
         factor_B1 = (d_negative * scale)[:, None]
         shift_B1 = _zero_if_empty(lse_negative)[:, None]
-
-        def negative_share(cosine_BC: Tensor, absent_BC: Tensor) -> Tensor:
-            share_BC = cosine_BC.mul_(scale).sub_(shift_B1).exp_()
-            return share_BC.masked_fill_(absent_BC, 0.0).mul_(factor_B1)
-
         # dLSEp/ds_i = -softmax(-s)_i, times the slope of the margin.
         weight_BL = torch.exp(-logit_BL - _zero_if_empty(lse_positive)[:, None]) * slope_BL
         share_BL = -d_positive[:, None] * weight_BL
-        return (*_gradients(ctx, share_BL, negative_share), None, None, None, None)
-
-
-class _PairSums(torch.autograd.Function):
-    """Computes (sum_i w_i softplus(-s_i) [B], sum_j softplus(s_j) [B], facts [B, 4], slopes [4, B])
-    over the classes of all processes.
-
-    The sums are differentiable in z and weight; slopes are their derivatives, of the positives and
-    of the negatives, first by the scale, then by the bias.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        z_BD: Tensor,
-        weight_KD: Tensor,
-        labels_BL: Tensor,
-        weights_BL: Tensor | None,
-        drawn_S: Tensor,
-        job: "_Job",
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        shard, config, world = job.shard, job.config, job.world
-        local_BL = labels_BL - shard.start
-        owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
-        cosine_BL = _positive_cosines(z_BD, weight_KD, local_BL, owned_BL)
-        lowered_BL, slope_BL = _lowered_cosines(cosine_BL, config)
-        logit_BL = config.scale * lowered_BL + config.bias
-        counted_BL = owned_BL.to(z_BD.dtype) if weights_BL is None else weights_BL * owned_BL
-        sigma_BL = counted_BL * torch.sigmoid(-logit_BL)
-        slots_BL = own_slots(drawn_S, labels_BL)
-        chunk = _chunk(z_BD)
-        # The sum, its two derivatives, the number of negatives and the sum of their cosines.
-        negative = z_BD.new_zeros((5, z_BD.shape[0]))
-        for start in range(0, len(drawn_S), chunk):
-            center_CD = normalize(
-                weight_KD[drawn_S[start : start + chunk] - shard.start].to(z_BD.dtype), dim=1
-            )
-            cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, slots_BL - start, config)
-            cosine_BC.masked_fill_(absent_BC, 0.0)
-            logit_BC = (config.scale * cosine_BC + config.bias).masked_fill_(absent_BC, -torch.inf)
-            sigma_BC = torch.sigmoid(logit_BC)
-            negative += torch.stack(
-                [
-                    softplus(logit_BC).sum(dim=1),
-                    (sigma_BC * cosine_BC).sum(dim=1),
-                    sigma_BC.sum(dim=1),
-                    (~absent_BC).sum(dim=1).to(z_BD.dtype),
-                    cosine_BC.sum(dim=1),
-                ]
-            )
-        positive = torch.stack(
-            [
-                (counted_BL * softplus(-logit_BL)).sum(dim=1),
-                -(sigma_BL * lowered_BL).sum(dim=1),
-                -sigma_BL.sum(dim=1),
-                owned_BL.sum(dim=1).to(z_BD.dtype),
-                (cosine_BL * owned_BL).sum(dim=1),
-            ]
-        )
-        sums = world.sum(torch.stack([positive, negative]))
-        facts_B4 = sums[:, 3:].flatten(0, 1).T.contiguous()
-        slopes = sums[:, 1:3].transpose(0, 1).flatten(0, 1).contiguous()
-        ctx.save_for_backward(z_BD, weight_KD, labels_BL, drawn_S, sigma_BL, slope_BL, slots_BL)
-        ctx.job, ctx.chunk = job, chunk
-        ctx.mark_non_differentiable(facts_B4, slopes)
-        return sums[0, 0].clone(), sums[1, 0].clone(), facts_B4, slopes
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        *_, sigma_BL, slope_BL, _ = ctx.saved_tensors
-        config = ctx.job.config
-        factor_B1 = (gradients[1] * config.scale)[:, None]
-
-        def negative_share(cosine_BC: Tensor, absent_BC: Tensor) -> Tensor:
-            share_BC = cosine_BC.mul_(config.scale).add_(config.bias).sigmoid_()
-            return share_BC.masked_fill_(absent_BC, 0.0).mul_(factor_B1)
-
-        share_BL = -gradients[0][:, None] * sigma_BL * slope_BL
-        return (*_gradients(ctx, share_BL, negative_share), None, None, None, None)
-
-
-def _gradients(
-    ctx: Any, share_BL: Tensor, negative_share: Callable[[Tensor, Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of z and weight, under no autocast of the caller's.
-
-    share_BL: the derivatives of the loss by the cosines of the positives. negative_share: returns
-    those by the cosines of a chunk of negatives, which it may overwrite; 0 where one is absent.
-    """
-    with torch.autocast(share_BL.device.type, enabled=False):
-        return _of_rows(ctx, share_BL, negative_share)
+        # Not under an autocast of the caller.
+        with torch.autocast(share_BL.device.type, enabled=False):
+            gradients_of_rows = _of_rows(ctx, share_BL, factor_B1, shift_B1)
+        return (*gradients_of_rows, None, None, None, None)
 
 
 def _of_rows(
-    ctx: Any, share_BL: Tensor, negative_share: Callable[[Tensor, Tensor], Tensor]
+    ctx: Any, share_BL: Tensor, factor_B1: Tensor, shift_B1: Tensor
 ) -> tuple[Tensor, Tensor]:
-    z_BD, weight_KD, labels_BL, drawn_S = ctx.saved_tensors[:4]
-    slots_BL = ctx.saved_tensors[-1]
+    """Returns the gradients of z and weight.
+
+    share_BL: the derivatives of the loss by the cosines of the positives. Those by the cosines of
+    negatives are factor exp(scale cosine - shift).
+    """
+    z_BD, weight_KD, labels_BL, drawn_S, *_, slots_BL = ctx.saved_tensors
     shard, config = ctx.job.shard, ctx.job.config
     local_BL = labels_BL - shard.start
     owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
@@ -596,7 +464,8 @@ def _of_rows(
         local_C = drawn_S[start : start + ctx.chunk] - shard.start
         center_CD = normalize(weight_KD[local_C].to(z_BD.dtype), dim=1)
         cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, slots_BL - start, config)
-        share_BC = negative_share(cosine_BC, absent_BC)
+        share_BC = cosine_BC.mul_(config.scale).sub_(shift_B1).exp_()
+        share_BC = share_BC.masked_fill_(absent_BC, 0.0).mul_(factor_B1)
         add_product(dz_BD, share_BC, center_CD, config.products)
         slots = torch.searchsorted(active_A, local_C)
         center_AD[slots] += product(share_BC.T, z_BD, config.products)
@@ -633,7 +502,6 @@ def _touched(drawn_S: Tensor, local_BL: Tensor, owned_BL: Tensor, num_own: int) 
 
 
 _log_sums: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _LogSums.apply
-_pair_sums: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _PairSums.apply
 
 
 def _chunk(z_BD: Tensor) -> int:

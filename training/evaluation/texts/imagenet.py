@@ -8,7 +8,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-_FILE: Final = "imagenet.json"
+IMAGENET: Final = "imagenet"  # the name of the data set
+_FILE: Final = f"{IMAGENET}.json"
 
 
 @cache

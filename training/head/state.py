@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from mlcd.models.servable import Servable
-from training.device_copies import DeviceCopies
+from training.data.device_copies import DeviceCopies
+from training.head.partial_fc import PartialFC
 from training.optim.average import WeightAverage
 from training.parallel.backbone import Backbone
-from training.parallel.instance_head import InstanceHead
-from training.parallel.partial_fc import PartialFC
 
 _HOST: Final = torch.device("cpu")
 
@@ -20,7 +19,6 @@ _HOST: Final = torch.device("cpu")
 class TrainState:
     """The state of a training.
 
-    head: the classifier, or the loss of views. center_optimizer: None where there are no centers.
     step: finished steps; order, negatives, augmentation and learning rate follow from it.
     skipped_steps: steps left out because loss or gradient was not finite. skipped_samples: images
     that could not be used, over all processes. average: that of the tower's weights, if it is asked
@@ -28,9 +26,9 @@ class TrainState:
     """
 
     backbone: Backbone
-    head: PartialFC | InstanceHead
+    head: PartialFC
     optimizer: torch.optim.AdamW
-    center_optimizer: torch.optim.Optimizer | None
+    center_optimizer: torch.optim.Optimizer
     step: int = 0
     skipped_steps: int = 0
     skipped_samples: int = 0
@@ -45,14 +43,9 @@ class TrainState:
     def device(self) -> torch.device:
         return next(self.model.trunk.parameters()).device
 
-    @property
-    def centers(self) -> PartialFC | None:
-        """Returns the classifier; None where the loss has no class centers."""
-        return self.head if isinstance(self.head, PartialFC) else None
-
     def sharded(self) -> list[nn.Parameter]:
         """Returns the parameters of which each process holds its own rows."""
-        return [self.head.weight] if isinstance(self.head, PartialFC) else []
+        return [self.head.weight]
 
     def replicated(self) -> list[nn.Parameter]:
         """Returns the parameters that are not spread over processes as centers are: those of the
@@ -66,5 +59,4 @@ class TrainState:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        both = (self.optimizer, self.center_optimizer)
-        return [each for each in both if each is not None]
+        return [self.optimizer, self.center_optimizer]

@@ -14,15 +14,15 @@ from mlcd.artifacts.examples import EXAMPLES, Examples
 from mlcd.artifacts.manifest import Request
 from mlcd.types import Fingerprint
 from training.checkpoint.files import STATE
-from training.checkpoint.snapshot import (
+from training.head.snapshot import (
     Snapshot,
     read_servable,
     read_unit_centers,
     restore,
     take_snapshot,
 )
+from training.head.state import TrainState
 from training.start import CLASSES
-from training.state import TrainState
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,13 @@ class ClassifierContents:
         restore(state, directory, step, group)
 
     def write(self, copy: Snapshot, directory: Path) -> Fingerprint:
-        """Writes the tower, and the centers if there are any."""
+        """Writes the tower and the centers."""
         model = read_servable(copy, directory / STATE)
         fingerprint = model.fingerprint()
         weights = directory / "weights"
         weights.mkdir()
         model.write(weights)
-        if copy.has_centers:
-            self._write_centers(copy, directory, fingerprint)
+        self._write_centers(copy, directory, fingerprint)
         return fingerprint
 
     def _write_centers(self, copy: Snapshot, directory: Path, fingerprint: Fingerprint) -> None:

@@ -1,4 +1,4 @@
-"""The composition root of training on pairs: it turns a config into objects and runs the loop."""
+"""Training on images with captions: it turns a config into objects and runs the loop."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,6 @@ from mlcd.models.zoo import LoadOptions
 from mlcd.pipelines.encoded import check_source, images_parent
 from mlcd.progress import Stages
 from mlcd.randomness import Stream, hash_counters
-from training.changed_settings import check_same_settings
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.data.loader import StepBatches
 from training.pairs.cached_views import image_views
@@ -34,16 +33,10 @@ from training.pairs.pairs_flops import pair_flops
 from training.pairs.pairs_state import PairState, initial_state
 from training.pairs.pairs_step import PairMeters, pair_step
 from training.pairs.tokens import CaptionTokens, digest, end_of_text, open_tokenizer
-from training.parallel.processes import Processes, open_processes
-from training.run import (
-    choose_algorithms,
-    go_on,
-    log_paths,
-    open_draft,
-    open_tower_start,
-    outcome,
-    write_config,
-)
+from training.processes import Processes, open_processes
+from training.run.any_run import choose_algorithms, go_on, open_draft, open_tower_start
+from training.run.changed_settings import check_same_settings
+from training.run.run_files import log_paths, outcome, write_config
 from training.tower import initial_model
 
 _SAMPLED = 256  # captions by whose length the arithmetic of a step is estimated
@@ -99,7 +92,7 @@ class PairTraining:
 def run_pairs(config: PairsConfig, reporter: Stages, *, cores: int | None = None) -> Artifact:
     """Trains, or goes on training, and publishes the run at `config.out`.
 
-    It is called, goes on and ends as `training.run.run_training`.
+    It is called, goes on and ends as `training.run.run_training.run_training`.
     """
     with open_processes(config.device, config.num_threads, cores) as processes:
         processes.meet("the start")

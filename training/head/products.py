@@ -5,12 +5,11 @@ tf32 and bf16 shorten the inputs to 11 and 8 significant bits; products are summ
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Products = Literal["fp32", "tf32", "bf16"]
+from training.config import Products
 
 
 def product(one: Tensor, other: Tensor, kind: Products) -> Tensor:

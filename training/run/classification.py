@@ -3,29 +3,58 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
+from mlcd.errors import ConfigInvalid
+from mlcd.models.servable import Servable
+from mlcd.world import World
 from training.config import RunConfig
 from training.data.dataset import Dataset
 from training.data.loader import Batch, Loader, StepBatches
-from training.evaluation.image_features import PreparedImages
-from training.evaluation.while_training import evaluate_model
-from training.parallel.processes import Processes
-from training.state import TrainState
+from training.head.state import TrainState
+from training.processes import Processes
 from training.step import Meters, train_step
+
+
+class Evaluate(Protocol):
+    """Measures a model in training; every process calls it with the same weights."""
+
+    def __call__(self, model: Servable, *, world: World) -> dict[str, float]: ...
+
+
+class OpenEvaluation(Protocol):
+    """Opens the evaluation that a run's config asks for; None where it asks for none.
+
+    listings: the digests of the listings of the run's images. Raises ConfigInvalid or InvalidInput
+    where an evaluation would fail.
+    """
+
+    def __call__(self, config: RunConfig, listings: Sequence[str]) -> Evaluate | None: ...
+
+
+def open_no_evaluation(config: RunConfig, listings: Sequence[str]) -> None:
+    """Opens nothing. Raises ConfigInvalid if the config asks for an evaluation."""
+    del listings
+    if config.evaluation.every_steps is not None:
+        raise ConfigInvalid(
+            f"evaluation.every_steps={config.evaluation.every_steps}, but this training was given"
+            " no evaluation",
+            remedy="train with `mlcd train`, or pass open_evaluation",
+        )
 
 
 @dataclass(frozen=True)
 class Classification:
     """The state with its samples.
 
-    evaluation: the result of `check_evaluation`.
+    evaluation: what the config's evaluation measures; None where it asks for none.
     """
 
     state: TrainState
     dataset: Dataset
     config: RunConfig
     processes: Processes
-    evaluation: PreparedImages | None
+    evaluation: Evaluate | None
 
     @contextmanager
     def load(self) -> Iterator[Iterator[StepBatches[Batch]]]:
@@ -36,6 +65,7 @@ class Classification:
             rank=self.processes.world.rank,
             size=self.processes.world.size,
             start_step=self.state.step,
+            num_labels=self.config.loss.num_labels,
             cores=self.processes.cores,
             device=self.processes.device,
         )
@@ -56,9 +86,5 @@ class Classification:
         every_steps = self.config.evaluation.every_steps
         if not every_steps or self.state.step % every_steps:
             return None
-        return evaluate_model(
-            self.state.servable(),
-            self.config,
-            world=self.processes.world,
-            images=self.evaluation,
-        )
+        assert self.evaluation is not None
+        return self.evaluation(self.state.servable(), world=self.processes.world)

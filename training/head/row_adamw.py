@@ -11,12 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.optim.row_gradients import entries
+from training.config import OptimConfig
+from training.head.partial_fc import PartialFC
+from training.head.row_gradients import entries
+from training.optim.groups import adamw_settings
+
+
+def center_optimizer(centers: PartialFC, config: OptimConfig) -> torch.optim.Optimizer:
+    """Returns the optimizer of the class centers, without weight decay.
+
+    Only the centers' direction matters, so decay would merely change their angular learning rate.
+    """
+    center_lr = config.center_lr or config.lr
+    group = {"params": [centers.weight], "weight_decay": 0.0, "peak_lr": center_lr}
+    settings = adamw_settings(config) | {"lr": center_lr}
+    if centers.config.center_update == "sparse":
+        return RowAdamW([group], **settings)
+    return torch.optim.AdamW([group], **settings)
 
 
 class RowAdamW(torch.optim.Optimizer):
     """AdamW for parameters [rows, dimension] with sparse gradients over dimension 0, added up by
-    `training.optim.row_gradients`.
+    `training.head.row_gradients`.
     """
 
     def __init__(

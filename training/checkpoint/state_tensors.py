@@ -1,0 +1,58 @@
+"""The tensors of a state on their way into a checkpoint and back, whole or one process's part."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """Returns a copy in the host's memory."""
+    copy: Tensor = tensor.detach().to("cpu", copy=True).contiguous()
+    return copy
+
+
+def under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Returns the tensors whose names begin so, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def restore_moments(
+    optimizer: torch.optim.Optimizer, parameter: Tensor, moments: Mapping[str, Tensor]
+) -> None:
+    """Gives the optimizer its moments of a parameter, if there are any yet."""
+    if moments:
+        # AdamW keeps its step counter on the CPU.
+        optimizer.state[parameter] = {
+            kind: moment if kind == "step" else _placed_like(moment, parameter)
+            for kind, moment in moments.items()
+        }
+
+
+def _placed_like(local: Tensor, parameter: Tensor) -> Tensor:
+    """Puts `local` on the parameter's device, as a part of a whole of the same size."""
+    moved = local.to(local_part(parameter).device)
+    return (
+        part_of(parameter, moved, parameter.device_mesh)
+        if isinstance(parameter, DTensor)
+        else moved
+    )
+
+
+def part_of(whole: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """Wraps `local` as this process's part of a tensor that is sharded as `whole` is."""
+    assert mesh is not None
+    return DTensor.from_local(
+        local, mesh, whole.placements, run_check=False, shape=whole.size(), stride=whole.stride()
+    )
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Returns the part of a tensor that this process holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,1 @@
+"""Training on a Ray cluster: its workers, and what they tell their driver."""

@@ -1,0 +1,148 @@
+"""Steps that all runs share: the choice of algorithms, the draft, and the loop with its logs."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlcd.artifacts.disk import refuse_full_disk
+from mlcd.artifacts.draft import Draft
+from mlcd.artifacts.manifest import Request
+from mlcd.errors import ConfigInvalid, InvalidInput
+from mlcd.models.runs import checkpoint_steps
+from mlcd.progress import Stages
+from training.checkpoint.checkpoint_store import CheckpointStore
+from training.config import TrainingConfig
+from training.loop import Journal, LoopWork, StepLog, train
+from training.processes import Processes
+from training.run.run_files import CHECKPOINTS
+from training.start import Start, open_start, sizes_from
+from training.telemetry.loss_picture import write_losses
+from training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog
+from training.telemetry.throughput import Throughput, measured_peak_tflops
+
+
+def go_on(
+    work: LoopWork,
+    config: TrainingConfig,
+    run: Path,
+    store: CheckpointStore,
+    processes: Processes,
+    reporter: Stages,
+    *,
+    flops: float,
+) -> None:
+    """Trains from the last checkpoint, or from step 0, which is saved first, to the last step.
+
+    flops: the FLOPs of one sample in a step.
+    """
+    state = work.state
+    with closing(store):
+        if (step := _agreed_latest(store, processes)) is None:
+            store.save(state)
+        else:
+            store.load(state, step)
+            store.tidy(step)
+        with (
+            reporter.stage("train", config.schedule.steps, done=state.step) as meter,
+            _journal(run, config, flops, state.step, processes, meter) as journal,
+        ):
+            train(work, config, run=run, store=store, processes=processes, journal=journal)
+
+
+def is_deterministic(config: TrainingConfig, device: torch.device) -> bool:
+    """Tells whether only algorithms are used that give the same bits each time."""
+    if config.compute.deterministic is not None:
+        return config.compute.deterministic
+    return device.type == "cpu"
+
+
+def choose_algorithms(config: TrainingConfig, device: torch.device) -> None:
+    """Has PyTorch use only algorithms that give the same bits each time, if the config says so.
+
+    On a GPU the others are refused. Where they are only warned of, the backward pass of attention
+    goes on summing in any order.
+    """
+    torch.use_deterministic_algorithms(
+        is_deterministic(config, device), warn_only=device.type != "cuda"
+    )
+
+
+def open_tower_start(config: TrainingConfig) -> Start | None:
+    """Opens the tower that the run starts from; None for random weights."""
+    tower = config.model
+    if tower.start is None:
+        return None
+    start = open_start(tower.start, tower.like, Path(config.out))
+    # A recipe that states all sizes has not been compared with the weights yet.
+    sizes_from(start.model, tower.start, tower.model_dump())
+    return start
+
+
+@contextmanager
+def open_draft(out: Path, request: Request, processes: Processes) -> Iterator[Draft]:
+    """Opens the draft of the run for every process.
+
+    The first process alone holds the lock and publishes; the others write into the same directory.
+    Once a step was saved the draft stays, whatever fails later: an evaluation's images may be
+    unavailable for a moment.
+    """
+    draft = Draft(out, request)
+    with ExitStack() as stack:
+        with processes.failing_together():
+            if processes.world.rank == 0:
+                stack.enter_context(draft)
+        try:
+            yield draft
+        except OSError as error:
+            refuse_full_disk(error, out)
+            raise
+        except (InvalidInput, ConfigInvalid):
+            if any(checkpoint_steps(draft.path / CHECKPOINTS)):
+                draft.keep()
+            raise
+
+
+def _agreed_latest(store: CheckpointStore, processes: Processes) -> int | None:
+    """Returns the latest step that the first process finds.
+
+    Another process may see a shared disk through an older cache.
+    """
+    found = store.latest() if processes.world.rank == 0 else None
+    latest = int(processes.world.max(torch.tensor(-1 if found is None else found)))
+    return None if latest < 0 else latest
+
+
+@contextmanager
+def _journal(
+    run: Path,
+    config: TrainingConfig,
+    flops: float,
+    step: int,
+    processes: Processes,
+    meter: Any,
+) -> Iterator[Journal]:
+    """Opens the logs; the first process writes the numbers, each process its samples' keys."""
+    device, rank = processes.device, processes.world.rank
+    with ExitStack() as stack:
+        records: list[StepLog] = []
+        with processes.failing_together():
+            if rank == 0:
+                records.append(MetricsLog(run, step))
+                stack.callback(write_losses, run)
+                KeysLog.cut_all(run, step)
+            if rank == 0 and config.telemetry.tensorboard:
+                tensorboard = TensorBoardLog(run, step)
+                stack.callback(tensorboard.close)
+                records.append(tensorboard)
+        peak = config.telemetry.peak_tflops or measured_peak_tflops(
+            device, config.compute.precision
+        )
+        yield Journal(
+            records=tuple(records),
+            keys=KeysLog(run, rank) if config.telemetry.keys else None,
+            meter=meter,
+            throughput=Throughput(flops, peak, device),
+        )
