@@ -167,6 +167,7 @@ class Exploration:
 
     def _make(self) -> None:
         has_centers = self._show_centers()
+        self.board.show(pictures=len(self._parts.collection))
         self.board.begin("list")
         check_outside(self.place, self.state.path)
         source = open_source(self.place)
