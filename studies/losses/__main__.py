@@ -11,8 +11,8 @@ state made a run before, the number of equal results is printed. `python -m stud
 says what the rows mean.
 
 `cpu` is the first study. Its runs are named as report/mlcd-seed1-lr0.001-s8-r1-steps480 (one of
-instance discrimination starts anew if it is interrupted), their curves are in
-RESULTS/cpu-curves.parquet, and `python -m studies.losses.report` draws from them.
+instance discrimination starts anew if it is interrupted), and their curves are in
+RESULTS/cpu-curves.parquet.
 """
 
 import argparse

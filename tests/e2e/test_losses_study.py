@@ -4,7 +4,6 @@ fills the report.
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -101,43 +100,6 @@ def test_finished_runs_are_left_alone_and_a_lost_one_repeats_its_numbers(finishe
     assert after["measurements"] == before["measurements"]
     assert after["curves"] == before["curves"]
     assert all(path.read_bytes() == content for path, content in results.items())
-
-
-def test_report_fills_its_blocks_and_draws(finished, tmp_path):
-    page = tmp_path / "page.md"
-    blocks = re.findall(
-        "<!-- validation: (.*?) -->",
-        (ROOT / "docs/explanation/validation-first-study.md").read_text(),
-    )
-    page.write_text(
-        "".join(
-            f"before\n<!-- validation: {name} -->\nstale\n<!-- /validation -->\nafter\n"
-            for name in blocks
-        )
-    )
-    places = ("--results", finished / "results", "--page", page, "--assets", tmp_path)
-    result = study(".report", *places)
-    assert result.returncode == 0, result.stderr
-    text = page.read_text()
-    assert "stale" not in text
-    left_out = {
-        "own",
-        "tuning",
-        "sweeps",
-        "longer",
-        "longer_untrained",
-        "centers",
-    }  # a toy neither tunes nor sweeps
-    assert text.count("Not run yet.") == len(left_out & set(blocks))
-    assert "(n = 1)" in text
-    assert text.count("before\n") == text.count("after\n") == len(blocks)
-    assert all(
-        (tmp_path / f"validation-{name}.png").stat().st_size > 1000
-        for name in ("differences", "cosines")
-    )
-    again = study(".report", *places)
-    assert again.returncode == 0, again.stderr
-    assert page.read_text() == text
 
 
 def test_wrong_name_is_refused_in_one_line(finished, shared_data):

@@ -2,9 +2,7 @@
 judged.
 """
 
-import json
 import math
-from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -19,15 +17,12 @@ from studies.losses.arms import (
     INSTANCE_ARMS,
     UNTRAINED,
     RunSpec,
-    Variant,
     default_setting,
     grid,
 )
 from studies.losses.instance import InstanceLoss
 from studies.losses.measure import measure_majority
-from studies.losses.numbers import Numbers, differences, pairs_of_arms
-from studies.losses.plan import FROM_KMEANS, FROM_RANDOM, LONGER, due, known, tuning
-from studies.losses.report import centers_table, longer_table, longer_untrained_table
+from studies.losses.plan import FROM_KMEANS, FROM_RANDOM, due, known, tuning
 from studies.losses.sets import EvaluationSet, split_of
 from studies.losses.statistics import in_points, interval, paired_difference
 from studies.losses.tiers import TIERS
@@ -162,42 +157,6 @@ def is_repeated(spec):
     return spec.steps > TIER.steps or spec.variant in (FROM_RANDOM, FROM_KMEANS)
 
 
-def test_longer_runs_are_paired_by_seed_and_told_from_the_others():
-    setting = default_setting("mlcd")
-    specs = [
-        RunSpec("sweep", arm, seed, setting, steps, variant)
-        for arm in CLUSTER_ARMS
-        for seed in (1, 2, 3, 4)
-        for steps, variant in (
-            (TIER.steps, FROM_RANDOM),
-            (TIER.steps, FROM_KMEANS),
-            (LONGER * TIER.steps, Variant()),
-        )
-    ]
-    values = {Variant(): 0.5, FROM_RANDOM: 0.2, FROM_KMEANS: 0.3}
-    rows = [
-        row_of(
-            spec.arm,
-            spec.seed,
-            setting,
-            values[spec.variant] + (spec.arm == "mlcd") * 0.01 + spec.seed / 100,
-        )
-        | {"run": spec.name, "stage": "sweep"}
-        for spec in specs
-    ]
-    numbers = Numbers(
-        TIER, [*rows, *(row_of(UNTRAINED, seed, setting, seed / 100) for seed in (1, 2, 3, 4))], []
-    )
-    assert "| CIFAR-10, k-NN | **+1.0 ± 0.0** | **+1.0 ± 0.0** | **+1.0 ± 0.0** |" in longer_table(
-        numbers
-    )
-    assert (
-        "| CIFAR-10, k-NN | **+50.0 ± 0.0** | **+50.0 ± 0.0** | **+50.0 ± 0.0** | **+51.0 ± 0.0** |"
-        in (longer_untrained_table(numbers))
-    )
-    assert "| CIFAR-10, k-NN | **+10.0 ± 0.0** |" in centers_table(numbers)
-
-
 def test_paired_interval_is_that_of_the_t_test():
     first, second = (
         {1: 0.31, 2: 0.30, 3: 0.35, 4: 0.33},
@@ -230,42 +189,6 @@ def test_two_equal_differences_are_no_interval():
     assert in_points(interval([0.01, 0.01])) == "+1.0 (n = 2)"
     assert not interval([0.01, 0.01]).is_clear
     assert interval([0.01] * 4).is_clear
-
-
-def row_of(arm, seed, setting, value, images="cifar10_jpg", metric="knn"):
-    stated = {
-        "arm": arm,
-        "seed": seed,
-        "setting": json.dumps(asdict(setting)),
-        "stage": "report",
-        "value": value,
-    }
-    task = {"set": images, "task": "class" if images == "pretrain" else "label", "metric": metric}
-    return {"run": f"{arm}-{seed}-{setting}", **stated, **task}
-
-
-def test_arms_are_paired_at_one_setting_and_held_out_photographs_are_no_evaluation():
-    common, other = default_setting("mlcd"), replace(default_setting("mlcd"), scale=8.0)
-    rows = [
-        row_of(arm, seed, common, value + seed / 100, images=images)
-        for arm, value in (("mlcd", 0.5), ("cd", 0.3))
-        for images, value in (("cifar10_jpg", value), ("pretrain", value / 2))
-        for seed in (1, 2, 3, 4)
-    ]
-    numbers = Numbers(
-        TIER, [*rows, *(row_of("mlcd", seed, other, 0.9) for seed in (1, 2, 3, 4))], []
-    )
-    assert numbers.tasks() == [("cifar10_jpg", "label", "knn")]
-    assert numbers.settings()["mlcd"] == common  # nothing is tuned
-    found = differences(numbers, dict.fromkeys(CLUSTER_ARMS, common))
-    assert {
-        name: round(by_arm["cd"].mean, 9) for name, by_arm in found.items() if by_arm["cd"].n
-    } == {
-        "mean of 1 tasks, k-NN": 0.2,
-        "CIFAR-10, k-NN": 0.2,
-        "pre-training's classes, photographs held out, k-NN": 0.1,
-    }
-    assert list(pairs_of_arms(numbers)["CIFAR-10, k-NN"]) == ["mlcd - cd"]
 
 
 def set_of(num, test_share=0.3):
