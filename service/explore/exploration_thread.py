@@ -176,7 +176,7 @@ class Exploration:
         self._take_in(source)
         if not has_centers or self._facts.changed > _MAY_CHANGE * self._facts.clustered:
             self._cluster(source)
-        self._name_and_label()
+        self._label_and_name()
         self.board.begin("done")
 
     def _make_again(self) -> None:
@@ -184,7 +184,7 @@ class Exploration:
             raise NotFound(f"the pictures of {self.place} cannot be listed")
         self._facts = self.state.update(self._facts, clusters=self._asked)
         self._cluster(self._source)
-        self._name_and_label()
+        self._label_and_name()
         self.board.begin("done")
 
     def _take_in(self, source: Source) -> None:
@@ -246,7 +246,6 @@ class Exploration:
         self._steps.run(command, self._report)
         self.board.show(considered=tuple(numbers) if len(numbers) > 1 else ())
         self._facts = state.update(self._facts, clustered=len(parts.collection), changed=0)
-        self._show_centers()
 
     def _numbers_of_clusters(self) -> list[int]:
         """Returns the number of clusters, or those to choose from."""
@@ -267,15 +266,21 @@ class Exploration:
             self.board.show(total=event["total"])
             self.board.advance(int(event["done"]))
 
-    def _name_and_label(self) -> None:
-        """Names the centers, and labels what was clustered, where that is missing."""
+    def _label_and_name(self) -> None:
+        """Labels what was clustered and names the centers, where that is missing.
+
+        The new centers are served with the names that people gave; those from words come later.
+        """
         state = self.state
-        if self._parts.has_texts and not (state.centers / "names").is_dir():
-            self.board.begin("name")
-            words = ["--words", _WORDS, "--templates", _TEMPLATES, "--model", self._facts.model]
-            self._steps.run(["name", str(state.centers), *words], self._report)
-        if not (state.labels / MANIFEST).is_file():
+        is_new = not (state.labels / MANIFEST).is_file()
+        if is_new:
             self.board.begin("label")
             rows = [str(state.embeddings), str(state.labels)]
             self._steps.run(["label", *rows, "--centers", str(state.centers)], self._report)
         give_names_again(state, partial(self._parts.give_name, state.centers))
+        if is_new:
+            self._show_centers()
+        if self._parts.has_texts and not (state.centers / "names").is_dir():
+            self.board.begin("name")
+            words = ["--words", _WORDS, "--templates", _TEMPLATES, "--model", self._facts.model]
+            self._steps.run(["name", str(state.centers), *words], self._report)

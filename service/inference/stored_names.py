@@ -68,8 +68,13 @@ class StoredNames:
     def rename(self, center: int, name: str | None) -> GivenNames:
         """Gives a center a name, or takes it away, durably, and returns the names since.
 
-        Raises Conflict where they cannot be changed: they are damaged, or cannot be written.
+        Raises Conflict where they cannot be changed: they are damaged, or cannot be written, or the
+        centers are made anew.
         """
+        if not self.is_in_place():
+            raise Conflict(
+                "these centers are replaced by others just now", remedy="come back in a moment"
+            )
         if (damaged := self.read().damaged) is not None:
             raise Conflict(
                 f"the names of the centers cannot be changed: {damaged} is damaged", remedy=_REMEDY

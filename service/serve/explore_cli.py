@@ -33,7 +33,7 @@ _STAGES: Final = {
     "embed": "looking at pictures",
     "cluster": "grouping",
     "name": "reading words for the names",
-    "label": "labeling",
+    "label": "sorting",
     "done": "done",
     "failed": "stopped",
 }
@@ -157,7 +157,7 @@ def _serve(
         failed: list[str] = []
 
         def watch(exploration: "Exploration", finish: Callable[[], None]) -> "asyncio.Task[None]":
-            return asyncio.create_task(_watched(exploration, finish, failed, once=once))
+            return asyncio.create_task(_watched(exploration, finish, failed, url, once=once))
 
         serve_on(listener, settings, begun, serving=serving, watch=watch)
     finally:
@@ -167,11 +167,16 @@ def _serve(
 
 
 async def _watched(
-    exploration: "Exploration", finish: Callable[[], None], failed: list[str], *, once: bool
+    exploration: "Exploration",
+    finish: Callable[[], None],
+    failed: list[str],
+    url: str,
+    *,
+    once: bool,
 ) -> None:
     """Tells on the terminal what goes on, and ends the server where that is all."""
     try:
-        await _tell_progress(exploration, finish, failed, once=once)
+        await _tell_progress(exploration, finish, failed, url, once=once)
     except asyncio.CancelledError:
         if exploration.board.now.stage not in ("done", "failed"):
             click.echo("mlcd: stopping; what is done stays, and the next run goes on", err=True)
@@ -179,10 +184,15 @@ async def _watched(
 
 
 async def _tell_progress(
-    exploration: "Exploration", finish: Callable[[], None], failed: list[str], *, once: bool
+    exploration: "Exploration",
+    finish: Callable[[], None],
+    failed: list[str],
+    url: str,
+    *,
+    once: bool,
 ) -> None:
     shown, terminal = "", sys.stderr.isatty()
-    stage = None
+    stage, told = None, False
     while True:
         now = exploration.board.now
         line = describe(now)
@@ -193,10 +203,12 @@ async def _tell_progress(
             if terminal:
                 click.echo("\r", nl=False, err=True)
             if now.stage == "done":
-                click.echo("The same, step by step:")
-                for command in exploration.commands():
-                    click.echo(f"  {command}")
-                click.echo(line)
+                if not told:
+                    click.echo("The same, step by step:")
+                    for command in exploration.commands():
+                        click.echo(f"  {command}")
+                click.echo(line if once else f"{line}: {url}")
+                told = True
             else:
                 failed.append(now.error or "")
             if once or (failed and not now.pictures):

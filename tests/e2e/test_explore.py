@@ -217,6 +217,17 @@ def test_names_stay_when_all_are_grouped_anew_and_what_was_deleted_stays_away(ph
         centers = httpx.get(f"{url}/v1/centers").json()["centers"]
         (again,) = [center["id"] for center in centers if center["name"] == "mine"]
         assert 2 * len(keys & members_of(state, again)) > len(keys)
+        # a name that is given in the middle is refused, or stays
+        httpx.post(f"{url}/v1/exploration", json={"clusters": 3})
+        answers = []
+        while exploring.now()["stage"] != "done":
+            answers.append(httpx.patch(f"{url}/v1/centers/1", json={"name": f"try {len(answers)}"}))
+        assert {answer.status_code for answer in answers} <= {200, 409}, answers[-1].text
+        names = [center["name"] for center in httpx.get(f"{url}/v1/centers").json()["centers"]]
+        last = f"try {len(answers) - 1}"  # it may be the group of that name which was renamed
+        assert {"mine", last} & {*names}
+        if answers and answers[-1].status_code == 200:
+            assert last in names
         gone = min(keys)
         assert httpx.delete(f"{url}/v1/collections/photos/items/{gone}").status_code == 200
     explore(photos, state)

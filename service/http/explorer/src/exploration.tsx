@@ -17,7 +17,7 @@ const STAGES: Record<Exploration["stage"], string> = {
   embed: "Looking at the pictures…",
   cluster: "Grouping them…",
   name: "Reading words for the names…",
-  label: "Finishing…",
+  label: "Sorting the pictures into groups…",
   done: "",
   failed: "That did not work",
 };

@@ -224,5 +224,5 @@ export function Dialog(given: {
 
 /** A share of the widest value, as a bar behind it. */
 export function Bar({ share }: { share: number }) {
-  return <span class="bar" aria-hidden="true" style={{ width: `${Math.max(1, 100 * share)}%` }} />;
+  return <span class="bar" aria-hidden="true" style={{ width: `calc((100% - 4.5em) * ${Math.max(0.01, share)})` }} />;
 }
