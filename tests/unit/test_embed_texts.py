@@ -201,7 +201,7 @@ def test_the_command_and_the_commands_after_it(tmp_path, two_tower_model):
         return done.output
 
     out = tmp_path / "out"
-    assert "5 embeddings of 32, 1 texts skipped" in run(
+    assert "5 embeddings of 32, 1 text skipped" in run(
         "embed", file, out, "--texts", "--model", two_tower_model
     )
     run("cluster", out, tmp_path / "centers", "--clusters", 2, "--hold-out", 0)
