@@ -48,8 +48,6 @@ export function App() {
   const view = VIEWS[name];
   const exploration = useExploration();
   const picture = params.get("picture");
-  // what explores a place takes no jobs
-  const shown = Object.entries(VIEWS).filter(([known, { title }]) => title && !(exploration && known === "jobs"));
   useFocus([...path, ...SUBJECTS.map((name) => params.get(name))].join("/"));
   useGivenPictures(session.value);
   useSlash();
@@ -64,7 +62,7 @@ export function App() {
           mlcd
         </a>
         <nav aria-label="Views">
-          {shown.map(([known, { title }]) => (
+          {Object.entries(VIEWS).filter(([, { title }]) => title).map(([known, { title }]) => (
             <a
               key={known}
               href={href([known], kept())}
