@@ -21,7 +21,7 @@ from mlcd.types import SampleKey
 from service.explore.progress_board import ProgressBoard
 from service.explore.seen_pictures import FileStamp, SeenPicture, SeenPictures, stamps_of
 
-_FIRST_BLOCK: Final = 16  # pictures until something is to be seen
+_FIRST_BLOCK: Final = 4  # pictures until something is to be seen
 _BLOCK: Final = 64  # pictures of one transaction, which is what a kill loses
 _NEWEST: Final = 128  # pictures that the page is told of while others are looked at
 
@@ -53,6 +53,7 @@ class PictureIntake:
         gone = [key for key in {*held, *self.pictures.by_key} if key not in stamps]
         self._delete([key for key in gone if key in held])
         self.pictures.forget(gone)
+        self._show_newest([key for key in keys if key in held][-_NEWEST:])
         new = [at for at, key in enumerate(keys) if self._is_new(key, stamps[key], held)]
         self.board.begin("embed", len(new))
         self._show()
@@ -105,11 +106,14 @@ class PictureIntake:
             looked_at[entry.key] = SeenPicture(stamp, sha256.hex())
         if items:
             self.collection.add(items)
-            newest = [(item.id, item.thumbnail and item.thumbnail.version) for item in items]
-            self.board.show(newest=tuple(newest[-_NEWEST:]))
+            self._show_newest([item.id for item in items])
         # a picture that was overwritten by something unusable must not stay
         self._delete([error["key"] for error in part.errors])
         self.pictures.add(looked_at)
+
+    def _show_newest(self, keys: list[SampleKey]) -> None:
+        versions = self.collection.thumbnail_versions(keys)
+        self.board.show(newest=tuple(zip(keys, versions, strict=True)))
 
     def _delete(self, keys: list[SampleKey]) -> None:
         if keys:
