@@ -1,4 +1,4 @@
-// The exploration of a place, where the server makes one: what goes on, and how many groups there are.
+// The exploration of a place, where the server makes one: its progress, and the number of clusters.
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
@@ -11,13 +11,13 @@ import { count, counted, duration } from "./text";
 import { Thumbnail } from "./thumbnails";
 import type { Exploration, Item } from "./wire";
 
-const AGAIN_MS = 700;
+const AGAIN_MS = 400;
 const STAGES: Record<Exploration["stage"], string> = {
   list: "Looking for pictures…",
   embed: "Looking at the pictures…",
-  cluster: "Grouping them…",
-  name: "Reading words for the names…",
-  label: "Sorting the pictures into groups…",
+  cluster: "Clustering them…",
+  name: "Naming the clusters…",
+  label: "Assigning the pictures to clusters…",
   done: "",
   failed: "That did not work",
 };
@@ -96,7 +96,7 @@ export function Progress({ now }: { now: Exploration }) {
   );
 }
 
-/** The pictures that were looked at, until there are groups. */
+/** The pictures that are embedded, until there are clusters. */
 export function Arriving({ now }: { now: Exploration }) {
   const shown = useStore(pictures);
   useSequence(shown);
@@ -113,8 +113,8 @@ export function Arriving({ now }: { now: Exploration }) {
   );
 }
 
-/** How many groups there are, and how to have more or fewer. */
-export function Groups({ now }: { now: Exploration }) {
+/** The number of clusters, and a way to ask for another. */
+export function ClusterNumber({ now }: { now: Exploration }) {
   const [wrong, setWrong] = useState("");
   const field = useRef<HTMLInputElement>(null);
   useEffect(() => {
@@ -133,17 +133,17 @@ export function Groups({ now }: { now: Exploration }) {
   const busy = !isOver(now);
   return (
     <form
-      class="groups"
+      class="cluster-number"
       title={now.considered.length ? `Chosen from ${now.considered.join(", ")}` : undefined}
       onSubmit={(event) => {
         event.preventDefault();
         void again(Number(field.current!.value));
       }}
     >
-      <Field label="Groups">
+      <Field label="Clusters">
         {(id) => <input id={id} ref={field} type="number" class="short" min={1} max={now.pictures} required disabled={busy} />}
       </Field>
-      <button disabled={busy}>Group again</button>
+      <button disabled={busy}>Cluster again</button>
       <span role="alert" class="wrong">
         {wrong}
       </span>
