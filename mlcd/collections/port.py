@@ -122,7 +122,12 @@ class CollectionPort(Protocol):
 class CollectionsPort(Protocol):
     """The collections of one place. Every method may be called from many threads; see
     `Collections` for each.
+
+    writable: collections can be created and deleted.
     """
+
+    @property
+    def writable(self) -> bool: ...
 
     def close(self, *, finish: bool = True) -> None: ...
     def find_new(self) -> None: ...

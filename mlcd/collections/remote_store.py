@@ -46,6 +46,10 @@ class RemoteCollections(ABC, Generic[P, C]):
         self._opened: dict[str, tuple[int | str, C]] = {}
         self._changing = threading.Lock()
 
+    @property
+    def writable(self) -> bool:
+        return True
+
     def close(self, *, finish: bool = True) -> None:
         for one in self.all().values():
             one.close(finish=finish)

@@ -67,7 +67,11 @@ class DescribedTexts(WireAnswer):
 
 
 class Info(Provenance):
-    """The served model and the limits. texts: null where the model embeds images only."""
+    """The served model and the limits.
+
+    texts: null where the model embeds images only. creates_collections: the server has a place to
+    keep new ones.
+    """
 
     version: str
     dimension: int
@@ -78,6 +82,7 @@ class Info(Provenance):
     texts: DescribedTexts | None = None
     centers: CenterSet | None
     collections: list[str]
+    creates_collections: bool = False
     limits: dict[str, Annotated[int | float, WithJsonSchema({"type": "number"})]] = Field(
         description="by name; errors carry the name of the one that was exceeded"
     )

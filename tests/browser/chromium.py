@@ -181,6 +181,12 @@ class Page:
         node = self.ask("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.ask("DOM.setFileInputFiles", nodeId=node, files=[str(file)])
 
+    def drop(self, *paths: Path) -> None:
+        """Drops files and folders of this machine onto the page."""
+        data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self.ask("Input.dispatchDragEvent", type=kind, x=200, y=300, data=data)
+
     def resize(self, width: int, height: int, *, scale: float = 1) -> None:
         self.ask(
             "Emulation.setDeviceMetricsOverride",

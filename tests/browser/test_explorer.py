@@ -25,6 +25,7 @@ pytestmark = pytest.mark.browser
 
 COPIES = (GERMAN, JAPANESE, ORIGINAL)
 SIZES = ((390, 844), (1280, 800))
+AXE_RUN = "axe.run().then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html).slice(0, 3)]))"
 VIEWS = {
     "clusters": "#/clusters",
     "a cluster": "#/clusters/0",
@@ -225,27 +226,43 @@ def test_less_like_this_and_filters_change_what_is_found(walk, page, shared_serv
     assert page.value("decodeURIComponent(location.hash)").count("東京") == 1
 
 
-def test_words_find_pictures_and_a_server_without_clusters_says_the_next_step(walk, page, tmp_path):
+def test_pictures_dropped_on_an_empty_page_are_found_by_words(walk, page, axe, tmp_path):
     colors = tmp_path / "colors"
-    colors.mkdir()
-    for color in ("red", "blue", "green", "yellow"):
-        Image.new("RGB", (40, 30), color).save(colors / f"{color}.png")
+    (colors / "日 本").mkdir(parents=True)
+    for color in ("red", "blue", "日 本/green", "日 本/yellow"):
+        Image.new("RGB", (40, 30), Path(color).name).save(colors / f"{color}.png")
+    (colors / "broken.jpg").write_bytes(b"no picture")
     model = "fake:latency_ms=0,text=true"
     with serving(model, engine="fake", state_dir=tmp_path / "state") as server:
-        fill(server.url, colors)
         walk(server)
         page.shows("This server has no clusters")
         page.shows("mlcd explore")
+        page.value(axe)
+        assert page.value(AXE_RUN) == []
+        page.drop(colors)
+        page.until("location.hash.startsWith('#/map')")
+        assert drawn(page) == 4
         page.click("nav a", "Search")
+        page.shows("1 file not added")
+        assert "colors/broken.jpg" in page.value("document.querySelector('.added').textContent")
+        page.drop(colors / "red.png")  # one alone is searched for
+        page.until("document.querySelector('.tiles .tile a')?.title == 'colors/red.png'")
         for color in ("blue", "red"):
             page.value("(document.querySelector('.ask [name=text]') ?? {}).value = ''")
             page.type(".ask [name=text]", f"a {color} thing")
             page.press("Enter", 13, "\r")
-            page.until(f"document.querySelector('.tiles .tile a')?.title == '{color}.png'")
+            page.until(f"document.querySelector('.tiles .tile a')?.title == 'colors/{color}.png'")
             page.shows(f"a {color} thing", within=".words")
         page.value("history.back()")
-        page.until("document.querySelector('.tiles .tile a')?.title == 'blue.png'")
+        page.until("document.querySelector('.tiles .tile a')?.title == 'colors/blue.png'")
         assert page.count(".tiles .tile") == 4
+
+
+def test_a_server_that_keeps_no_collections_offers_no_place_for_pictures(walk, page):
+    with serving("fake:latency_ms=0", engine="fake") as server:
+        walk(server)
+        page.shows("mlcd explore")
+        assert page.count(".drop-zone") == 0
 
 
 def test_the_map_is_lassoed_and_what_is_selected_is_saved_and_searched(
@@ -504,7 +521,6 @@ def test_a_cluster_is_renamed_in_the_page_and_the_name_is_taken_back(walk, page,
 
 
 def test_axe_finds_nothing_wrong_on_any_view_in_light_and_dark(walk, page, shared_server, axe):
-    run = "axe.run().then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html).slice(0, 3)]))"
     for size in SIZES:
         page.resize(*size)
         for name, address in VIEWS.items():
@@ -513,7 +529,7 @@ def test_axe_finds_nothing_wrong_on_any_view_in_light_and_dark(walk, page, share
             page.value(axe)
             for shade in ("light", "dark"):
                 page.shade(shade)
-                assert page.value(run) == [], (name, shade, size)
+                assert page.value(AXE_RUN) == [], (name, shade, size)
             page.shade("light")
             assert page.problems == [], name
     page.resize(1280, 860)
@@ -521,7 +537,7 @@ def test_axe_finds_nothing_wrong_on_any_view_in_light_and_dark(walk, page, share
     page.value(
         "document.body.insertAdjacentHTML('beforeend', '<img src=assets/none><button></button>')"
     )
-    planted = page.value(run)
+    planted = page.value(AXE_RUN)
     assert {"button-name", "image-alt"} <= {name for name, _ in planted}
     page.problems.clear()
 

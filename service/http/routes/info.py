@@ -22,7 +22,7 @@ router = APIRouter(tags=["info"])
 @router.get("/v1/info", dependencies=[needs()])
 async def info(request: Request, resources: Opened, response: Response) -> Info:
     """Describes the model, preprocessing, engine, centers, collections and every limit."""
-    encoder = resources.encoder
+    encoder, store = resources.encoder, resources.model.data.store
     response.headers.update(headers(resources))
     return Info(
         **provenance(resources),
@@ -35,6 +35,7 @@ async def info(request: Request, resources: Opened, response: Response) -> Info:
         texts=None if resources.texts is None else _described_texts(resources.texts),
         centers=None if resources.lookup is None else _center_set(resources, resources.lookup),
         collections=sorted(name for name in resources.collections if sees(name, request)),
+        creates_collections=store is not None and store.writable,
         limits=resources.settings.limits.model_dump(),
     )
 

@@ -3,6 +3,7 @@
 import type { JSX, TargetedSubmitEvent } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
+import { addPictures, filesIn, takesPictures } from "./adding";
 import { ask, key, locked } from "./api";
 import { connection } from "./connection";
 import { useExploration } from "./exploration";
@@ -146,16 +147,14 @@ function useSlash(): void {
   }, []);
 }
 
-/** A picture that is dropped or pasted anywhere is searched for. */
+/** A picture that is dropped or pasted anywhere is searched for; several are added, where they can be. */
 function useGivenPictures(session: Session | null): void {
   const collection = session?.collection?.name;
+  const takes = session !== null && takesPictures(session);
   useEffect(() => {
     if (!session) return;
     const gone = new AbortController();
-    const take = (event: Event, data: DataTransfer | null) => {
-      const picture = pictureIn(data);
-      if (!picture) return;
-      event.preventDefault();
+    const search = (picture: File) => {
       go(href(["search"], { collection })); // where its progress is seen
       void searchBy(picture, picture.name, collection);
     };
@@ -167,10 +166,25 @@ function useGivenPictures(session: Session | null): void {
     const { signal } = gone;
     addEventListener("dragover", over, { signal });
     addEventListener("dragleave", (event) => event.relatedTarget ?? left(), { signal });
-    addEventListener("drop", (event) => (event.preventDefault(), left(), take(event, event.dataTransfer)), { signal });
-    addEventListener("paste", (event) => take(event, event.clipboardData), { signal });
+    const drop = async (event: DragEvent) => {
+      event.preventDefault();
+      left();
+      const picture = pictureIn(event.dataTransfer);
+      if (!event.dataTransfer || !takes) return picture && search(picture);
+      const files = await filesIn(event.dataTransfer);
+      if (collection && picture && files.length === 1) search(picture);
+      else void addPictures(files, session);
+    };
+    const paste = (event: ClipboardEvent) => {
+      const picture = pictureIn(event.clipboardData);
+      if (!picture) return;
+      event.preventDefault();
+      search(picture);
+    };
+    addEventListener("drop", (event) => void drop(event), { signal });
+    addEventListener("paste", paste, { signal });
     return () => gone.abort();
-  }, [session !== null, collection]);
+  }, [session !== null, collection, takes]);
 }
 
 function Mark() {

@@ -3,9 +3,11 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 
+import { DropZone } from "./adding";
 import { Refused, Unreachable } from "./api";
 import type { Loaded, Paged } from "./loaded";
 import { PictureLink, useSequence } from "./picture";
+import type { Session } from "./session";
 import { Thumbnail } from "./thumbnails";
 import { shortName, similarity } from "./text";
 import type { Collection, Item } from "./wire";
@@ -34,14 +36,15 @@ export function Empty({ title, children }: { title: string; children?: Component
 }
 
 /** Of a server without what a view is about, the command that makes it all. */
-export function EmptyServer({ title, children }: { title: string; children?: ComponentChildren }) {
+export function EmptyServer(given: { title: string; session: Session; children?: ComponentChildren }) {
   return (
-    <Empty title={title}>
+    <Empty title={given.title}>
+      <DropZone session={given.session} />
       <p>To see your own photographs, grouped and named:</p>
       <Command text="mlcd explore ~/Pictures" />
       <p>or, with Docker, in the checkout:</p>
       <Command text="PHOTOS=~/Pictures docker compose up" />
-      {children}
+      {given.children}
     </Empty>
   );
 }

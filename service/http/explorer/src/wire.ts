@@ -15,6 +15,7 @@ export interface Info {
   version: string;
   centers: { digest: string; num_centers: number } | null;
   collections: string[];
+  creates_collections: boolean;
   texts?: { context_length: number } | null;
   limits: Record<string, number>;
 }
@@ -141,6 +142,7 @@ export interface Duplicates {
 
 export interface Outcomes {
   results: { id: string; outcome: string }[];
+  errors: { index: number; detail: string }[];
 }
 
 export type JobState = "queued" | "running" | "succeeded" | "failed" | "canceled" | string;

@@ -64,7 +64,7 @@ export function Cluster({ id, session }: View & { id: string }) {
         {session.collection ? (
           !center.error && <Members path={path} collection={session.collection.name} />
         ) : (
-          <EmptyServer title="No collection to look into" />
+          <EmptyServer title="No collection to look into" session={session} />
         )}
       </div>
     </>

@@ -2,7 +2,7 @@
 
 import { askJson, query } from "../api";
 import type { View } from "../app";
-import { Arriving, Groups, Progress, Skipped } from "../exploration";
+import { Arriving, ClusterNumber, Progress, Skipped } from "../exploration";
 import { usePages } from "../loaded";
 import { Empty, EmptyServer, Failure, Field, Fold, Heading, Loading, MissingPictures, More } from "../parts";
 import { changed, go, href, useRoute } from "../route";
@@ -63,8 +63,13 @@ export function Clusters({ session, exploration }: View) {
       <>
         <Heading>Clusters</Heading>
         {exploration && <Progress now={exploration} />}
-        <EmptyServer title="This server has no clusters">
-          {collection && <p>Until then: <a href={href(["map"], { collection: collection.name })}>see the map</a>.</p>}
+        <EmptyServer title="This server has no clusters" session={session}>
+          {collection && (
+            <p>
+              Until then: <a href={href(["search"], { collection: collection.name })}>search the pictures</a> or{" "}
+              <a href={href(["map"], { collection: collection.name })}>see their map</a>.
+            </p>
+          )}
         </EmptyServer>
       </>
     );
@@ -84,7 +89,7 @@ export function Clusters({ session, exploration }: View) {
           )}
         </p>
         <Fold title="Sort and filter" class="tools">
-          {exploration && <Groups now={exploration} />}
+          {exploration && <ClusterNumber now={exploration} />}
           <Field label="Name">
             {(id) => (
               <input

@@ -24,7 +24,7 @@ export function Duplicates({ session }: View) {
       ) : (
         <>
           <Heading>Duplicates</Heading>
-          <EmptyServer title="There is no collection to look through" />
+          <EmptyServer title="There is no collection to look through" session={session} />
         </>
       )}
     </>

@@ -32,7 +32,7 @@ export function MapView({ session }: View) {
     return (
       <>
         <Heading>Map</Heading>
-        <EmptyServer title="There is no collection to draw" />
+        <EmptyServer title="There is no collection to draw" session={session} />
       </>
     );
   return <Drawn collection={collection} clusters={session.info.centers !== null} key={collection.name} />;

@@ -3,6 +3,7 @@
 import { useLayoutEffect, useMemo, useRef } from "preact/hooks";
 import type { TargetedEvent, TargetedSubmitEvent } from "preact";
 
+import { DropZone } from "../adding";
 import { askJson, collectionPath, query } from "../api";
 import type { View } from "../app";
 import { conditionsIn, filterOf, Filters } from "../filters";
@@ -54,7 +55,7 @@ export function Search({ session }: View) {
       </div>
       <Ask session={session} text={asked.text ?? ""} />
       {!collection ? (
-        <EmptyServer title="There is no collection to search" />
+        <EmptyServer title="There is no collection to search" session={session} />
       ) : given ? (
         <Answer {...{ asked, collection, session, polygon, selected }} />
       ) : (
@@ -73,6 +74,7 @@ export function Search({ session }: View) {
             {session.info.texts && session.info.centers && <Examples collection={collection} />}
             {!session.info.texts && <p class="soft">The served model, {session.info.model}, does not read words.</p>}
             {session.info.model === STARTER && <StrongerWords />}
+            <DropZone session={session} />
           </Empty>
         </>
       )}
