@@ -77,3 +77,13 @@ def test_labels_by_centers_of_another_digest_are_not_looked_at(centers, rows, mo
         lookup.nearest(rows, TOP, known=known).ids.tolist()
         == lookup.nearest(rows, TOP).ids.tolist()
     )
+
+
+@pytest.mark.parametrize(("id_before", "id_after"), [(0, -1), (NUM_CENTERS - 1, NUM_CENTERS)])
+def test_an_id_that_would_be_read_as_the_first_or_last_center_is_left_out(
+    centers, rows, id_before, id_after
+):
+    known, ids, scores = found_elsewhere(centers, rows, top=NUM_CENTERS)  # lists of all centers
+    known.add(rows[2], np.where(ids[2] == id_before, id_after, ids[2]), scores[2])
+    has, *_ = known.of(rows, centers.align(rows), centers.vectors, NUM_CENTERS)
+    assert has.tolist() == [True, True, False, True]
