@@ -36,8 +36,8 @@ class PairsDataConfig(ReadingConfig):
     image each step draws one.
     """
     embeddings: str | None = None
-    """With model.freeze=image: an embeddings artifact of these images by model.start, or the place
-    where it is made. None: OUT-embeddings, or OUT-views with data.cached_views.
+    """With model.freeze=image: embeddings of these images by model.start, or where to make them.
+    None: OUT-embeddings, or OUT-views with data.cached_views.
     """
     cache: bool = True
     """With model.freeze=image: each image is embedded once, without augmentation. false: again
@@ -55,8 +55,8 @@ class TextTowerConfig(Section):
     """The text transformer, which is CLIP's. With text.start all sizes come from there."""
 
     start: str | None = None
-    """A model with two towers whose text tower, tokenizer and temperature the run starts from: a
-    directory of Hugging Face or open_clip, a model artifact, or a run. None: random weights.
+    """A model with two towers whose text tower, tokenizer and temperature the run starts from.
+    None: random weights.
     """
     tokenizer: str | None = None
     """A directory with tokenizer.json and tokenizer_config.json. None: BERT's uncased vocabulary,
