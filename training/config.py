@@ -98,9 +98,7 @@ class MixedSource(Section):
     selection: str | None = None
     """The selection, as in data.selection."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """The share of the samples, relative to the other weights. It does not depend on the number of
-    images.
-    """
+    """The share of the samples, relative to the other weights."""
 
 
 class ReadingConfig(Section):
@@ -134,8 +132,8 @@ class DataConfig(ReadingConfig):
     mix: tuple[MixedSource, ...] = ()
     """Several data sets with weights, instead of images and labels."""
     centers: str | None = None
-    """A centers artifact of the embedding's dimension that the classifier starts from. None: random
-    centers, or those of model.start.
+    """Centers of the embedding's dimension that the classifier starts from. None: random ones, or
+    those of model.start.
     """
     hold_out: Annotated[float, Field(ge=0, lt=1)] = HELD_OUT_FRACTION
     """The share of each class (or of all images) kept for evaluation, chosen by the hash of the
@@ -191,7 +189,7 @@ class TowerConfig(Section):
     it rises linearly from 0 at the first block.
     """
     image_size: Annotated[int, Field(ge=1)]
-    """The side of the square input image, in pixels; a multiple of patch_size."""
+    """The side of the image in pixels; a multiple of patch_size."""
     patch_size: Annotated[int, Field(ge=1)]
     """The side of a patch, in pixels."""
     width: Annotated[int, Field(ge=1)]
@@ -199,12 +197,12 @@ class TowerConfig(Section):
     depth: Annotated[int, Field(ge=1)]
     """The number of blocks."""
     heads: Annotated[int, Field(ge=1)]
-    """The number of attention heads in each block; width is a multiple of it."""
+    """Attention heads in each block; they divide width."""
     mlp_width: Annotated[int, Field(ge=1)]
-    """The dimension of the hidden layer of each block's MLP."""
+    """The hidden dimension of each block's MLP."""
     embedding_dim: Annotated[int, Field(ge=1)] | None
-    """The dimension of the embedding and of the class centers. null: there is no projection, as in
-    MLCD's towers, and the dimension is width.
+    """The dimension of the embedding and of the centers. null: width, without a projection, as in
+    MLCD's towers.
     """
     activation: Activation = "gelu"
     """The activation of the MLPs."""
@@ -215,8 +213,7 @@ class TowerConfig(Section):
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     """The term added to the variance in every norm."""
     registers: Annotated[int, Field(ge=0)] = 0
-    """The number of register tokens: learned tokens beside the class token that stand for no place.
-    """
+    """The number of register tokens beside the class token."""
 
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
@@ -383,9 +380,7 @@ class AugmentConfig(Section):
     local_views: Annotated[int, Field(ge=0)] = 0
     """Further views of augment.local_size of each image (multi-crop)."""
     local_size: Annotated[int, Field(ge=1)] | None = None
-    """The side of a local view in pixels, a multiple of model.patch_size. Learned positions are
-    resized to it.
-    """
+    """The side of a local view in pixels, a multiple of model.patch_size."""
     local_area: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = (
         0.05,
         0.32,
@@ -470,7 +465,7 @@ class OptimConfig(Section):
     """The settings of AdamW for the tower and the centers."""
 
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    """The peak of the learning rate, after the warm-up. From there it follows a cosine to 0."""
+    """The peak of the learning rate; from there it follows a cosine to 0."""
     center_lr: Annotated[float, Field(gt=0)] | None = None
     """The learning rate of the centers. None: the same as lr."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
@@ -510,9 +505,7 @@ class ComputeConfig(Section):
     """The way a step is computed; it changes results by no more than rounding."""
 
     precision: Precision = "fp32"
-    """bf16: the backbone runs under autocast, with weights and the loss in float32. fp64 is for
-    tests of exactness.
-    """
+    """bf16: the backbone runs under autocast. fp64 is for tests of exactness."""
     head_products: Products = "fp32"
     """The matrix products of the head's negatives. tf32 (on a GPU) and bf16 shorten their inputs
     to 11 and 8 significant bits and sum in float32; docs/explanation/head.md states the error.
@@ -554,7 +547,7 @@ class CheckpointConfig(Section):
     every_steps: Annotated[int, Field(ge=1)] = 100
     """The number of steps between checkpoints."""
     keep_last: Annotated[int, Field(ge=1)] = 1
-    """Latest checkpoints that stay, besides step 0 (the untrained model) and the final step."""
+    """Latest checkpoints that stay, besides step 0 and the final step."""
     keep_every: Annotated[int, Field(ge=1)] | None = None
     """The checkpoints whose step is a multiple of this number also stay."""
     asynchronous: bool = True
@@ -582,9 +575,7 @@ class TelemetryConfig(Section):
     keys: bool = False
     """Also logs the keys of each step's samples, in keys-RANK.jsonl."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
-    """The matrix limit of one process's device at this precision, in TFLOP/s, for MFU. None:
-    measured at the start.
-    """
+    """The matrix limit of one device in TFLOP/s, for MFU. None: measured at the start."""
 
 
 class TrainingConfig(Section):

@@ -44,8 +44,8 @@ class PairsDataConfig(ReadingConfig):
     in every step, from an augmented crop.
     """
     cached_views: Annotated[int, Field(ge=0)] = 0
-    """With model.freeze=image: so many augmented crops of each image are embedded once, those of
-    the first epochs; later epochs take them in turn.
+    """With model.freeze=image: augmented crops of each image that are embedded once; later epochs
+    take them in turn.
     """
     hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of all images that is kept for evaluation, chosen by the hash of the key."""
@@ -69,9 +69,9 @@ class TextTowerConfig(Section):
     depth: Annotated[int, Field(ge=1)] = 12
     """The number of blocks."""
     heads: Annotated[int, Field(ge=1)] = 8
-    """The number of attention heads in each block; width is a multiple of it."""
+    """Attention heads in each block; they divide width."""
     mlp_width: Annotated[int, Field(ge=1)] | None = None
-    """The dimension of the hidden layer of each block's MLP. None: four times width."""
+    """The hidden dimension of each block's MLP. None: four times width."""
     activation: Activation = "gelu"
     """The activation of the MLPs."""
 
