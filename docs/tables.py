@@ -4,7 +4,7 @@ python docs/tables.py
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from service.settings import Settings, as_text, named_fields, nested_model
-from training.config import MixedSource, RunConfig
+from training.config import MixedSource, ReadingConfig, RunConfig
 from training.pairs.pairs_config import PairsConfig
 
 _REFERENCE: Final = Path(__file__).parent / "reference"
@@ -38,7 +38,8 @@ sets one. An unknown key is refused with a suggestion. The built-in recipes are 
 
 A recipe of your own needs the keys that are *required* here, and data: `data.images` and
 `data.labels`, or `data.mix`. One of [images with captions](../how-to/train-on-captions.md) needs
-`data.pairs` and `loss.kind`; the sections of data, text and loss are then those at the end.
+`data.pairs` and `loss.kind`; the sections at the end then replace those of data and loss, but for
+how images are read.
 """
 
 
@@ -77,13 +78,20 @@ def recipes_page() -> str:
     for name in ("data", "text", "loss"):
         model = nested_model(PairsConfig.model_fields[name])
         assert model is not None
-        sections.append(_section(f"{name}, on pairs", f"{name}.", model))
+        sections.append(
+            _section(f"{name}, on pairs", f"{name}.", model, known=ReadingConfig.model_fields)
+        )
     return "\n".join(sections)
 
 
-def _section(title: str, prefix: str, model: type[BaseModel]) -> str:
+def _section(title: str, prefix: str, model: type[BaseModel], known: Collection[str] = ()) -> str:
+    """Returns a section with a row for each field of the model that is not known already."""
     assert model.__doc__ is not None
-    rows = ((prefix + name, (), field) for name, field in model.model_fields.items())
+    rows = (
+        (prefix + name, (), field)
+        for name, field in model.model_fields.items()
+        if name not in known
+    )
     return "\n".join([f"## {title}", "", model.__doc__.strip(), "", *_table(rows)])
 
 

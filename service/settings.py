@@ -45,20 +45,17 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
     """Limits of one request and of the server as a whole. They are shown in /v1/info."""
 
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
-    """Bytes of one request's body, counted while it is received."""
+    """Bytes of one request's body."""
     max_images: Annotated[int, Field(gt=0)] = 64
     """Images (or embeddings) in one request."""
     max_pixels: Annotated[int, Field(gt=0, le=178_956_970)] = 89_478_485
-    """Pixels of one image by its header, before it is decoded (Pillow itself refuses twice the
-    default)."""
+    """Pixels of one image, by its header."""
     rate_pixels: Annotated[int, Field(gt=0)] = 4_000_000
-    """Pixels that count as one image of a key's rate. A larger image that must be decoded counts
-    several times."""
+    """Pixels that count as one image of a key's rate."""
     max_texts: Annotated[int, Field(gt=0)] = 2048
     """Texts in one request, or names to classify by."""
     max_text_chars: Annotated[int, Field(gt=0, le=2**20)] = 8192
-    """Characters of one text. The model reads as many tokens as its context has, and cuts the
-    rest."""
+    """Characters of one text."""
     max_request_chars: Annotated[int, Field(gt=0)] = 2**20
     """Characters of all texts in one request, or of all prompts to classify by."""
     rate_chars: Annotated[int, Field(gt=0)] = 1024
@@ -142,8 +139,7 @@ class Tracing(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
     """The traces of OpenTelemetry, which need the extra `tracing`."""
 
     endpoint: Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$")] | None = None
-    """URL of a collector, OTLP over HTTP: http://collector:4318, to which /v1/traces is added.
-    Default: no tracing."""
+    """URL of a collector, OTLP over HTTP: http://collector:4318. Default: no tracing."""
     sample: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Share of requests that are traced, where the caller has not decided."""
 
@@ -152,23 +148,21 @@ class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
     """The fetching of images by URL."""
 
     allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(listed_hosts)] = ()
-    """Hosts to fetch from, with commas: example.com, *.example.com (all names below), * (any host
-    at a public address). Default: none, and URLs are refused."""
+    """Hosts to fetch from, with commas: example.com, *.example.com (all names below), * (any public
+    host). Default: none."""
     networks: Annotated[
         tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(listed_networks)
     ] = ()
-    """Networks, with commas, in which those hosts may have addresses that are not public:
-    10.1.0.0/16."""
+    """Networks, with commas, in which those hosts may have private addresses: 10.1.0.0/16."""
     ports: Annotated[tuple[int, ...], NoDecode, BeforeValidator(listed_ports)] = (80, 443)
     """Ports to fetch from, with commas."""
     timeout_s: Annotated[float, Field(gt=0)] = 10.0
-    """Seconds for all images of a request together. Images that are not fetched by then fail
-    alone."""
+    """Seconds for all images of a request together."""
     max_redirects: Annotated[int, Field(ge=0, le=10)] = 3
-    """Redirects that one URL may take. Each is checked like the first URL."""
+    """Redirects of one URL. Each is checked like the first URL."""
     max_connections: Annotated[int, Field(gt=0, le=256)] = 32
-    """Fetches at one time. Others wait. Hosts of one domain get half of them, those of a second one
-    half of the rest, and so on."""
+    """Fetches at one time. Hosts of one domain get half of them, those of a second half of the
+    rest."""
     max_connections_per_host: Annotated[int, Field(gt=0)] = 8
     """Fetches from one host at one time."""
 

@@ -98,29 +98,24 @@ class MixedSource(Section):
     selection: str | None = None
     """The selection, as in data.selection."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """The share of the samples, relative to the other weights. It does not depend on the number of
-    images.
-    """
+    """The share of the samples, relative to the other weights."""
 
 
 class ReadingConfig(Section):
     """The way images are read."""
 
     decode: DecodeMode = "exact"
-    """fast: decodes large JPEGs at a fraction of their size, which is faster and gives slightly
-    different pixels.
-    """
+    """fast: decodes large JPEGs at a fraction of their size, with slightly different pixels."""
     memory_gib: Annotated[float, Field(ge=0)] = 4.0
-    """The memory in GiB that each process may use for decoded images. Images that do not fit are
-    decoded again in each epoch. Each image counts as at most 3 (1.75 S)² / augment.min_area bytes,
-    where S is model.image_size; a smaller image takes less.
+    """The memory in GiB of each process for decoded images; others are decoded again in each epoch.
+    An image counts as at most 3 (1.75 S)² / augment.min_area bytes, where S is model.image_size.
     """
     workers: Annotated[int, Field(ge=0)] | None = None
-    """The number of decoding processes for each training process, where images are not held in
-    memory. None: its share of the cores.
+    """Decoding processes for each training process, where images are not held in memory. None: its
+    share of the cores.
     """
     prefetch_steps: Annotated[int, Field(ge=1)] = 4
-    """The number of steps that are decoded ahead."""
+    """Steps that are decoded ahead."""
 
 
 class DataConfig(ReadingConfig):
@@ -131,14 +126,14 @@ class DataConfig(ReadingConfig):
     labels: str | None = None
     """A labels artifact made from the same images."""
     selection: str | None = None
-    """A selection that `mlcd curate` made of the same images: the run is trained on those that it
-    keeps. None: on all.
+    """A selection of the same images by `mlcd curate`: the run is trained on those that it keeps.
+    None: on all.
     """
     mix: tuple[MixedSource, ...] = ()
     """Several data sets with weights, instead of images and labels."""
     centers: str | None = None
-    """A centers artifact of the embedding's dimension that the classifier starts from. None: random
-    centers, or those of model.start.
+    """Centers of the embedding's dimension that the classifier starts from. None: random ones, or
+    those of model.start.
     """
     hold_out: Annotated[float, Field(ge=0, lt=1)] = HELD_OUT_FRACTION
     """The share of each class (or of all images) kept for evaluation, chosen by the hash of the
@@ -176,25 +171,25 @@ class TowerConfig(Section):
     """
 
     start: str | None = None
-    """The weights to start from: a run or a checkpoint, a model artifact, a directory of Hugging
-    Face or open_clip, a file of weights, or hub:ORGANIZATION/MODEL. None: random weights.
+    """Weights to start from: a run or checkpoint, a model artifact, a directory of Hugging Face or
+    open_clip, a file of weights, or hub:ORGANIZATION/MODEL. None: random weights.
     """
     like: str | None = None
     """The published tower whose sizes, activation and preprocessing a bare file of weights has."""
     head: Literal["kept", "new"] | None = None
-    """kept: the classifier goes on from the centers of model.start. new: it starts from random
-    ones. None: kept if the labels name the classes that the start was trained on.
+    """kept: the centers of model.start. new: random ones. None: kept if the labels name the classes
+    that the start was trained on.
     """
     freeze: Annotated[int, Field(ge=0)] | Literal["tower", "image"] = 0
-    """The number of first blocks that are not trained, together with what comes before them. tower:
-    only the classifier is trained. image: only the text tower is trained, on pairs.
+    """The number of first blocks that are not trained. tower: only the classifier is trained.
+    image: only the text tower is trained, on pairs.
     """
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The share of samples that the last block's attention and MLP each leave out while training.
-    The share rises along a straight line from 0 at the first block.
+    """The share of samples that the last block's attention and MLP each leave out while training;
+    it rises linearly from 0 at the first block.
     """
     image_size: Annotated[int, Field(ge=1)]
-    """The side of the square input image, in pixels; a multiple of patch_size."""
+    """The side of the image in pixels; a multiple of patch_size."""
     patch_size: Annotated[int, Field(ge=1)]
     """The side of a patch, in pixels."""
     width: Annotated[int, Field(ge=1)]
@@ -202,12 +197,12 @@ class TowerConfig(Section):
     depth: Annotated[int, Field(ge=1)]
     """The number of blocks."""
     heads: Annotated[int, Field(ge=1)]
-    """The number of attention heads in each block; width is a multiple of it."""
+    """Attention heads in each block; they divide width."""
     mlp_width: Annotated[int, Field(ge=1)]
-    """The dimension of the hidden layer of each block's MLP."""
+    """The hidden dimension of each block's MLP."""
     embedding_dim: Annotated[int, Field(ge=1)] | None
-    """The dimension of the embedding and of the class centers. null: there is no projection, as in
-    MLCD's towers, and the dimension is width.
+    """The dimension of the embedding and of the centers. null: width, without a projection, as in
+    MLCD's towers.
     """
     activation: Activation = "gelu"
     """The activation of the MLPs."""
@@ -218,8 +213,7 @@ class TowerConfig(Section):
     norm_eps: Annotated[float, Field(gt=0)] = 1e-5
     """The term added to the variance in every norm."""
     registers: Annotated[int, Field(ge=0)] = 0
-    """The number of register tokens: learned tokens beside the class token that stand for no place.
-    """
+    """The number of register tokens beside the class token."""
 
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
@@ -264,20 +258,19 @@ class LossConfig(AnyLossConfig):
     labels_per_image: Annotated[int, Field(ge=1)] = 8
     """l, the number of nearest centers taken as positives. CD takes one."""
     drawn_from: Annotated[int, Field(ge=2)] | None = None
-    """The number of nearest centers that the l positives are drawn from, anew each time an image is
-    seen. Those not drawn count as negatives, as in the authors' later code, which draws 8 of 10.
-    None: the positives are always the nearest l.
+    """The number of nearest centers that the l positives are drawn from each time an image is seen;
+    the others count as negatives. The authors' later code draws 8 of 10. None: always the nearest
+    l.
     """
     scale: Annotated[float, Field(gt=0)] | None = None
     """s, the scale of the logits. None: 16 below 500 centers; up to 10,000 centers 8 for mlcd and
-    mlc, 16 for cd; from there along a straight line of the logarithms to the authors' 64 at
-    a million.
+    mlc, 16 for cd; from there linear in the logarithms to the authors' 64 at a million.
     """
     learn_scale: bool = False
     """The scale is learned, and loss.scale is where it starts."""
     negative_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
     """r, the share of classes drawn as negatives. None: 1 up to 10,000 centers k, then 10,000 / k,
-    and never less than the published 0.1, so that more centers never mean fewer negatives.
+    at least the published 0.1.
     """
     margin_kind: MarginKind = "arcface"
     """arcface: added to the angle. cosface: subtracted from the cosine. Applies to positives only.
@@ -285,19 +278,16 @@ class LossConfig(AnyLossConfig):
     margin: Annotated[float, Field(ge=0, lt=1.5)] = _MARGIN
     """The margin in radians (arcface), or in units of the cosine (cosface)."""
     margin_grad: MarginGrad = "straight_through"
-    """straight_through: the margin's own slope is left out, as in the authors' code. exact: the
-    slope is included.
-    """
+    """straight_through: without the margin's own slope, as in the authors' code. exact: with it."""
     bias: float | None = None
-    """b, added to every logit; mlcd is then ZLPR with threshold -b. Only for mlcd; the other losses
-    do not depend on it. None: 0, and -log(r k / l) where it is learned, with which as much is
-    expected of the negatives as of the positives.
+    """b, added to every logit; mlcd is then ZLPR with threshold -b. Only for mlcd. None: 0, and
+    -log(r k / l) where it is learned, which weighs negatives and positives alike.
     """
     learn_bias: bool = False
     """The bias is learned, and loss.bias is where it starts."""
     label_weights: Literal["scores"] | None = None
-    """scores: each label counts as its stored similarity, relative to the mean of the image's
-    labels. None: all labels count alike.
+    """scores: labels count by their stored similarity, relative to the mean of the image's. None:
+    alike.
     """
     policy: NegativePolicy = "independent"
     """How negatives are drawn."""
@@ -377,48 +367,40 @@ class AugmentConfig(Section):
     """
 
     views: Annotated[int, Field(ge=1)] = 1
-    """The number of views of model.image_size that are taken of each image, each by draws of its
-    own. Each has the image's labels, and the loss is the mean over views.
+    """Views of model.image_size of each image. Each has the image's labels, and the loss is the
+    mean over views.
     """
     min_area: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """The smallest share of the image's area that a crop has, provided that a crop of the drawn
-    aspect fits.
+    """The smallest share of the image's area that a crop has, if a crop of the drawn aspect fits.
     """
     max_aspect: Annotated[float, Field(ge=1)] = 1.25
     """The largest ratio of a crop's sides, measured on the original image."""
     flip: _Share = 0.5
     """The share of the images that are mirrored."""
     local_views: Annotated[int, Field(ge=0)] = 0
-    """The number of further views of augment.local_size that are taken of each image (multi-crop).
-    """
+    """Further views of augment.local_size of each image (multi-crop)."""
     local_size: Annotated[int, Field(ge=1)] | None = None
-    """The side of a local view in pixels, a multiple of model.patch_size. Learned positions are
-    resized to it.
-    """
+    """The side of a local view in pixels, a multiple of model.patch_size."""
     local_area: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = (
         0.05,
         0.32,
     )
     """The smallest and the largest share of the image's area that a local view has."""
     brightness: Annotated[float, Field(ge=0)] = 0.0
-    """The pixels are multiplied by a factor within 1 ± this, at least 0."""
+    """Pixels are multiplied by a factor within 1 ± this."""
     contrast: Annotated[float, Field(ge=0)] = 0.0
-    """The differences from the mean gray are multiplied by a factor within 1 ± this, at least 0."""
+    """Differences from the mean gray are multiplied by a factor within 1 ± this."""
     saturation: Annotated[float, Field(ge=0)] = 0.0
-    """The differences from a pixel's own gray are multiplied by a factor within 1 ± this, at least
-    0.
-    """
+    """Differences from a pixel's own gray are multiplied by a factor within 1 ± this."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """The hue is turned by at most this share of the circle, in either direction."""
+    """The hue turns by at most this share of the circle."""
     jitter: _Share = _JITTERED
-    """The share of the views to which brightness, contrast, saturation and hue apply, in random
-    order.
-    """
+    """The share of the views that brightness, contrast, saturation and hue apply to."""
     grayscale: _Share = 0.0
     """The share of the views that lose their colors."""
     blur: _Shares = 0.0
-    """The share of the views that are blurred, one number or a list: one for each of augment.views,
-    then one for the local views.
+    """The share of the views that are blurred: a number, or a list with one for each of
+    augment.views, then one for the local views.
     """
     blur_sigma: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.1, 2.0)
     """The smallest and the largest standard deviation of the blur, in pixels of the view."""
@@ -483,33 +465,30 @@ class OptimConfig(Section):
     """The settings of AdamW for the tower and the centers."""
 
     lr: Annotated[float, Field(gt=0)] = 1e-3
-    """The peak of the learning rate, after the warm-up. From there it follows a cosine to 0."""
+    """The peak of the learning rate; from there it follows a cosine to 0."""
     center_lr: Annotated[float, Field(gt=0)] | None = None
     """The learning rate of the centers. None: the same as lr."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.05
-    """The weight decay of the tower's matrices. Biases, norms, tokens, positions and the centers do
-    not decay.
-    """
+    """The weight decay of the tower's matrices; nothing else decays."""
     betas: tuple[_Beta, _Beta] = (0.9, 0.98)
     """The decay of the mean gradient, and of the mean squared gradient."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
-    """The term added to the root of the mean squared gradient, by which the update is divided."""
+    """The term added to the root of the mean squared gradient."""
     warmup_steps: Annotated[int, Field(ge=0)] = 50
     """The number of steps in which the learning rate rises; at most schedule.steps."""
     clip_norm: Annotated[float, Field(gt=0)] | None = 5.0
     """The largest norm of the gradient of tower and centers together. None: not clipped."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The learning rate of each block relative to that of the block after it. The projection and
-    the last norm have lr itself, what comes before the blocks the lowest rate.
+    """The learning rate of each block relative to that of the block after it; the projection and
+    the last norm have lr itself.
     """
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """The decay of a moving average of the tower's weights, which is then what is evaluated and
-    exported. It is at most (1 + n) / (10 + n) after n steps, so that early weights are forgotten.
-    None: there is no average.
+    """The decay of a moving average of the tower's weights, which is then evaluated and exported;
+    at most (1 + n) / (10 + n) after n steps. None: no average.
     """
     max_skips: Annotated[int, Field(ge=0)] = 0
-    """The number of steps with a loss or gradient that is not finite that may be skipped before the
-    run stops. Each such batch is saved.
+    """Steps without a finite loss and gradient that are skipped before the run stops. Each such
+    batch is saved.
     """
 
 
@@ -526,34 +505,26 @@ class ComputeConfig(Section):
     """The way a step is computed; it changes results by no more than rounding."""
 
     precision: Precision = "fp32"
-    """bf16: the backbone runs under autocast, with weights and the loss in float32. fp64 is for
-    tests of exactness.
-    """
+    """bf16: the backbone runs under autocast. fp64 is for tests of exactness."""
     head_products: Products = "fp32"
     """The matrix products of the head's negatives. tf32 (on a GPU) and bf16 shorten their inputs
     to 11 and 8 significant bits and sum in float32; docs/explanation/head.md states the error.
     """
     accumulation: Annotated[int, Field(ge=1)] = 1
-    """The number of micro-batches that each step's batch is split into, one after the other, to
-    save memory.
-    """
+    """Micro-batches that each step's batch is split into, to save memory."""
     recompute: bool = False
-    """Keeps no activations inside blocks and computes them again in the backward pass (gradient
-    checkpointing).
-    """
+    """Computes activations inside blocks again in the backward pass (gradient checkpointing)."""
     compile: bool = False
     """Compiles every block with torch.compile."""
     deterministic: bool | None = None
-    """Uses only algorithms that give the same bits each time. None: on the CPU, where they cost
-    nothing; on a GPU some are slow, and a step that has none is refused.
+    """Uses only algorithms that give the same bits each time. None: on the CPU. On a GPU some are
+    slow, and a step that has none is refused.
     """
     backbone: Literal["ddp", "fsdp"] = "ddp"
-    """fsdp: the backbone's weights and moments are also sharded over processes, for towers too
-    large for one.
-    """
+    """fsdp: shards the backbone's weights and moments over processes."""
     gathered: Gathered = "fp32"
-    """The type in which fsdp gathers the blocks' weights. bf16 halves that traffic; gradients are
-    still summed, and weights kept and updated, in float32.
+    """The type in which fsdp gathers the blocks' weights; bf16 halves that traffic. Sums and
+    updates stay in float32.
     """
 
     @model_validator(mode="after")
@@ -576,9 +547,7 @@ class CheckpointConfig(Section):
     every_steps: Annotated[int, Field(ge=1)] = 100
     """The number of steps between checkpoints."""
     keep_last: Annotated[int, Field(ge=1)] = 1
-    """The number of latest checkpoints that stay, besides step 0 (the untrained model) and the
-    final step.
-    """
+    """Latest checkpoints that stay, besides step 0 and the final step."""
     keep_every: Annotated[int, Field(ge=1)] | None = None
     """The checkpoints whose step is a multiple of this number also stay."""
     asynchronous: bool = True
@@ -591,9 +560,7 @@ class EvaluationConfig(Section):
     every_steps: Annotated[int, Field(ge=1)] | None = None
     """The number of steps between evaluations. None: never."""
     images: str | None = None
-    """Images in one sub-folder per class. None: the images that the run trains on, split by
-    data.hold_out.
-    """
+    """Images in one sub-folder per class. None: the run's own, split by data.hold_out."""
     knn: bool = True
     """Evaluates a weighted vote of the nearest neighbors."""
     linear_probe: bool = False
@@ -608,9 +575,7 @@ class TelemetryConfig(Section):
     keys: bool = False
     """Also logs the keys of each step's samples, in keys-RANK.jsonl."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
-    """The matrix limit of one process's device at this precision, in TFLOP/s, for MFU. None:
-    measured at the start.
-    """
+    """The matrix limit of one device in TFLOP/s, for MFU. None: measured at the start."""
 
 
 class TrainingConfig(Section):

@@ -36,16 +36,16 @@ class PairsDataConfig(ReadingConfig):
     image each step draws one.
     """
     embeddings: str | None = None
-    """With model.freeze=image: an embeddings artifact of these images by model.start, or the place
-    where it is made. None: OUT-embeddings, or OUT-views with data.cached_views.
+    """With model.freeze=image: embeddings of these images by model.start, or where to make them.
+    None: OUT-embeddings, or OUT-views with data.cached_views.
     """
     cache: bool = True
     """With model.freeze=image: each image is embedded once, without augmentation. false: again
     in every step, from an augmented crop.
     """
     cached_views: Annotated[int, Field(ge=0)] = 0
-    """With model.freeze=image: so many augmented crops of each image are embedded once, those of
-    the first epochs; later epochs take them in turn.
+    """With model.freeze=image: augmented crops of each image that are embedded once; later epochs
+    take them in turn.
     """
     hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of all images that is kept for evaluation, chosen by the hash of the key."""
@@ -55,8 +55,8 @@ class TextTowerConfig(Section):
     """The text transformer, which is CLIP's. With text.start all sizes come from there."""
 
     start: str | None = None
-    """A model with two towers whose text tower, tokenizer and temperature the run starts from: a
-    directory of Hugging Face or open_clip, a model artifact, or a run. None: random weights.
+    """A model with two towers whose text tower, tokenizer and temperature the run starts from.
+    None: random weights.
     """
     tokenizer: str | None = None
     """A directory with tokenizer.json and tokenizer_config.json. None: BERT's uncased vocabulary,
@@ -69,9 +69,9 @@ class TextTowerConfig(Section):
     depth: Annotated[int, Field(ge=1)] = 12
     """The number of blocks."""
     heads: Annotated[int, Field(ge=1)] = 8
-    """The number of attention heads in each block; width is a multiple of it."""
+    """Attention heads in each block; they divide width."""
     mlp_width: Annotated[int, Field(ge=1)] | None = None
-    """The dimension of the hidden layer of each block's MLP. None: four times width."""
+    """The hidden dimension of each block's MLP. None: four times width."""
     activation: Activation = "gelu"
     """The activation of the MLPs."""
 
