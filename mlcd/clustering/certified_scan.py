@@ -69,18 +69,16 @@ class CertifiedScan:
         top: int,
         kept: int,
         z_BD: Embeddings,
-        seeds: NDArray[np.integer] | None,
     ) -> CertifiedAnswers:
         """Returns the first `top` centers of each row, and for which rows they are proven.
 
-        kept: the candidates of a row. seeds: ids of distinct centers [B, top], the nearer the
-        better; None for none.
+        kept: the candidates of a row.
         """
         rows = self.matmul.load(z_BD)
         slack = Slack.of(rows, self.matmul.rounding, self.norms)
         candidates = Candidates(len(z_BD), kept)
         exact = ExactScores(z_BD, self.centers)
-        known = self._scan(exact, rows.data, slack, candidates, top, seeds)
+        known = self._scan(exact, rows.data, slack, candidates, top)
         ids, scores = self._rescored(exact, candidates, known, slack)
         left_out_B = candidates.threshold.astype(np.float64) + slack.with_any
         last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
@@ -95,19 +93,16 @@ class CertifiedScan:
         slack: Slack,
         candidates: Candidates,
         top: int,
-        seeds: NDArray[np.integer] | None,
     ) -> _Known:
         """Collects the centers whose product is within reach of the answer, and returns some of
         the nearest.
         """
         matmul, rounding, slack_B = self.matmul, self.matmul.rounding, slack.with_any
-        if seeds is not None:
-            candidates.pass_over(_Known.of(seeds, exact).beyond(slack))
         reached_B, next_raise, num_centers = None, _RAISED_EVERY, len(self.centers)
         for number, start in enumerate(range(0, num_centers, BLOCK_CENTERS)):
             stop = min(start + BLOCK_CENTERS, num_centers)
             product_BC = matmul.multiply(rows, start, stop)
-            if number == 0 and seeds is None and stop >= top:
+            if number == 0 and stop >= top:
                 reached_B = matmul.reached(product_BC, top)
                 candidates.pass_over(beyond_reach(reached_B.astype(np.float64) - slack_B, slack_B))
             if number == 0 and reached_B is not None and rounding.inputs and stop < num_centers:

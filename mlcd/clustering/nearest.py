@@ -55,7 +55,7 @@ from mlcd.clustering.exact_scores import ordered
 from mlcd.clustering.query_checks import check_query, check_rows
 from mlcd.clustering.row_threads import batches, in_threads
 from mlcd.clustering.shortlist import Shortlister
-from mlcd.errors import InvalidInput, Unavailable
+from mlcd.errors import Unavailable
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
 _log = logging.getLogger("mlcd.clustering")
@@ -84,23 +84,18 @@ def nearest_centers(
     centers: Embeddings,
     top: int = 8,
     threshold: float | None = None,
-    *,
-    previous: NDArray[np.integer] | None = None,
 ) -> Neighbors:
     """Returns the `top` centers of highest cosine for each row: ids int32 [N, top], scores float32
     [N, top].
 
     The order is score descending, id ascending, decided on the float64 scores. Where there are
     fewer than `top` centers, or their score is below `threshold`, the id is -1 and the score -inf.
-    previous: see `CenterScan.nearest`. For several calls with the same centers make one
-    `CenterScan`.
+    For several calls with the same centers make one `CenterScan`.
 
     Raises InvalidInput for another dimension or values that are not finite, naming the first such
     row.
     """
-    return CenterScan(centers, matmul="numpy").nearest(
-        embeddings, top, threshold, previous=previous
-    )
+    return CenterScan(centers, matmul="numpy").nearest(embeddings, top, threshold)
 
 
 class CenterScan:
@@ -142,24 +137,14 @@ class CenterScan:
         return self._way.name
 
     def nearest(
-        self,
-        embeddings: Embeddings,
-        top: int = 8,
-        threshold: float | None = None,
-        *,
-        previous: NDArray[np.integer] | None = None,
+        self, embeddings: Embeddings, top: int = 8, threshold: float | None = None
     ) -> Neighbors:
-        """Returns what `nearest_centers` returns for these centers.
-
-        previous: int [N, >= top], distinct ids of centers for each row, such as its last
-        assignment. Their scores bound those of the answer from below, so that a scan that is not
-        compiled looks at less; the answer is the same.
-        """
+        """Returns what `nearest_centers` returns for these centers."""
         check_query(embeddings, top, self.centers.shape[1])
         num_wanted = min(top, len(self.centers))
         # a threshold is compared with the scores before they are rounded
         float64 = threshold is not None
-        way, ids, exact, level = self._answer(embeddings, num_wanted, previous, float64=float64)
+        way, ids, exact, level = self._answer(embeddings, num_wanted, float64=float64)
         if threshold is not None:
             ids = np.where(exact >= threshold, ids, -1)
             exact = np.where(exact >= threshold, exact, -np.inf)
@@ -171,28 +156,25 @@ class CenterScan:
         return Neighbors(all_ids, all_scores, ScanCounts(way.name, *counts.tolist()))
 
     def search(
-        self, embeddings: Embeddings, top: int, previous: NDArray[np.integer] | None = None
+        self, embeddings: Embeddings, top: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
         """Returns ids [N, top], float64 scores [N, top] and the level of `ScanCounts` that settled
         each row.
 
         embeddings: such as `check_query` has let pass. top: not more than there are centers.
         """
-        return self._answer(embeddings, top, previous, float64=True)[1:]
+        return self._answer(embeddings, top, float64=True)[1:]
 
     def _answer(
         self,
         embeddings: Embeddings,
         top: int,
-        previous: NDArray[np.integer] | None,
         *,
         float64: bool,
     ) -> "tuple[_Way, NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]":
         """Returns the way taken, and what `search` does. float64: false where scores are wanted in
         float32 alone.
         """
-        if previous is not None:
-            previous = self._checked(previous[:, :top])
         if self._ahead and top:
             self._turn(len(embeddings))
         way = self._way
@@ -203,10 +185,9 @@ class CenterScan:
 
         def search(batch: slice) -> None:
             nonlocal first
-            seeds = None if previous is None else previous[batch]
             rows = np.ascontiguousarray(embeddings[batch])
             ids[batch], scores[batch], level[batch] = self._search(
-                way, rows, top, seeds, first, float64=float64
+                way, rows, top, first, float64=float64
             )
             # A first pass that proves little is left out for the next batch: it would cost more
             # than it settles.
@@ -269,19 +250,11 @@ class CenterScan:
             return _Way(self._exact, open_device(self.centers))
         return _Way(self._exact if name == "numpy" else CertifiedScan(name, self.centers))
 
-    def _checked(self, seeds: NDArray[np.integer]) -> NDArray[np.integer]:
-        if seeds.min(initial=0) < 0 or seeds.max(initial=0) >= len(self.centers):
-            raise InvalidInput("previous labels name centers that do not exist", remedy="give none")
-        if seeds.shape[1] > 1 and (np.diff(np.sort(seeds, axis=1), axis=1) == 0).any():
-            raise InvalidInput("previous labels name a center twice in a row", remedy="give none")
-        return seeds
-
     def _search(
         self,
         way: "_Way",
         z_BD: Embeddings,
         top: int,
-        seeds: NDArray[np.integer] | None,
         first: int,
         *,
         float64: bool,
@@ -300,7 +273,7 @@ class CenterScan:
             if len(open_rows) == 0:
                 break
             part_BD = z_BD if len(open_rows) == len(z_BD) else z_BD[open_rows]
-            found = found_by(part_BD, seeds)
+            found = found_by(part_BD)
             if len(part_BD) == len(z_BD) and found.proven.all():  # the ordinary case
                 return found.ids, found.scores, np.full(len(z_BD), number)
             settled = open_rows[found.proven]
@@ -309,13 +282,7 @@ class CenterScan:
                 found.scores[found.proven],
                 number,
             )
-            left = ~found.proven
-            open_rows = open_rows[left]
-            if seeds is not None:
-                known = (found.ids[left] >= 0).all(axis=1, keepdims=True)
-                seeds = np.where(known, found.ids[left], seeds[left])
-            elif (found.ids[left] >= 0).any():
-                seeds = found.ids[left]
+            open_rows = open_rows[~found.proven]
         if len(open_rows):
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
         return ids, scores, level
@@ -344,7 +311,6 @@ class CenterScan:
         room: int,
         lister: Shortlister,
         z_BD: Embeddings,
-        _: NDArray[np.integer] | None,
         *,
         float64: bool,
     ) -> CertifiedAnswers:
@@ -397,4 +363,4 @@ class _Way:
         return self.scan.matmul.name if self.lister is None else self.lister.name
 
 
-_Finder: TypeAlias = Callable[[Embeddings, NDArray[np.integer] | None], CertifiedAnswers]
+_Finder: TypeAlias = Callable[[Embeddings], CertifiedAnswers]

@@ -278,21 +278,6 @@ def test_an_answer_names_the_way_that_found_it(monkeypatch):
     assert scan.nearest(rows, 8).scan.products == "torch int8 cpu"
 
 
-def test_what_loops_leave_is_sought_from_the_previous_labels(monkeypatch):
-    monkeypatch.setattr(CompiledScan, "rooms", (1,))
-    centers = a_family(600)
-    rows = unit_rows(centers[:100] + 0.1 * drawn(100, 128, 0, 0.0))
-    expected = CenterScan(centers, matmul="numpy").nearest(rows, 8)
-    scan, seeds = compiled(centers, "torch-int8"), []
-    find = scan._way.scan.find
-    monkeypatch.setattr(
-        scan._way.scan, "find", lambda *args, **how: seeds.append(args[3]) or find(*args, **how)
-    )
-    found = scan.nearest(rows, 8, previous=expected.ids)
-    assert (found.ids == expected.ids).all()
-    assert (seeds[0] == expected.ids[: len(seeds[0])]).all()
-
-
 def middle_of_two_float32():
     """Scores that lie on the middle of two float32 numbers, and next to it."""
     rows = np.ones((3, 2), dtype=np.float32)

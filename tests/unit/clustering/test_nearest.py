@@ -268,25 +268,6 @@ def test_what_cannot_be_proven_goes_down_the_ladder():
     assert CenterScan(centers[::20], matmul="numpy").nearest(z, 8).scan.wider == 20
 
 
-@pytest.mark.parametrize("matmul", ARITHMETICS)
-@pytest.mark.parametrize("top", [1, 4])
-def test_previous_labels_change_nothing_but_the_work(matmul, top):
-    z, centers = random_rows(100, 32), random_rows(600, 32, seed=1)
-    scan = CenterScan(centers, matmul=matmul)
-    expected = scan.nearest(z, top)
-    near = scan.nearest(unit_rows(z + 0.05 * random_rows(100, 32, seed=9)), top).ids
-    far = np.argsort(np.random.default_rng(0).random((100, 600)), axis=1)[:, :top]
-    for previous in (expected.ids, near, far):
-        found = scan.nearest(z, top, previous=previous)
-        assert (found.ids == expected.ids).all()
-        assert (found.scores == expected.scores).all()
-    with pytest.raises(InvalidInput, match="do not exist"):
-        scan.nearest(z, top, previous=np.full((100, top), 600))
-    if top > 1:
-        with pytest.raises(InvalidInput, match="twice"):
-            scan.nearest(z, top, previous=np.zeros((100, top), int))
-
-
 def test_more_centers_than_a_gpu_library_takes():
     """cuVS refused more than 262,144 (cuvs #1805)."""
     z, centers = random_rows(7, 4), random_rows(262_144 + 77, 4, seed=1)
