@@ -138,7 +138,7 @@ def test_the_answer_of_any_vectors_is_that_of_the_plain_scan(
 
 def test_where_too_many_remain_the_plain_scan_settles_the_rows(monkeypatch):
     monkeypatch.setattr(CompiledScan, "rooms", (1,))
-    monkeypatch.setattr(nearest, "_BATCH_ROWS", 64)
+    monkeypatch.setattr(certified_scan.CertifiedScan, "batch_rows", 64)
     monkeypatch.setattr(CompiledScan, "batch_rows", 64)
     monkeypatch.setattr(row_threads, "allowed_threads", lambda: 1)
     centers = a_family(3000)
