@@ -9,17 +9,16 @@ what is missed.
 Shapes: B rows of a batch, P probes, K centers, D dimension.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.candidates import Candidates
-from mlcd.clustering.certificate import DOUBLE_MARGIN
+from mlcd.clustering.certified_scan import CertifiedScan, Part
 from mlcd.clustering.exact_scores import ordered
 from mlcd.clustering.kmeans import kmeans
-from mlcd.clustering.matmul import Hits, NumpyMatmul
 from mlcd.clustering.nearest import CenterScan
 from mlcd.errors import ConfigInvalid
 from mlcd.randomness import hash_counters
@@ -34,7 +33,7 @@ RECALL: Final = 0.99
 _ITERATIONS: Final = 10
 _CENTERS_PER_CELL: Final = 64  # rows that k-means reads for each cell
 _BATCH_ROWS: Final = 4096
-_SPARE: Final = 24
+_ROOM: Final = 512  # candidates per row; a row with more is scored in float64
 _NORMAL_95: Final = 1.959963984540054
 
 
@@ -89,13 +88,9 @@ class ApproximateScan:
     def __init__(self, centers: Embeddings, cells: Cells) -> None:
         self.centers, self.num_cells = centers, len(cells.vectors)
         self._cells = CenterScan(cells.vectors, matmul="numpy")
-        # The sort is stable, so that the ids ascend within a cell.
         self._ids = np.argsort(cells.of_center, kind="stable")
         self._starts = np.searchsorted(cells.of_center[self._ids], np.arange(self.num_cells + 1))
-        self._matmul = NumpyMatmul(centers[self._ids])
-        self._largest_norm = float(
-            np.sqrt(np.einsum("kd,kd->k", centers, centers, dtype=np.float64).max())
-        )
+        self._scan = CertifiedScan("numpy", centers, self._ids)
 
     def nearest(
         self, embeddings: Embeddings, top: int = 8, threshold: float | None = None, *, probes: int
@@ -123,66 +118,24 @@ class ApproximateScan:
         self, z_BD: Embeddings, top: int, probes: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         cells_BP = self._cells.nearest(z_BD, probes).ids
-        candidates = self._scan(z_BD, cells_BP, top + _SPARE)
-        rows, columns = np.nonzero(candidates.ids >= 0)
-        ids, scores = self._in_order(z_BD, rows, candidates.ids[rows, columns], top)
-        # The proof is that of the exact scan: nothing that was left out can reach the last score,
-        # or the row is scored in float64.
-        growth = z_BD.shape[1] * NumpyMatmul.rounding.sum_roundoff
-        norms_B = np.linalg.norm(z_BD.astype(np.float64), axis=1)
-        slack_B = growth / (1 - growth) * norms_B * self._largest_norm
-        left_out_B = candidates.threshold.astype(np.float64) + slack_B
-        for row in np.flatnonzero(
-            ~(left_out_B < scores[:, -1] - DOUBLE_MARGIN) & np.isfinite(candidates.threshold)
-        ):
-            columns = self._columns(cells_BP[row])
-            one_row = z_BD[row : row + 1]
-            ids[row], scores[row] = self._in_order(
-                one_row, np.zeros(len(columns), np.int64), columns, top
-            )
+        found = self._scan.shortlist(z_BD, top, _ROOM, self._parts(cells_BP))
+        ids, scores = found.ids, found.scores
+        for row in np.flatnonzero(~found.sure):
+            starts, stops = self._starts[cells_BP[row]], self._starts[cells_BP[row] + 1]
+            columns = np.concatenate([np.arange(*ends) for ends in zip(starts, stops, strict=True)])
+            one_row, zeros = z_BD[row : row + 1], np.zeros(len(columns), np.int64)
+            ids[row], scores[row] = ordered(one_row, self.centers, zeros, self._ids[columns], top)
         return ids, scores
 
-    def _scan(self, z_BD: Embeddings, cells_BP: NDArray[np.integer], kept: int) -> Candidates:
-        candidates = Candidates(len(z_BD), kept)
+    def _parts(self, cells_BP: NDArray[np.integer]) -> Iterator[Part]:
+        """Yields each cell that is not empty with the rows that look into it."""
         order = np.argsort(cells_BP, axis=None, kind="stable")
         bounds = np.searchsorted(cells_BP.ravel()[order], np.arange(self.num_cells + 1))
         for cell in range(self.num_cells):
             rows = order[bounds[cell] : bounds[cell + 1]] // cells_BP.shape[1]
             start, stop = int(self._starts[cell]), int(self._starts[cell + 1])
             if len(rows) and stop > start:
-                self._scan_cell(z_BD, rows, start, stop, candidates)
-        candidates.settle()
-        return candidates
-
-    def _scan_cell(
-        self,
-        z_BD: Embeddings,
-        rows: NDArray[np.int64],
-        start: int,
-        stop: int,
-        candidates: Candidates,
-    ) -> None:
-        kept = candidates.ids.shape[1]
-        product = self._matmul.multiply(z_BD[rows], start, stop)
-        fresh = np.flatnonzero(np.isneginf(candidates.threshold[rows]))
-        if len(fresh) and stop - start > kept:  # otherwise everything would hit
-            candidates.threshold[rows[fresh]] = self._matmul.reached(product[fresh], kept)
-        hits = self._matmul.above(product, candidates.threshold[rows])
-        candidates.add(Hits(rows[hits.rows], hits.columns, hits.scores), start)
-
-    def _in_order(
-        self, z_BD: Embeddings, rows: NDArray[np.int64], columns: NDArray[np.int64], top: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Returns the first `top` of the given pairs, by float64 score and then by id.
-
-        columns: positions in the sorted copy of the centers.
-        """
-        return ordered(z_BD, self.centers, rows, self._ids[columns], top)
-
-    def _columns(self, cells_P: NDArray[np.integer]) -> NDArray[np.int64]:
-        return np.concatenate(
-            [np.arange(self._starts[cell], self._starts[cell + 1]) for cell in cells_P]
-        )
+                yield rows, start, stop
 
 
 def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.integer]) -> int:

@@ -1,164 +1,228 @@
-"""A scan of one arithmetic, with a proof for each row: see `mlcd.clustering.nearest`.
+"""The plain scan of the CPU in one arithmetic, with a proof for each row: see
+`mlcd.clustering.nearest`.
 
 Shapes: B rows of a batch, K centers, C centers of a block, D dimension.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.arithmetics import BLOCK_CENTERS, MatmulName, open_matmul
-from mlcd.clustering.candidates import Candidates, first_of_each
 from mlcd.clustering.certificate import DOUBLE_MARGIN, Norms, Slack, beyond_reach
-from mlcd.clustering.exact_scores import ExactScores
-from mlcd.clustering.matmul import single_scores
+from mlcd.clustering.exact_scores import exact_scores, first_in_order, scores_of_each
+from mlcd.clustering.matmul import entries_above, ranks, reached_by, single_scores
+from mlcd.clustering.shortlist import Shortlist
 from mlcd.types import Embeddings
 
-_RAISED_EVERY: Final = 4  # blocks, then 4 times as many, until the threshold is raised again
+_Ids: TypeAlias = NDArray[np.int64]
+_Products: TypeAlias = NDArray[np.float32]
+# rows, None for all, and the first and last of the centers that they are multiplied by
+Part: TypeAlias = tuple[_Ids | None, int, int]
 
-
-@dataclass(frozen=True)
-class CertifiedAnswers:
-    """Ids and scores [B, top], and whether they are proven to be the answer, [B].
-
-    The scores are in float64. Where they are wanted in float32 alone, a shortlist's may have been
-    summed in another order: that changes neither their order nor what float32 makes of them.
-    """
-
-    ids: NDArray[np.int64]
-    scores: NDArray[np.float64]
-    proven: NDArray[np.bool_]
+_FRESH: Final = 64  # candidates per row, after which the threshold is raised again
 
 
 @dataclass(frozen=True)
 class _Known:
-    """Distinct ids of centers [B, top] and their exact scores; -1 and -inf for none."""
+    """Some centers of each row with their exact scores, [B, L]; -1 and -inf for none."""
 
-    ids: NDArray[np.integer]
+    ids: _Ids
     scores: NDArray[np.float64]
 
-    @classmethod
-    def of(cls, ids: NDArray[np.integer], exact: ExactScores) -> "_Known":
-        return cls(ids, exact.of_each(ids))
-
-    def least(self) -> NDArray[np.float64]:
-        """Returns a bound of the last score of each row's answer from below, [B]."""
-        least_B: NDArray[np.float64] = self.scores.min(axis=1)
-        return least_B
-
-    def beyond(self, slack: Slack) -> NDArray[np.float32]:
-        """Returns a threshold at or below which no product belongs to a center as near as the last
-        of these.
+    def beyond(self, slack: Slack) -> _Products:
+        """Returns the threshold, [B], at or below which no product belongs to a center as near as
+        the last of these. Scores bound the answer more closely than products do.
         """
-        return beyond_reach(self.least() - slack.offset, slack.with_any)
+        return beyond_reach(self.scores.min(axis=1) - slack.offset, slack.with_any)
+
+
+class Candidates:
+    """The products above a threshold of their row, collected from block to block.
+
+    threshold: float32 [B], no product that was left out exceeds it; it only rises. It is inf for a
+    row that is given up, because more than `room` of its products exceed it.
+    """
+
+    def __init__(self, num_rows: int, room: int) -> None:
+        self.threshold = np.full(num_rows, -np.inf, np.float32)
+        self._room, self._num_fresh = room, 0
+        self._parts: list[tuple[_Ids, _Ids, _Products]] = []
+
+    @property
+    def many_are_fresh(self) -> bool:
+        """Tells whether enough were added since the threshold was raised to raise it again."""
+        return self._num_fresh >= _FRESH * len(self.threshold)
+
+    def add(self, rows: _Ids, ids: _Ids, products: _Products) -> None:
+        """Adds pairs of a row and a center with their products, row by row."""
+        self._parts.append((rows, ids, products))
+        self._num_fresh += len(rows)
+
+    def pairs(self) -> tuple[_Ids, _Ids, _Products]:
+        """Returns the rows, in ascending order, the ids and the products of all candidates."""
+        if not self._parts:
+            return *np.empty((2, 0), np.int64), np.empty(0, np.float32)
+        if len(self._parts) > 1:
+            rows = np.concatenate([part[0] for part in self._parts])
+            order = np.argsort(rows, kind="stable")
+            ids = np.concatenate([part[1] for part in self._parts])[order]
+            products = np.concatenate([part[2] for part in self._parts])[order]
+            self._parts = [(rows[order], ids, products)]
+        return self._parts[0]
+
+    def raise_threshold(self, threshold_B: _Products) -> None:
+        """Raises the threshold to values that no product of the answer is at or below."""
+        self.threshold, self._num_fresh = np.maximum(self.threshold, threshold_B), 0
+        self._drop_below()
+        crowded_B = np.bincount(self.pairs()[0], minlength=len(threshold_B)) > self._room
+        if crowded_B.any():
+            self.threshold[crowded_B] = np.inf
+            self._drop_below()
+
+    def _drop_below(self) -> None:
+        rows, ids, products = self.pairs()
+        above = products > self.threshold[rows]
+        self._parts = [(rows[above], ids[above], products[above])]
+
+    def best(self, top: int) -> _Ids:
+        """Returns the ids of the `top` largest products of each row, [B, top]; -1 for none."""
+        rows, _, products = self.pairs()
+        places = ranks(rows, len(self.threshold))
+        width = max(top, places.max(initial=0) + 1)
+        products_BM = np.full((len(self.threshold), width), -np.inf, np.float32)
+        products_BM[rows, places] = products
+        return self.reaching(np.partition(products_BM, -top, axis=1)[:, -top], top)
+
+    def reaching(self, least_B: _Products, top: int) -> _Ids:
+        """Returns the ids of `top` products of each row that reach this value, [B, top]; -1 where
+        there are fewer.
+        """
+        rows, ids, products = self.pairs()
+        reach = products >= least_B[rows]
+        rows, ids = rows[reach], ids[reach]
+        places = ranks(rows, len(least_B))
+        chosen = places < top
+        ids_BL = np.full((len(least_B), top), -1, np.int64)
+        ids_BL[rows[chosen], places[chosen]] = ids[chosen]
+        return ids_BL
 
 
 class CertifiedScan:
     """The centers in one arithmetic, and their lengths in it."""
 
-    def __init__(self, name: MatmulName, centers: Embeddings) -> None:
-        """Raises ConfigInvalid where torch is not installed."""
-        self.centers, self.name = centers, name
-        self.matmul = open_matmul(name, centers, BLOCK_CENTERS)
-        self.norms = Norms.of(centers, self.matmul)
+    rooms: Final = (128,)
+    batch_rows: Final = 1024
+    sums_in_order: Final = True
 
-    def find(
-        self,
-        top: int,
-        kept: int,
-        z_BD: Embeddings,
-        seeds: NDArray[np.integer] | None,
-    ) -> CertifiedAnswers:
-        """Returns the first `top` centers of each row, and for which rows they are proven.
+    def __init__(
+        self, name: MatmulName, centers: Embeddings, order: NDArray[np.int64] | None = None
+    ) -> None:
+        """order: the ids of the centers in the order in which they are multiplied; None for theirs.
 
-        kept: the candidates of a row. seeds: ids of distinct centers [B, top], the nearer the
-        better; None for none.
+        Raises ConfigInvalid where torch is not installed.
+        """
+        self.centers, self.arithmetic, self._order = centers, name, order
+        in_order = centers if order is None else centers[order]
+        self.matmul = open_matmul(name, in_order, BLOCK_CENTERS)
+        self.name, self.norms = self.matmul.name, Norms.of(centers, self.matmul)
+
+    def shortlist(
+        self, z_BD: Embeddings, top: int, room: int, parts: Iterable[Part] | None = None
+    ) -> Shortlist:
+        """Returns the answer of each row.
+
+        room: number of candidates per row; one with more is not sure. parts: the products to look
+        at; None for all.
         """
         rows = self.matmul.load(z_BD)
         slack = Slack.of(rows, self.matmul.rounding, self.norms)
-        candidates = Candidates(len(z_BD), kept)
-        exact = ExactScores(z_BD, self.centers)
-        known = self._scan(exact, rows.data, slack, candidates, top, seeds)
-        ids, scores = self._rescored(exact, candidates, known, slack)
+        candidates, known = Candidates(len(z_BD), room), None
+        for number, part in enumerate(self._all_blocks() if parts is None else parts):
+            reached_B = self._collect(candidates, rows.data, slack, part, top)
+            if number == 0 and reached_B is not None and self.matmul.rounding.inputs:
+                ids = candidates.reaching(reached_B, top)
+            elif number > 0:
+                known = None
+                if not candidates.many_are_fresh:
+                    continue
+                ids = candidates.best(top)
+            else:
+                continue
+            known = self._known(z_BD, ids)
+            candidates.raise_threshold(known.beyond(slack))
+        if known is None:
+            known = self._known(z_BD, candidates.best(top))
+            candidates.raise_threshold(known.beyond(slack))
+        ids, scores = self._first_of(z_BD, known, candidates, slack)
         left_out_B = candidates.threshold.astype(np.float64) + slack.with_any
         last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
-        # With every center kept, nothing is left out: the threshold is -inf, and so is its bound.
-        proven_B = (left_out_B < last_B) & (ids[:, -1] >= 0) & slack.holds()
-        return CertifiedAnswers(ids, scores, proven_B)
+        sure_B = (left_out_B < last_B) | np.isneginf(left_out_B)  # nothing is left out
+        sure_B &= slack.holds()
+        return Shortlist(ids, scores, sure_B, clear=sure_B)
 
-    def _scan(
-        self,
-        exact: ExactScores,
-        rows: Any,
-        slack: Slack,
-        candidates: Candidates,
-        top: int,
-        seeds: NDArray[np.integer] | None,
-    ) -> _Known:
-        """Collects the centers whose product is within reach of the answer, and returns some of
-        the nearest.
+    def _all_blocks(self) -> Iterator[Part]:
+        for start in range(0, len(self.centers), BLOCK_CENTERS):
+            yield None, start, min(start + BLOCK_CENTERS, len(self.centers))
+
+    def _collect(
+        self, candidates: Candidates, data: Any, slack: Slack, part: Part, top: int
+    ) -> _Products | None:
+        """Adds the products of a part that are above the threshold.
+
+        Returns values that `top` products of each row reach, where all rows are new.
         """
-        matmul, rounding, slack_B = self.matmul, self.matmul.rounding, slack.with_any
-        if seeds is not None:
-            candidates.pass_over(_Known.of(seeds, exact).beyond(slack))
-        reached_B, next_raise, num_centers = None, _RAISED_EVERY, len(self.centers)
-        for number, start in enumerate(range(0, num_centers, BLOCK_CENTERS)):
-            stop = min(start + BLOCK_CENTERS, num_centers)
-            product_BC = matmul.multiply(rows, start, stop)
-            if number == 0 and seeds is None and stop >= top:
-                reached_B = matmul.reached(product_BC, top)
-                candidates.pass_over(beyond_reach(reached_B.astype(np.float64) - slack_B, slack_B))
-            if number == 0 and reached_B is not None and rounding.inputs and stop < num_centers:
-                leaders = self._leaders(exact, product_BC, reached_B, top)
-                candidates.pass_over(leaders.beyond(slack))
-            elif number == next_raise and rounding.inputs:
-                known = _Known.of(candidates.best(top), exact)
-                candidates.pass_over(known.beyond(slack))
-                next_raise *= _RAISED_EVERY
-            candidates.add(matmul.above(product_BC, candidates.threshold), start)
-        return _Known.of(candidates.reaching(reached_B, top), exact)
+        chosen, start, stop = part
+        if chosen is not None:
+            data, with_any_B = data[chosen], slack.with_any[chosen]
+        else:
+            chosen, with_any_B = slice(None), slack.with_any
+        product_BC = self.matmul.multiply(data, start, stop)
+        threshold_B, reached_B = candidates.threshold[chosen], None
+        fresh = np.isneginf(threshold_B)
+        if stop - start >= top and fresh.any():
+            of_fresh = slice(None) if fresh.all() else fresh
+            reached_B = reached_by(product_BC[of_fresh], top)
+            least_B = reached_B.astype(np.float64) - with_any_B[of_fresh]
+            threshold_B[of_fresh] = beyond_reach(least_B, with_any_B[of_fresh])
+            candidates.threshold[chosen] = threshold_B
+        rows, columns = entries_above(product_BC, threshold_B)
+        ids = start + columns if self._order is None else self._order[start + columns]
+        products = product_BC[rows, columns]
+        candidates.add(rows if isinstance(chosen, slice) else chosen[rows], ids, products)
+        return reached_B if fresh.all() else None
 
-    def _leaders(
-        self,
-        exact: ExactScores,
-        product_BC: Any,
-        reached_B: NDArray[np.float32],
-        top: int,
-    ) -> _Known:
-        """Returns centers whose products reach these values, as at least `top` do. Their scores
-        bound the answer more closely than their products.
-        """
-        hits = self.matmul.above(product_BC, np.nextafter(reached_B, np.float32(-np.inf)))
-        num_rows = len(exact.z_BD)
-        ids = first_of_each(hits.rows, hits.columns, num_rows, top)
-        return _Known.of(np.full((num_rows, top), -1) if ids is None else ids, exact)
+    def _known(self, z_BD: Embeddings, ids_BL: _Ids) -> _Known:
+        return _Known(ids_BL, scores_of_each(z_BD, self.centers, ids_BL))
 
-    def _rescored(
-        self,
-        exact: ExactScores,
-        candidates: Candidates,
-        known: _Known,
-        slack: Slack,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Returns the first of the known and the candidates by float64 score, as many as are known.
+    def _first_of(
+        self, z_BD: Embeddings, known: _Known, candidates: Candidates, slack: Slack
+    ) -> tuple[_Ids, NDArray[np.float64]]:
+        """Returns the first of each row among the known centers and the candidates, as many as are
+        known.
 
         Only candidates that may be in the answer despite rounding are scored.
         """
-        rounding = self.matmul.rounding
-        rows, ids, products = candidates.above(known.beyond(slack))
-        least_B = known.least() - DOUBLE_MARGIN
-        if rounding.inputs:  # the bound of each center
-            able = (
-                products.astype(np.float64) + slack.of_pairs(rows, ids) + slack.offset[rows]
-                >= least_B[rows]
-            )
-            rows, ids = rows[able], ids[able]
-        able = (known.ids[rows] != ids[:, None]).all(axis=1)
-        rows, ids = rows[able], ids[able]
-        if rounding.inputs:  # float32 rules most of them out, for less
-            scores = single_scores(exact.z_BD, self.centers, rows, ids)
-            able = scores + slack.single()[rows] >= least_B[rows]
-            rows, ids = rows[able], ids[able]
-        return exact.first_of_all(known.ids, known.scores, rows, ids)
+        rows, ids, products = candidates.pairs()
+        is_able = (known.ids[rows] != ids[:, None]).all(axis=1)
+        rows, ids, products = rows[is_able], ids[is_able], products[is_able]
+        if self.matmul.rounding.inputs:
+            least_B = known.scores.min(axis=1) - DOUBLE_MARGIN
+            bounds = products.astype(np.float64) + slack.of_pairs(rows, ids) + slack.offset[rows]
+            is_able = bounds >= least_B[rows]
+            rows, ids = rows[is_able], ids[is_able]
+            # float32 rules most of the others out, for less than float64
+            scores = single_scores(z_BD, self.centers, rows, ids)
+            is_able = scores + slack.single()[rows] >= least_B[rows]
+            rows, ids = rows[is_able], ids[is_able]
+        top = known.ids.shape[1]
+        places = top + ranks(rows, len(z_BD))
+        ids_BM = np.full((len(z_BD), places.max(initial=top - 1) + 1), -1, np.int64)
+        scores_BM = np.full(ids_BM.shape, -np.inf)
+        ids_BM[:, :top], scores_BM[:, :top] = known.ids, known.scores
+        ids_BM[rows, places] = ids
+        scores_BM[rows, places] = exact_scores(z_BD, self.centers, rows, ids)
+        return first_in_order(ids_BM, scores_BM, top)

@@ -20,7 +20,15 @@ from numpy.typing import NDArray
 from mlcd.clustering.arithmetics import BLOCK_CENTERS
 from mlcd.clustering.certificate import DOUBLE_MARGIN, Slack
 from mlcd.clustering.certified_scan import CertifiedScan
-from mlcd.clustering.compiled_loops import AT_ONCE, KeptEntries, Query, keep, read_only, settle
+from mlcd.clustering.compiled_loops import (
+    AT_ONCE,
+    KeptEntries,
+    Query,
+    keep,
+    read_only,
+    round_rows,
+    settle,
+)
 from mlcd.clustering.shortlist import Shortlist
 from mlcd.types import Embeddings
 
@@ -38,10 +46,11 @@ class CompiledScan:
 
     rooms: Final = (512,)
     batch_rows: Final = 1024
+    sums_in_order: Final = False
 
     def __init__(self, scan: CertifiedScan) -> None:
         self._centers, self._norms = scan.centers, scan.norms
-        self._matmul = scan.matmul.compiled()
+        self._matmul = scan.matmul
         self.name = f"{self._matmul.name}, compiled"
 
     def shortlist(self, rows_BD: Embeddings, top: int, room: int) -> Shortlist:
@@ -50,7 +59,7 @@ class CompiledScan:
         room: the centers that are scored for a row, about; one with more is not sure.
         """
         rows_BD, num_centers = read_only(rows_BD), len(self._centers)
-        rows = self._matmul.load(rows_BD)
+        rows = self._matmul.load(rows_BD, round_rows)
         slack = Slack.of(rows, self._matmul.rounding, self._norms)
         query = self._query(rows_BD, slack, top, room)
         kept = _nothing_kept(slack.holds(), num_centers, top + _SPARE)

@@ -71,6 +71,7 @@ class DeviceScan:
     """The centers on a device: as they are, and rounded to bfloat16 less their mean."""
 
     rooms: Final = (8, 64)
+    sums_in_order: Final = False
 
     def __init__(self, centers_KD: Embeddings, device: str = "cuda") -> None:
         _keep_float32_exact()

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.matmul import pairs_at_once, ranks
+from mlcd.clustering.matmul import pairs_at_once
 from mlcd.types import Embeddings
 
 # Components that einsum sums at once: it divides longer sums, elsewhere for other numbers of pairs.
@@ -100,33 +100,3 @@ def first_in_order(
     """Returns the first `top` of each row's candidates, by score and then by id."""
     order = np.lexsort((ids_BM, -scores_BM), axis=1)[:, :top]
     return np.take_along_axis(ids_BM, order, axis=1), np.take_along_axis(scores_BM, order, axis=1)
-
-
-class ExactScores:
-    """The exact scores of a batch of rows."""
-
-    def __init__(self, z_BD: Embeddings, centers: Embeddings) -> None:
-        self.z_BD, self.centers = z_BD, centers
-
-    def of_each(self, ids_BM: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Returns the score of each row and each of its centers; -inf for an id of -1."""
-        return scores_of_each(self.z_BD, self.centers, ids_BM)
-
-    def first_of_all(
-        self,
-        known_ids_BL: NDArray[np.integer],
-        known_scores_BL: NDArray[np.float64],
-        rows: NDArray[np.int64],
-        ids: NDArray[np.int64],
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Returns the first L of each row among the known, whose scores are given, and other pairs
-        of rows, in ascending order, and centers: ids and scores [B, L].
-        """
-        top = known_ids_BL.shape[1]
-        slot = top + ranks(rows, len(self.z_BD))
-        ids_BM = np.full((len(self.z_BD), slot.max(initial=top - 1) + 1), -1, dtype=np.int64)
-        scores_BM = np.full(ids_BM.shape, -np.inf)
-        ids_BM[:, :top], scores_BM[:, :top] = known_ids_BL, known_scores_BL
-        ids_BM[rows, slot] = ids
-        scores_BM[rows, slot] = exact_scores(self.z_BD, self.centers, rows, ids)
-        return first_in_order(ids_BM, scores_BM, top)

@@ -14,8 +14,6 @@ where the last term is a number for each center, which is added to the products.
 This module is imported only where torch is installed; the labels are the same without it.
 """
 
-from collections.abc import Callable
-from copy import copy
 from functools import cache
 from typing import Any, Final
 
@@ -25,16 +23,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.clustering.certificate import ROOM
-from mlcd.clustering.eight_bit_rows import EightBitRows, quantized, round_rows
+from mlcd.clustering.eight_bit_rows import EightBitRows, quantized
+from mlcd.clustering.eight_bit_rows import round_rows as round_in_numpy
 from mlcd.clustering.matmul import (
-    Hits,
     Loaded,
     Rounding,
+    RoundRows,
     Sums,
-    entries_above,
     lengths_of,
     mean_of,
-    reached_by,
 )
 from mlcd.cores import cpu_features
 from mlcd.types import Embeddings
@@ -57,14 +54,12 @@ class Int8Matmul:
 
     def __init__(self, centers_KD: Embeddings, block: int = _BLOCK_CENTERS) -> None:
         self._block = block
-        self.round_rows: Callable[..., None] = round_rows
         self._row_levels = row_levels()
         self._zero = self._row_levels + 1
         # Sums are exact. oneDNN shifts the rows to unsigned numbers, subtracts the shift, converts
         # to float32 and scales; a term is added. That is less than eight roundings to 24 bits of
         # numbers of at most 2 D |y'| D', as |y'| is at least the largest number times the scale.
-        coarse = self._row_levels < _WIDE
-        self.rounding = Rounding(inputs=True, sum_roundoff=2.0**-20, coarse=coarse)
+        self.rounding = Rounding(inputs=True, sum_roundoff=2.0**-20)
         self.shift = mean_of(centers_KD)
         self._blocks = [
             _packed(centers_KD[start : start + self._block] - self.shift, self.shift)
@@ -74,9 +69,9 @@ class Int8Matmul:
         scale = max((float(scales.max()) for (_, scales, _), _ in self._blocks), default=0.0)
         self._holds = scale * centers_KD.shape[1] * _MOST_PRODUCT < ROOM
 
-    def load(self, rows_BD: Embeddings) -> Loaded:
+    def load(self, rows_BD: Embeddings, round_rows: RoundRows | None = None) -> Loaded:
         rounded = EightBitRows.unwritten(*rows_BD.shape)
-        self.round_rows(rows_BD, self.shift, self._row_levels, rounded)
+        (round_rows or round_in_numpy)(rows_BD, self.shift, self._row_levels, rounded)
         lengths = rounded.scales * lengths_of(rounded.squares, rows_BD.shape[1])
         errors = lengths_of(rounded.left_out, rows_BD.shape[1])
         # what float32 rounds of the differences and of the shifted rows
@@ -86,23 +81,16 @@ class Int8Matmul:
         data = torch.from_numpy(rounded.unsigned), torch.from_numpy(rounded.scales)[:, None]
         return Loaded(data, lengths, errors, rounded.offsets.astype(np.float64))
 
-    def compiled(self) -> "Int8Matmul":
-        from mlcd.clustering import compiled_loops
-
-        compiled = copy(self)
-        compiled.round_rows = compiled_loops.round_rows
-        return compiled
-
     def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
         numbers, scales = quantized(centers_CD - self.shift, _CENTER_LEVELS)
         return numbers.astype(np.float64) * scales[:, None]
 
-    def multiply(self, rows: tuple[Tensor, Tensor], start: int, stop: int) -> Tensor:
+    def multiply(self, rows: tuple[Tensor, Tensor], start: int, stop: int) -> NDArray[np.float32]:
         values, scales, terms = self._sums(rows, start, stop)
         product_BC = values[:, : len(terms)]
         # row by row in memory, also where a tile is not full
         out = product_BC if product_BC.is_contiguous() else torch.empty(product_BC.shape)
-        return torch.addcmul(terms, product_BC, scales, out=out)
+        return torch.addcmul(terms, product_BC, scales, out=out).numpy()
 
     def sums(self, rows: tuple[Tensor, Tensor], start: int, stop: int) -> Sums:
         values, scales, terms = self._sums(rows, start, stop)
@@ -114,14 +102,6 @@ class Int8Matmul:
         numbers, scales = rows
         packed, terms = self._blocks[start // self._block]
         return _product(numbers, self._zero, *packed), scales, terms[: stop - start]
-
-    def reached(self, product_BC: Tensor, k: int) -> NDArray[np.float32]:
-        return reached_by(product_BC.numpy(), k)
-
-    def above(self, product_BC: Tensor, threshold_B: NDArray[np.float32]) -> Hits:
-        values_BC = product_BC.numpy()
-        rows, columns = entries_above(values_BC, threshold_B)
-        return Hits(rows, columns, values_BC[rows, columns])
 
 
 def _packed(

@@ -330,7 +330,7 @@ class _PrunedOrWhole:
         self._scan = self._scan or self._make_scan()
         if self._scan is None:
             return self._pruned.nearest(rows, previous)
-        return _by_scan(self._scan, rows, previous)
+        return _by_scan(self._scan, rows)
 
 
 def _compiled_scan(centers: Embeddings, name: MatmulName) -> CenterScan:
@@ -345,10 +345,9 @@ def _plain_scan(centers: Embeddings, name: MatmulName) -> CenterScan | None:
 
 
 def _by_scan(
-    scan: CenterScan, rows: Embeddings, previous: NDArray[np.int32] | None
+    scan: CenterScan, rows: Embeddings, _: NDArray[np.int32] | None = None
 ) -> NDArray[np.int32]:
-    found = scan.nearest(rows, 1, previous=None if previous is None else previous[:, None])
-    return found.ids[:, 0].astype(np.int32)
+    return scan.nearest(rows, 1).ids[:, 0].astype(np.int32)
 
 
 def _unit(rows: Rows | Sequence[Embeddings]) -> UnitRows:

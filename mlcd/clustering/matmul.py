@@ -1,14 +1,12 @@
 """Inner products of rows and centers, block by block, in an arithmetic whose error is known.
 
-The scan needs only the entries of each row that exceed a threshold. Each arithmetic finds them
-where its products lie.
-
 Shapes: B rows of a batch, C centers of a block, D dimension, E entries of each of G groups.
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,24 +26,11 @@ _UNDERFLOW: Final = 2.0**-63  # above a component whose square float32 may round
 class Rounding:
     """The rounding that separates a computed product from the exact one.
 
-    inputs: true where the inputs are rounded. sum_roundoff: the unit roundoff of the sum. coarse:
-    true where inputs have less than eight bits, so that more entries lie within the error.
+    inputs: true where the inputs are rounded. sum_roundoff: the unit roundoff of the sum.
     """
 
     inputs: bool
     sum_roundoff: float
-    coarse: bool = False
-
-
-@dataclass(frozen=True)
-class Hits:
-    """The entries above a threshold, row by row: rows and columns int64, scores float32, all
-    [hits].
-    """
-
-    rows: NDArray[np.int64]
-    columns: NDArray[np.int64]
-    scores: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -84,6 +69,9 @@ class Sums(NamedTuple):
         return product_BC
 
 
+RoundRows: TypeAlias = Callable[..., None]  # as `mlcd.clustering.eight_bit_rows.round_rows`
+
+
 class Matmul(Protocol):
     """An arithmetic that multiplies prepared rows by blocks of the centers that it was made for."""
 
@@ -97,36 +85,25 @@ class Matmul(Protocol):
         """
         ...
 
-    def load(self, rows_BD: Embeddings) -> Loaded:
-        """Returns the rows in the form that `multiply` takes."""
+    def load(self, rows_BD: Embeddings, round_rows: RoundRows | None = None) -> Loaded:
+        """Returns the rows in the form that `multiply` takes.
+
+        round_rows: compiled loops that round them, where the arithmetic rounds.
+        """
         ...
 
     def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
         """Returns the values that the arithmetic makes of some of its centers, less the shift."""
         ...
 
-    def multiply(self, rows: Any, start: int, stop: int) -> Any:
+    def multiply(self, rows: Any, start: int, stop: int) -> NDArray[np.float32]:
         """Returns the [B, C] products with centers[start:stop]; the next call may
         overwrite them. start: a multiple of the block that the arithmetic was made for.
         """
         ...
 
-    def reached(self, product_BC: Any, k: int) -> NDArray[np.float32]:
-        """Returns a value for each row that at least k of its products reach, and few more, [B]; k
-        is at most C.
-        """
-        ...
-
-    def above(self, product_BC: Any, threshold_B: NDArray[np.float32]) -> Hits:
-        """Returns every product greater than its row's threshold, and few others, row by row."""
-        ...
-
     def sums(self, rows: Any, start: int, stop: int) -> Sums:
         """Returns what `multiply` does, not scaled yet."""
-        ...
-
-    def compiled(self) -> "Matmul":
-        """Returns this arithmetic with its own loops compiled, where it has any. It needs numba."""
         ...
 
 
@@ -163,7 +140,7 @@ class NumpyMatmul:
         self._centers_KD = centers_KD
         self._memory = threading.local()  # one scan may serve several threads
 
-    def load(self, rows_BD: Embeddings) -> Loaded:
+    def load(self, rows_BD: Embeddings, _: RoundRows | None = None) -> Loaded:
         return Loaded(rows_BD, lengths(rows_BD), np.zeros(len(rows_BD)), np.zeros(len(rows_BD)))
 
     def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
@@ -186,18 +163,8 @@ class NumpyMatmul:
             held = self._memory.held = np.empty(size, dtype=np.float32)
         return held[:size]
 
-    def reached(self, product_BC: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-        return reached_by(product_BC, k)
-
-    def above(self, product_BC: NDArray[np.float32], threshold_B: NDArray[np.float32]) -> Hits:
-        rows, columns = entries_above(product_BC, threshold_B)
-        return Hits(rows, columns, product_BC[rows, columns])
-
     def sums(self, rows: Embeddings, start: int, stop: int) -> Sums:
         return Sums.of_products(self.multiply(rows, start, stop))
-
-    def compiled(self) -> "NumpyMatmul":
-        return self
 
 
 def reached_by(values_BC: NDArray[np.float32], k: int) -> NDArray[np.float32]:
@@ -211,20 +178,6 @@ def reached_by(values_BC: NDArray[np.float32], k: int) -> NDArray[np.float32]:
         values_BC = grouped_BEG.max(axis=1)
     least_B: NDArray[np.float32] = np.partition(values_BC, -k, axis=1)[:, -k]
     return least_B
-
-
-def largest_columns(values_BC: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-    """Returns the columns of the k largest values of each row, [B, k], in ascending order; of those
-    equal to the last the first.
-    """
-    # A partition of values takes a tenth of one of positions, where many are equal.
-    least_B1 = np.partition(values_BC, -k, axis=1)[:, -k, None]
-    chosen = values_BC >= least_B1
-    if np.count_nonzero(chosen) > k * len(values_BC):
-        above, equal = values_BC > least_B1, values_BC == least_B1
-        room_B1 = k - np.count_nonzero(above, axis=1, keepdims=True)
-        chosen = above | (equal & (np.cumsum(equal, axis=1) <= room_B1))
-    return np.nonzero(chosen)[1].reshape(len(values_BC), k)
 
 
 def ranks(rows: NDArray[np.int64], num_rows: int) -> NDArray[np.int64]:

@@ -32,12 +32,11 @@ Shapes: B rows of a batch, K centers, D dimension.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,33 +49,28 @@ from mlcd.clustering.arithmetics import (
     open_device,
 )
 from mlcd.clustering.certificate import double_error
-from mlcd.clustering.certified_scan import CertifiedAnswers, CertifiedScan
-from mlcd.clustering.exact_scores import ordered
-from mlcd.clustering.query_checks import check_query, check_rows
+from mlcd.clustering.certified_scan import CertifiedScan
+from mlcd.clustering.exact_scores import first_in_order, ordered
 from mlcd.clustering.row_threads import batches, in_threads
+from mlcd.clustering.rows import Rows
 from mlcd.clustering.shortlist import Shortlister
-from mlcd.errors import InvalidInput, Unavailable
+from mlcd.errors import ConfigInvalid, InvalidInput, Unavailable
 from mlcd.types import Embeddings, Neighbors, ScanCounts
 
 _log = logging.getLogger("mlcd.clustering")
 
-_BATCH_ROWS: Final = 1024
 _LEAST_ROWS: Final = 128  # of a thread's batch
 _DOUBLE_ENTRIES: Final = 1 << 22  # float64 scores that a thread holds at once: 32 MiB
-# Entries kept for each of the answer, and at least, by whether inputs are rounded: only those
-# within the error of the answer, so that room costs little.
-_KEPT_EACH: Final = {False: 4, True: 24}
-_KEPT_LEAST: Final = {False: 32, True: 64}
-_WIDER: Final = 4
 _ROOM_LEAST: Final = 8  # of the answer, for which a shortlist has room
-_OPEN_SHARE: Final = 0.25  # a wider pass costs about half as much again as the first
+_OPEN_SHARE: Final = 0.25
+_CHECKED_ROWS: Final = 4096  # at once
 # Rows of a call, with fewer of which a scan does not turn to a faster way: they come one by one.
 _LEAST_TO_TURN: Final = 256
 WORTH_TORCH: Final = 2_500_000_000  # multiplications: 25 ms of two cores
 # Multiplications: 12 s of two cores with AVX2. To load compiled loops takes 1 s, and to compile
 # them 6 to 11 more, once on a machine.
 WORTH_COMPILING: Final = 1_000_000_000_000
-_NUM_LEVELS: Final = 4  # those of ScanCounts: proven, wider, float32, float64
+_IN_FLOAT32, _IN_FLOAT64 = 2, 3  # levels of ScanCounts, after proven and wider
 
 
 def nearest_centers(
@@ -84,23 +78,18 @@ def nearest_centers(
     centers: Embeddings,
     top: int = 8,
     threshold: float | None = None,
-    *,
-    previous: NDArray[np.integer] | None = None,
 ) -> Neighbors:
     """Returns the `top` centers of highest cosine for each row: ids int32 [N, top], scores float32
     [N, top].
 
     The order is score descending, id ascending, decided on the float64 scores. Where there are
     fewer than `top` centers, or their score is below `threshold`, the id is -1 and the score -inf.
-    previous: see `CenterScan.nearest`. For several calls with the same centers make one
-    `CenterScan`.
+    For several calls with the same centers make one `CenterScan`.
 
     Raises InvalidInput for another dimension or values that are not finite, naming the first such
     row.
     """
-    return CenterScan(centers, matmul="numpy").nearest(
-        embeddings, top, threshold, previous=previous
-    )
+    return CenterScan(centers, matmul="numpy").nearest(embeddings, top, threshold)
 
 
 class CenterScan:
@@ -142,80 +131,53 @@ class CenterScan:
         return self._way.name
 
     def nearest(
-        self,
-        embeddings: Embeddings,
-        top: int = 8,
-        threshold: float | None = None,
-        *,
-        previous: NDArray[np.integer] | None = None,
+        self, embeddings: Embeddings, top: int = 8, threshold: float | None = None
     ) -> Neighbors:
-        """Returns what `nearest_centers` returns for these centers.
-
-        previous: int [N, >= top], distinct ids of centers for each row, such as its last
-        assignment. Their scores bound those of the answer from below, so that a scan that is not
-        compiled looks at less; the answer is the same.
-        """
+        """Returns what `nearest_centers` returns for these centers."""
         check_query(embeddings, top, self.centers.shape[1])
         num_wanted = min(top, len(self.centers))
         # a threshold is compared with the scores before they are rounded
         float64 = threshold is not None
-        way, ids, exact, level = self._answer(embeddings, num_wanted, previous, float64=float64)
-        if threshold is not None:
-            ids = np.where(exact >= threshold, ids, -1)
-            exact = np.where(exact >= threshold, exact, -np.inf)
-        all_ids = np.full((len(embeddings), top), -1, dtype=np.int32)
-        all_scores = np.full((len(embeddings), top), -np.inf, dtype=np.float32)
-        all_ids[:, :num_wanted], all_scores[:, :num_wanted] = ids, exact
-        all_scores += np.float32(0)  # -0.0 becomes 0.0: its sign depends on the order of summation
-        counts = np.bincount(level, minlength=_NUM_LEVELS)
-        return Neighbors(all_ids, all_scores, ScanCounts(way.name, *counts.tolist()))
+        way, ids, scores, levels = self._answer(embeddings, num_wanted, float64=float64)
+        return _as_neighbors(way.name, ids, scores, levels, top, threshold)
 
     def search(
-        self, embeddings: Embeddings, top: int, previous: NDArray[np.integer] | None = None
+        self, embeddings: Embeddings, top: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
         """Returns ids [N, top], float64 scores [N, top] and the level of `ScanCounts` that settled
         each row.
 
         embeddings: such as `check_query` has let pass. top: not more than there are centers.
         """
-        return self._answer(embeddings, top, previous, float64=True)[1:]
+        return self._answer(embeddings, top, float64=True)[1:]
 
     def _answer(
-        self,
-        embeddings: Embeddings,
-        top: int,
-        previous: NDArray[np.integer] | None,
-        *,
-        float64: bool,
+        self, embeddings: Embeddings, top: int, *, float64: bool
     ) -> "tuple[_Way, NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]":
         """Returns the way taken, and what `search` does. float64: false where scores are wanted in
         float32 alone.
         """
-        if previous is not None:
-            previous = self._checked(previous[:, :top])
         if self._ahead and top:
             self._turn(len(embeddings))
         way = self._way
         ids = np.full((len(embeddings), top), -1, dtype=np.int64)
         scores = np.full((len(embeddings), top), -np.inf)
-        level = np.zeros(len(embeddings), dtype=np.int64)
+        levels = np.zeros(len(embeddings), dtype=np.int64)
         first = 0
 
         def search(batch: slice) -> None:
             nonlocal first
-            seeds = None if previous is None else previous[batch]
             rows = np.ascontiguousarray(embeddings[batch])
-            ids[batch], scores[batch], level[batch] = self._search(
-                way, rows, top, seeds, first, float64=float64
+            ids[batch], scores[batch], levels[batch] = self._search(
+                way, rows, top, first, float64=float64
             )
-            # A first pass that proves little is left out for the next batch: it would cost more
+            # A first stage that proves little is left out for the next batch: it would cost more
             # than it settles.
-            first = int((level[batch] > 0).mean() > _OPEN_SHARE)
+            first = int((levels[batch] > 0).mean() > _OPEN_SHARE)
 
         num_rows = len(embeddings) if top else 0
-        most = _BATCH_ROWS if way.lister is None else way.lister.batch_rows
-        in_threads(search, batches(num_rows, most=most, least=_LEAST_ROWS))
-        return way, ids, scores, level
+        in_threads(search, batches(num_rows, most=way.first.batch_rows, least=_LEAST_ROWS))
+        return way, ids, scores, levels
 
     def _turn(self, num_rows: int) -> None:
         """Turns to a faster way once the rows seen have been work enough for it."""
@@ -232,7 +194,7 @@ class CenterScan:
     def _fastest(self, *, import_torch: bool | None = None) -> "_Way":
         """Returns the way by the fastest arithmetic at hand; the present one where that is it."""
         for name in fastest_matmuls(self.centers, import_torch=import_torch):
-            if self._way.lister is not None or name == self._way.scan.name:
+            if self._way.lister is not None or name == self._way.scan.arithmetic:
                 break
             with suppress(Unavailable):  # a GPU that has no room
                 return self._open(name)
@@ -269,94 +231,53 @@ class CenterScan:
             return _Way(self._exact, open_device(self.centers))
         return _Way(self._exact if name == "numpy" else CertifiedScan(name, self.centers))
 
-    def _checked(self, seeds: NDArray[np.integer]) -> NDArray[np.integer]:
-        if seeds.min(initial=0) < 0 or seeds.max(initial=0) >= len(self.centers):
-            raise InvalidInput("previous labels name centers that do not exist", remedy="give none")
-        if seeds.shape[1] > 1 and (np.diff(np.sort(seeds, axis=1), axis=1) == 0).any():
-            raise InvalidInput("previous labels name a center twice in a row", remedy="give none")
-        return seeds
-
     def _search(
-        self,
-        way: "_Way",
-        z_BD: Embeddings,
-        top: int,
-        seeds: NDArray[np.integer] | None,
-        first: int,
-        *,
-        float64: bool,
+        self, way: "_Way", z_BD: Embeddings, top: int, first: int, *, float64: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
         """Returns ids [B, top], float64 scores [B, top] and the level that settled each row [B].
 
-        The search begins at level `first`.
+        Each stage is asked for the rows that those before left open. first: number of the first.
         """
         ids = np.full((len(z_BD), top), -1, dtype=np.int64)
         scores = np.full((len(z_BD), top), -np.inf)
-        level = np.full(len(z_BD), _NUM_LEVELS - 1)
-        open_rows = np.arange(len(z_BD))
-        for number, found_by in self._ladder(way, top, float64=float64):
-            if number < first:
-                continue
+        levels = np.full(len(z_BD), _IN_FLOAT64)
+        stages, open_rows = self._stages(way), np.arange(len(z_BD))
+        for level, lister, room in stages[min(first, len(stages) - 1) :]:
             if len(open_rows) == 0:
                 break
             part_BD = z_BD if len(open_rows) == len(z_BD) else z_BD[open_rows]
-            found = found_by(part_BD, seeds)
-            if len(part_BD) == len(z_BD) and found.proven.all():  # the ordinary case
-                return found.ids, found.scores, np.full(len(z_BD), number)
-            settled = open_rows[found.proven]
-            ids[settled], scores[settled], level[settled] = (
-                found.ids[found.proven],
-                found.scores[found.proven],
-                number,
-            )
-            left = ~found.proven
-            open_rows = open_rows[left]
-            if seeds is not None:
-                known = (found.ids[left] >= 0).all(axis=1, keepdims=True)
-                seeds = np.where(known, found.ids[left], seeds[left])
-            elif (found.ids[left] >= 0).any():
-                seeds = found.ids[left]
+            shortlist = lister.shortlist(part_BD, top, room * max(top, _ROOM_LEAST))
+            is_sure = shortlist.sure
+            if not float64 or lister.sums_in_order:
+                unclear = np.flatnonzero(is_sure & ~shortlist.clear)
+            else:
+                unclear = np.flatnonzero(is_sure)
+            part_ids, part_scores = shortlist.ids[:, :top], shortlist.scores[:, :top]
+            if len(unclear):
+                part_ids, part_scores = part_ids.copy(), part_scores.copy()
+                rows, places = np.nonzero(shortlist.ids[unclear] >= 0)
+                columns = shortlist.ids[unclear[rows], places]
+                part_ids[unclear], part_scores[unclear] = ordered(
+                    part_BD[unclear], self.centers, rows, columns, top
+                )
+            settled = open_rows[is_sure]
+            ids[settled], scores[settled] = part_ids[is_sure], part_scores[is_sure]
+            levels[settled] = level
+            open_rows = open_rows[~is_sure]
         if len(open_rows):
             ids[open_rows], scores[open_rows] = self._in_float64(z_BD[open_rows], top)
-        return ids, scores, level
+        return ids, scores, levels
 
-    def _ladder(self, way: "_Way", top: int, *, float64: bool) -> Iterator[tuple[int, "_Finder"]]:
-        """Yields what finds answers, each with its level in `ScanCounts`; it is asked for the rows
-        that those before left open.
-        """
-        level = 0
+    def _stages(self, way: "_Way") -> list[tuple[int, Shortlister, int]]:
+        """Returns what is asked in turn, each with its level in `ScanCounts` and with its room."""
+        stages: list[tuple[int, Shortlister, int]] = []
         if way.lister is not None:
-            for each in way.lister.rooms:
-                room = each * max(top, _ROOM_LEAST)
-                yield level, partial(self._shortlisted, top, room, way.lister, float64=float64)
-                level = 1
-        rounding = way.scan.matmul.rounding
-        kept = max(_KEPT_LEAST[rounding.inputs], _KEPT_EACH[rounding.inputs] * top)
-        kept *= 2 if rounding.coarse else 1
-        if way.lister is None or way.scan is not self._exact:
-            yield level, partial(way.scan.find, top, kept)
-            yield 1, partial(way.scan.find, top, _WIDER * kept)
-        yield 2, partial(self._exact.find, top, _WIDER * kept)
-
-    def _shortlisted(
-        self,
-        top: int,
-        room: int,
-        lister: Shortlister,
-        z_BD: Embeddings,
-        _: NDArray[np.integer] | None,
-        *,
-        float64: bool,
-    ) -> CertifiedAnswers:
-        found = lister.shortlist(z_BD, top, room)
-        ids, scores = found.ids[:, :top].copy(), found.scores[:, :top].copy()
-        # The scores of a device and of compiled loops are summed in orders of their own.
-        (again,) = np.nonzero(found.sure if float64 else found.sure & ~found.clear)
-        rows, places = np.nonzero(found.ids[again] >= 0)
-        columns = found.ids[again[rows], places]
-        if len(again):
-            ids[again], scores[again] = ordered(z_BD[again], self.centers, rows, columns, top)
-        return CertifiedAnswers(ids, scores, found.sure)
+            stages = [(min(n, 1), way.lister, room) for n, room in enumerate(way.lister.rooms)]
+        (room,) = way.scan.rooms
+        if way.scan is not self._exact:
+            stages.append((min(len(stages), 1), way.scan, room))
+        stages.append((_IN_FLOAT32 if stages else 0, self._exact, room))
+        return stages
 
     def _in_float64(
         self, z_BD: Embeddings, top: int
@@ -393,8 +314,90 @@ class _Way:
     lister: Shortlister | None = None
 
     @property
+    def first(self) -> Shortlister:
+        return self.lister or self.scan
+
+    @property
     def name(self) -> str:
-        return self.scan.matmul.name if self.lister is None else self.lister.name
+        return self.first.name
 
 
-_Finder: TypeAlias = Callable[[Embeddings, NDArray[np.integer] | None], CertifiedAnswers]
+class BlockedScan:
+    """The exact scan of centers [K, D] that are not in memory together: `at_once` at a time.
+
+    Each block gives its nearest centers with their float64 scores. The best of all blocks are those
+    of one scan of all centers, bit for bit.
+    """
+
+    def __init__(self, centers: Rows, at_once: int) -> None:
+        self._centers, self._at_once = centers, at_once
+
+    def nearest(
+        self, embeddings: Embeddings, top: int = 8, threshold: float | None = None
+    ) -> Neighbors:
+        """Returns what `CenterScan.nearest` returns for all centers. Of the levels that settled a
+        row in its blocks, the last one counts.
+        """
+        check_query(embeddings, top, self._centers.dimension)
+        ids = np.full((len(embeddings), top), -1, np.int64)
+        scores = np.full((len(embeddings), top), -np.inf)
+        levels, products = np.zeros(len(embeddings), np.int64), ""
+        for start in range(0, self._centers.num_rows, self._at_once):
+            stop = min(start + self._at_once, self._centers.num_rows)
+            scan = CenterScan(self._centers.read(np.arange(start, stop)))
+            in_block = scan.search(embeddings, min(top, stop - start))
+            ids, scores = first_in_order(
+                np.hstack([ids, start + in_block[0]]), np.hstack([scores, in_block[1]]), top
+            )
+            levels, products = np.maximum(levels, in_block[2]), scan.products
+        return _as_neighbors(products, ids, scores, levels, top, threshold)
+
+
+def _as_neighbors(
+    products: str,
+    ids: NDArray[np.int64],
+    scores: NDArray[np.float64],
+    levels: NDArray[np.int64],
+    top: int,
+    threshold: float | None,
+) -> Neighbors:
+    """Returns what reaches the threshold, -1 and -inf elsewhere, in `top` columns."""
+    if threshold is not None:
+        ids = np.where(scores >= threshold, ids, -1)
+        scores = np.where(scores >= threshold, scores, -np.inf)
+    all_ids = np.full((len(ids), top), -1, dtype=np.int32)
+    all_scores = np.full((len(ids), top), -np.inf, dtype=np.float32)
+    all_ids[:, : ids.shape[1]], all_scores[:, : ids.shape[1]] = ids, scores
+    all_scores += np.float32(0)  # -0.0 becomes 0.0: its sign depends on the order of summation
+    counts = np.bincount(levels, minlength=_IN_FLOAT64 + 1)
+    return Neighbors(all_ids, all_scores, ScanCounts(products, *counts.tolist()))
+
+
+def check_query(embeddings: Embeddings, top: int, dimension: int) -> None:
+    """Raises ConfigInvalid or InvalidInput for what no scan of centers of this dimension takes."""
+    if top < 1:
+        raise ConfigInvalid(f"top must be at least 1, got {top}")
+    check_rows(embeddings, "embeddings")
+    if embeddings.shape[1] != dimension:
+        raise InvalidInput(
+            f"embeddings have dimension {embeddings.shape[1]}, centers {dimension}",
+            remedy="use the centers of the same model",
+        )
+
+
+def check_rows(rows: NDArray[np.floating], what: str) -> None:
+    """Raises InvalidInput unless `rows` is a float32 matrix of finite values."""
+    if rows.ndim != 2 or rows.dtype != np.float32:
+        raise InvalidInput(f"{what} must be a float32 matrix, got {rows.dtype} {list(rows.shape)}")
+    # One block at a time bounds the memory of the check.
+    for start in range(0, len(rows), _CHECKED_ROWS):
+        block = rows[start : start + _CHECKED_ROWS]
+        # NaN and Inf remain in a sum of squares, which costs a fraction of a mask.
+        flat = block.reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(np.dot(flat, flat)):
+                continue
+        finite = np.isfinite(block).all(axis=1)
+        if not finite.all():
+            row = start + int(np.flatnonzero(~finite)[0])
+            raise InvalidInput(f"{what} row {row} holds NaN or Inf", remedy="remove it")

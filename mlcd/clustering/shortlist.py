@@ -1,4 +1,4 @@
-"""A shortlist of centers for each row, as a device or a compiled scan finds it."""
+"""The interface of the ways to find centers near a row: the CPU, its compiled loops, and a GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,9 +32,10 @@ class Shortlist:
 
 
 class Shortlister(Protocol):
-    """A device, or a compiled scan, that finds shortlists among its centers."""
+    """A scan of some centers that finds shortlists among them."""
 
     name: str
+    sums_in_order: bool  # whether scores are summed in the order of `exact_scores`
 
     @property
     def rooms(self) -> Sequence[int]:

@@ -16,7 +16,7 @@ from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.artifacts.labels import NAMES, part_name, write_part
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
-from mlcd.clustering.blocked_scan import BlockedScan
+from mlcd.clustering.nearest import BlockedScan
 from mlcd.clustering.rows import FileRows
 from mlcd.cores import available_cores
 from mlcd.encoders import open_encoder

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
 from mlcd.clustering.approximate import ApproximateScan, Cells, audit, divide, fewest_probes
-from mlcd.clustering.blocked_scan import BlockedScan
-from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.nearest import BlockedScan, CenterScan
 from mlcd.pipelines.label_inputs import EmbeddingsInput
 from mlcd.types import Embeddings, Neighbors, SampleKey, least_product
 

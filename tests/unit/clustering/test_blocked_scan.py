@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from mlcd.clustering.blocked_scan import BlockedScan
 from mlcd.clustering.kmeans import assigned, assigned_in_block, nearest_of_blocks, summed_in_block
-from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.nearest import BlockedScan, CenterScan
 from mlcd.clustering.rows import ArrayRows, UnitRows
 from mlcd.errors import InvalidInput
 from mlcd.types import unit_rows

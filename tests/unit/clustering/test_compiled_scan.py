@@ -138,7 +138,7 @@ def test_the_answer_of_any_vectors_is_that_of_the_plain_scan(
 
 def test_where_too_many_remain_the_plain_scan_settles_the_rows(monkeypatch):
     monkeypatch.setattr(CompiledScan, "rooms", (1,))
-    monkeypatch.setattr(nearest, "_BATCH_ROWS", 64)
+    monkeypatch.setattr(certified_scan.CertifiedScan, "batch_rows", 64)
     monkeypatch.setattr(CompiledScan, "batch_rows", 64)
     monkeypatch.setattr(row_threads, "allowed_threads", lambda: 1)
     centers = a_family(3000)
@@ -276,21 +276,6 @@ def test_an_answer_names_the_way_that_found_it(monkeypatch):
     monkeypatch.setattr(scan, "_search", interrupted)
     assert scan.nearest(rows, 8).scan.products == "numpy fp32"
     assert scan.nearest(rows, 8).scan.products == "torch int8 cpu"
-
-
-def test_what_loops_leave_is_sought_from_the_previous_labels(monkeypatch):
-    monkeypatch.setattr(CompiledScan, "rooms", (1,))
-    centers = a_family(600)
-    rows = unit_rows(centers[:100] + 0.1 * drawn(100, 128, 0, 0.0))
-    expected = CenterScan(centers, matmul="numpy").nearest(rows, 8)
-    scan, seeds = compiled(centers, "torch-int8"), []
-    find = scan._way.scan.find
-    monkeypatch.setattr(
-        scan._way.scan, "find", lambda *args, **how: seeds.append(args[3]) or find(*args, **how)
-    )
-    found = scan.nearest(rows, 8, previous=expected.ids)
-    assert (found.ids == expected.ids).all()
-    assert (seeds[0] == expected.ids[: len(seeds[0])]).all()
 
 
 def middle_of_two_float32():

@@ -79,25 +79,14 @@ def test_one_scan_on_a_gpu_serves_several_threads():
         assert np.array_equal(ids, expected[part]), part
 
 
-def test_known_labels_change_nothing_on_a_gpu():
-    rows, centers = families()
-    scan = CenterScan(centers, matmul=ON_GPU)
-    first = scan.nearest(rows, TOP)
-    wrong = np.random.default_rng(5).permuted(np.tile(np.arange(900), (NUM_ROWS, 1)), axis=1)
-    for previous in (first.ids, wrong[:, :TOP]):
-        again = scan.nearest(rows, TOP, previous=previous)
-        assert np.array_equal(again.ids, first.ids)
-        assert np.array_equal(again.scores, first.scores)
-
-
 @pytest.fixture
 def scans(monkeypatch):
     """Makes k-means search by scans on the GPU, and returns how many it has made."""
     made, plain = [], kmeans_module._by_scan
 
-    def counted(scan, rows, previous):
+    def counted(scan, rows, _=None):
         made.append(scan.products)
-        return plain(scan, rows, previous)
+        return plain(scan, rows)
 
     monkeypatch.setattr(kmeans_module, "_by_scan", counted)
     monkeypatch.setattr(kmeans_module, "_MANY_CENTERS", 1)

@@ -26,9 +26,9 @@ def products(monkeypatch):
     """Makes compiled loops worth it; returns the products of the scans that are asked."""
     asked, by_scan = [], kmeans_module._by_scan
 
-    def noted(scan, rows, previous):
+    def noted(scan, rows, _=None):
         asked.append(scan.products)
-        return by_scan(scan, rows, previous)
+        return by_scan(scan, rows)
 
     monkeypatch.setattr(kmeans_module, "_by_scan", noted)
     monkeypatch.setattr(kmeans_module, "WORTH_COMPILING", 0)

@@ -86,29 +86,31 @@ def test_the_answer_does_not_depend_on_the_block(monkeypatch):
     z, centers = random_rows(57, 32), random_rows(77, 32, seed=1)
     whole = nearest_centers(z, centers, 8)
     monkeypatch.setattr(certified_scan, "BLOCK_CENTERS", 10)
-    monkeypatch.setattr(nearest, "_BATCH_ROWS", 5)
+    monkeypatch.setattr(certified_scan.CertifiedScan, "batch_rows", 5)
     blocked = nearest_centers(z, centers, 8)
     assert (whole.ids == blocked.ids).all()
     assert (whole.scores == blocked.scores).all()
 
 
-def test_where_narrow_scans_prove_little_the_next_begin_wide(monkeypatch):
-    """Two opposite middles and 400 near each: more than `kept` lie within the slack of any answer."""
-    monkeypatch.setattr(nearest, "_BATCH_ROWS", 16)
+def test_where_a_stage_settles_little_the_next_batches_leave_it_out(monkeypatch):
+    """Two opposite middles and 400 near each: more than there is room for lie within the slack of
+    any answer.
+    """
+    monkeypatch.setattr(certified_scan.CertifiedScan, "batch_rows", 16)
+    monkeypatch.setattr(certified_scan.CertifiedScan, "rooms", (8,))
     monkeypatch.setattr(row_threads, "allowed_threads", lambda: 1)
     middles = np.repeat(random_rows(1, 64), 800, axis=0) * np.repeat([1, -1], 400)[:, None]
     centers = unit_rows(middles + 1e-3 * np.random.default_rng(1).standard_normal((800, 64)))
     z = unit_rows(centers[:50] + 0.05 * random_rows(50, 64, seed=2))
     scan = CenterScan(centers, matmul="torch-int8")
-    passes = []
-    find = scan._way.scan.find
+    asked = []
+    shortlist = scan._way.scan.shortlist
     monkeypatch.setattr(
-        scan._way.scan, "find", lambda *args, **how: passes.append(args[1]) or find(*args, **how)
+        scan._way.scan, "shortlist", lambda *args: asked.append(1) or shortlist(*args)
     )
     found = scan.nearest(z, 8)
     assert (found.ids == brute_force(z, centers, 8)[0]).all()
-    narrow = passes[0]
-    assert passes.count(narrow) == 1
+    assert len(asked) == 1
     assert found.scan.proven == 0
 
 
@@ -265,26 +267,9 @@ def test_on_embeddings_without_ties_the_first_pass_proves_every_row(matmul):
 def test_what_cannot_be_proven_goes_down_the_ladder():
     z, centers = random_rows(20, 16), np.repeat(random_rows(9, 16, seed=3), 2000, axis=0)
     assert CenterScan(centers, matmul="torch-int8").nearest(z, 8).scan.float64 == 20
-    assert CenterScan(centers[::20], matmul="numpy").nearest(z, 8).scan.wider == 20
-
-
-@pytest.mark.parametrize("matmul", ARITHMETICS)
-@pytest.mark.parametrize("top", [1, 4])
-def test_previous_labels_change_nothing_but_the_work(matmul, top):
-    z, centers = random_rows(100, 32), random_rows(600, 32, seed=1)
-    scan = CenterScan(centers, matmul=matmul)
-    expected = scan.nearest(z, top)
-    near = scan.nearest(unit_rows(z + 0.05 * random_rows(100, 32, seed=9)), top).ids
-    far = np.argsort(np.random.default_rng(0).random((100, 600)), axis=1)[:, :top]
-    for previous in (expected.ids, near, far):
-        found = scan.nearest(z, top, previous=previous)
-        assert (found.ids == expected.ids).all()
-        assert (found.scores == expected.scores).all()
-    with pytest.raises(InvalidInput, match="do not exist"):
-        scan.nearest(z, top, previous=np.full((100, top), 600))
-    if top > 1:
-        with pytest.raises(InvalidInput, match="twice"):
-            scan.nearest(z, top, previous=np.zeros((100, top), int))
+    assert CenterScan(centers[::20], matmul="numpy").nearest(z, 8).scan.proven == 20
+    near = unit_rows(centers + 1e-4 * np.random.default_rng(0).standard_normal(centers.shape))
+    assert CenterScan(near, matmul="torch-int8").nearest(z, 8).scan.float32 == 20
 
 
 def test_more_centers_than_a_gpu_library_takes():
