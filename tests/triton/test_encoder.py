@@ -105,14 +105,11 @@ def test_concurrent_single_images_ride_together(server, pictures):
     assert count / executions > 4
 
 
-def test_another_shape_or_type_is_refused_here(server, pictures):
-    async def embed():
-        async with opened(server) as encoder:
-            for wrong in (pictures.astype(np.float32), pictures[..., :-1], pictures[:, :1]):
-                with pytest.raises(InvalidInput, match="expected uint8 images"):
-                    await encoder.encode(wrong, timeout_s=10)
-
-    asyncio.run(embed())
+async def test_another_shape_or_type_is_refused_here(server, pictures):
+    async with opened(server) as encoder:
+        for wrong in (pictures.astype(np.float32), pictures[..., :-1], pictures[:, :1]):
+            with pytest.raises(InvalidInput, match="expected uint8 images"):
+                await encoder.encode(wrong, timeout_s=10)
 
 
 @pytest.mark.parametrize(
@@ -211,105 +208,88 @@ def test_a_server_that_others_keep_busy_is_not_taken_for_a_dead_one(server, pict
     assert set(faults) == {None}
 
 
-def test_a_caller_that_goes_cancels_in_triton(server, pictures):
+async def test_a_caller_that_goes_cancels_in_triton(server, pictures):
     def cancelled():
         return server.metric("nv_inference_request_failure", "slow", reason="CANCELED")
 
-    async def embed():
-        async with opened(server, "slow") as encoder:
-            before = cancelled()
-            calls = [
-                asyncio.create_task(encoder.encode(pictures[:1], timeout_s=20))
-                for _ in range(SLOW_QUEUE)
-            ]
-            await asyncio.sleep(SLOW_S / 3)
-            for call in calls:
-                call.cancel()
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert {type(answer) for answer in answers} == {asyncio.CancelledError}
-            assert encoder.up
-            await seconds_until(lambda: cancelled() > before, 5)
-
-    asyncio.run(embed())
+    async with opened(server, "slow") as encoder:
+        before = cancelled()
+        calls = [
+            asyncio.create_task(encoder.encode(pictures[:1], timeout_s=20))
+            for _ in range(SLOW_QUEUE)
+        ]
+        await asyncio.sleep(SLOW_S / 3)
+        for call in calls:
+            call.cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {asyncio.CancelledError}
+        assert encoder.up
+        await seconds_until(lambda: cancelled() > before, 5)
 
 
-def test_an_unloaded_model_is_told_and_comes_back(own_server, pictures):
-    async def embed():
-        async with opened(own_server) as encoder:
-            await asyncio.to_thread(own_server.unload, "tiny")
-            error, _ = await failure(encoder.encode(pictures[:1], timeout_s=5))
-            assert isinstance(error, Unavailable)
-            assert (
-                str(error) == "version 1 of the model tiny is not loaded in Triton: load it there"
-            )
-            await seconds_until(lambda: not encoder.up, FLIP_S)
-            await asyncio.to_thread(own_server.load, "tiny")
-            await seconds_until(lambda: encoder.up, BACK_S)
-            assert len(await encoder.encode(pictures, timeout_s=5)) == len(pictures)
-
-    asyncio.run(embed())
+async def test_an_unloaded_model_is_told_and_comes_back(own_server, pictures):
+    async with opened(own_server) as encoder:
+        await asyncio.to_thread(own_server.unload, "tiny")
+        error, _ = await failure(encoder.encode(pictures[:1], timeout_s=5))
+        assert isinstance(error, Unavailable)
+        assert str(error) == "version 1 of the model tiny is not loaded in Triton: load it there"
+        await seconds_until(lambda: not encoder.up, FLIP_S)
+        await asyncio.to_thread(own_server.load, "tiny")
+        await seconds_until(lambda: encoder.up, BACK_S)
+        assert len(await encoder.encode(pictures, timeout_s=5)) == len(pictures)
 
 
-def test_another_model_under_the_same_name_is_not_served(own_server, pictures, tmp_path):
-    async def embed():
-        async with opened(own_server) as encoder:
-            await asyncio.to_thread(own_server.unload, "tiny")
-            await seconds_until(lambda: not encoder.up, FLIP_S)
-            export(write_model(tmp_path / "other", seed=7), tmp_path / "out", "tiny")
-            (own_server.repository / "tiny").rename(tmp_path / "old")
-            (tmp_path / "out" / "tiny").rename(own_server.repository / "tiny")
-            await asyncio.to_thread(own_server.load, "tiny")
-            await seconds_until(lambda: "another" in str(encoder.fault), BACK_S)
-            error, _ = await failure(encoder.encode(pictures[:1], timeout_s=5))
-            assert isinstance(error, Unavailable)
-            async with opened(own_server) as again:
-                assert again.fingerprint != encoder.fingerprint
-
-    asyncio.run(embed())
+async def test_another_model_under_the_same_name_is_not_served(own_server, pictures, tmp_path):
+    async with opened(own_server) as encoder:
+        await asyncio.to_thread(own_server.unload, "tiny")
+        await seconds_until(lambda: not encoder.up, FLIP_S)
+        export(write_model(tmp_path / "other", seed=7), tmp_path / "out", "tiny")
+        (own_server.repository / "tiny").rename(tmp_path / "old")
+        (tmp_path / "out" / "tiny").rename(own_server.repository / "tiny")
+        await asyncio.to_thread(own_server.load, "tiny")
+        await seconds_until(lambda: "another" in str(encoder.fault), BACK_S)
+        error, _ = await failure(encoder.encode(pictures[:1], timeout_s=5))
+        assert isinstance(error, Unavailable)
+        async with opened(own_server) as again:
+            assert again.fingerprint != encoder.fingerprint
 
 
-def test_a_killed_server_costs_nothing_and_its_successor_is_found(own_server, pictures):
-    async def embed():
-        async with opened(own_server) as encoder:
-            expected = await encoder.encode(pictures, timeout_s=5)
-            own_server.kill()
-            error, seconds = await failure(encoder.encode(pictures[:1], timeout_s=5))
-            assert isinstance(error, Unavailable)
-            assert not isinstance(error, DeadlineExceeded)
-            assert str(error) == f"Triton at {own_server.url} cannot be reached: is it up?"
-            assert seconds < FLIP_S
-            await seconds_until(lambda: not encoder.up, FLIP_S)
-            _, seconds = await failure(encoder.encode(pictures[:1], timeout_s=5))
-            assert seconds < AT_ONCE_S
-            await asyncio.to_thread(own_server.start)
-            await seconds_until(lambda: encoder.up, BACK_S)
-            assert await encoder.encode(pictures, timeout_s=5) == pytest.approx(expected, abs=1e-5)
-
-    asyncio.run(embed())
+async def test_a_killed_server_costs_nothing_and_its_successor_is_found(own_server, pictures):
+    async with opened(own_server) as encoder:
+        expected = await encoder.encode(pictures, timeout_s=5)
+        own_server.kill()
+        error, seconds = await failure(encoder.encode(pictures[:1], timeout_s=5))
+        assert isinstance(error, Unavailable)
+        assert not isinstance(error, DeadlineExceeded)
+        assert str(error) == f"Triton at {own_server.url} cannot be reached: is it up?"
+        assert seconds < FLIP_S
+        await seconds_until(lambda: not encoder.up, FLIP_S)
+        _, seconds = await failure(encoder.encode(pictures[:1], timeout_s=5))
+        assert seconds < AT_ONCE_S
+        await asyncio.to_thread(own_server.start)
+        await seconds_until(lambda: encoder.up, BACK_S)
+        assert await encoder.encode(pictures, timeout_s=5) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_hanging_server_fails_its_waiters_and_recovers(own_server, pictures):
-    async def embed():
-        async with opened(own_server) as encoder:
-            own_server.pause()
-            errors = await asyncio.gather(
-                failure(encoder.encode(pictures[:1], timeout_s=0.3)),
-                failure(encoder.encode(pictures[:1], timeout_s=30)),
-            )
-            (late, late_s), (waiting, waiting_s) = errors
-            assert isinstance(late, DeadlineExceeded)
-            assert late_s < 1
-            assert type(waiting) is Unavailable
-            assert waiting_s < FLIP_S
-            assert not encoder.up
-            error, seconds = await failure(encoder.encode(pictures[:1], timeout_s=30))
-            assert isinstance(error, Unavailable)
-            assert seconds < AT_ONCE_S
-            own_server.resume()
-            await seconds_until(lambda: encoder.up, BACK_S)
-            assert len(await encoder.encode(pictures, timeout_s=5)) == len(pictures)
-
-    asyncio.run(embed())
+async def test_a_hanging_server_fails_its_waiters_and_recovers(own_server, pictures):
+    async with opened(own_server) as encoder:
+        own_server.pause()
+        errors = await asyncio.gather(
+            failure(encoder.encode(pictures[:1], timeout_s=0.3)),
+            failure(encoder.encode(pictures[:1], timeout_s=30)),
+        )
+        (late, late_s), (waiting, waiting_s) = errors
+        assert isinstance(late, DeadlineExceeded)
+        assert late_s < 1
+        assert type(waiting) is Unavailable
+        assert waiting_s < FLIP_S
+        assert not encoder.up
+        error, seconds = await failure(encoder.encode(pictures[:1], timeout_s=30))
+        assert isinstance(error, Unavailable)
+        assert seconds < AT_ONCE_S
+        own_server.resume()
+        await seconds_until(lambda: encoder.up, BACK_S)
+        assert len(await encoder.encode(pictures, timeout_s=5)) == len(pictures)
 
 
 def test_a_failing_model_is_down_and_its_text_stays_there(server, repository, pictures):
@@ -331,21 +311,18 @@ def test_a_failing_model_is_down_and_its_text_stays_there(server, repository, pi
         switch.unlink(missing_ok=True)
 
 
-def test_a_closed_encoder_fails_its_waiters_and_says_so(server, pictures):
-    async def embed():
-        encoder = await open_triton(server.url, "slow")
-        waiting = asyncio.create_task(failure(encoder.encode(pictures[:1], timeout_s=20)))
-        await asyncio.sleep(SLOW_S / 3)
-        await encoder.close()
-        await encoder.close()
-        (error, _), (later, _) = (
-            await waiting,
-            await failure(encoder.encode(pictures[:1], timeout_s=20)),
-        )
-        assert str(error) == str(later) == "the encoder is closed"
-        assert not encoder.up
-
-    asyncio.run(embed())
+async def test_a_closed_encoder_fails_its_waiters_and_says_so(server, pictures):
+    encoder = await open_triton(server.url, "slow")
+    waiting = asyncio.create_task(failure(encoder.encode(pictures[:1], timeout_s=20)))
+    await asyncio.sleep(SLOW_S / 3)
+    await encoder.close()
+    await encoder.close()
+    (error, _), (later, _) = (
+        await waiting,
+        await failure(encoder.encode(pictures[:1], timeout_s=20)),
+    )
+    assert str(error) == str(later) == "the encoder is closed"
+    assert not encoder.up
 
 
 def test_nobody_at_the_address():

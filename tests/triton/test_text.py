@@ -75,21 +75,18 @@ def test_a_model_of_images_alone_has_no_texts_there(server, folder):
         asyncio.run(open_it())
 
 
-def test_errors_are_those_of_images(server, folder):
-    async def ask():
-        async with opened(server, folder) as encoder:
-            ids = encoder.tokenizer(["a"])
-            with pytest.raises(InvalidInput, match="token ids"):
-                await encoder.encode(ids.astype(np.int32), timeout_s=10)
-            with pytest.raises(DeadlineExceeded):
-                await encoder.encode(ids, timeout_s=0)
-            server.unload("pair-text")
-            try:
-                with pytest.raises(Unavailable, match="pair-text is not loaded"):
-                    await encoder.encode(ids, timeout_s=10)
-            finally:
-                server.load("pair-text")
-            await seconds_until(lambda: encoder.up, 15)
-            assert (await encoder.encode(ids, timeout_s=10)).any()
-
-    asyncio.run(ask())
+async def test_errors_are_those_of_images(server, folder):
+    async with opened(server, folder) as encoder:
+        ids = encoder.tokenizer(["a"])
+        with pytest.raises(InvalidInput, match="token ids"):
+            await encoder.encode(ids.astype(np.int32), timeout_s=10)
+        with pytest.raises(DeadlineExceeded):
+            await encoder.encode(ids, timeout_s=0)
+        server.unload("pair-text")
+        try:
+            with pytest.raises(Unavailable, match="pair-text is not loaded"):
+                await encoder.encode(ids, timeout_s=10)
+        finally:
+            server.load("pair-text")
+        await seconds_until(lambda: encoder.up, 15)
+        assert (await encoder.encode(ids, timeout_s=10)).any()

@@ -107,36 +107,28 @@ def test_a_cache_moves_with_the_primary_and_says_so_meanwhile(pair, caplog):
     assert caplog.text.count("is used again") == 1
 
 
-def test_a_cache_that_begins_on_a_replica_is_used_once_that_is_the_primary(pair):
+async def test_a_cache_that_begins_on_a_replica_is_used_once_that_is_the_primary(pair):
     primary, replica = pair
-
-    async def scenario():
-        metrics = new_metrics()
-        async with redis_cache(replica, metrics) as cache:
-            assert sample(metrics, "mlcd_cache_up") == 0
-            await asyncio.to_thread(fail_over, primary, replica)
-            await until(lambda: sample(metrics, "mlcd_cache_up") == 1)
-            await written_by(cache, metrics)
-
-    run(scenario())
+    metrics = new_metrics()
+    async with redis_cache(replica, metrics) as cache:
+        assert sample(metrics, "mlcd_cache_up") == 0
+        await asyncio.to_thread(fail_over, primary, replica)
+        await until(lambda: sample(metrics, "mlcd_cache_up") == 1)
+        await written_by(cache, metrics)
 
 
-def test_a_redis_without_the_replicas_that_it_requires_takes_no_vectors(pair):
+async def test_a_redis_without_the_replicas_that_it_requires_takes_no_vectors(pair):
     primary, _ = pair
-
-    async def scenario():
-        metrics = new_metrics()
-        async with redis_cache(primary, metrics) as cache:
-            await written_by(cache, metrics)
-            primary.ask("CONFIG", "SET", "min-replicas-to-write", "2")
-            cache.put(KEYS[0], PACKED)
-            await until(lambda: sample(metrics, "mlcd_cache_up") == 0)
-            await asyncio.sleep(1)
-            assert sample(metrics, "mlcd_cache_up") == 0
-            primary.ask("CONFIG", "SET", "min-replicas-to-write", "1")
-            await until(lambda: sample(metrics, "mlcd_cache_up") == 1)
-
-    run(scenario())
+    metrics = new_metrics()
+    async with redis_cache(primary, metrics) as cache:
+        await written_by(cache, metrics)
+        primary.ask("CONFIG", "SET", "min-replicas-to-write", "2")
+        cache.put(KEYS[0], PACKED)
+        await until(lambda: sample(metrics, "mlcd_cache_up") == 0)
+        await asyncio.sleep(1)
+        assert sample(metrics, "mlcd_cache_up") == 0
+        primary.ask("CONFIG", "SET", "min-replicas-to-write", "1")
+        await until(lambda: sample(metrics, "mlcd_cache_up") == 1)
 
 
 def test_a_redis_that_loads_its_data_is_used_once_it_has_done_so(tmp_path):
