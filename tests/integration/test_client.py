@@ -619,7 +619,7 @@ def test_what_the_page_shows_runs(model_to_change, new_state, digits, tmp_path, 
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert len(blocks) >= 7
-    blocks = [block for block in blocks if "client.jobs" not in block]  # test_client_jobs runs it
+    blocks = [block for block in blocks if "client.jobs" not in block]  # test_jobs.py runs it
     names: dict[str, object] = {}
     with serving(model_to_change, state_dir=new_state()) as own:
         code = "\n".join(blocks).replace("http://127.0.0.1:8000", own.url)
