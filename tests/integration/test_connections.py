@@ -252,24 +252,6 @@ def test_a_refusal_of_headers_arrives(server):
         assert statuses(whole(client)) == [431]
 
 
-def test_a_body_shorter_than_it_says_holds_up_nobody(server, photo):
-    with connected(server, POST, b"Content-Length: 1000000\r\n\r\n" + photo) as client:
-        client.shutdown(socket.SHUT_WR)
-        assert statuses(whole(client)) in ([], [504])
-    until(lambda: server.metric('mlcd_held{of="bytes"}') == 0, 5)
-
-
-def test_a_client_that_ends_its_side_after_its_request_is_answered(server, photo):
-    """`nc -N` does so."""
-    head = POST + b"Content-Length: %d\r\n\r\n" % len(photo)
-    for request in (head + photo, head.replace(b"/1.1", b"/1.0") + photo, GET, GET + GET):
-        with connected(server, request) as client:
-            client.shutdown(socket.SHUT_WR)
-            answer = whole(client)
-        assert set(statuses(answer)) - {100} == {200}, answer
-    assert answers(server) < 5
-
-
 def test_a_body_longer_than_it_says_is_the_next_request(server, photo):
     with connected(
         server,

@@ -1,11 +1,9 @@
 """Images by URL through the real server, from a real host on loopback."""
 
 import base64
-import io
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import numpy as np
 import pytest
 
 from tests.image_host import ImageHost, endless, ok, redirect, status
@@ -102,13 +100,6 @@ def test_the_time_of_fetching_is_told_where_something_was_fetched(ask, host, pic
     assert next(iter(fetched)) == "fetch"
     assert 0 < fetched["fetch"] <= fetched["total"]
     assert "fetch" not in stages(data_uri(picture[1]))
-
-
-def test_urls_and_data_uris_share_a_batch_in_their_order(ask, host, model, picture, digits, stored):
-    other = (digits / stored.keys[90]).read_bytes()
-    given = [f"{host.url}/a.png", data_uri(other), f"{host.url}/moved", data_uri(picture[1])]
-    rows = embeddings(ask("/v1/embeddings", json={"model": model, "input": given}))
-    assert np.array(rows) == pytest.approx(stored.load()[[17, 90, 17, 17]], abs=1e-5)
 
 
 def test_own_routes_answer_for_each_url(ask, host, picture):
@@ -236,12 +227,3 @@ def test_nothing_of_a_url_or_of_what_a_host_sent_is_in_the_log(journey, host):
     assert "example" not in output
     assert base64.b64encode(SECRET.encode()).decode() not in output
     assert "169.254" not in output
-
-
-def test_binary_labels_come_for_urls_too(ask, host):
-    url = {"images": [f"{host.url}/a.png"]}
-    records = np.load(
-        io.BytesIO(ask("/v1/labels", json=url, headers={"Accept": "application/x-npy"}).content)
-    )
-    labels = ask("/v1/labels", json=url).json()["results"][0]["labels"]
-    assert records["ids"][0].tolist() == [label["id"] for label in labels]

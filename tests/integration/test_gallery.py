@@ -1,6 +1,5 @@
 """The questions of a page of clusters and of a map: centers with members, and a layout."""
 
-import asyncio
 import csv
 import io
 from urllib.parse import quote
@@ -9,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.client import AsyncClient, Client, RefusedNotFound
+from mlcd.client import Client, RefusedNotFound
 
 DEMO = {"collection": "demo"}
 
@@ -349,20 +348,3 @@ def test_the_client_asks_for_the_same(server, client, centers):
         assert (gone.id, gone.outcome) == ("nobody", "missing")
         with pytest.raises(RefusedNotFound):
             ours.thumbnail("demo", "nobody")
-
-
-def test_the_asynchronous_client_too(server, centers):
-    async def ask():
-        async with AsyncClient(server) as ours:
-            (center,) = await ours.centers("demo", num=1)
-            members = await ours.members(center.id, "demo", num=2)
-            picture = await ours.thumbnail("demo", members[0].id)
-            layout = await ours.layout("demo", first=2)
-            items = await ours.layout_items("demo", positions=[0])
-            gone = await ours.delete_items("demo", ["nobody"])
-            return center, picture, layout, items, gone
-
-    center, picture, layout, items, gone = asyncio.run(ask())
-    assert center.id == centers["centers"][0]["id"]
-    assert (picture[:4], len(layout.points), items.total) == (b"RIFF", 2, 1)
-    assert gone[0].outcome == "missing"

@@ -116,26 +116,3 @@ def test_an_image_that_would_be_late_is_refused_before_its_body_comes(photo):
             assert status == 429, route
             assert 1 <= int(headers["retry-after"]) <= 30
         ahead.result(timeout=20)
-
-
-def test_a_large_request_and_a_small_one_are_answered_side_by_side(photo):
-    files = [("files", (f"{i}.jpg", photo, "image/jpeg")) for i in range(40)]
-    with (
-        serving("fake:latency_ms=300", engine="fake", max_batch=4) as server,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        large = pool.submit(httpx.post, f"{server.url}/v1/images/embed", files=files, timeout=30)
-        until(lambda: server.metric('mlcd_held{of="images"}') == 40, 5)
-        until(lambda: server.metric("mlcd_batch_size_count") >= 1, 5)
-        small = httpx.post(f"{server.url}/v1/images/embed", files=files[:1], timeout=30)
-        assert small.status_code == 200
-        assert not large.done()
-        assert len(large.result(timeout=30).json()["results"]) == 40
-        timing = small.headers["server-timing"]
-        assert [part.split(";")[0] for part in timing.split(", ")] == [
-            "cache",
-            "decode",
-            "queue",
-            "inference",
-            "total",
-        ]

@@ -4,23 +4,15 @@ import http.client
 import io
 import json
 import re
-import shutil
-import signal
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
-from openai import BadRequestError, OpenAI
-from PIL import Image
 
 from mlcd.artifacts.centers import Centers
-from tests.conftest import call_mlcd, free_port, run_mlcd
+from tests.conftest import free_port, run_mlcd
 from tests.integration.bodies import data_uri, files
-from tests.integration.running import Server, serving
 
 
 def test_embedding_an_image_gives_what_mlcd_embed_gave(client, picture, journey):
@@ -91,33 +83,6 @@ def test_a_bad_image_fails_alone(client, picture):
     assert table.column("error").to_pylist() == [None, "empty"]
 
 
-def test_names_set_by_hand_are_served_and_go_into_labels(picture, journey, tmp_path):
-    """The names are those of centers whose digest, and so whose model's, stays; `mlcd label` writes
-    them too.
-    """
-    _, data, _ = picture
-    model, digest = tmp_path / "model", Centers.open(journey / "model" / "centers").digest
-    shutil.copytree(journey / "model", model)
-    num_centers = len(Centers.open(model / "centers").sizes)
-    names = [f"Name № {center}" for center in range(num_centers)]
-    (tmp_path / "names.tsv").write_text(
-        "".join(f"{center}\t{name}\n" for center, name in enumerate(names))
-    )
-    named = call_mlcd("name", model / "centers", "--set", tmp_path / "names.tsv", "--json")
-    assert named.returncode == 0, named.stderr
-    assert json.loads(named.stdout.splitlines()[-1])["digest"] == digest
-    assert call_mlcd("verify", model).returncode == 0
-    with serving(model) as server:
-        answer = httpx.post(f"{server.url}/v1/labels?top=1", files=files(data), timeout=60).json()
-        (label,) = answer["results"][0]["labels"]
-        assert label["name"] == names[label["id"]]
-        assert answer["centers"] == digest
-        assert httpx.get(f"{server.url}/v1/centers/1").json()["name"] == names[1]
-    labels = ("label", journey / "embeddings", tmp_path / "labels", "--centers", model / "centers")
-    assert (result := call_mlcd(*labels)).returncode == 0, result.stderr
-    assert json.loads((tmp_path / "labels" / "names.json").read_text()) == names
-
-
 def test_labels_take_json_images_embeddings_and_a_threshold(client, picture):
     _, data, expected = picture
     by_file = client.post("/v1/labels", files=files(data)).json()["results"][0]["labels"]
@@ -153,23 +118,6 @@ def test_a_center_describes_itself(client, journey):
     assert sum(example["collection"] == "demo" for example in answer["examples"]) == 8
     assert answer["collections"] == ["demo"]
     assert client.get("/v1/centers/100000").status_code == 404
-
-
-def test_the_openai_client_works_as_it_is(server, picture):
-    _, data, expected = picture
-    client = OpenAI(base_url=f"{server}/v1", api_key="unused")
-    model = client.models.list().data[0].id
-    default = client.embeddings.create(model=model, input=[data_uri(data), data_uri(data)])
-    assert default.data[1].embedding == pytest.approx(expected, abs=1e-5)
-    floats = client.embeddings.create(model=model, input=data_uri(data), encoding_format="float")
-    assert floats.data[0].embedding == pytest.approx(expected, abs=1e-5)
-    short = client.embeddings.create(model=model, input=data_uri(data), dimensions=4)
-    assert short.data[0].embedding == pytest.approx(
-        expected[:4] / np.linalg.norm(expected[:4]), abs=1e-5
-    )
-    with pytest.raises(BadRequestError) as caught:
-        client.embeddings.create(model=model, input=[[1, 2, 3]])
-    assert "check_embedding_ctx_length=False" in caught.value.message
 
 
 def test_own_routes_speak_problem_json(client, picture):
@@ -233,41 +181,6 @@ def test_a_stated_length_over_the_limit_is_refused_before_the_body_comes(server)
         connection.close()
 
 
-def test_requests_at_once_share_batches(client, picture, server):
-    _, data, _ = picture
-
-    def batches():
-        text = httpx.get(f"{server}/metrics").text
-        return {
-            line.split()[0]: float(line.split()[1])
-            for line in text.splitlines()
-            if line.startswith(("mlcd_batch_size_count", "mlcd_batch_size_sum"))
-        }
-
-    before = batches()
-    barrier = threading.Barrier(16)
-
-    def ask(number):
-        barrier.wait()
-        distinct = data + number.to_bytes()  # copies would be computed once
-        return client.post("/v1/images/embed", files=files(distinct)).status_code
-
-    with ThreadPoolExecutor(16) as pool:
-        assert set(pool.map(ask, range(64), timeout=60)) == {200}
-    after = batches()
-    images = after["mlcd_batch_size_sum"] - before["mlcd_batch_size_sum"]
-    assert images == 64
-    assert after["mlcd_batch_size_count"] - before["mlcd_batch_size_count"] < 64
-
-
-def test_metrics_count_by_route_and_not_by_path(client):
-    for number in range(3):
-        client.get(f"/v1/centers/{number}")
-    text = client.get("/metrics").text
-    assert 'route="/v1/centers/{center}",status="200"' in text
-    assert "/v1/centers/2" not in text
-
-
 def test_the_page_and_the_api_document_are_there(client):
     page = client.get("/")
     assert "mlcd explorer" in page.text
@@ -310,29 +223,6 @@ def test_files_of_the_page_are_kept_by_browsers_and_allow_nothing_from_elsewhere
         assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
     for name in ("assets/SOURCE.sha256", "assets/..%2Findex.html", "assets/", "static/index.html"):
         assert client.get(f"/{name}").status_code == 404
-
-
-def test_a_large_photograph_is_answered(client, photo):
-    assert client.post("/v1/labels", files=files(photo)).json()["errors"] == []
-    bomb = io.BytesIO()
-    Image.new("1", (20_000, 20_000)).save(bomb, "PNG")
-    error = client.post("/v1/labels", files=files(bomb.getvalue())).json()["errors"][0]
-    assert error["type"] == "too-many-pixels"
-
-
-def test_sigterm_ends_it_within_five_seconds_while_clients_are_connected(
-    journey, picture, new_state
-):
-    running = Server(journey / "model", state_dir=new_state()).wait_ready()
-    process = running.process
-    with httpx.Client(base_url=running.url) as keep_alive:
-        assert keep_alive.post("/v1/labels", files=files(picture[1])).status_code == 200
-        started = time.monotonic()
-        process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=10)
-    assert time.monotonic() - started < 5
-    assert process.returncode == 0
-    assert "Traceback" not in output
 
 
 def test_what_cannot_be_served_is_refused_in_one_line(journey):

@@ -1,6 +1,5 @@
 """Texts on a server whose fake model knows the names of colors."""
 
-import asyncio
 import base64
 import io
 import json
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlcd.client import AsyncClient, Client, RefusedInput
+from mlcd.client import Client, RefusedInput
 from mlcd.errors import InvalidInput, TextRejected
 from tests.integration.bodies import data_uri
 from tests.integration.running import serving
@@ -347,25 +346,3 @@ def test_the_python_client_speaks_of_texts(server, red):
         assert isinstance(several.errors[1], TextRejected)
         with pytest.raises(InvalidInput, match="exactly one of"):
             mlcd_client.search("client", text="red", texts=["red"])
-
-
-def test_the_asynchronous_client_speaks_of_texts(server, red):
-    async def texts():
-        for text in ("red", "", "blue"):
-            yield text
-
-    async def scenario():
-        async with AsyncClient(server.url) as mlcd_client:
-            embedded = await mlcd_client.embed_texts(texts())
-            assert list(embedded.errors) == [1]
-            rows = [row async for row in mlcd_client.embed_texts_each(["red", "blue"])]
-            assert rows[1] == pytest.approx(embedded.vectors[2])
-            found = await mlcd_client.classify(embeddings=[red], names=NAMES, top=1)
-            assert found.names == [["red"]]
-            await mlcd_client.create_collection("async")
-            await mlcd_client.add("async", ["blue"], [picture("blue")])
-            assert (await mlcd_client.search("async", text="blue")).matches[0][0].id == "blue"
-            several = await mlcd_client.search("async", texts=texts())
-            assert [len(matches) for matches in several.matches] == [1, 0, 1]
-
-    asyncio.run(scenario())
