@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 
 from tests.attacks.conftest import connections, request_head, watched
@@ -178,12 +177,3 @@ def test_multipart_forms_do_not_stop_the_others(attacked, tokens):
             )
         assert answer.status_code < 500
         assert max(watch.seconds) < 1.0
-
-
-def test_embeddings_as_large_as_they_may_be_are_still_taken(attacked, tokens):
-    """The bounds are for attackers: 64 rows of the model's dimension with all their digits."""
-    headers = {"Authorization": f"Bearer {tokens[2]}"}
-    dimension = httpx.get(f"{attacked.url}/v1/info", headers=headers).json()["dimension"]
-    rows = np.random.default_rng(0).normal(size=(64, dimension)).tolist()
-    answer = httpx.post(attacked.url + SEARCH, json={"embeddings": rows}, headers=headers)
-    assert answer.status_code == 200

@@ -24,7 +24,7 @@ def png(color, side=8):
     return buffer.getvalue()
 
 
-GRAY = png((100, 100, 100))
+GRAY, WHITE = png((100, 100, 100)), png((255, 255, 255))
 
 
 def ask(server, image=GRAY):
@@ -83,6 +83,15 @@ def test_an_engine_that_hangs_is_noticed_without_traffic_and_replaced():
         assert until(lambda: not server.ready(), 5) < FLIP_S
         until(server.ready, 15)
         assert server.worker() not in (None, hung)
+        assert ask(server).status_code == 200
+
+
+def test_an_engine_that_raises_is_not_ready_until_it_has_succeeded_again():
+    with serving("fake:latency_ms=5,sick_s=2", engine="fake") as server:
+        answer = ask(server, WHITE)
+        assert (answer.status_code, "told to fail" in answer.text) == (503, False)
+        assert until(lambda: not server.ready(), 5) < FLIP_S
+        until(server.ready, 15)
         assert ask(server).status_code == 200
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import threading
 import time
 
 import httpx
@@ -300,75 +299,3 @@ def test_workers_that_are_killed_leave_nothing_half(atomic, used, queue, images,
         check_alike(used, f"jobs/out-{number}", expected)
     assert SECRET not in told
     assert SECRET not in json.dumps([str(job) for job in queue.page(limit=20).jobs])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_servers_that_are_killed_lose_no_job_and_leave_nothing_half(
-    atomic, used, queue, images, tmp_path, apart, monkeypatch
-):
-    """Ten kills, of every second server with its worker; some while a job is submitted."""
-    expected, (settings, start) = done_here(queue, tmp_path, SLOW), apart
-    name = "out-of-servers"  # the store may hold what another test has made
-    chance, files, accepted = random.Random(2), used.filesystem(), []
-    machines = contextlib.ExitStack()
-    with running_faults(used, seed=5, rate=0.01, delay_s=0.01) as faults, machines:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
-
-        def begin(number):
-            worker = start(f"machine-{number}", faults.url)
-            machines.callback(end, worker)
-            return worker
-
-        server, worker = Server(SLOW, **settings), begin(0)
-        machines.callback(lambda: end(server.process))
-        for number in range(10):
-            asked = {"kind": "embed", "input": images, "output": f"{ROOT}/{name}-{number}"}
-
-            def submit(asked=asked, number=number):
-                head = {"Idempotency-Key": f"out-{number}"}
-                try:
-                    url = f"{server.url}/v1/jobs"
-                    return httpx.post(url, json=asked, headers=head, timeout=30).json()
-                except httpx.TransportError as error:
-                    return {"error": repr(error)}
-
-            server.wait_ready()
-            until, latest = faults.requests + chance.randint(1, 60), time.monotonic() + 10
-            asking = threading.Thread(target=submit)
-            asking.start()
-            while faults.requests < until and time.monotonic() < latest:
-                time.sleep(0.002)
-            end(server.process)
-            if number % 2:
-                end(worker)
-                worker = begin(number)
-            asking.join()
-            check_nothing_half(files)
-            server.start_again()
-            server.wait_ready()
-            answers = [submit()]
-            while "id" not in answers[-1] and len(answers) < 5:
-                answers.append(submit())
-            assert "id" in answers[-1], answers
-            accepted.append(answers[-1]["id"])
-        for number, job_id in enumerate(accepted):
-            wait_for_end(queue, job_id)
-            check_alike(used, f"jobs/{name}-{number}", expected)
-    assert len(set(accepted)) == 10
-    assert len(queue.page(limit=20).jobs) == 10 + 1  # and the one that was done here
-
-
-def end(process):
-    process.kill()
-    process.communicate(timeout=60)
-
-
-def wait_for_end(queue, job_id):
-    """Until it has succeeded; three kills at one shard, and it counts as poison."""
-    deadline = time.monotonic() + 120
-    while (state := queue.get(job_id).state) != "succeeded":
-        assert time.monotonic() < deadline
-        if state == "failed":
-            queue.retry(job_id)
-        time.sleep(0.1)

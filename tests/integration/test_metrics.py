@@ -4,8 +4,6 @@ processes.
 
 import io
 import json
-import os
-import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +13,7 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.bodies import data_uri, files
-from tests.integration.running import Server, children, until
+from tests.integration.running import Server, until
 
 PROBES = ("/metrics", "/health/live", "/health/ready")
 
@@ -206,33 +204,3 @@ def test_every_number_is_what_clients_counted(server):
     assert logged == clients.answers
     assert len({line["pid"] for line in lines}) == server.num_processes
     assert "secret" not in output
-
-
-@pytest.mark.parametrize("server", [2], indirect=True)
-def test_what_a_process_counted_outlives_it_and_what_it_held_does_not(server):
-    def samples():
-        return scrape(server.url)
-
-    for number in range(8):
-        assert (
-            httpx.post(
-                f"{server.url}/v1/images/embed", files=files(png(number)), timeout=30
-            ).status_code
-            == 200
-        )
-    before = value(samples(), "mlcd_images_total", outcome="embedded")
-    assert before == 8
-    killed = children(server.process.pid)
-    os.kill(killed[0], signal.SIGKILL)
-    until(lambda: value(samples(), "mlcd_processes") == 1, 20, server)
-    until(lambda: value(samples(), "mlcd_processes") == 2, 20, server)
-    assert value(samples(), "mlcd_images_total", outcome="embedded") == before
-    for number in range(8, 16):
-        assert (
-            httpx.post(
-                f"{server.url}/v1/images/embed", files=files(png(number)), timeout=30
-            ).status_code
-            == 200
-        )
-    assert value(samples(), "mlcd_images_total", outcome="embedded") == before + 8
-    assert value(samples(), "mlcd_engine_up") == 2

@@ -68,21 +68,6 @@ def test_one_line_for_each_request_and_nothing_of_what_it_brought(logging_server
     assert (unknown["route"], unknown["status"], "trace_id" in unknown) == ("other", 404, False)
 
 
-@pytest.mark.parametrize(("level", "num"), [("debug", 2), ("warning", 0)])
-def test_the_level_decides(level, num):
-    server = Server(
-        "fake:latency_ms=1", engine="fake", log__format="text", log__level=level
-    ).wait_ready()
-    httpx.get(f"{server.url}/v1/info")
-    _, output = server.stop()
-    shown = [line for line in output.splitlines() if " mlcd.access request " in line]
-    assert ([line for line in shown if " route=/v1/info status=200 " in line] != []) == (
-        level == "debug"
-    )
-    assert len(shown) >= num
-    assert lines_of(output) == []
-
-
 class Collector(http.server.BaseHTTPRequestHandler):
     """Takes OTLP over HTTP."""
 

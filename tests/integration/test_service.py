@@ -1,8 +1,6 @@
 """The real server with a model that was really trained, over real HTTP."""
 
-import http.client
 import io
-import json
 import re
 
 import httpx
@@ -10,26 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mlcd.artifacts.centers import Centers
 from tests.conftest import free_port, run_mlcd
 from tests.integration.bodies import data_uri, files
-
-
-def test_embedding_an_image_gives_what_mlcd_embed_gave(client, picture, journey):
-    _, data, expected = picture
-    for answer in (
-        client.post("/v1/images/embed", files=files(data)),
-        client.post("/v1/images/embed", content=data, headers={"Content-Type": "image/png"}),
-    ):
-        body = answer.json()
-        assert answer.status_code == 200
-        assert body["results"][0]["embedding"] == pytest.approx(expected, abs=1e-5)
-        assert (
-            body["fingerprint"]
-            == json.loads((journey / "model" / "manifest.json").read_text())["fingerprint"]
-        )
-        assert "x-request-id" in answer.headers
-        assert "server-timing" in answer.headers
 
 
 def test_binary_answers_carry_the_same_numbers(client, picture):
@@ -103,23 +83,6 @@ def test_labels_take_json_images_embeddings_and_a_threshold(client, picture):
     assert len(every) == client.get("/v1/info").json()["centers"]["num_centers"]
 
 
-def test_a_center_describes_itself(client, journey):
-    answer = client.get("/v1/centers/1").json()
-    centers = Centers.open(journey / "model" / "centers")
-    assert answer["size"] == centers.sizes[1]
-    assert len(answer["nearest"]) == min(8, len(centers.vectors) - 1)
-    assert 1 not in [other["id"] for other in answer["nearest"]]
-    members = [example for example in answer["examples"] if example["collection"] is None]
-    assert [example["id"] for example in members] == [
-        example.key for example in centers.examples.of_center(1)
-    ]
-    assert members
-    assert {example["similarity"] for example in members} == {None}  # the center has moved since
-    assert sum(example["collection"] == "demo" for example in answer["examples"]) == 8
-    assert answer["collections"] == ["demo"]
-    assert client.get("/v1/centers/100000").status_code == 404
-
-
 def test_own_routes_speak_problem_json(client, picture):
     _, data, _ = picture
     as_json, as_text, as_form = (
@@ -166,19 +129,6 @@ def test_a_body_over_the_limit_is_refused_while_it_streams(client):
     except httpx.TransportError:  # the server may close before we have sent everything
         pass
     assert client.get("/health/ready").status_code == 200
-
-
-def test_a_stated_length_over_the_limit_is_refused_before_the_body_comes(server):
-    for route, status, kind in (("/v1/embeddings", 400, "error"), ("/v1/labels", 413, "limit")):
-        connection = http.client.HTTPConnection(server.removeprefix("http://"), timeout=10)
-        connection.putrequest("POST", route)
-        connection.putheader("Content-Type", "application/json")
-        connection.putheader("Content-Length", str(2**40))
-        connection.endheaders()
-        answer = connection.getresponse()
-        assert answer.status == status
-        assert kind in json.loads(answer.read())
-        connection.close()
 
 
 def test_the_page_and_the_api_document_are_there(client):

@@ -285,25 +285,6 @@ def test_so_many_at_a_time_of_a_host_and_in_all():
         assert host.most == 2
 
 
-def test_who_waits_for_a_slow_host_takes_no_place_from_the_others():
-    with ImageHost({"/": lambda _: slow.wait()}) as slow, ImageHost({"/": ok(b"x")}) as good:
-
-        async def scenario():
-            settings = {"max_connections_per_host": 2, "max_connections": 4, "timeout_s": 10}
-            async with new_fetcher(slow, good, **settings) as fetcher:
-                waiting = asyncio.create_task(
-                    outcomes(fetcher, *[f"http://localhost:{slow.port}/"] * 10)
-                )
-                await until(lambda: slow.most == 2)
-                for _ in range(5):
-                    assert await outcomes(fetcher, *[f"{good.url}/"] * 4) == [b"x"] * 4
-                assert not waiting.done()
-                waiting.cancel()
-
-        run(scenario())
-        assert slow.most == 2
-
-
 def test_a_slow_name_server_holds_nobody_up(monkeypatch):
     resolve = socket.getaddrinfo
 

@@ -107,23 +107,6 @@ async def test_a_frozen_redis_costs_its_timeout_three_times_and_nothing_then(ser
         assert len(await cache.find(KEYS)) == 3
 
 
-async def test_a_slow_redis_is_left_alone_until_it_is_fast(server):
-    metrics = new_metrics()
-    async with delayed(server) as way, redis_cache(way, metrics, timeout_s=0.1) as cache:
-        await written_by(cache, metrics)
-        way.delay_s = 0.15
-        took = []
-        for _ in range(30):
-            started = time.perf_counter()
-            assert await cache.find(KEYS) == {}
-            took.append(time.perf_counter() - started)
-            await asyncio.sleep(0.03)
-        assert sum(seconds > 0.05 for seconds in took) == 3
-        way.delay_s = 0
-        await until(lambda: sample(metrics, "mlcd_cache_up") == 1)
-        assert len(await cache.find(KEYS)) == 3
-
-
 async def test_a_distant_redis_may_take_its_time_to_connect(server):
     metrics = new_metrics()
     async with delayed(server) as way:
