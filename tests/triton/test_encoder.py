@@ -55,30 +55,28 @@ async def failure(call):
     return caught.value, time.perf_counter() - started
 
 
-def test_rows_are_those_of_the_embedded_engine(server, weights, repository, pictures):
+async def test_rows_are_those_of_the_embedded_engine(server, weights, repository, pictures):
     preprocess = zoo.load(str(weights)).preprocess
     graph = read_onnx(repository / "tiny" / "1" / "model.onnx")
     embedded = OpenVinoEncoder(graph, name="tiny", fingerprint="", preprocess=preprocess)
     many = np.concatenate([pictures] * 3)  # more than a batch
 
-    async def embed():
-        async with opened(server) as encoder:
-            assert encoder.fingerprint == zoo.load(str(weights)).fingerprint()
-            assert (encoder.preprocess, encoder.dimension) == (preprocess, embedded.dimension)
-            assert (encoder.version, encoder.max_batch, encoder.precision) == (1, 64, "fp32")
-            assert (await encoder.encode(many[:0], timeout_s=10)).shape == (0, encoder.dimension)
-            return await encoder.encode(many, timeout_s=10), await encoder.encode(
-                many[5:6], timeout_s=10
-            )
-
-    rows, alone = asyncio.run(embed())
+    async with opened(server) as encoder:
+        assert encoder.fingerprint == zoo.load(str(weights)).fingerprint()
+        assert (encoder.preprocess, encoder.dimension) == (preprocess, embedded.dimension)
+        assert (encoder.version, encoder.max_batch, encoder.precision) == (1, 64, "fp32")
+        assert (await encoder.encode(many[:0], timeout_s=10)).shape == (0, encoder.dimension)
+        rows, alone = (
+            await encoder.encode(many, timeout_s=10),
+            await encoder.encode(many[5:6], timeout_s=10),
+        )
     assert rows.dtype == np.float32
     assert (rows * embedded.encode(many)).sum(axis=1).min() >= 0.9999
     assert np.linalg.norm(rows, axis=1) == pytest.approx(np.ones(len(many)), abs=1e-6)
     assert alone[0] == pytest.approx(rows[5], abs=1e-5)
 
 
-def test_concurrent_single_images_ride_together(server, pictures):
+async def test_concurrent_single_images_ride_together(server, pictures):
     def counts():
         return [server.metric(f"nv_inference_{what}", "tiny") for what in ("count", "exec_count")]
 
@@ -90,16 +88,12 @@ def test_concurrent_single_images_ride_together(server, pictures):
             latest, before = counts(), latest
         return latest
 
-    async def embed():
-        async with opened(server) as encoder:
-            before = settled()
-            for _ in range(4):
-                await asyncio.gather(
-                    *(encoder.encode(pictures[i : i + 1], timeout_s=10) for i in range(32))
-                )
-            return before
-
-    before = asyncio.run(embed())
+    async with opened(server) as encoder:
+        before = settled()
+        for _ in range(4):
+            await asyncio.gather(
+                *(encoder.encode(pictures[i : i + 1], timeout_s=10) for i in range(32))
+            )
     count, executions = (now - then for now, then in zip(settled(), before, strict=True))
     assert count == 4 * 32
     assert count / executions > 4
@@ -126,43 +120,35 @@ async def test_another_shape_or_type_is_refused_here(server, pictures):
         ("../up", {}, ConfigInvalid, "cannot name a model"),
     ],
 )
-def test_what_cannot_be_served_is_not_opened(server, name, options, error, message):
+async def test_what_cannot_be_served_is_not_opened(server, name, options, error, message):
     with pytest.raises(error, match=message):
-        asyncio.run(open_triton(server.url, name, **options))
+        await open_triton(server.url, name, **options)
 
 
-def test_a_full_queue_is_overload_and_neighbors_are_answered(server, pictures):
+async def test_a_full_queue_is_overload_and_neighbors_are_answered(server, pictures):
     num = 4 * (SLOW_BATCH + SLOW_QUEUE)
 
-    async def embed():
-        async with opened(server, "slow") as encoder:
-            calls = [encoder.encode(pictures[:1], timeout_s=20) for _ in range(num)]
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert encoder.up
-            return answers
-
-    answers = asyncio.run(embed())
+    async with opened(server, "slow") as encoder:
+        calls = [encoder.encode(pictures[:1], timeout_s=20) for _ in range(num)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert encoder.up
     refused = [answer for answer in answers if isinstance(answer, Exception)]
     assert {type(answer) for answer in refused} == {Overloaded}
     assert SLOW_QUEUE <= num - len(refused) < num
     assert str(refused[0]) == "Triton's queue is full: try again in a moment"
 
 
-def test_a_late_request_says_so_in_time(server, pictures):
-    async def embed():
-        async with opened(server, "slow") as encoder:
-            error, seconds = await failure(encoder.encode(pictures[:1], timeout_s=SLOW_S / 3))
-            past, at_once = await failure(encoder.encode(pictures[:1], timeout_s=0))
-            return error, seconds, past, at_once
-
-    error, seconds, past, at_once = asyncio.run(embed())
+async def test_a_late_request_says_so_in_time(server, pictures):
+    async with opened(server, "slow") as encoder:
+        error, seconds = await failure(encoder.encode(pictures[:1], timeout_s=SLOW_S / 3))
+        past, at_once = await failure(encoder.encode(pictures[:1], timeout_s=0))
     assert isinstance(error, DeadlineExceeded)
     assert seconds < SLOW_S
     assert isinstance(past, DeadlineExceeded)
     assert at_once < AT_ONCE_S
 
 
-def test_a_busy_server_is_not_taken_for_a_dead_one(server, pictures):
+async def test_a_busy_server_is_not_taken_for_a_dead_one(server, pictures):
     """Some requests are late and probes too, as the queue is long; others are answered: the circuit
     stays closed.
     """
@@ -178,31 +164,25 @@ def test_a_busy_server_is_not_taken_for_a_dead_one(server, pictures):
             if encoder.fault:
                 faults.append(str(encoder.fault))
 
-    async def embed():
-        async with opened(server, "slow", probe_timeout_s=2 * SLOW_S) as encoder:
-            until = time.perf_counter() + 4
-            patient = [client(encoder, 20, until) for _ in range(SLOW_BATCH + SLOW_QUEUE - 3)]
-            await asyncio.gather(*patient, client(encoder, SLOW_S / 2, until))
-
-    asyncio.run(embed())
+    async with opened(server, "slow", probe_timeout_s=2 * SLOW_S) as encoder:
+        until = time.perf_counter() + 4
+        patient = [client(encoder, 20, until) for _ in range(SLOW_BATCH + SLOW_QUEUE - 3)]
+        await asyncio.gather(*patient, client(encoder, SLOW_S / 2, until))
     assert len(answered) > 2 * SLOW_BATCH
     assert faults == []
 
 
-def test_a_server_that_others_keep_busy_is_not_taken_for_a_dead_one(server, pictures):
+async def test_a_server_that_others_keep_busy_is_not_taken_for_a_dead_one(server, pictures):
     """None of ours is answered, the probes neither: Triton's own statistics say that it works."""
     errors, faults = [], []
 
-    async def embed():
-        async with opened(server, "slow", probe_timeout_s=2 * SLOW_S) as encoder:
-            with flooded(server, "slow"):
-                until = time.perf_counter() + 4
-                while time.perf_counter() < until:
-                    error, _ = await failure(encoder.encode(pictures[:1], timeout_s=SLOW_S))
-                    errors.append(type(error))
-                    faults.append(encoder.fault)
-
-    asyncio.run(embed())
+    async with opened(server, "slow", probe_timeout_s=2 * SLOW_S) as encoder:
+        with flooded(server, "slow"):
+            until = time.perf_counter() + 4
+            while time.perf_counter() < until:
+                error, _ = await failure(encoder.encode(pictures[:1], timeout_s=SLOW_S))
+                errors.append(type(error))
+                faults.append(encoder.fault)
     assert set(errors) <= {DeadlineExceeded, Overloaded}
     assert DeadlineExceeded in errors
     assert set(faults) == {None}
@@ -292,11 +272,10 @@ async def test_a_hanging_server_fails_its_waiters_and_recovers(own_server, pictu
         assert len(await encoder.encode(pictures, timeout_s=5)) == len(pictures)
 
 
-def test_a_failing_model_is_down_and_its_text_stays_there(server, repository, pictures):
+async def test_a_failing_model_is_down_and_its_text_stays_there(server, repository, pictures):
     """Triton calls it ready all the while; inferences say otherwise."""
     switch = repository / "broken" / "1" / "broken"
-
-    async def embed():
+    try:
         async with opened(server, "broken") as encoder:
             switch.touch()
             error, _ = await failure(encoder.encode(pictures[:1], timeout_s=5))
@@ -304,9 +283,6 @@ def test_a_failing_model_is_down_and_its_text_stays_there(server, repository, pi
             await seconds_until(lambda: not encoder.up, FLIP_S)
             switch.unlink()
             await seconds_until(lambda: encoder.up, BACK_S)
-
-    try:
-        asyncio.run(embed())
     finally:
         switch.unlink(missing_ok=True)
 
@@ -325,11 +301,11 @@ async def test_a_closed_encoder_fails_its_waiters_and_says_so(server, pictures):
     assert not encoder.up
 
 
-def test_nobody_at_the_address():
+async def test_nobody_at_the_address():
     for address, error in (
         ("127.0.0.1:9", Unavailable),
         ("nowhere", ConfigInvalid),
         ("http://x:1", ConfigInvalid),
     ):
         with pytest.raises(error):
-            asyncio.run(open_triton(address, "tiny"))
+            await open_triton(address, "tiny")

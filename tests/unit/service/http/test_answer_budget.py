@@ -110,7 +110,7 @@ async def big(*_, **__):
     return Response(b"x" * 2 * MIB)
 
 
-def test_every_route_of_the_application_is_refused_where_there_is_no_room_for_its_answer(
+async def test_every_route_of_the_application_is_refused_where_there_is_no_room_for_its_answer(
     monkeypatch,
 ):
     """Whatever a route answers with, old or to come: here all of them with two mebibytes."""
@@ -121,19 +121,16 @@ def test_every_route_of_the_application_is_refused_where_there_is_no_room_for_it
     app.middleware_stack = app.build_middleware_stack()  # the short way knows its routes now
     asked = []
 
-    async def scenario():
-        for route in app.state.routes:
-            monkeypatch.setattr(route, "endpoint", big)
-        for route in app.state.routes:
-            for method in sorted((route.methods or {"GET"}) - {"HEAD", "OPTIONS"}):
-                client = Client(app, fill(route.path), method)
-                await client.ask()
-                asked.append((method, route.path))
-                assert client.status == 429, (method, route.path, client.body[:100])
-                assert b"retry-after" in dict(client.messages[0]["headers"])
-                assert len(client.body) < 1000
-
-    asyncio.run(scenario())
+    for route in app.state.routes:
+        monkeypatch.setattr(route, "endpoint", big)
+    for route in app.state.routes:
+        for method in sorted((route.methods or {"GET"}) - {"HEAD", "OPTIONS"}):
+            client = Client(app, fill(route.path), method)
+            await client.ask()
+            asked.append((method, route.path))
+            assert client.status == 429, (method, route.path, client.body[:100])
+            assert b"retry-after" in dict(client.messages[0]["headers"])
+            assert len(client.body) < 1000
     declared = {
         (method, route.path)
         for route in app.state.routes

@@ -49,27 +49,23 @@ def test_a_state_that_is_odd_is_left_out(state):
     }
 
 
-def test_tasks_of_a_request_tell_their_stages_to_it_and_others_to_nobody():
+async def test_tasks_of_a_request_tell_their_stages_to_it_and_others_to_nobody():
     async def image(started, ended):
         took("decode", started, ended)
 
-    async def scenario():
-        count_images(1)
-        took("decode", 0.0, 100.0)  # outside of any request
-        record = RequestRecord("r")
+    count_images(1)
+    took("decode", 0.0, 100.0)  # outside of any request
+    record = RequestRecord("r")
 
-        async def handler():
-            begin_request(record)
-            await asyncio.gather(image(1.0, 2.0), image(1.5, 4.0), image(0.5, 1.0))
-            count_images(3)
-            with timed("labels"):
-                await asyncio.sleep(0.01)
+    async def handler():
+        begin_request(record)
+        await asyncio.gather(image(1.0, 2.0), image(1.5, 4.0), image(0.5, 1.0))
+        count_images(3)
+        with timed("labels"):
+            await asyncio.sleep(0.01)
 
-        await asyncio.create_task(handler())
-        assert current_request() is None
-        return record
-
-    record = asyncio.run(scenario())
+    await asyncio.create_task(handler())
+    assert current_request() is None
     assert (record.num_images, record.stages["decode"]) == (3, (0.5, 4.0))
     started, ended = record.stages["labels"]
     assert 0.01 <= ended - started < 5

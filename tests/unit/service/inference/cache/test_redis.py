@@ -205,15 +205,14 @@ async def test_beyond_the_operators_bound_nothing_is_written_until_there_is_room
 
 
 @pytest.mark.parametrize(("max_bytes", "num"), [(2**40, 1), (None, 0)])
-def test_a_redis_is_asked_how_full_it_is_once_a_second_if_there_is_a_bound(server, max_bytes, num):
-    async def scenario():
-        metrics = new_metrics()
-        server.ask("CONFIG", "RESETSTAT")
-        async with redis_cache(server, metrics, max_bytes=max_bytes) as cache:
-            for _ in range(5):
-                await written_by(cache, metrics)
-
-    run(scenario())
+async def test_a_redis_is_asked_how_full_it_is_once_a_second_if_there_is_a_bound(
+    server, max_bytes, num
+):
+    metrics = new_metrics()
+    server.ask("CONFIG", "RESETSTAT")
+    async with redis_cache(server, metrics, max_bytes=max_bytes) as cache:
+        for _ in range(5):
+            await written_by(cache, metrics)
     asked = (
         server.ask("INFO", "commandstats").partition(b"cmdstat_info:calls=")[2].partition(b",")[0]
     )
