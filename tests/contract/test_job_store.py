@@ -26,13 +26,8 @@ from tests.contract.job_stores import (
 def test_a_job_goes_from_plan_over_its_shards_to_the_manifest(store):
     job, new = store.submit(spec(top=3, threshold=0.5))
     assert new
-    assert (job.state, job.spec.top, job.spec.threshold, job.shards, job.images) == (
-        "queued",
-        3,
-        0.5,
-        None,
-        None,
-    )
+    expected = ("queued", 3, 0.5, None, None)
+    assert (job.state, job.spec.top, job.spec.threshold, job.shards, job.images) == expected
     plan = claim(store)
     assert (plan.stage, plan.spec) == ("plan", job.spec)
     assert store.get(job.id).state == "running"
@@ -47,14 +42,8 @@ def test_a_job_goes_from_plan_over_its_shards_to_the_manifest(store):
         assert work.stage == "shard"
         store.completed(work, failed_items=number)
     job = store.get(job.id)
-    assert (job.state, job.shards, job.shards_done, job.images, job.done, job.failed_items) == (
-        "running",
-        3,
-        3,
-        35,
-        35,
-        3,
-    )
+    found = (job.state, job.shards, job.shards_done, job.images, job.done, job.failed_items)
+    assert found == ("running", 3, 3, 35, 35, 3)
     publish = claim(store)
     assert (publish.stage, publish.shard) == ("publish", None)
     store.completed(publish)
@@ -128,12 +117,8 @@ def test_a_fatal_failure_ends_the_job_at_once_and_a_retry_completes_it(store):
     assert store.depth() == 0
     job = store.retry(job_id)
     assert (job.state, job.problem, job.ended_s) == ("queued", None, None)
-    assert sorted(finish(store, job_id)) == [
-        ("publish", None),
-        ("shard", 0),
-        ("shard", 2),
-        ("shard", 3),
-    ]
+    expected = [("publish", None), ("shard", 0), ("shard", 2), ("shard", 3)]
+    assert sorted(finish(store, job_id)) == expected
     assert store.get(job_id).state == "succeeded"
 
 

@@ -127,10 +127,8 @@ def test_a_thousand_jobs_are_listed_counted_and_claimed(store):
 
 def test_events_are_every_change_in_order_and_resume_by_id(store):
     job_id = planned(store, [10, 10])
-    assert [(event.id, event.job.state) for event in store.events(job_id)][:2] == [
-        (1, "queued"),
-        (2, "running"),
-    ]
+    expected = [(1, "queued"), (2, "running")]
+    assert [(event.id, event.job.state) for event in store.events(job_id)][:2] == expected
     last = store.events(job_id)[-1]
     assert last.job == store.get(job_id)
     assert store.events(job_id, last.id) == []

@@ -7,14 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.contract.job_stores import (
-    MODEL,
-    claim,
-    planned,
-    spec,
-    store_view,
-    submitted,
-)
+from tests.contract.job_stores import MODEL, claim, planned, spec, store_view, submitted
 
 WORKER = """
 import json, sys, time

@@ -18,18 +18,8 @@ import pytest
 from PIL import Image
 
 from mlcd.artifacts.centers import Centers
-from mlcd.client import (
-    AsyncClient,
-    Client,
-    RefusedInput,
-    RefusedNotFound,
-)
-from mlcd.errors import (
-    ConfigInvalid,
-    Conflict,
-    ImageRejected,
-    InvalidInput,
-)
+from mlcd.client import AsyncClient, Client, RefusedInput, RefusedNotFound
+from mlcd.errors import ConfigInvalid, Conflict, ImageRejected, InvalidInput
 from tests.conftest import free_port, start_mlcd
 from tests.integration.running import serving, until
 
@@ -89,11 +79,8 @@ def test_vectors_are_those_of_mlcd_embed(mlcd_client, paths, rows):
     assert embedded.errors == {}
     info = mlcd_client.info()
     said = embedded.origin
-    assert (said.model, said.fingerprint, said.preprocess_version) == (
-        info.model,
-        info.fingerprint,
-        1,
-    )
+    expected = (info.model, info.fingerprint, 1)
+    assert (said.model, said.fingerprint, said.preprocess_version) == expected
     assert mlcd_client.embed([]).vectors.shape == (0, rows.shape[1])
 
 

@@ -137,11 +137,8 @@ def test_what_cannot_be_used_of_a_batch_fails_alone(client, photos, picture):
     assert outcomes(answer) == {"good": "created"}
     errors = answer.json()["errors"]
     assert [error["index"] for error in errors] == list(range(1, len(items)))
-    assert {error["type"] for error in errors} == {
-        "cannot-be-processed",
-        "unreadable",
-        "undecodable",
-    }
+    expected = {"cannot-be-processed", "unreadable", "undecodable"}
+    assert {error["type"] for error in errors} == expected
     assert "shape" in errors[2]["detail"]
     assert client.get(photos).json()["items"] == 1
 
@@ -261,11 +258,8 @@ def test_every_id_reaches_its_item(running_anew, item_id):
         path = f"{photos}/items/{quote(item_id, safe='').replace('.', '%2E')}"
         assert client.get(path).json()["metadata"] == {"is": item_id}
         assert found(client.post(f"{photos}/search", json={"id": item_id, "top": 1})) == [[item_id]]
-        assert client.delete(path).json() == {
-            "collection": "odd",
-            "id": item_id,
-            "outcome": "deleted",
-        }
+        expected = {"collection": "odd", "id": item_id, "outcome": "deleted"}
+        assert client.delete(path).json() == expected
 
 
 def test_an_id_that_no_line_can_hold_is_refused(client, photos, digits):
@@ -420,10 +414,7 @@ def test_a_full_disk_is_told_without_its_place_and_later_writes_go_on(journey, t
         assert answer.headers["retry-after"]
         assert found(
             client.post(f"{path}/search?top=1", json={"ids": ["i0", f"i{start - 1}"]})
-        ) == [
-            ["i0"],
-            [f"i{start - 1}"],
-        ]
+        ) == [["i0"], [f"i{start - 1}"]]
         for pid in pids:
             resource.prlimit(
                 pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)

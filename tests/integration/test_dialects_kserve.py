@@ -69,11 +69,8 @@ def test_health_and_metadata(client, model, picture):
     assert client.get("/v2").json()["extensions"] == ["binary_tensor_data"]
     for path in (f"/v2/models/{model}", f"/v2/models/{model}/versions/1"):
         described = client.get(path).json()
-        assert described["outputs"][0] == {
-            "name": "embedding",
-            "datatype": "FP32",
-            "shape": [-1, len(picture[2])],
-        }
+        expected = {"name": "embedding", "datatype": "FP32", "shape": [-1, len(picture[2])]}
+        assert described["outputs"][0] == expected
         assert client.get(f"{path}/ready").json() == {"name": model, "ready": True}
     assert described["parameters"]["fingerprint"] == client.get("/v1/info").json()["fingerprint"]
 

@@ -58,10 +58,8 @@ def test_embeddings_are_base64_floats_or_bits_as_asked(ask, picture):
     bits = np.packbits(expected >= 0).tolist()
     # openai-python adds its encoding_format: what Jina's field says goes before it.
     for option in ({}, {"encoding_format": "base64"}):
-        assert (
-            ask(input=uri, embedding_type="ubinary", **option).json()["data"][0]["embedding"]
-            == bits
-        )
+        found = ask(input=uri, embedding_type="ubinary", **option).json()["data"][0]["embedding"]
+        assert found == bits
         words = ask(input=uri, embedding_type="binary", **option).json()["data"][0]["embedding"]
         assert words == [byte - 128 for byte in bits]
     short = ask(input=uri, dimensions=5).json()["data"][0]["embedding"]

@@ -139,11 +139,8 @@ def test_other_routes_name_the_first_that_failed(ask, host, model):
     answer = ask("/v2/embed", json={"model": model, "images": [good, good, absent]})
     assert (answer.status_code, "image 2" in answer.json()["message"]) == (422, True)
     answer = ask("/v1/labels", json={"images": [absent]}, headers={"Accept": "application/x-npy"})
-    assert (answer.status_code, answer.json()["index"], answer.json()["type"]) == (
-        422,
-        0,
-        "urn:mlcd:problem:fetch-failed",
-    )
+    expected = (422, 0, "urn:mlcd:problem:fetch-failed")
+    assert (answer.status_code, answer.json()["index"], answer.json()["type"]) == expected
     error = ask("/v1/embeddings", json={"model": model, "input": [f"{host.url}/large"]})
     assert (error.status_code, error.json()["error"]["code"]) == (
         400,

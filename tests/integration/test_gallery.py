@@ -201,9 +201,7 @@ def test_a_lasso_chooses_counts_and_exports(client):
     rows = list(csv.DictReader(io.StringIO(text.text)))
     assert [int(row["position"]) for row in rows] == inside.tolist()
     parquet = client.post(
-        path,
-        json={"polygon": corners},
-        headers={"Accept": "application/vnd.apache.parquet"},
+        path, json={"polygon": corners}, headers={"Accept": "application/vnd.apache.parquet"}
     )
     table = pq.read_table(io.BytesIO(parquet.content))
     assert table["id"].to_pylist() == [row["id"] for row in rows]
@@ -239,11 +237,8 @@ def test_what_a_layout_does_not_know(client):
     assert set(np.frombuffer(client.get(f"{path}/values", params=absent).content, "<i4")) == {-1}
     assert client.get(f"{path}/legend", params=absent).json()["values"] == []
     only = {"positions": [0.0], "limit": 1.0, "filter": {"field": "colour", "eq": 1}}
-    assert client.post(f"{path}/items", json=only).json() == {
-        "collection": "demo",
-        "total": 0,
-        "items": [],
-    }
+    expected = {"collection": "demo", "total": 0, "items": []}
+    assert client.post(f"{path}/items", json=only).json() == expected
     assert client.get("/v1/collections/nobody/layout").status_code == 404
 
 

@@ -123,10 +123,8 @@ def read_events(place, job_id, last=None, limit=None, **options):
     with place.client.stream(
         "GET", f"/v1/jobs/{job_id}/events", headers=headers, **options
     ) as answer:
-        assert (answer.status_code, answer.headers["content-type"]) == (
-            200,
-            "text/event-stream; charset=utf-8",
-        )
+        expected = (200, "text/event-stream; charset=utf-8")
+        assert (answer.status_code, answer.headers["content-type"]) == expected
         for line in answer.iter_lines():
             if line.startswith("data: "):
                 job = json.loads(line[6:])

@@ -85,13 +85,7 @@ def test_a_bad_text_fails_alone(client):
     content = client.post("/v1/texts/embed", json={"texts": texts}).json()
     assert [one["index"] for one in content["results"]] == [0, 5, 6, 7]
     found = {error["index"]: error["type"] for error in content["errors"]}
-    assert found == {
-        1: "empty",
-        2: "not-a-string",
-        3: "not-a-string",
-        4: "too-long",
-        8: "empty",
-    }
+    assert found == {1: "empty", 2: "not-a-string", 3: "not-a-string", 4: "too-long", 8: "empty"}
 
 
 def test_texts_with_the_same_tokens_share_an_entry_of_the_cache(client, server):

@@ -171,10 +171,8 @@ async def test_an_answer_goes_out_in_parts_and_holds_its_place_until_it_is_read(
 async def test_a_small_answer_is_one_message_and_needs_no_room():
     client = behind_the_budget(Response(b"live"), new_resources(0))
     await client.ask()
-    assert [message["type"] for message in client.messages] == [
-        "http.response.start",
-        "http.response.body",
-    ]
+    expected = ["http.response.start", "http.response.body"]
+    assert [message["type"] for message in client.messages] == expected
 
 
 async def test_a_client_that_leaves_gives_its_place_back():

@@ -128,10 +128,8 @@ def test_errors_are_in_the_dialect_of_the_route(operations):
         schema = {"$ref": f"#/components/schemas/{dialect.schema.__name__}"}
         for status, response in operation["responses"].items():
             if status >= "400" and not path.endswith("/ready"):
-                assert response["content"] == {dialect.media_type: {"schema": schema}}, (
-                    path,
-                    status,
-                )
+                expected = {dialect.media_type: {"schema": schema}}
+                assert response["content"] == expected, (path, status)
 
 
 def test_no_schema_of_the_framework_is_left(document):

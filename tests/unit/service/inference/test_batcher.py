@@ -4,14 +4,7 @@ import time
 import pytest
 
 from mlcd.errors import DeadlineExceeded, Overloaded, Unavailable
-from tests.unit.service.engines import (
-    LocalEngine,
-    new_batcher,
-    new_metrics,
-    picture,
-    sample,
-    until,
-)
+from tests.unit.service.engines import LocalEngine, new_batcher, new_metrics, picture, sample, until
 
 
 async def test_each_waiter_gets_its_own_row():

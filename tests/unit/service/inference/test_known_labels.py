@@ -73,7 +73,5 @@ def test_labels_by_centers_of_another_digest_are_not_looked_at(centers, rows, mo
     known.centers = "e" * 64
     monkeypatch.setattr(known, "of", None)
     lookup = Lookup(centers)
-    assert (
-        lookup.nearest(rows, TOP, known=known).ids.tolist()
-        == lookup.nearest(rows, TOP).ids.tolist()
-    )
+    found = lookup.nearest(rows, TOP, known=known).ids.tolist()
+    assert found == lookup.nearest(rows, TOP).ids.tolist()

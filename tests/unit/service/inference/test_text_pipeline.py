@@ -48,10 +48,7 @@ def new_pipeline(engine, batcher, metrics, *, max_texts=100):
 async def test_tokens_are_those_of_the_tokenizer_and_counted_without_padding():
     tokens = await reader().read(["red", "", "ab", 7])
     assert tokens.ids[0] == ids_of("red")[0]
-    assert [error.reason for error in (tokens.ids[1], tokens.ids[3])] == [
-        "empty",
-        "not-a-string",
-    ]
+    assert [error.reason for error in (tokens.ids[1], tokens.ids[3])] == ["empty", "not-a-string"]
     assert tokens.num == 3
     many = [f"text {number}" for number in range(300)]
     assert (await reader().read(many)).ids == ids_of(*many)

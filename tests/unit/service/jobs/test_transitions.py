@@ -254,11 +254,8 @@ class Jobs(RuleBasedStateMachine):
             assert (job.shards_done, self.record.done) == (len(done), sum(done))
             assert self.record.done <= job.done <= job.images == sum(self.sizes)
         if self.model.state == "succeeded":
-            assert (job.done, job.shards_done, job.problem) == (
-                sum(self.sizes),
-                len(self.sizes),
-                None,
-            )
+            expected = (sum(self.sizes), len(self.sizes), None)
+            assert (job.done, job.shards_done, job.problem) == expected
         assert (job.ended_s is None) == (job.state in ("queued", "running"))
         assert (job.problem is None) or job.state in ("running", "failed") or job.stage == "discard"
 

@@ -17,10 +17,8 @@ GOOD = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def test_a_trace_that_is_well_formed_is_taken_with_its_state():
-    assert received_trace({b"traceparent": GOOD.encode(), b"tracestate": b"a=1,b=2"}) == {
-        "traceparent": GOOD,
-        "tracestate": "a=1,b=2",
-    }
+    expected = {"traceparent": GOOD, "tracestate": "a=1,b=2"}
+    assert received_trace({b"traceparent": GOOD.encode(), b"tracestate": b"a=1,b=2"}) == expected
     record = RequestRecord("r", received_trace({b"traceparent": GOOD.encode()}))
     assert record.trace_ids == ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
 

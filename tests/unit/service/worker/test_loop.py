@@ -33,13 +33,8 @@ def test_a_job_is_done_and_counted(queue, images, tmp_path):
     job = queue.submit(spec(images, tmp_path))[0]
     work(queue, tmp_path)
     done = queue.get(job.id)
-    assert (done.state, done.shards_done, done.images, done.done, done.failed_items) == (
-        "succeeded",
-        5,
-        40,
-        40,
-        1,
-    )
+    expected = ("succeeded", 5, 40, 40, 1)
+    assert (done.state, done.shards_done, done.images, done.done, done.failed_items) == expected
     assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 39
     assert queue.workers() == ["worker"]
 
@@ -51,12 +46,8 @@ def test_a_poisoned_shard_fails_alone(queue, images, tmp_path, caplog):
     job = queue.submit(spec(images, tmp_path))[0]
     work(queue, tmp_path)
     failed = queue.get(job.id)
-    assert (failed.state, failed.shards_done, failed.shards_failed, failed.done) == (
-        "failed",
-        4,
-        1,
-        32,
-    )
+    expected = ("failed", 4, 1, 32)
+    assert (failed.state, failed.shards_done, failed.shards_failed, failed.done) == expected
     assert failed.problem.code == "internal-error"
     assert [record.message.split(" (")[0] for record in caplog.records] == [
         "shard 0 failed: RuntimeError"
@@ -193,11 +184,8 @@ def test_a_damaged_archive_is_counted_beside_the_images(queue, images, tmp_path)
     job = queue.submit(spec(tmp_path / "*.tar", tmp_path))[0]
     work(queue, tmp_path)
     done = queue.get(job.id)
-    assert (done.state, done.images, done.damaged_files) == (
-        "succeeded",
-        len(list((images / "0").iterdir())),
-        1,
-    )
+    expected = ("succeeded", len(list((images / "0").iterdir())), 1)
+    assert (done.state, done.images, done.damaged_files) == expected
     errors = [
         json.loads(line) for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()
     ]
