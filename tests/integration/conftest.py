@@ -7,6 +7,7 @@ import pytest
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from tests.integration.running import serving
+from tests.integration.s3 import running_moto
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,12 @@ def client(server):
 @pytest.fixture(scope="session")
 def model(client):
     return client.get("/v1/models").json()["data"][0]["id"]
+
+
+@pytest.fixture(scope="module")
+def moto():
+    with running_moto() as store:
+        yield store
 
 
 @pytest.fixture(scope="session")

@@ -22,13 +22,7 @@ from mlcd.images.sources import open_source
 from tests.conftest import call_mlcd, run_mlcd, write_digits
 from tests.image_host import ImageHost, ok, redirect, status
 from tests.integration.hub import DATASET, running_hub
-from tests.integration.s3 import SECRET, running_faults, running_moto, using
-
-
-@pytest.fixture(scope="module")
-def moto():
-    with running_moto() as store:
-        yield store
+from tests.integration.s3 import SECRET, running_faults, using
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ def test_binary_answers_carry_the_same_numbers(client, picture):
     _, data, expected = picture
 
     def ask(accept):
-        answer = client.post(
-            "/v1/images/embed", files=files(data, data), headers={"Accept": accept}
-        )
+        sent = {"files": files(data, data), "headers": {"Accept": accept}}
+        answer = client.post("/v1/images/embed", **sent)
         assert answer.headers["content-type"] == accept
         return answer.content
 
@@ -28,12 +27,8 @@ def test_binary_answers_carry_the_same_numbers(client, picture):
     arrow = np.array(table.column("embedding").to_pylist(), np.float32)
     for rows in (raw, npy, arrow):
         assert rows[1] == pytest.approx(expected, abs=1e-5)
-    assert (
-        client.post(
-            "/v1/images/embed", files=files(data), headers={"Accept": "text/html"}
-        ).status_code
-        == 406
-    )
+    refused = client.post("/v1/images/embed", files=files(data), headers={"Accept": "text/html"})
+    assert refused.status_code == 406
 
 
 def test_a_bad_image_fails_alone(client, picture):
@@ -50,13 +45,9 @@ def test_a_bad_image_fails_alone(client, picture):
     )
     assert strict.status_code == 415
     assert strict.json()["index"] == 1
-    table = pa.ipc.open_stream(
-        client.post(
-            "/v1/images/embed",
-            files=files(data, b""),
-            headers={"Accept": "application/vnd.apache.arrow.stream"},
-        ).content
-    ).read_all()
+    arrow = {"Accept": "application/vnd.apache.arrow.stream"}
+    answer = client.post("/v1/images/embed", files=files(data, b""), headers=arrow)
+    table = pa.ipc.open_stream(answer.content).read_all()
     assert table.column("error").to_pylist() == [None, "empty"]
 
 
