@@ -109,15 +109,8 @@ def test_pages_are_newest_first_and_whole_while_jobs_come_and_go(store):
             store.page(limit=10, cursor=cursor)
 
 
-def test_a_thousand_jobs_are_listed_counted_and_claimed(store):
+def test_a_thousand_jobs_are_counted_and_claimed(store):
     ids = [submitted(store, number) for number in range(1000)]
-    seen, cursor = [], None
-    while True:
-        page = store.page(limit=100, cursor=cursor, state="queued")
-        seen += [job.id for job in page.jobs]
-        if (cursor := page.cursor) is None:
-            break
-    assert seen == ids[::-1]
     stats = store.stats()
     assert (stats.jobs, stats.depth) == ({"queued": 1000}, 1000)
     assert 0 < stats.oldest_wait_s < 300

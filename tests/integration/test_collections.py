@@ -14,7 +14,7 @@ import pytest
 
 from mlcd.types import unit_rows
 from tests.integration.bodies import data_uri, files
-from tests.integration.running import Server, children, serving, until
+from tests.integration.running import Server, asking, children, serving, until
 
 ODD_IDS = [
     "sea/1.png",
@@ -321,7 +321,7 @@ def test_hundreds_of_collections_are_no_hundreds_of_series(running_anew):
 
 
 def test_a_server_without_a_place_keeps_none(journey):
-    with serving(journey / "model") as server, httpx.Client(base_url=server.url) as client:
+    with asking(journey / "model") as (_, client):
         assert client.get("/v1/collections").json() == {"collections": [], "unusable": []}
         refused = client.put("/v1/collections/photos")
         assert (refused.status_code, "--state" in refused.text) == (409, True)
@@ -329,10 +329,7 @@ def test_a_server_without_a_place_keeps_none(journey):
 
 
 def test_collections_of_another_model_are_listed_refused_and_can_be_deleted(new_state):
-    with (
-        serving("hog", state_dir=new_state()) as server,
-        httpx.Client(base_url=server.url) as client,
-    ):
+    with asking("hog", state_dir=new_state()) as (_, client):
         (demo,) = client.get("/v1/collections").json()["collections"]
         assert (demo["name"], demo["items"], demo["usable"]) == ("demo", 200, False)
         assert client.get("/v1/info").json()["collections"] == []
@@ -356,10 +353,7 @@ def test_collections_of_another_model_are_listed_refused_and_can_be_deleted(new_
 def test_several_processes_search_and_change_nothing(journey, new_state, picture):
     """Also after a crash, when the ledger's log is still beside it."""
     state = new_state()
-    with (
-        serving(journey / "model", state_dir=state) as server,
-        httpx.Client(base_url=server.url) as client,
-    ):
+    with asking(journey / "model", state_dir=state) as (server, client):
         put(client, "/v1/collections/demo", random_rows(client, 3))
         server.process.kill()
         server.process.communicate()
@@ -394,10 +388,7 @@ def test_a_full_disk_is_told_without_its_place_and_later_writes_go_on(journey, t
     """The disk is a limit on the size of a file, which SQLite meets as it would meet the end of the
     disk.
     """
-    with (
-        serving(journey / "model", state_dir=tmp_path) as server,
-        httpx.Client(base_url=server.url) as client,
-    ):
+    with asking(journey / "model", state_dir=tmp_path) as (server, client):
         path = "/v1/collections/photos"
         client.put(path)
         rows = random_rows(client, 4000)

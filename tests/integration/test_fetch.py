@@ -190,22 +190,6 @@ def test_a_client_that_leaves_ends_its_fetches(fetching, host):
     until(lambda: fetching.metric(name) == before + 3, 5)
 
 
-def test_it_is_off_by_default_and_says_which_setting_turns_it_on(client, host, model):
-    asked = len(host.asked)
-    url = f"{host.url}/a.png"
-    tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [url]}
-    for route, body in (
-        ("/v1/embeddings", {"model": model, "input": [url]}),
-        ("/v2/embed", {"model": model, "images": [url]}),
-        (f"/v2/models/{model}/infer", {"inputs": [tensor]}),
-        ("/v1/labels", {"images": [url]}),
-    ):
-        text = client.post(route, json=body).text
-        assert "fetching URLs is off" in text
-        assert "MLCD_FETCH__ALLOW" in text
-    assert len(host.asked) == asked
-
-
 def test_nothing_of_a_url_or_of_what_a_host_sent_is_in_the_log(journey, host):
     settings = {
         "fetch__allow": "127.0.0.1",

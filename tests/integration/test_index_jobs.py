@@ -9,7 +9,7 @@ from mlcd.collections.collection import Collection
 from mlcd.errors import Conflict
 from tests.conftest import run_mlcd, write_digits
 from tests.integration.bodies import files
-from tests.integration.running import serving
+from tests.integration.running import asking
 
 
 def index(server, environment, model, state, images, output):
@@ -32,10 +32,7 @@ def test_a_job_s_collection_is_searched_by_the_server_that_runs(journey, tmp_pat
     roots = f"{images},{home}"
     environment = {**os.environ, "MLCD_JOBS__ROOTS": roots}
     home.mkdir(parents=True)
-    with (
-        serving(model, state_dir=state, jobs__roots=roots) as server,
-        httpx.Client(base_url=server.url) as client,
-    ):
+    with asking(model, state_dir=state, jobs__roots=roots) as (server, client):
         assert client.get("/v1/collections/digits").status_code == 404
         for name in (
             "my photos",

@@ -27,7 +27,7 @@ from service.jobs.service import open_queue
 from service.keys.file import create_key
 from service.settings import read_settings
 from tests.conftest import call_mlcd, start_mlcd, write_digits
-from tests.integration.running import serving, until
+from tests.integration.running import asking, serving, until
 from tests.integration.test_client import PAGE
 from tests.integration.test_schema import explore
 from tests.unit.service.cached import redis_server
@@ -385,10 +385,7 @@ def test_failed_shards_are_listed_page_by_page_with_reasons(place, monkeypatch):
 def test_jobs_that_ended_long_ago_are_forgotten_while_the_server_runs(tmp_path):
     """And what they have made stays."""
     asked, given = own_root(tmp_path, jobs__keep_days=1 / 86400)
-    with (
-        serving("pixels", **given) as server,
-        httpx.Client(base_url=server.url, timeout=30) as client,
-    ):
+    with asking("pixels", **given) as (_, client):
         header = {"Idempotency-Key": "k"}
         kept = client.post("/v1/jobs", json=asked, headers=header).json()["id"]
         Path(asked["output"]).mkdir()  # as a worker does
@@ -575,10 +572,7 @@ def test_jobs_outlive_redis_and_all_servers_see_them(tmp_path):
     """
     with redis_server(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as redis:
         asked, given = own_root(tmp_path, redis_url=redis.url, processes=2)
-        with (
-            serving("pixels", **given) as server,
-            httpx.Client(base_url=server.url, timeout=30) as client,
-        ):
+        with asking("pixels", **given) as (server, client):
             bodies = [asked | {"output": f"{tmp_path}/root/{n}"} for n in range(5)]
             ids = [client.post("/v1/jobs", json=body).json()["id"] for body in bodies]
             redis.stop()

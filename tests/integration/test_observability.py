@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.integration.bodies import files
-from tests.integration.running import Server, serving
+from tests.integration.running import Server, asking, serving
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -177,10 +177,7 @@ def test_the_caller_decides_what_is_traced(collector, photo):
 @pytest.fixture
 def own_client(journey, new_state):
     """A client of a server that may lose its collection."""
-    with (
-        serving(journey / "model", state_dir=new_state()) as server,
-        httpx.Client(base_url=server.url, timeout=30) as client,
-    ):
+    with asking(journey / "model", state_dir=new_state()) as (_, client):
         yield client
 
 

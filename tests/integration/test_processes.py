@@ -121,15 +121,6 @@ def test_where_the_supervisor_is_killed_all_others_end(started):
     until(lambda: not any(map(exists, family)), 10)
 
 
-def test_sigterm_is_heard_while_the_model_is_loaded(started):
-    server = started("fake:latency_ms=20000")
-    until(lambda: any(map(children, children(server.process.pid))), 20, server)
-    started_at = time.monotonic()
-    status, output = server.stop()
-    assert (status, "Traceback" in output) == (0, False)
-    assert time.monotonic() - started_at < 10  # and not the 40 s that loading takes
-
-
 @pytest.mark.slow
 def test_one_that_cannot_start_again_is_tried_until_it_can(started, journey, tmp_path, photo):
     model = tmp_path / "model"

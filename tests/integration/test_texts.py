@@ -12,7 +12,7 @@ from PIL import Image
 from mlcd.client import Client, RefusedInput
 from mlcd.errors import InvalidInput, TextRejected
 from tests.integration.bodies import data_uri
-from tests.integration.running import serving
+from tests.integration.running import asking, serving
 
 MODEL = "fake:text=true,latency_ms=1"
 
@@ -265,10 +265,7 @@ def test_info_says_that_the_model_takes_texts(client):
 
 
 def test_a_model_of_images_refuses_texts_with_the_way_to_them():
-    with (
-        serving("fake:latency_ms=1", engine="fake") as server,
-        httpx.Client(base_url=server.url) as client,
-    ):
+    with asking("fake:latency_ms=1", engine="fake") as (_, client):
         model = client.get("/v1/models").json()["data"][0]["id"]
         assert client.get("/v1/info").json()["texts"] is None
         own = [
@@ -290,10 +287,7 @@ def test_a_model_of_images_refuses_texts_with_the_way_to_them():
 
 
 def test_pairs_are_judged_alone_where_the_model_has_a_bias(client):
-    with (
-        serving(f"{MODEL},bias=-90", engine="fake") as server,
-        httpx.Client(base_url=server.url) as alone,
-    ):
+    with asking(f"{MODEL},bias=-90", engine="fake") as (_, alone):
         asked = {"images": [data_uri(picture("red"))], "names": ["red", "red thing", "blue"]}
         content = alone.post("/v1/classify", json=asked).json()
         assert content["calibration"] == {"scale": 100.0, "bias": -90.0}

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.hostile import encoded
 from tests.integration.bodies import files
-from tests.integration.running import Server, serving
+from tests.integration.running import Server, asking
 
 IDS = ["sea/1.png", "Häuser/Straße 7.jpg", "写真/桜.jpg", "a/thumbnail", "a", "thumbnail"]
 
@@ -129,10 +129,7 @@ def test_the_same_image_again_from_the_cache_has_one_too(client, gallery):
 
 def test_the_bound_and_the_switch(journey, tmp_path):
     bound = {"thumbnails__max_bytes": 900, "thumbnails__side": 64}
-    with (
-        serving(journey / "model", state_dir=tmp_path, **bound) as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
-    ):
+    with asking(journey / "model", state_dir=tmp_path, **bound) as (running, client):
         client.put("/v1/collections/c")
         answer = add(client, "/v1/collections/c", {f"i{n}": colored(n) for n in range(6)})
         kept = [result for result in answer["results"] if result["thumbnail"]]
@@ -144,9 +141,9 @@ def test_the_bound_and_the_switch(journey, tmp_path):
         assert stored["bytes"] <= 900
         small = client.get(at("/v1/collections/c", kept[0]["id"]))
         assert max(Image.open(io.BytesIO(small.content)).size) == 64
-    with (
-        serving(journey / "model", state_dir=tmp_path, thumbnails__enabled=False) as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
+    with asking(journey / "model", state_dir=tmp_path, thumbnails__enabled=False) as (
+        _running,
+        client,
     ):
         assert client.get(at("/v1/collections/c", kept[0]["id"])).content == small.content
         answer = add(client, "/v1/collections/c", {"new": colored(9)})
@@ -173,9 +170,6 @@ def test_after_kill_9_while_adding_every_answered_item_has_its_own(journey, tmp_
             [*pool.map(add_some, (0, 1000, 2000))]
     server.process.communicate(timeout=20)
     assert len(answered) >= 40
-    with (
-        serving(journey / "model", state_dir=tmp_path) as running,
-        httpx.Client(base_url=running.url, timeout=30) as client,
-    ):
+    with asking(journey / "model", state_dir=tmp_path) as (_, client):
         for item_id, version in answered.items():
             assert client.get(at(path, item_id)).headers["etag"] == f'"{version}"'
