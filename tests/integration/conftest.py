@@ -8,6 +8,7 @@ import pytest
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from tests.integration.running import serving
 from tests.integration.s3 import running_moto
+from tests.unit.service.conftest import pytest_pyfunc_call  # noqa: F401 - a hook
 
 
 @pytest.fixture(scope="module")

@@ -268,38 +268,22 @@ def test_wrong_questions_are_refused_and_say_what_is_wrong(mlcd_client, paths, r
     assert caught.value.problem.limit == "max_top"
 
 
-def test_the_async_client_gives_the_same(server, mlcd_client, paths, rows, stored):
-    async def main():
-        async def endless():
-            for path in paths:
-                yield path
+async def test_the_async_client_gives_the_same(server, mlcd_client, paths, rows, stored):
+    async def each_path():
+        for path in paths:
+            yield path
 
-        async with AsyncClient(server, batch_size=8, in_flight=3) as client:
-            embedded = await client.embed([*paths[:9], b"no image"])
-            each = [row async for row in client.embed_each(endless())]
-            labeled = await client.labels(paths[:9], top=3)
-            labels = [labels async for labels in client.labels_each(paths[:9], top=3)]
-            found = await client.search("demo", key=stored.keys[7], top=3)
-            return (
-                embedded,
-                each,
-                labeled,
-                labels,
-                found,
-                await client.center(1),
-                await client.info(),
-            )
-
-    embedded, each, labeled, labels, found, center, info = asyncio.run(main())
-    assert embedded.vectors[:9] == pytest.approx(rows[:9], abs=1e-5)
-    assert embedded.errors[9].reason == "unsupported-format"
-    assert np.stack(each) == pytest.approx(rows, abs=1e-5)
-    same = mlcd_client.labels(paths[:9], top=3)
-    assert (labeled.ids == same.ids).all()
-    assert [[label.id for label in row] for row in labels] == same.ids.tolist()
-    assert found == mlcd_client.search("demo", key=stored.keys[7], top=3)
-    assert center == mlcd_client.center(1)
-    assert info == mlcd_client.info()
+    async with AsyncClient(server, batch_size=8, in_flight=3) as client:
+        embedded = await client.embed(each_path())
+        assert embedded.vectors == pytest.approx(rows, abs=1e-5)
+        each = [row async for row in client.embed_each(each_path())]
+        assert np.stack(each) == pytest.approx(rows, abs=1e-5)
+        labels = [labels async for labels in client.labels_each(paths[:9], top=3)]
+        same = mlcd_client.labels(paths[:9], top=3).ids.tolist()
+        assert [[label.id for label in row] for row in labels] == same
+        query = {"key": stored.keys[7], "top": 3}
+        assert await client.search("demo", **query) == mlcd_client.search("demo", **query)
+        assert await client.info() == mlcd_client.info()
 
 
 def test_threads_share_a_client(mlcd_client, paths, rows):
@@ -348,23 +332,21 @@ def test_a_server_that_is_started_again_in_the_middle_costs_only_time(paths):
     assert rows == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.fixture(scope="module")
-def slow():
-    with serving("fake:latency_ms=1500", engine="fake", max_batch=1) as server:
-        yield server
-
-
-def test_closing_ends_the_calls_of_other_threads(slow, paths):
+def test_closing_ends_the_calls_of_other_threads(paths):
     others = {thread.ident for thread in threading.enumerate()}
-    client = Client(slow.url, batch_size=1, in_flight=3)
-    client.info()
-    with ThreadPoolExecutor(1) as pool:
+    with (
+        serving("fake:latency_ms=1500", engine="fake", max_batch=1) as slow,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        client = Client(slow.url, batch_size=1, in_flight=3)
+        client.info()
         call = pool.submit(client.embed, paths[:9])
         until(lambda: slow.metric('mlcd_held{of="images"}') >= 1, 5)
         started = time.monotonic()
         client.close()
         assert isinstance(call.exception(timeout=5), CancelledError)
         assert time.monotonic() - started < 1.4
+        until(lambda: slow.metric('mlcd_held{of="images"}') == 0, 20)  # as of any who leaves
     assert {thread.ident for thread in threading.enumerate()} == others
     with pytest.raises(RuntimeError, match="the client is closed"):
         client.info()

@@ -232,29 +232,6 @@ def test_a_request_that_is_not_of_the_protocol_is_refused(infer, picture, conten
     assert (answer.status_code, set(answer.json())) == (400, {"error"}), answer.text
 
 
-def test_a_hostile_length_is_refused(client, model, picture):
-    described, tensor = binary_input(picture[1])
-    body = json.dumps({"inputs": [described]}).encode() + tensor
-    length = len(body) - len(tensor)
-    for stated in ("-1", str(length - 1), str(length + 1)):
-        answer = client.post(f"/v2/models/{model}/infer", content=body, headers={HEADER: stated})
-        assert (answer.status_code, set(answer.json())) == (400, {"error"}), stated
-    for size in (0, len(tensor) + 1):
-        wrong = json.dumps(
-            {"inputs": [described | {"parameters": {"binary_data_size": size}}]}
-        ).encode()
-        answer = client.post(
-            f"/v2/models/{model}/infer", content=wrong + tensor, headers={HEADER: str(len(wrong))}
-        )
-        assert answer.status_code == 400, size
-    assert (
-        client.post(
-            f"/v2/models/{model}/infer", content=body, headers={HEADER: str(length)}
-        ).status_code
-        == 200
-    )
-
-
 def test_more_labels_or_images_than_the_limit(infer, picture):
     assert (
         infer({"inputs": [json_input(picture[1])], "parameters": {"top": 1001}}).status_code == 413

@@ -129,7 +129,7 @@ def test_the_same_image_again_from_the_cache_has_one_too(client, gallery):
 
 def test_the_bound_and_the_switch(journey, tmp_path):
     bound = {"thumbnails__max_bytes": 900, "thumbnails__side": 64}
-    with asking(journey / "model", state_dir=tmp_path, **bound) as (running, client):
+    with asking(journey / "model", state_dir=tmp_path, **bound) as (_, client):
         client.put("/v1/collections/c")
         answer = add(client, "/v1/collections/c", {f"i{n}": colored(n) for n in range(6)})
         kept = [result for result in answer["results"] if result["thumbnail"]]

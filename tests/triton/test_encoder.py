@@ -148,30 +148,6 @@ async def test_a_late_request_says_so_in_time(server, pictures):
     assert at_once < AT_ONCE_S
 
 
-async def test_a_busy_server_is_not_taken_for_a_dead_one(server, pictures):
-    """Some requests are late and probes too, as the queue is long; others are answered: the circuit
-    stays closed.
-    """
-    answered, faults = [], []
-
-    async def client(encoder, timeout_s, until):
-        while time.perf_counter() < until:
-            try:
-                await encoder.encode(pictures[:1], timeout_s=timeout_s)
-                answered.append(timeout_s)
-            except (Overloaded, DeadlineExceeded):
-                await asyncio.sleep(0.01)
-            if encoder.fault:
-                faults.append(str(encoder.fault))
-
-    async with opened(server, "slow", probe_timeout_s=2 * SLOW_S) as encoder:
-        until = time.perf_counter() + 4
-        patient = [client(encoder, 20, until) for _ in range(SLOW_BATCH + SLOW_QUEUE - 3)]
-        await asyncio.gather(*patient, client(encoder, SLOW_S / 2, until))
-    assert len(answered) > 2 * SLOW_BATCH
-    assert faults == []
-
-
 async def test_a_server_that_others_keep_busy_is_not_taken_for_a_dead_one(server, pictures):
     """None of ours is answered, the probes neither: Triton's own statistics say that it works."""
     errors, faults = [], []

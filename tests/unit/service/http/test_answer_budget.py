@@ -15,7 +15,7 @@ from service.http.answer_budget import PART_BYTES, AnswerMiddleware, announce_an
 from service.http.app import create_app
 from service.http.json_route import JsonRoute
 from service.settings import Limits
-from tests.unit.service.engines import new_admission, new_metrics, until
+from tests.unit.service.engines import new_admission, new_metrics, sample, until
 
 ROUTES = Path(__file__).parents[4] / "service" / "http"
 MIB = 2**20
@@ -151,6 +151,10 @@ def test_only_two_modules_make_streams_of_their_own():
     assert makers == {"answers.py", "routes/jobs.py"}
 
 
+def held(resources):
+    return sample(resources.metrics, 'mlcd_held{of="answers"}')
+
+
 def behind_the_budget(answer, resources, **client):
     return Client(AnswerMiddleware(answer), "/", resources=resources, **client)
 
@@ -160,10 +164,10 @@ async def test_an_answer_goes_out_in_parts_and_holds_its_place_until_it_is_read(
     client = behind_the_budget(Response(b"x" * 5 * MIB), resources, reads=3)
     asking = asyncio.create_task(client.ask())
     await until(lambda: len(client.messages) == 3)
-    assert resources.admission.answers._reserved == 5 * MIB
+    assert held(resources) == 5 * MIB
     client.reads = 100
     await asking
-    assert resources.admission.answers._reserved == 0
+    assert held(resources) == 0
     assert (len(client.body), client.longest) == (5 * MIB, PART_BYTES)
     assert [message.get("more_body") for message in client.messages[-2:]] == [True, False]
 
@@ -182,7 +186,7 @@ async def test_a_client_that_leaves_gives_its_place_back():
     await until(lambda: len(client.messages) == 2)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    assert resources.admission.answers._reserved == 0
+    assert held(resources) == 0
 
 
 @pytest.mark.parametrize("announced", [0, 3 * MIB])
@@ -206,7 +210,7 @@ async def test_a_stream_holds_its_largest_part_or_what_it_announced(announced):
     for reads in range(2, 12):
         client.reads = reads
         await asyncio.sleep(0.02)
-        held.append(resources.admission.answers._reserved)
+        held.append(held(resources))
         if asking.done():
             break
     assert max(held) == max(announced, 2 * MIB)
@@ -215,7 +219,7 @@ async def test_a_stream_holds_its_largest_part_or_what_it_announced(announced):
     assert made == [10, MIB // 2, 2 * MIB, MIB]
     assert len(client.body) == 10 + MIB // 2 + 3 * MIB
     assert client.longest == PART_BYTES
-    assert resources.admission.answers._reserved == 0
+    assert held(resources) == 0
 
 
 async def test_a_stream_that_has_begun_waits_for_room():
