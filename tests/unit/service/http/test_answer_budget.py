@@ -206,14 +206,14 @@ async def test_a_stream_holds_its_largest_part_or_what_it_announced(announced):
     resources = new_resources()
     client = behind_the_budget(streaming, resources, reads=2)
     asking = asyncio.create_task(client.ask())
-    held = []
+    reserved = []
     for reads in range(2, 12):
         client.reads = reads
         await asyncio.sleep(0.02)
-        held.append(held(resources))
+        reserved.append(held(resources))
         if asking.done():
             break
-    assert max(held) == max(announced, 2 * MIB)
+    assert max(reserved) == max(announced, 2 * MIB)
     client.reads = 100
     await asking
     assert made == [10, MIB // 2, 2 * MIB, MIB]
