@@ -3,10 +3,6 @@ queue in Redis.
 """
 
 import contextlib
-import json
-import os
-import random
-import signal
 import time
 
 import httpx
@@ -24,12 +20,11 @@ from service.jobs.roots import OtherRoots, Roots
 from service.jobs.service import open_queue
 from service.settings import read_settings
 from service.worker.task import Watch
-from tests.conftest import start_mlcd, write_digits
+from tests.conftest import write_digits
 from tests.integration.running import Server
 from tests.integration.s3 import (
     SECRET,
     check_alike,
-    running_faults,
     running_moto,
     running_s3rver,
     using,
@@ -37,7 +32,7 @@ from tests.integration.s3 import (
 from tests.integration.test_observability import collector  # noqa: F401 - a fixture
 from tests.unit.service.cached import redis_server
 from tests.unit.service.worker.conftest import signals_as_they_were  # noqa: F401 - a fixture
-from tests.unit.service.worker.working import MODEL, SLOW, work, working
+from tests.unit.service.worker.working import MODEL, work, working
 
 ROOT = "s3://bucket/jobs"
 
@@ -236,66 +231,3 @@ def test_a_server_takes_such_jobs_and_no_secret_shows(
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) == 12
     assert not any(SECRET.encode() in content for content in written + kept)
-
-
-@pytest.fixture
-def apart(queue, tmp_path):
-    """Starts commands whose work is of this queue, each as on a machine of its own: their
-    settings, and a function that makes a worker.
-    """
-    settings = {"jobs__roots": ROOT, "jobs__shard_images": 8, "jobs__lease_s": 2, "engine": "fake"}
-    settings["redis_url"] = queue.url
-    given = {f"MLCD_{name.upper()}": str(value) for name, value in settings.items()}
-
-    def start(name, store_url, *more):
-        own = {"XDG_CACHE_HOME": str(tmp_path / name), "AWS_ENDPOINT_URL": store_url}
-        return start_mlcd("worker", "--model", SLOW, *more, env={**os.environ, **given, **own})
-
-    return settings, start
-
-
-def check_nothing_half(files):
-    """Every artifact with a manifest is whole."""
-    for path in files.glob(f"bucket/jobs/out-*/{MANIFEST}"):
-        assert list(verify_at_url(f"s3://{path.rpartition('/')[0]}"))
-
-
-@pytest.fixture
-def atomic(store, request):
-    """A store that keeps whole objects only, as S3 does."""
-    if request.node.callspec.params["store"] == "s3rver":
-        pytest.skip(
-            "s3rver keeps as an object what a client had sent when it was killed, and answers 500"
-            " to a listing beside a removal"
-        )
-
-
-@pytest.mark.slow
-def test_workers_that_are_killed_leave_nothing_half(atomic, used, queue, images, tmp_path, apart):
-    """Ten kills at random moments; then two workers share what is left."""
-    expected, (_, start) = done_here(queue, tmp_path, SLOW), apart
-    chance, files, told, submitted = random.Random(1), used.filesystem(), "", []
-    with running_faults(used, seed=4, rate=0.01, delay_s=0.01) as faults:
-        for number in range(10):
-            name = f"{ROOT}/out-{number}"
-            job = queue.submit(spec(images, name, SLOW))[0]
-            submitted.append(job.id)
-            process, before = start(f"lost-{number}", faults.url), faults.requests
-            until = before + chance.randint(20, 120)
-            while faults.requests < until and queue.get(job.id).state in ("queued", "running"):
-                time.sleep(0.01)
-            process.send_signal(signal.SIGKILL)
-            told += process.communicate(timeout=60)[0]
-            check_nothing_half(files)
-        for job_id in submitted:  # three kills at one shard, and it counts as poison
-            if queue.get(job_id).state == "failed":
-                queue.retry(job_id)
-        for process in [start(name, faults.url, "--drain") for name in ("first", "second")]:
-            told += process.communicate(timeout=240)[0]
-            assert process.returncode == 0, told
-    jobs = [queue.get(job_id) for job_id in submitted]
-    assert {job.state for job in jobs} == {"succeeded"}, [job.problem for job in jobs]
-    for number in range(10):
-        check_alike(used, f"jobs/out-{number}", expected)
-    assert SECRET not in told
-    assert SECRET not in json.dumps([str(job) for job in queue.page(limit=20).jobs])
