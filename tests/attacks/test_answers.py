@@ -101,14 +101,8 @@ EVERYTHING = {
 def not_reading(server, token, num, path, body, lines):
     """So many clients that have asked and read nothing."""
     content = json.dumps(body).encode()
-    head = request_head(
-        "POST",
-        path,
-        "Content-Type: application/json",
-        f"Content-Length: {len(content)}",
-        *lines,
-        token=token,
-    )
+    lines = ("Content-Type: application/json", f"Content-Length: {len(content)}", *lines)
+    head = request_head("POST", path, *lines, token=token)
     with contextlib.ExitStack() as stack:
         for _ in range(num):
             client = stack.enter_context(socket.socket())

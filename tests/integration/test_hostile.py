@@ -8,6 +8,7 @@ on every other route.
 import base64
 import csv
 import itertools
+import json
 import re
 import struct
 import threading
@@ -24,10 +25,8 @@ from tests.integration.running import serving
 
 REASONS = set(ImageReason.__args__)
 STATUSES = {200, 400, 413, 415, 422}
-IN_DIALECTS = {
-    413: 400,
-    415: 400,
-}  # of OpenAI and Cohere, whose clients have no class of error for these
+# of OpenAI and Cohere, whose clients have no class of error for these
+IN_DIALECTS = {413: 400, 415: 400}
 BATCH = 20
 # of the process that decodes: fragments, and what libraries set up on the first image of a kind
 GROWTH_MIB = 48
@@ -51,13 +50,9 @@ def running(journey, new_state):
 
 
 def warm_up(server):
+    url, kind = f"{server.url}/v1/images/embed", {"Content-Type": "image/png"}
     for _, data in hostile.shapes():
-        httpx.post(
-            f"{server.url}/v1/images/embed",
-            content=data,
-            headers={"Content-Type": "image/png"},
-            timeout=30,
-        )
+        httpx.post(url, content=data, headers=kind, timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -105,43 +100,24 @@ class Api:
 
     def strictly(self, image):
         """One of each other route: every answer's status; all agree, each in its dialect."""
-        text, encoded = base64.b64encode(image).decode(), data_uri(image)
+        post, encoded = self.client.post, data_uri(image)
         element = struct.pack("<I", len(image)) + image
-        head = (
-            b'{"inputs":[{"name":"image","shape":[1],"datatype":"BYTES",'
-            b'"parameters":{"binary_data_size":%d}}]}'
-        )
-        head %= len(element)
-        infer = f"/v2/models/{self.model}/infer"
+        tensor = {"name": "image", "shape": [1], "datatype": "BYTES"}
+        binary = tensor | {"parameters": {"binary_data_size": len(element)}}
+        head = json.dumps({"inputs": [binary]}).encode()
+        in_json = tensor | {"data": [base64.b64encode(image).decode()]}
+        infer, npy = f"/v2/models/{self.model}/infer", {"Accept": "application/x-npy"}
+        given = {"model": self.model, "input": [data_uri(self.photo), encoded]}
         dialects = [
-            self.client.post(
-                "/v1/embeddings",
-                json={"model": self.model, "input": [data_uri(self.photo), encoded]},
-            ),
-            self.client.post("/v2/embed", json={"model": self.model, "images": [encoded]}),
+            post("/v1/embeddings", json=given),
+            post("/v2/embed", json={"model": self.model, "images": [encoded]}),
         ]
+        length = {"Inference-Header-Content-Length": str(len(head))}
         answers = [
-            self.client.post(
-                "/v1/images/embed",
-                content=image,
-                headers={"Content-Type": "image/jpeg", "Accept": "application/x-npy"},
-            ),
-            self.client.post(
-                "/v1/labels",
-                files=files(self.photo, image),
-                headers={"Accept": "application/x-npy"},
-            ),
-            self.client.post(
-                infer,
-                json={
-                    "inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [text]}]
-                },
-            ),
-            self.client.post(
-                infer,
-                content=head + element,
-                headers={"Inference-Header-Content-Length": str(len(head))},
-            ),
+            post("/v1/images/embed", content=image, headers=npy | {"Content-Type": "image/jpeg"}),
+            post("/v1/labels", files=files(self.photo, image), headers=npy),
+            post(infer, json={"inputs": [in_json]}),
+            post(infer, content=head + element, headers=length),
         ]
         for answer in answers + dialects:
             assert answer.status_code in STATUSES, answer.text

@@ -38,14 +38,9 @@ def start():
         server = Server("fake:latency_ms=100", engine="fake", processes=processes, **settings)
         servers.append(server)
         server.wait_ready()
+        counts = ("mlcd_processes", "mlcd_engine_up")
         if processes > 1:
-            until(
-                lambda: (
-                    server.metric("mlcd_processes") == server.metric("mlcd_engine_up") == processes
-                ),
-                30,
-                server,
-            )
+            until(lambda: [*map(server.metric, counts)] == [processes] * 2, 30, server)
         return server
 
     yield start

@@ -195,6 +195,8 @@ def test_centers_and_collections_of_the_other_version_are_refused_until_it_is_ba
         httpx.Client(base_url=gateway.url, timeout=30) as client,
     ):
         image = {"images": [data_uri(picture[1])]}
+        tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": image["images"]}
+        labels = {"inputs": [tensor], "outputs": [{"name": "label_ids"}]}
         ours = client.get("/v1/info").json()
         first = client.post("/v1/labels", json=image)
         assert (first.status_code, ours["collections"]) == (200, [])
@@ -210,20 +212,7 @@ def test_centers_and_collections_of_the_other_version_are_refused_until_it_is_ba
             client.get("/v1/centers/0"),
             client.get("/v1/collections/demo"),
             client.post("/v1/collections/demo/search", json=image),
-            client.post(
-                f"/v2/models/{NAME}/infer",
-                json={
-                    "inputs": [
-                        {
-                            "name": "image",
-                            "datatype": "BYTES",
-                            "shape": [1],
-                            "data": [data_uri(picture[1])],
-                        }
-                    ],
-                    "outputs": [{"name": "label_ids"}],
-                },
-            ),
+            client.post(f"/v2/models/{NAME}/infer", json=labels),
         ):
             assert refused.status_code == 409
             assert ours["fingerprint"] in refused.text
@@ -367,10 +356,8 @@ def test_a_hundred_swaps_under_load_fail_nobody_and_memory_stays_flat(triton, pi
                 if number % 10 == 9:
                     until(lambda: len(triton.resident_mib()) == 2, 60)
                     resident.append((gateway.resident_mib(), sum(triton.resident_mib())))
-        print(  # noqa: T201
-            "gateway and Triton, MiB after every ten swaps:",
-            [tuple(map(round, pair)) for pair in resident],
-        )
+        told = [tuple(map(round, pair)) for pair in resident]
+        print("gateway and Triton, MiB after every ten swaps:", told)  # noqa: T201
         assert min(clients.check(expected).values()) > NUM_SWAPS
         for series in zip(*resident, strict=True):
             assert max(series[1:]) - series[0] < MAX_GROWTH_MIB, resident
