@@ -34,9 +34,8 @@ def test_a_backup_under_three_writers_is_restored_and_served(journey, tmp_path):
                         {"id": item_id, "embedding": rows[n], "metadata": {"of": writer}}
                         for n, item_id in enumerate(ids)
                     ]
-                    own.post(
-                        "/v1/collections/photos/items", json={"items": items}
-                    ).raise_for_status()
+                    answer = own.post("/v1/collections/photos/items", json={"items": items})
+                    answer.raise_for_status()
                     acknowledged[writer] += ids
 
         writers = [threading.Thread(target=write, args=(writer,)) for writer in range(3)]

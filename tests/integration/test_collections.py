@@ -76,12 +76,8 @@ def test_images_are_added_found_described_anew_and_deleted(client, photos, digit
     assert outcomes(client.post(f"{photos}/items", **form)) == dict.fromkeys(names, "created")
     assert outcomes(client.post(f"{photos}/items", **form)) == dict.fromkeys(names, "unchanged")
     _, data, expected = picture
-    body = {
-        "items": [
-            {"id": "p", "image": data_uri(data)},
-            {"id": "q", "embedding": (3 * expected).tolist()},
-        ]
-    }
+    embedded = {"id": "q", "embedding": (3 * expected).tolist()}
+    body = {"items": [{"id": "p", "image": data_uri(data)}, embedded]}
     assert outcomes(client.post(f"{photos}/items", json=body)) == {"p": "created", "q": "created"}
     described = client.get(photos).json()
     assert (described["items"], described["fields"], described["usable"]) == (8, ["n", "odd"], True)
@@ -99,14 +95,9 @@ def test_images_are_added_found_described_anew_and_deleted(client, photos, digit
         f"{photos}/search", params={"filter": '{"field": "n", "lt": 2}'}, files=files(data)
     )
     assert {*found(in_query)[0]} == {*names[:2]}
-    assert (
-        client.patch(item_path(photos, "p"), json={"metadata": {"album": "sea"}}).json()["outcome"]
-        == "updated"
-    )
-    assert (
-        client.patch(item_path(photos, "p"), json={"metadata": {"album": "sea"}}).json()["outcome"]
-        == "unchanged"
-    )
+    for outcome in ("updated", "unchanged"):
+        changed = client.patch(item_path(photos, "p"), json={"metadata": {"album": "sea"}})
+        assert changed.json()["outcome"] == outcome
     assert client.get(item_path(photos, "p")).json()["metadata"] == {"album": "sea"}
     assert client.delete(item_path(photos, "p")).json()["outcome"] == "deleted"
     for gone in (client.get, client.delete):
@@ -208,10 +199,8 @@ def test_a_deep_filter_is_refused_however_deep(client, photos):
         assert "too deep" in answer.json()["detail"] or answer.json()["limit"] == "max_json_values"
         assert len(answer.content) < 1000
     long = {"or": [{"field": "n", "eq": n} for n in range(129)]}
-    assert (
-        "at most 128"
-        in client.post(f"{photos}/search", json={"ids": ["i0"], "filter": long}).json()["detail"]
-    )
+    refused = client.post(f"{photos}/search", json={"ids": ["i0"], "filter": long})
+    assert "at most 128" in refused.json()["detail"]
 
 
 def test_an_option_is_given_once(client, photos):
@@ -403,12 +392,9 @@ def test_a_full_disk_is_told_without_its_place_and_later_writes_go_on(journey, t
         assert "full" in answer.json()["detail"]
         assert str(tmp_path) not in answer.text
         assert answer.headers["retry-after"]
-        assert found(
-            client.post(f"{path}/search?top=1", json={"ids": ["i0", f"i{start - 1}"]})
-        ) == [["i0"], [f"i{start - 1}"]]
+        ids = ["i0", f"i{start - 1}"]
+        assert found(client.post(f"{path}/search?top=1", json={"ids": ids})) == [[i] for i in ids]
         for pid in pids:
-            resource.prlimit(
-                pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-            )
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         assert put(client, path, rows[start : start + 64], start).status_code == 200
         assert client.get(path).json()["items"] == start + 64

@@ -143,20 +143,15 @@ def test_two_images_in_a_conversation_are_refused(ask, picture):
 
 
 def test_what_is_wrong_before_the_route_is_in_openais_shape_too(client):
+    def post(path, content, name, value):
+        return client.post(path, content=content, headers={name: value})
+
     for answer, status in (
         (client.get("/v1/embeddings"), 405),
-        (
-            client.post(
-                "/v1/embeddings", content=b"{", headers={"Content-Type": "application/json"}
-            ),
-            400,
-        ),
-        (
-            client.post("/embeddings", content=b"[]", headers={"Content-Type": "application/json"}),
-            400,
-        ),
-        (client.post("/v1/embeddings", content=b"{}", headers={"Content-Type": "text/plain"}), 400),
-        (client.post("/v1/embeddings", content=b"{}", headers={"Content-Encoding": "gzip"}), 400),
+        (post("/v1/embeddings", b"{", "Content-Type", "application/json"), 400),
+        (post("/embeddings", b"[]", "Content-Type", "application/json"), 400),
+        (post("/v1/embeddings", b"{}", "Content-Type", "text/plain"), 400),
+        (post("/v1/embeddings", b"{}", "Content-Encoding", "gzip"), 400),
         (client.get("/v1/models/absent"), 404),
     ):
         assert answer.status_code == status

@@ -200,9 +200,8 @@ def test_a_lasso_chooses_counts_and_exports(client):
     assert text.headers["content-disposition"] == 'attachment; filename="demo.csv"'
     rows = list(csv.DictReader(io.StringIO(text.text)))
     assert [int(row["position"]) for row in rows] == inside.tolist()
-    parquet = client.post(
-        path, json={"polygon": corners}, headers={"Accept": "application/vnd.apache.parquet"}
-    )
+    kind = {"Accept": "application/vnd.apache.parquet"}
+    parquet = client.post(path, json={"polygon": corners}, headers=kind)
     table = pq.read_table(io.BytesIO(parquet.content))
     assert table["id"].to_pylist() == [row["id"] for row in rows]
     assert table["x"].to_pylist() == pytest.approx(points[inside, 0].tolist())
@@ -268,9 +267,8 @@ def test_a_collection_that_changes_and_an_empty_one(client, picture):
         client.post(f"{path}/delete", json={"ids": formulas})
         only = client.get("/v1/centers", params={"collection": "changing"}).json()["centers"][0]
         assert only["members"] == 2
-        members = client.get(
-            f"/v1/centers/{only['id']}/members", params={"collection": "changing"}
-        ).json()["members"]
+        of_center = f"/v1/centers/{only['id']}/members?collection=changing"
+        members = client.get(of_center).json()["members"]
         assert [member["id"] for member in members] == ["Straße 7.jpg", "写真/桜.jpg"]
         client.delete(f"{path}/items/{quote('写真/桜.jpg', safe='')}")
         again = client.get("/v1/centers", params={"collection": "changing"}).json()["centers"][0]
@@ -281,18 +279,14 @@ def test_a_collection_that_changes_and_an_empty_one(client, picture):
 
 def test_less_like_this_moves_the_matches(client):
     search = "/v1/collections/demo/search"
-    ids = [
-        m["id"]
-        for m in client.post(search, json={"embeddings": [row(client)], "top": 5}).json()[
-            "results"
-        ][0]["matches"]
-    ]
-    with_all = client.post(search, json={"id": ids[0], "top": 400}).json()["results"][0]["matches"]
-    moved = client.post(
-        search, json={"id": ids[0], "top": 400, "without": {"ids": [ids[-1]], "weight": 0.9}}
-    ).json()["results"][0]["matches"]
-    place = [m["id"] for m in moved].index(ids[-1])
-    assert place > [m["id"] for m in with_all].index(ids[-1])
+
+    def matches(**asked):
+        found = client.post(search, json=asked).json()["results"][0]["matches"]
+        return [match["id"] for match in found]
+
+    ids = matches(embeddings=[row(client)], top=5)
+    moved = matches(id=ids[0], top=400, without={"ids": [ids[-1]], "weight": 0.9})
+    assert moved.index(ids[-1]) > matches(id=ids[0], top=400).index(ids[-1])
     for wrong, status in (
         ({"ids": []}, 400),
         ({"ids": ["nobody"]}, 404),

@@ -38,9 +38,8 @@ def client(server):
 
 @pytest.fixture(scope="module")
 def red(client):
-    return client.post("/v1/images/embed", content=picture("red"), headers=PNG).json()["results"][
-        0
-    ]["embedding"]
+    answer = client.post("/v1/images/embed", content=picture("red"), headers=PNG)
+    return answer.json()["results"][0]["embedding"]
 
 
 PNG = {"Content-Type": "image/png"}
@@ -69,11 +68,10 @@ def test_texts_are_answered_as_a_matrix_and_a_bad_one_refuses_it(client, accept)
         one["embedding"] for one in client.post("/v1/texts/embed", json=given).json()["results"]
     ]
     answer = client.post("/v1/texts/embed", json=given, headers={"Accept": accept})
-    found = (
-        np.load(io.BytesIO(answer.content))
-        if accept.endswith("npy")
-        else np.frombuffer(answer.content, "<f4").reshape(2, 8)
-    )
+    if accept.endswith("npy"):
+        found = np.load(io.BytesIO(answer.content))
+    else:
+        found = np.frombuffer(answer.content, "<f4").reshape(2, 8)
     assert found == pytest.approx(np.array(rows))
     bad = client.post("/v1/texts/embed", json={"texts": ["red", ""]}, headers={"Accept": accept})
     assert (bad.status_code, bad.json()["param"], bad.json()["index"]) == (422, "texts[1]", 1)
