@@ -106,3 +106,8 @@ def request_head(method, path, *lines, token=None):
     if token is not None:
         given.append(f"Authorization: Bearer {token}")
     return ("\r\n".join(given) + "\r\n\r\n").encode()
+
+
+def image_head(length, token=None):
+    lines = ("Content-Type: image/jpeg", f"Content-Length: {length}")
+    return request_head("POST", "/v1/images/embed", *lines, token=token)

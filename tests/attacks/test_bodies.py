@@ -1,14 +1,14 @@
 """Bodies that are only announced, that trickle, or that are dear to parse."""
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 
-from tests.attacks.conftest import connections, request_head, watched
+from tests.attacks.conftest import connections, image_head, watched
 from tests.integration.running import until
 
 STATED = 64 * 2**20
@@ -23,15 +23,8 @@ def embed(photo, token):
 def test_bodies_that_are_only_announced_keep_nobody_out(attacked, tokens, photo):
     """Four connections, a kilobyte in all, held all of the memory for bodies for half a minute."""
     _, attacker, other = tokens
-    head = request_head(
-        "POST",
-        "/v1/images/embed",
-        "Content-Type: image/jpeg",
-        f"Content-Length: {STATED}",
-        token=attacker,
-    )
     with (
-        connections(attacked, 20, head),
+        connections(attacked, 20, image_head(STATED, attacker)),
         watched(attacked, "/v1/images/embed", **embed(photo, other)) as watch,
     ):
         time.sleep(2)
@@ -41,13 +34,7 @@ def test_bodies_that_are_only_announced_keep_nobody_out(attacked, tokens, photo)
 def test_one_key_holds_no_more_than_its_share_of_the_memory_for_bodies(attacked, tokens, photo):
     """Bodies that come all but their last byte: the key is refused, and another one is not."""
     _, attacker, other = tokens
-    head = request_head(
-        "POST",
-        "/v1/images/embed",
-        "Content-Type: image/jpeg",
-        f"Content-Length: {STATED}",
-        token=attacker,
-    )
+    head = image_head(STATED, attacker)
     with connections(attacked, 6, head + bytes(STATED - 1)) as clients:
         until(lambda: attacked.metric('mlcd_held{of="bytes"}') > 0, 5)
         with watched(attacked, "/v1/images/embed", **embed(photo, other)) as watch:
@@ -61,14 +48,7 @@ def test_one_key_holds_no_more_than_its_share_of_the_memory_for_bodies(attacked,
 
 
 def test_a_body_that_trickles_is_given_up_within_seconds(attacked, tokens):
-    head = request_head(
-        "POST",
-        "/v1/images/embed",
-        "Content-Type: image/jpeg",
-        "Content-Length: 1000000",
-        token=tokens[1],
-    )
-    started = time.monotonic()
+    head, started = image_head(1_000_000, tokens[1]), time.monotonic()
     with (
         connections(attacked, 1, head + b"x" * 500_000) as (client,),
         client.makefile("rb") as stream,
@@ -135,12 +115,8 @@ def test_no_json_stops_the_others(attacked, tokens, path):
 
 
 def peak_mib(server):
-    found = [
-        line
-        for line in Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
-        if "VmHWM" in line
-    ]
-    return int(found[0].split()[1]) / 1024
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -178,12 +154,3 @@ def test_multipart_forms_do_not_stop_the_others(attacked, tokens):
             )
         assert answer.status_code < 500
         assert max(watch.seconds) < 1.0
-
-
-def test_embeddings_as_large_as_they_may_be_are_still_taken(attacked, tokens):
-    """The bounds are for attackers: 64 rows of the model's dimension with all their digits."""
-    headers = {"Authorization": f"Bearer {tokens[2]}"}
-    dimension = httpx.get(f"{attacked.url}/v1/info", headers=headers).json()["dimension"]
-    rows = np.random.default_rng(0).normal(size=(64, dimension)).tolist()
-    answer = httpx.post(attacked.url + SEARCH, json={"embeddings": rows}, headers=headers)
-    assert answer.status_code == 200

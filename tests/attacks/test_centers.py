@@ -74,10 +74,7 @@ def test_a_label_waits_for_no_search_of_a_thousand_collections(crowded):
 
 @pytest.mark.slow
 def test_the_list_of_a_thousand_collections_comes_in_pages_and_stops_nobody(crowded):
-    with (
-        httpx.Client(base_url=crowded.url, timeout=60) as client,
-        watched(crowded) as watch,
-    ):
+    with httpx.Client(base_url=crowded.url, timeout=60) as client, watched(crowded) as watch:
         first = client.get("/v1/collections").json()
         assert (len(first["collections"]), "next" in first) == (1000, True)
         names, cursor = [], None

@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from tests.attacks.conftest import connections, request_head
+from tests.attacks.conftest import connections, image_head, request_head
 from tests.conftest import write_digits
 from tests.integration.running import serving, until
 
@@ -49,10 +49,7 @@ def trickle(clients):
 
 def test_bodies_that_are_refused_and_trickle_keep_no_probe_out(crowded):
     """No key at all: the answer is 401 at once, and the body goes on for ever."""
-    head = request_head(
-        "POST", "/v1/images/embed", "Content-Type: image/jpeg", "Content-Length: 1000000"
-    )
-    with connections(crowded, NUM, head + b"x") as clients:
+    with connections(crowded, NUM, image_head(1_000_000) + b"x") as clients:
         for _ in range(3):
             trickle(clients)
             assert probes(crowded) == 20
@@ -67,13 +64,7 @@ def test_clients_that_do_not_read_their_answers_keep_no_probe_out(crowded):
 
 def test_bodies_that_are_read_and_trickle_keep_no_probe_out(crowded, tokens):
     """With a key: they are at work, as far as the server can tell, until their patience is over."""
-    head = request_head(
-        "POST",
-        "/v1/images/embed",
-        "Content-Type: image/jpeg",
-        "Content-Length: 1000000",
-        token=tokens[1],
-    )
+    head = image_head(1_000_000, tokens[1])
     with contextlib.ExitStack() as crowd:
         crowd.enter_context(connections(crowded, NUM, head + b"x"))
 

@@ -80,12 +80,6 @@ def test_rows_are_float32_unit_and_of_the_stated_dimension(encoder):
     assert np.linalg.norm(rows, axis=1) == pytest.approx(np.ones(5), abs=1e-6)
 
 
-def test_an_image_does_not_depend_on_its_neighbors(encoder):
-    batch = images(encoder, 9)
-    alone = np.concatenate([encoder.encode(batch[i : i + 1]) for i in range(9)])
-    assert encoder.encode(batch) == pytest.approx(alone, abs=1e-5)
-
-
 def test_any_batch_size_gives_the_same_rows(encoder):
     """Within 1e-5: engines choose their kernels by batch size. Batches over the bound are split."""
     batch = images(encoder, 2 * MAX_BATCH + 5)

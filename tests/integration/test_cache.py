@@ -2,28 +2,14 @@
 load.
 """
 
-import contextlib
-import io
-import random
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-
 import httpx
 import pytest
-from PIL import Image
 
 from tests.integration.bodies import files
 from tests.integration.running import serving, until
 from tests.unit.service.cached import redis_server
 
 RAW = {"Accept": "application/octet-stream"}
-
-
-def png(number):
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 8), (number % 250, number // 250, 7)).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def embed(url, *images, client=httpx):
@@ -81,119 +67,6 @@ def test_servers_share_what_is_the_same_and_nothing_else(redis, photo):
             )
     assert [hits for hits, _ in found] == [0, 0, 0, 1]
     assert found[-1][1] == found[0][1]
-
-
-@pytest.mark.redis
-def test_a_row_in_int8_is_found_by_int8_alone(redis, int8_model, photo):
-    """One model of one fingerprint, in one Redis, in two precisions."""
-    found, stated = [], []
-    for precision in ("fp32", "int8", "int8"):
-        options = {"redis_url": redis.url, "cache__memory_bytes": 0, "precision": precision}
-        with serving(int8_model, **options) as server:
-            vector = embed(server.url, photo).content
-            found.append((looked_up(server, "redis"), vector))
-            stated.append(httpx.get(f"{server.url}/v1/info").json())
-            until(
-                lambda server=server: (
-                    server.metric('mlcd_cache_writes_total{result="written"}') or found[-1][0]
-                ),
-                5,
-            )
-    assert [hits for hits, _ in found] == [0, 0, 1]
-    assert found[0][1] != found[1][1] == found[2][1]
-    assert stated[0]["fingerprint"] == stated[1]["fingerprint"]
-    assert stated[0]["precision"] == "fp32"
-    assert stated[1]["precision"].startswith("int8-")
-
-
-class Load:
-    """Clients that send the same images over and over; every answer must be 200 and right."""
-
-    def __init__(self, server, *, num_clients=4, num_images=30):
-        self.images = [png(number) for number in range(num_images)]
-        self.expected = [embed(server.url, image).content for image in self.images]
-        self.wrong, self.slowest_s, self.num = [], 0.0, 0
-        self._url, self._stopped = server.url, threading.Event()
-        self._pool = ThreadPoolExecutor(num_clients)
-        self._clients = [self._pool.submit(self._send, seed) for seed in range(num_clients)]
-
-    def _send(self, seed):
-        draw = random.Random(seed)
-        with httpx.Client() as client:
-            while not self._stopped.is_set():
-                chosen = draw.sample(range(len(self.images)), draw.choice((1, 1, 1, 4)))
-                started = time.monotonic()
-                answer = embed(
-                    self._url, *[self.images[number] for number in chosen], client=client
-                )
-                self.slowest_s = max(self.slowest_s, time.monotonic() - started)
-                if answer.content != b"".join(self.expected[number] for number in chosen):
-                    self.wrong.append(chosen)
-                self.num += 1
-
-    def stop(self):
-        self._stopped.set()
-        for client in self._clients:
-            client.result(timeout=30)  # raises what an answer was, where it was none
-        self._pool.shutdown()
-
-
-@contextlib.contextmanager
-def loaded(server):
-    load = Load(server)
-    try:
-        yield load
-    finally:
-        load.stop()
-
-
-def hits_grow(server):
-    before = looked_up(server, "redis")
-    until(lambda: looked_up(server, "redis") > before + 5, 15)
-
-
-@pytest.mark.redis
-def test_no_request_fails_or_stalls_whatever_becomes_of_redis_and_it_is_used_again(redis):
-    settings = {"redis_url": redis.url, "cache__memory_bytes": 0}
-    with serving("fake:latency_ms=5", engine="fake", **settings) as server, loaded(server) as load:
-        hits_grow(server)
-
-        redis.ask("FLUSHALL")
-        hits_grow(server)
-
-        redis.stop()
-        until(lambda: server.metric("mlcd_cache_up") == 0, 60)
-        served = load.num
-        until(lambda: load.num > served + 20, 60)
-        redis.start()
-        until(lambda: server.metric("mlcd_cache_up") == 1, 60)
-        hits_grow(server)
-
-        redis.freeze()
-        until(lambda: server.metric("mlcd_cache_up") == 0, 60)
-        served = load.num
-        until(lambda: load.num > served + 20, 60)
-        redis.thaw()
-        until(lambda: server.metric("mlcd_cache_up") == 1, 60)
-        hits_grow(server)
-
-        redis.ask("CONFIG", "SET", "maxmemory", "1")
-        redis.ask("FLUSHALL")
-        before = server.metric('mlcd_cache_writes_total{result="error"}')
-        until(lambda: server.metric('mlcd_cache_writes_total{result="error"}') > before + 5, 60)
-        redis.ask("CONFIG", "SET", "maxmemory", "0")
-        hits_grow(server)
-
-        load.stop()
-        assert load.wrong == []
-        assert load.slowest_s < 5  # a stall would be the deadline, 30 s
-        encoded = server.metric("mlcd_batch_size_sum")
-        looked = {
-            result: looked_up(server, "redis", result)
-            for result in ("hit", "miss", "damaged", "error")
-        }
-        assert looked["damaged"] == 0
-        assert encoded <= looked["miss"] + looked["error"] + 20  # and the trials of probes
 
 
 @pytest.mark.redis

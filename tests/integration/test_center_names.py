@@ -151,13 +151,11 @@ def test_a_name_is_changed_and_shown_everywhere(named, naming, centers):
             client.rename_center(100_000, "x")
 
 
-def test_names_that_come_together_are_all_kept(named, naming):
-    async def ask():
-        async with AsyncClient(naming.url) as client:
-            await asyncio.gather(*(client.rename_center(3 + n, f"name {n}") for n in range(9)))
-            return await client.centers(query="name", num=100)
-
-    assert {each.name for each in asyncio.run(ask())} == {f"name {n}" for n in range(9)}
+async def test_names_that_come_together_are_all_kept(named, naming):
+    async with AsyncClient(naming.url) as client:
+        await asyncio.gather(*(client.rename_center(3 + n, f"name {n}") for n in range(9)))
+        listed = await client.centers(query="name", num=100)
+    assert {each.name for each in listed} == {f"name {n}" for n in range(9)}
 
 
 @pytest.mark.parametrize(

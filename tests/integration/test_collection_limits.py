@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from service.keys.file import create_key
-from tests.integration.running import Server, serving
+from tests.integration.running import Server, asking, serving
 
 MODEL = "hog"
 LIMIT = 128
@@ -29,10 +29,7 @@ def found(client, name, item_id):
 
 
 def test_where_no_file_can_be_opened_that_is_said_and_passes_by_itself(tmp_path):
-    with (
-        serving(MODEL, state_dir=tmp_path / "state") as server,
-        httpx.Client(base_url=server.url, timeout=30) as client,
-    ):
+    with asking(MODEL, state_dir=tmp_path / "state") as (server, client):
         names = [f"c{number}" for number in range(70)]  # the first rests when the last is made
         for name in names:
             client.put(f"/v1/collections/{name}")
@@ -75,10 +72,7 @@ def test_a_start_without_enough_descriptors_says_so_in_one_line(tmp_path):
 
 
 def test_no_more_are_made_than_may_be_and_those_that_are_there_stay(tmp_path):
-    with (
-        serving(MODEL, state_dir=tmp_path, limits__max_collections=2) as server,
-        httpx.Client(base_url=server.url) as client,
-    ):
+    with asking(MODEL, state_dir=tmp_path, limits__max_collections=2) as (server, client):
         assert client.get("/v1/info").json()["limits"]["max_collections"] == 2
         assert [client.put(f"/v1/collections/{name}").status_code for name in "ab"] == [201, 201]
         refused = client.put("/v1/collections/c")
@@ -95,10 +89,7 @@ def test_no_more_are_made_than_may_be_and_those_that_are_there_stay(tmp_path):
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    with (
-        serving(MODEL, state_dir=tmp_path_factory.mktemp("state")) as server,
-        httpx.Client(base_url=server.url) as client,
-    ):
+    with asking(MODEL, state_dir=tmp_path_factory.mktemp("state")) as (_, client):
         client.put("/v1/collections/a")
         add(client, "a", "b")
         yield client
@@ -128,7 +119,7 @@ def test_with_keys_names_are_told_to_those_who_may_know_them(tmp_path, processes
         scope: create_key(keys, "x", scopes=[scope], now=datetime.now(UTC))[1]
         for scope in ("search", "embed")
     }
-    with serving(MODEL, state_dir=tmp_path) as server, httpx.Client(base_url=server.url) as client:
+    with asking(MODEL, state_dir=tmp_path) as (server, client):
         for name in ("secret", "other"):
             client.put(f"/v1/collections/{name}")
             add(client, name, "a")

@@ -44,6 +44,9 @@ def test_inputs_with_content_lists_and_a_shorter_dimension(ask, picture):
     assert answer.json()["id"] == answer.headers["x-request-id"]
 
 
+URI, TEXT = {"images": ["URI"]}, {"type": "text", "text": "a text"}
+
+
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
@@ -54,20 +57,12 @@ def test_inputs_with_content_lists_and_a_shorter_dimension(ask, picture):
         ({"images": ["URI", "a text"]}, 422, "image 1"),
         ({"images": ["https://example.com/x.png"]}, 422, "fetching URLs is off"),
         ({"images": ["data:image/png;base64,AAAA"]}, 400, "image 0"),
-        (
-            {"inputs": [{"content": [{"type": "text", "text": "a text"}]}]},
-            422,
-            "embeds images and no texts",
-        ),
+        ({"inputs": [{"content": [TEXT]}]}, 422, "embeds images and no texts"),
         ({"inputs": [{"content": []}]}, 422, "image 0"),
         ({"inputs": ["URI"]}, 422, "image 0"),
         ({"images": ["URI"], "input_type": "poem"}, 400, "input_type"),
         ({"images": ["URI"], "output_dimension": 17}, 400, "output_dimension is at most 16"),
-        (
-            {"images": ["URI"], "output_dimension": 4, "embedding_types": ["binary"]},
-            400,
-            "divisible by 8",
-        ),
+        (URI | {"output_dimension": 4, "embedding_types": ["binary"]}, 400, "divisible by 8"),
         ({"images": ["URI"], "model": "absent"}, 404, "no such model"),
         ({"images": ["URI"] * 65}, 400, "max_images"),
         ({"images": ["URI"], "fusion": True}, 400, "fusion"),
@@ -75,10 +70,8 @@ def test_inputs_with_content_lists_and_a_shorter_dimension(ask, picture):
 )
 def test_a_refusal_is_in_coheres_shape(ask, picture, body, status, message):
     if "images" in body:
-        body = {
-            **body,
-            "images": [data_uri(picture[1]) if item == "URI" else item for item in body["images"]],
-        }
+        images = [data_uri(picture[1]) if item == "URI" else item for item in body["images"]]
+        body = body | {"images": images}
     answer = ask(**body)
     assert answer.status_code == status
     assert set(answer.json()) == {"id", "message"}

@@ -58,10 +58,8 @@ def test_embeddings_are_base64_floats_or_bits_as_asked(ask, picture):
     bits = np.packbits(expected >= 0).tolist()
     # openai-python adds its encoding_format: what Jina's field says goes before it.
     for option in ({}, {"encoding_format": "base64"}):
-        assert (
-            ask(input=uri, embedding_type="ubinary", **option).json()["data"][0]["embedding"]
-            == bits
-        )
+        found = ask(input=uri, embedding_type="ubinary", **option).json()["data"][0]["embedding"]
+        assert found == bits
         words = ask(input=uri, embedding_type="binary", **option).json()["data"][0]["embedding"]
         assert words == [byte - 128 for byte in bits]
     short = ask(input=uri, dimensions=5).json()["data"][0]["embedding"]
@@ -145,20 +143,15 @@ def test_two_images_in_a_conversation_are_refused(ask, picture):
 
 
 def test_what_is_wrong_before_the_route_is_in_openais_shape_too(client):
+    def post(path, content, name, value):
+        return client.post(path, content=content, headers={name: value})
+
     for answer, status in (
         (client.get("/v1/embeddings"), 405),
-        (
-            client.post(
-                "/v1/embeddings", content=b"{", headers={"Content-Type": "application/json"}
-            ),
-            400,
-        ),
-        (
-            client.post("/embeddings", content=b"[]", headers={"Content-Type": "application/json"}),
-            400,
-        ),
-        (client.post("/v1/embeddings", content=b"{}", headers={"Content-Type": "text/plain"}), 400),
-        (client.post("/v1/embeddings", content=b"{}", headers={"Content-Encoding": "gzip"}), 400),
+        (post("/v1/embeddings", b"{", "Content-Type", "application/json"), 400),
+        (post("/embeddings", b"[]", "Content-Type", "application/json"), 400),
+        (post("/v1/embeddings", b"{}", "Content-Type", "text/plain"), 400),
+        (post("/v1/embeddings", b"{}", "Content-Encoding", "gzip"), 400),
         (client.get("/v1/models/absent"), 404),
     ):
         assert answer.status_code == status

@@ -76,20 +76,6 @@ def test_an_engine_that_is_killed_fails_its_waiters_and_is_back_within_seconds()
         assert server.metric('mlcd_held{of="images"}') == 0
 
 
-def test_requests_are_refused_at_once_while_the_engine_opens_again():
-    # It opens for two seconds: two blank batches come first.
-    with serving("fake:latency_ms=1000", engine="fake") as server:
-        os.kill(server.worker(), signal.SIGKILL)
-        until(lambda: not server.ready(), FLIP_S)
-        started = time.monotonic()
-        answer = ask(server)
-        assert (answer.status_code, time.monotonic() - started < 0.5) == (503, True)
-        assert 1 <= int(answer.headers["retry-after"]) <= 30
-        assert server.metric('mlcd_rejected_total{reason="unavailable"}') == 1
-        until(server.ready, 15)
-        assert ask(server).status_code == 200
-
-
 def test_an_engine_that_hangs_is_noticed_without_traffic_and_replaced():
     with serving("fake:latency_ms=5", engine="fake", batch_timeout_s=2) as server:
         hung = server.worker()
@@ -100,24 +86,10 @@ def test_an_engine_that_hangs_is_noticed_without_traffic_and_replaced():
         assert ask(server).status_code == 200
 
 
-def test_requests_at_an_engine_that_hangs_get_an_error_in_time():
-    with (
-        serving("fake:latency_ms=5", engine="fake", batch_timeout_s=1) as server,
-        ThreadPoolExecutor(5) as pool,
-    ):
-        os.kill(server.worker(), signal.SIGSTOP)
-        started = time.monotonic()
-        statuses = {answer.status_code for answer in pool.map(lambda _: ask(server), range(5))}
-        assert statuses <= {200, 503}
-        assert 503 in statuses
-        assert time.monotonic() - started < 5
-
-
 def test_an_engine_that_raises_is_not_ready_until_it_has_succeeded_again():
     with serving("fake:latency_ms=5,sick_s=2", engine="fake") as server:
         answer = ask(server, WHITE)
-        assert answer.status_code == 503
-        assert "told to fail" not in answer.text
+        assert (answer.status_code, "told to fail" in answer.text) == (503, False)
         assert until(lambda: not server.ready(), 5) < FLIP_S
         until(server.ready, 15)
         assert ask(server).status_code == 200
@@ -170,41 +142,6 @@ def test_clients_that_leave_ten_at_once_leave_nothing_behind(leaving_from, photo
 def leaving_from():
     with serving("fake:latency_ms=400", engine="fake", max_batch=4) as server:
         yield server
-
-
-def test_who_left_is_not_encoded(leaving_from, photo):
-    server = leaving_from
-    before = server.metric("mlcd_batch_size_sum")
-    with ThreadPoolExecutor(10) as pool:
-        first = pool.submit(ask, server, photo)
-        time.sleep(0.1)
-        list(pool.map(lambda _: leave_during_decoding(server, photo), range(9)))
-        assert first.result(timeout=20).status_code == 200
-    until(lambda: server.metric('mlcd_held{of="images"}') == 0, 10)
-    assert ask(server, photo).status_code == 200
-    assert server.metric("mlcd_batch_size_sum") - before < 11
-    assert server.metric('mlcd_dropped_total{reason="client_gone"}') > 0
-
-
-def test_a_body_that_trickles_past_the_deadline_is_answered_504_and_the_connection_closed():
-    with (
-        serving("fake:latency_ms=5", engine="fake", limits__deadline_s=0.7) as server,
-        connect(server) as client,
-    ):
-        client.sendall(request_head(1000))
-        received, started = b"", time.monotonic()
-        client.settimeout(0.1)
-        while time.monotonic() - started < 10:
-            with contextlib.suppress(TimeoutError, ConnectionError):
-                chunk = client.recv(4096)
-                if not chunk and received:
-                    break
-                received += chunk
-            with contextlib.suppress(ConnectionError):
-                client.sendall(b"x")
-        assert 0.6 < time.monotonic() - started < 3
-        assert received.startswith(b"HTTP/1.1 504")
-        assert b"connection: close" in received.lower()
 
 
 def test_memory_comes_back_after_large_requests(photo):

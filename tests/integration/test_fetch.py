@@ -1,11 +1,9 @@
 """Images by URL through the real server, from a real host on loopback."""
 
 import base64
-import io
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import numpy as np
 import pytest
 
 from tests.image_host import ImageHost, endless, ok, redirect, status
@@ -13,6 +11,7 @@ from tests.integration.bodies import data_uri, files
 from tests.integration.running import serving, until
 
 SECRET = "SECRET"
+LOOPBACK = {"allow": "127.0.0.1", "networks": "127.0.0.0/8"}
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +36,7 @@ def host(picture):
 @pytest.fixture(scope="module")
 def fetching(journey, host, new_state):
     """A server that fetches from the host."""
-    settings = {
-        "allow": "127.0.0.1",
-        "networks": "127.0.0.0/8",
-        "ports": f"80,{host.port}",
-        "timeout_s": 2,
-    }
+    settings = LOOPBACK | {"ports": f"80,{host.port}", "timeout_s": 2}
     given = {f"fetch__{name}": value for name, value in settings.items()}
     limits = {"limits__max_body_bytes": 2**20, "limits__max_queued_bytes": 2**22}
     with serving(journey / "model", state_dir=new_state(), **given, **limits) as server:
@@ -104,13 +98,6 @@ def test_the_time_of_fetching_is_told_where_something_was_fetched(ask, host, pic
     assert "fetch" not in stages(data_uri(picture[1]))
 
 
-def test_urls_and_data_uris_share_a_batch_in_their_order(ask, host, model, picture, digits, stored):
-    other = (digits / stored.keys[90]).read_bytes()
-    given = [f"{host.url}/a.png", data_uri(other), f"{host.url}/moved", data_uri(picture[1])]
-    rows = embeddings(ask("/v1/embeddings", json={"model": model, "input": given}))
-    assert np.array(rows) == pytest.approx(stored.load()[[17, 90, 17, 17]], abs=1e-5)
-
-
 def test_own_routes_answer_for_each_url(ask, host, picture):
     bad = {
         "/text": "fetch-failed",
@@ -122,13 +109,8 @@ def test_own_routes_answer_for_each_url(ask, host, picture):
         "/not-an-image": "unsupported-format",
     }
     urls = [host.url + path for path in bad]
-    given = [
-        data_uri(picture[1]),
-        *urls,
-        "http://10.0.0.1/",
-        f"http://{SECRET}@127.0.0.1/",
-        f"{host.url}/a.png",
-    ]
+    given = [data_uri(picture[1]), *urls, "http://10.0.0.1/", f"http://{SECRET}@127.0.0.1/"]
+    given.append(f"{host.url}/a.png")
     for route in ("/v1/labels", "/v1/collections/demo/search"):
         answer = ask(route, json={"images": given})
         body = answer.json()
@@ -148,16 +130,11 @@ def test_other_routes_name_the_first_that_failed(ask, host, model):
     answer = ask("/v2/embed", json={"model": model, "images": [good, good, absent]})
     assert (answer.status_code, "image 2" in answer.json()["message"]) == (422, True)
     answer = ask("/v1/labels", json={"images": [absent]}, headers={"Accept": "application/x-npy"})
-    assert (answer.status_code, answer.json()["index"], answer.json()["type"]) == (
-        422,
-        0,
-        "urn:mlcd:problem:fetch-failed",
-    )
+    expected = (422, 0, "urn:mlcd:problem:fetch-failed")
+    assert (answer.status_code, answer.json()["index"], answer.json()["type"]) == expected
     error = ask("/v1/embeddings", json={"model": model, "input": [f"{host.url}/large"]})
-    assert (error.status_code, error.json()["error"]["code"]) == (
-        400,
-        "too-many-bytes",
-    )  # as OpenAI's clients expect
+    told = error.status_code, error.json()["error"]["code"]
+    assert told == (400, "too-many-bytes")  # as OpenAI's clients expect
 
 
 def test_what_is_refused_anyway_is_not_fetched(ask, host, model):
@@ -180,10 +157,8 @@ def test_a_slow_host_holds_up_nobody_else(fetching, host, model, picture):
         ]
         until(lambda: host.most >= 8, 10)
         for number in range(5):
-            image = {
-                "model": model,
-                "input": data_uri(picture[1] + bytes([number])),
-            }  # other bytes: in no cache
+            other = data_uri(picture[1] + bytes([number]))  # in no cache
+            image = {"model": model, "input": other}
             assert client.post("/v1/embeddings", json=image).status_code == 200
         assert fetching.metric('mlcd_held{of="images"}') == 0
         assert not any(future.done() for future in slow)
@@ -202,33 +177,12 @@ def test_a_client_that_leaves_ends_its_fetches(fetching, host):
     until(lambda: fetching.metric(name) == before + 3, 5)
 
 
-def test_it_is_off_by_default_and_says_which_setting_turns_it_on(client, host, model):
-    asked = len(host.asked)
-    url = f"{host.url}/a.png"
-    tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [url]}
-    for route, body in (
-        ("/v1/embeddings", {"model": model, "input": [url]}),
-        ("/v2/embed", {"model": model, "images": [url]}),
-        (f"/v2/models/{model}/infer", {"inputs": [tensor]}),
-        ("/v1/labels", {"images": [url]}),
-    ):
-        text = client.post(route, json=body).text
-        assert "fetching URLs is off" in text
-        assert "MLCD_FETCH__ALLOW" in text
-    assert len(host.asked) == asked
-
-
 def test_nothing_of_a_url_or_of_what_a_host_sent_is_in_the_log(journey, host):
-    settings = {
-        "fetch__allow": "127.0.0.1",
-        "fetch__networks": "127.0.0.0/8",
-        "fetch__ports": host.port,
-    }
-    with serving(journey / "model", fetch__timeout_s=1, **settings) as server:
-        urls = [f"{host.url}{path}" for path in host.answers] + [
-            f"http://{SECRET}.example/",
-            f"http://{SECRET}@x/",
-        ]
+    settings = LOOPBACK | {"ports": host.port, "timeout_s": 1}
+    given = {f"fetch__{name}": value for name, value in settings.items()}
+    with serving(journey / "model", **given) as server:
+        urls = [f"{host.url}{path}" for path in host.answers]
+        urls += [f"http://{SECRET}.example/", f"http://{SECRET}@x/"]
         answer = httpx.post(f"{server.url}/v1/labels", json={"images": urls}, timeout=30)
         assert SECRET not in answer.text + httpx.get(f"{server.url}/metrics").text
         _, output = server.stop()
@@ -236,12 +190,3 @@ def test_nothing_of_a_url_or_of_what_a_host_sent_is_in_the_log(journey, host):
     assert "example" not in output
     assert base64.b64encode(SECRET.encode()).decode() not in output
     assert "169.254" not in output
-
-
-def test_binary_labels_come_for_urls_too(ask, host):
-    url = {"images": [f"{host.url}/a.png"]}
-    records = np.load(
-        io.BytesIO(ask("/v1/labels", json=url, headers={"Accept": "application/x-npy"}).content)
-    )
-    labels = ask("/v1/labels", json=url).json()["results"][0]["labels"]
-    assert records["ids"][0].tolist() == [label["id"] for label in labels]

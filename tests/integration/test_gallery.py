@@ -1,6 +1,5 @@
 """The questions of a page of clusters and of a map: centers with members, and a layout."""
 
-import asyncio
 import csv
 import io
 from urllib.parse import quote
@@ -9,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.client import AsyncClient, Client, RefusedNotFound
+from mlcd.client import Client, RefusedNotFound
 
 DEMO = {"collection": "demo"}
 
@@ -201,11 +200,8 @@ def test_a_lasso_chooses_counts_and_exports(client):
     assert text.headers["content-disposition"] == 'attachment; filename="demo.csv"'
     rows = list(csv.DictReader(io.StringIO(text.text)))
     assert [int(row["position"]) for row in rows] == inside.tolist()
-    parquet = client.post(
-        path,
-        json={"polygon": corners},
-        headers={"Accept": "application/vnd.apache.parquet"},
-    )
+    kind = {"Accept": "application/vnd.apache.parquet"}
+    parquet = client.post(path, json={"polygon": corners}, headers=kind)
     table = pq.read_table(io.BytesIO(parquet.content))
     assert table["id"].to_pylist() == [row["id"] for row in rows]
     assert table["x"].to_pylist() == pytest.approx(points[inside, 0].tolist())
@@ -240,11 +236,8 @@ def test_what_a_layout_does_not_know(client):
     assert set(np.frombuffer(client.get(f"{path}/values", params=absent).content, "<i4")) == {-1}
     assert client.get(f"{path}/legend", params=absent).json()["values"] == []
     only = {"positions": [0.0], "limit": 1.0, "filter": {"field": "colour", "eq": 1}}
-    assert client.post(f"{path}/items", json=only).json() == {
-        "collection": "demo",
-        "total": 0,
-        "items": [],
-    }
+    expected = {"collection": "demo", "total": 0, "items": []}
+    assert client.post(f"{path}/items", json=only).json() == expected
     assert client.get("/v1/collections/nobody/layout").status_code == 404
 
 
@@ -274,9 +267,8 @@ def test_a_collection_that_changes_and_an_empty_one(client, picture):
         client.post(f"{path}/delete", json={"ids": formulas})
         only = client.get("/v1/centers", params={"collection": "changing"}).json()["centers"][0]
         assert only["members"] == 2
-        members = client.get(
-            f"/v1/centers/{only['id']}/members", params={"collection": "changing"}
-        ).json()["members"]
+        of_center = f"/v1/centers/{only['id']}/members?collection=changing"
+        members = client.get(of_center).json()["members"]
         assert [member["id"] for member in members] == ["Straße 7.jpg", "写真/桜.jpg"]
         client.delete(f"{path}/items/{quote('写真/桜.jpg', safe='')}")
         again = client.get("/v1/centers", params={"collection": "changing"}).json()["centers"][0]
@@ -287,18 +279,14 @@ def test_a_collection_that_changes_and_an_empty_one(client, picture):
 
 def test_less_like_this_moves_the_matches(client):
     search = "/v1/collections/demo/search"
-    ids = [
-        m["id"]
-        for m in client.post(search, json={"embeddings": [row(client)], "top": 5}).json()[
-            "results"
-        ][0]["matches"]
-    ]
-    with_all = client.post(search, json={"id": ids[0], "top": 400}).json()["results"][0]["matches"]
-    moved = client.post(
-        search, json={"id": ids[0], "top": 400, "without": {"ids": [ids[-1]], "weight": 0.9}}
-    ).json()["results"][0]["matches"]
-    place = [m["id"] for m in moved].index(ids[-1])
-    assert place > [m["id"] for m in with_all].index(ids[-1])
+
+    def matches(**asked):
+        found = client.post(search, json=asked).json()["results"][0]["matches"]
+        return [match["id"] for match in found]
+
+    ids = matches(embeddings=[row(client)], top=5)
+    moved = matches(id=ids[0], top=400, without={"ids": [ids[-1]], "weight": 0.9})
+    assert moved.index(ids[-1]) > matches(id=ids[0], top=400).index(ids[-1])
     for wrong, status in (
         ({"ids": []}, 400),
         ({"ids": ["nobody"]}, 404),
@@ -349,20 +337,3 @@ def test_the_client_asks_for_the_same(server, client, centers):
         assert (gone.id, gone.outcome) == ("nobody", "missing")
         with pytest.raises(RefusedNotFound):
             ours.thumbnail("demo", "nobody")
-
-
-def test_the_asynchronous_client_too(server, centers):
-    async def ask():
-        async with AsyncClient(server) as ours:
-            (center,) = await ours.centers("demo", num=1)
-            members = await ours.members(center.id, "demo", num=2)
-            picture = await ours.thumbnail("demo", members[0].id)
-            layout = await ours.layout("demo", first=2)
-            items = await ours.layout_items("demo", positions=[0])
-            gone = await ours.delete_items("demo", ["nobody"])
-            return center, picture, layout, items, gone
-
-    center, picture, layout, items, gone = asyncio.run(ask())
-    assert center.id == centers["centers"][0]["id"]
-    assert (picture[:4], len(layout.points), items.total) == (b"RIFF", 2, 1)
-    assert gone[0].outcome == "missing"

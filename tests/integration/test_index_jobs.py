@@ -9,7 +9,7 @@ from mlcd.collections.collection import Collection
 from mlcd.errors import Conflict
 from tests.conftest import run_mlcd, write_digits
 from tests.integration.bodies import files
-from tests.integration.running import serving
+from tests.integration.running import asking
 
 
 def index(server, environment, model, state, images, output):
@@ -32,10 +32,7 @@ def test_a_job_s_collection_is_searched_by_the_server_that_runs(journey, tmp_pat
     roots = f"{images},{home}"
     environment = {**os.environ, "MLCD_JOBS__ROOTS": roots}
     home.mkdir(parents=True)
-    with (
-        serving(model, state_dir=state, jobs__roots=roots) as server,
-        httpx.Client(base_url=server.url) as client,
-    ):
+    with asking(model, state_dir=state, jobs__roots=roots) as (server, client):
         assert client.get("/v1/collections/digits").status_code == 404
         for name in (
             "my photos",
@@ -45,11 +42,8 @@ def test_a_job_s_collection_is_searched_by_the_server_that_runs(journey, tmp_pat
             asked = {"kind": "index", "input": str(images), "output": str(home / name)}
             assert client.post("/v1/jobs", json=asked).status_code == 422
         job = index(server, environment, model, state, images, home / "digits")
-        assert (job["state"], job["progress"]["collected"], job["progress"]["indexed"]) == (
-            "succeeded",
-            20,
-            20,
-        )
+        expected = ("succeeded", 20, 20)
+        assert (job["state"], job["progress"]["collected"], job["progress"]["indexed"]) == expected
         assert sorted(path.name for path in home.iterdir()) == ["digits"]
         picture = sorted(images.rglob("*.png"))[7]
         found = client.post(
@@ -57,10 +51,8 @@ def test_a_job_s_collection_is_searched_by_the_server_that_runs(journey, tmp_pat
         )
         assert found.status_code == 200, found.text
         (match,) = found.json()["results"][0]["matches"]
-        assert (match["id"], match["similarity"] > 0.999) == (
-            picture.relative_to(images).as_posix(),
-            True,
-        )
+        expected = (picture.relative_to(images).as_posix(), True)
+        assert (match["id"], match["similarity"] > 0.999) == expected
         pictured = client.get(f"/v1/collections/digits/items/{match['id']}/thumbnail")
         assert (pictured.status_code, pictured.headers["content-type"]) == (200, "image/webp")
         assert server.metric('mlcd_collection_thumbnails{collection="digits"}') == 20

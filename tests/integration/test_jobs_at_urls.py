@@ -3,11 +3,6 @@ queue in Redis.
 """
 
 import contextlib
-import json
-import os
-import random
-import signal
-import threading
 import time
 
 import httpx
@@ -25,12 +20,11 @@ from service.jobs.roots import OtherRoots, Roots
 from service.jobs.service import open_queue
 from service.settings import read_settings
 from service.worker.task import Watch
-from tests.conftest import start_mlcd, write_digits
+from tests.conftest import write_digits
 from tests.integration.running import Server
 from tests.integration.s3 import (
     SECRET,
     check_alike,
-    running_faults,
     running_moto,
     running_s3rver,
     using,
@@ -38,7 +32,7 @@ from tests.integration.s3 import (
 from tests.integration.test_observability import collector  # noqa: F401 - a fixture
 from tests.unit.service.cached import redis_server
 from tests.unit.service.worker.conftest import signals_as_they_were  # noqa: F401 - a fixture
-from tests.unit.service.worker.working import MODEL, SLOW, work, working
+from tests.unit.service.worker.working import MODEL, work, working
 
 ROOT = "s3://bucket/jobs"
 
@@ -237,138 +231,3 @@ def test_a_server_takes_such_jobs_and_no_secret_shows(
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert len(written) == 12
     assert not any(SECRET.encode() in content for content in written + kept)
-
-
-@pytest.fixture
-def apart(queue, tmp_path):
-    """Starts commands whose work is of this queue, each as on a machine of its own: their
-    settings, and a function that makes a worker.
-    """
-    settings = {"jobs__roots": ROOT, "jobs__shard_images": 8, "jobs__lease_s": 2, "engine": "fake"}
-    settings["redis_url"] = queue.url
-    given = {f"MLCD_{name.upper()}": str(value) for name, value in settings.items()}
-
-    def start(name, store_url, *more):
-        own = {"XDG_CACHE_HOME": str(tmp_path / name), "AWS_ENDPOINT_URL": store_url}
-        return start_mlcd("worker", "--model", SLOW, *more, env={**os.environ, **given, **own})
-
-    return settings, start
-
-
-def check_nothing_half(files):
-    """Every artifact with a manifest is whole."""
-    for path in files.glob(f"bucket/jobs/out-*/{MANIFEST}"):
-        assert list(verify_at_url(f"s3://{path.rpartition('/')[0]}"))
-
-
-@pytest.fixture
-def atomic(store, request):
-    """A store that keeps whole objects only, as S3 does."""
-    if request.node.callspec.params["store"] == "s3rver":
-        pytest.skip(
-            "s3rver keeps as an object what a client had sent when it was killed, and answers 500"
-            " to a listing beside a removal"
-        )
-
-
-@pytest.mark.slow
-def test_workers_that_are_killed_leave_nothing_half(atomic, used, queue, images, tmp_path, apart):
-    """Ten kills at random moments; then two workers share what is left."""
-    expected, (_, start) = done_here(queue, tmp_path, SLOW), apart
-    chance, files, told, submitted = random.Random(1), used.filesystem(), "", []
-    with running_faults(used, seed=4, rate=0.01, delay_s=0.01) as faults:
-        for number in range(10):
-            name = f"{ROOT}/out-{number}"
-            job = queue.submit(spec(images, name, SLOW))[0]
-            submitted.append(job.id)
-            process, before = start(f"lost-{number}", faults.url), faults.requests
-            until = before + chance.randint(20, 120)
-            while faults.requests < until and queue.get(job.id).state in ("queued", "running"):
-                time.sleep(0.01)
-            process.send_signal(signal.SIGKILL)
-            told += process.communicate(timeout=60)[0]
-            check_nothing_half(files)
-        for job_id in submitted:  # three kills at one shard, and it counts as poison
-            if queue.get(job_id).state == "failed":
-                queue.retry(job_id)
-        for process in [start(name, faults.url, "--drain") for name in ("first", "second")]:
-            told += process.communicate(timeout=240)[0]
-            assert process.returncode == 0, told
-    jobs = [queue.get(job_id) for job_id in submitted]
-    assert {job.state for job in jobs} == {"succeeded"}, [job.problem for job in jobs]
-    for number in range(10):
-        check_alike(used, f"jobs/out-{number}", expected)
-    assert SECRET not in told
-    assert SECRET not in json.dumps([str(job) for job in queue.page(limit=20).jobs])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_servers_that_are_killed_lose_no_job_and_leave_nothing_half(
-    atomic, used, queue, images, tmp_path, apart, monkeypatch
-):
-    """Ten kills, of every second server with its worker; some while a job is submitted."""
-    expected, (settings, start) = done_here(queue, tmp_path, SLOW), apart
-    name = "out-of-servers"  # the store may hold what another test has made
-    chance, files, accepted = random.Random(2), used.filesystem(), []
-    machines = contextlib.ExitStack()
-    with running_faults(used, seed=5, rate=0.01, delay_s=0.01) as faults, machines:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
-
-        def begin(number):
-            worker = start(f"machine-{number}", faults.url)
-            machines.callback(end, worker)
-            return worker
-
-        server, worker = Server(SLOW, **settings), begin(0)
-        machines.callback(lambda: end(server.process))
-        for number in range(10):
-            asked = {"kind": "embed", "input": images, "output": f"{ROOT}/{name}-{number}"}
-
-            def submit(asked=asked, number=number):
-                head = {"Idempotency-Key": f"out-{number}"}
-                try:
-                    url = f"{server.url}/v1/jobs"
-                    return httpx.post(url, json=asked, headers=head, timeout=30).json()
-                except httpx.TransportError as error:
-                    return {"error": repr(error)}
-
-            server.wait_ready()
-            until, latest = faults.requests + chance.randint(1, 60), time.monotonic() + 10
-            asking = threading.Thread(target=submit)
-            asking.start()
-            while faults.requests < until and time.monotonic() < latest:
-                time.sleep(0.002)
-            end(server.process)
-            if number % 2:
-                end(worker)
-                worker = begin(number)
-            asking.join()
-            check_nothing_half(files)
-            server.start_again()
-            server.wait_ready()
-            answers = [submit()]
-            while "id" not in answers[-1] and len(answers) < 5:
-                answers.append(submit())
-            assert "id" in answers[-1], answers
-            accepted.append(answers[-1]["id"])
-        for number, job_id in enumerate(accepted):
-            wait_for_end(queue, job_id)
-            check_alike(used, f"jobs/{name}-{number}", expected)
-    assert len(set(accepted)) == 10
-    assert len(queue.page(limit=20).jobs) == 10 + 1  # and the one that was done here
-
-
-def end(process):
-    process.kill()
-    process.communicate(timeout=60)
-
-
-def wait_for_end(queue, job_id):
-    """Until it has succeeded; three kills at one shard, and it counts as poison."""
-    deadline = time.monotonic() + 120
-    while (state := queue.get(job_id).state) != "succeeded":
-        assert time.monotonic() < deadline
-        if state == "failed":
-            queue.retry(job_id)
-        time.sleep(0.1)

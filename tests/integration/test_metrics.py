@@ -4,8 +4,6 @@ processes.
 
 import io
 import json
-import os
-import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,8 +13,9 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.bodies import data_uri, files
-from tests.integration.running import Server, children, until
+from tests.integration.running import Server, until
 
+MODEL = "fake:latency_ms=200"
 PROBES = ("/metrics", "/health/live", "/health/ready")
 
 
@@ -100,20 +99,10 @@ class Clients:
 
 @pytest.fixture(params=[1, 2])
 def server(request):
-    limits = {
-        "limits__max_images": 4,
-        "limits__max_queued_images": 4,
-        "limits__max_body_bytes": 10_000,
-    }
-    limits |= {"cache__memory_bytes": 1_000_000}
-    running = Server(
-        "fake:latency_ms=200",
-        engine="fake",
-        max_batch=4,
-        processes=request.param,
-        log__format="json",
-        **limits,
-    )
+    limits = {"max_images": 4, "max_queued_images": 4, "max_body_bytes": 10_000}
+    given = {f"limits__{name}": value for name, value in limits.items()}
+    given |= {"cache__memory_bytes": 1_000_000, "log__format": "json", "processes": request.param}
+    running = Server(MODEL, engine="fake", max_batch=4, **given)
     running.num_processes = request.param
     try:
         running.wait_ready()
@@ -130,33 +119,25 @@ def test_every_number_is_what_clients_counted(server):
     for number in range(6):  # one after the other: a batch each
         clients.ask("/v1/images/embed", files=files(png(number)))
         batches += 1
-    with (
-        httpx.Client() as same
-    ):  # one connection is one process: what it has embedded, it remembers
+    # one connection is one process: what it has embedded, it remembers
+    with httpx.Client() as same:
         for _ in range(4):
             clients.ask("/v1/images/embed", client=same, files=files(png(1000)))
     clients.ask("/v1/images/embed", files=files(png(2000), b"no image", b"", cut_off()))
-    clients.ask(
-        "/v1/embeddings", json={"model": "fake:latency_ms=200", "input": [data_uri(png(2002))]}
-    )
+    model, (image, text) = MODEL, ({"Content-Type": kind} for kind in ("image/png", "text/plain"))
+    clients.ask("/v1/embeddings", json={"model": model, "input": [data_uri(png(2002))]})
     refused = [
         clients.ask("/v1/embeddings", json={"model": "other", "input": "x"}),
-        clients.ask("/v1/embeddings", json={"model": "fake:latency_ms=200", "input": [1, 2]}),
-        clients.ask(
-            "/v1/images/embed", content=b"x" * 20_000, headers={"Content-Type": "image/png"}
-        ),
-        clients.ask("/v1/images/embed", content=b"x", headers={"Content-Type": "text/plain"}),
+        clients.ask("/v1/embeddings", json={"model": model, "input": [1, 2]}),
+        clients.ask("/v1/images/embed", content=b"x" * 20_000, headers=image),
+        clients.ask("/v1/images/embed", content=b"x", headers=text),
         clients.ask("/v1/models/{model}", "/v1/models/none"),
         clients.ask("other", "/nowhere?secret=1"),
     ]
     assert [answer.status_code for answer in refused] == [404, 400, 413, 415, 404, 404]
-    with ThreadPoolExecutor(24) as pool:  # more than it may hold
-        list(
-            pool.map(
-                lambda number: clients.ask("/v1/images/embed", files=files(png(3000 + number))),
-                range(24),
-            )
-        )
+    crowd = [files(png(3000 + number)) for number in range(24)]  # more than it may hold
+    with ThreadPoolExecutor(24) as pool:
+        list(pool.map(lambda image: clients.ask("/v1/images/embed", files=image), crowd))
     after = settled(server, clients)
 
     def grown(name, **labels):
@@ -206,33 +187,3 @@ def test_every_number_is_what_clients_counted(server):
     assert logged == clients.answers
     assert len({line["pid"] for line in lines}) == server.num_processes
     assert "secret" not in output
-
-
-@pytest.mark.parametrize("server", [2], indirect=True)
-def test_what_a_process_counted_outlives_it_and_what_it_held_does_not(server):
-    def samples():
-        return scrape(server.url)
-
-    for number in range(8):
-        assert (
-            httpx.post(
-                f"{server.url}/v1/images/embed", files=files(png(number)), timeout=30
-            ).status_code
-            == 200
-        )
-    before = value(samples(), "mlcd_images_total", outcome="embedded")
-    assert before == 8
-    killed = children(server.process.pid)
-    os.kill(killed[0], signal.SIGKILL)
-    until(lambda: value(samples(), "mlcd_processes") == 1, 20, server)
-    until(lambda: value(samples(), "mlcd_processes") == 2, 20, server)
-    assert value(samples(), "mlcd_images_total", outcome="embedded") == before
-    for number in range(8, 16):
-        assert (
-            httpx.post(
-                f"{server.url}/v1/images/embed", files=files(png(number)), timeout=30
-            ).status_code
-            == 200
-        )
-    assert value(samples(), "mlcd_images_total", outcome="embedded") == before + 8
-    assert value(samples(), "mlcd_engine_up") == 2

@@ -10,14 +10,12 @@ import socket
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import httpx
 import pytest
 
 from service.serve.server import Order, SettingsSources
-from tests.conftest import free_port, run_mlcd
 from tests.integration.running import Server, children, exists, until
 
 
@@ -75,22 +73,6 @@ def test_one_that_is_killed_is_replaced_while_the_other_serves(started, photo):
     assert "server process 0 ended with status -9; the next starts in 0.0 s" in output
 
 
-def test_sigterm_reaches_all_finishes_what_is_in_flight_and_leaves_no_orphan(started, photo):
-    server = all_up(started("fake:latency_ms=1500", drain_s=1))
-    family = [pid for child in children(server.process.pid) for pid in (child, *children(child))]
-    assert len(family) == 4
-    with ThreadPoolExecutor(4) as pool:
-        in_flight = [pool.submit(ask, server, photo) for _ in range(4)]
-        until(lambda: server.metric('mlcd_held{of="images"}') == 4, 5)
-        server.process.terminate()
-        time.sleep(0.3)
-        assert [httpx.get(f"{server.url}/health/ready").status_code for _ in range(6)] == [503] * 6
-        assert [future.result(timeout=20).status_code for future in in_flight] == [200] * 4
-        output, _ = server.process.communicate(timeout=15)
-    assert (server.process.returncode, "Traceback" in output) == (0, False)
-    until(lambda: not any(map(exists, family)), 2)
-
-
 def test_a_terminal_that_is_closed_ends_no_process(started, photo):
     server = all_up(started())
     for process in (server.process.pid, *children(server.process.pid)):
@@ -137,30 +119,6 @@ def test_where_the_supervisor_is_killed_all_others_end(started):
     server.process.kill()
     server.process.wait()
     until(lambda: not any(map(exists, family)), 10)
-
-
-def test_sigterm_is_heard_while_the_model_is_loaded(started):
-    server = started("fake:latency_ms=20000")
-    until(lambda: any(map(children, children(server.process.pid))), 20, server)
-    started_at = time.monotonic()
-    status, output = server.stop()
-    assert (status, "Traceback" in output) == (0, False)
-    assert time.monotonic() - started_at < 10  # and not the 40 s that loading takes
-
-
-def test_sigterm_is_heard_while_the_second_process_begins(started):
-    """Before it can hear it itself."""
-    server = started()
-    until(lambda: len(children(server.process.pid)) == 2, 20, server)
-    status, output = server.stop()
-    assert (status, "Traceback" in output) == (0, False)
-
-
-def test_what_cannot_be_served_is_refused_in_one_line(monkeypatch):
-    monkeypatch.setenv("MLCD_PROCESSES", "3")
-    result = run_mlcd("serve", "--model", "absent", "--port", free_port())
-    assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1), result.stderr
-    assert "there is no model absent" in result.stderr
 
 
 @pytest.mark.slow

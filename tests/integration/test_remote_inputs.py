@@ -22,13 +22,7 @@ from mlcd.images.sources import open_source
 from tests.conftest import call_mlcd, run_mlcd, write_digits
 from tests.image_host import ImageHost, ok, redirect, status
 from tests.integration.hub import DATASET, running_hub
-from tests.integration.s3 import SECRET, running_faults, running_moto, using
-
-
-@pytest.fixture(scope="module")
-def moto():
-    with running_moto() as store:
-        yield store
+from tests.integration.s3 import SECRET, running_faults, using
 
 
 @pytest.fixture
@@ -180,10 +174,8 @@ def test_a_column_of_urls_is_embedded_labeled_verified_and_tried_again(images, t
         command = ["embed", tmp_path / "t.parquet", tmp_path / "out", "--model", "pixels", *options]
         assert "22 embeddings of 768, 2 files skipped" in call_mlcd(*command).stdout
         lines = (tmp_path / "out" / "errors.jsonl").read_text().splitlines()
-        assert [(each["key"], each["reason"]) for each in map(json.loads, lines)] == [
-            ("t/00000003", "fetch-failed"),
-            ("t/00000005", "url-refused"),
-        ]
+        expected = [("t/00000003", "fetch-failed"), ("t/00000005", "url-refused")]
+        assert [(each["key"], each["reason"]) for each in map(json.loads, lines)] == expected
         host.answers[names[3]] = answers[names[3]]
         again = call_mlcd(*command, "--append")
         assert "23 embeddings" in again.stdout, again.stderr

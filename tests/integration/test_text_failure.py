@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from service.keys.file import create_key
-from tests.integration.running import serving, until
+from tests.integration.running import asking, serving, until
 
 PNG = {"Content-Type": "image/png"}
 
@@ -26,10 +26,7 @@ def picture():
 
 
 def test_a_tower_of_texts_that_dies_stops_no_image():
-    with (
-        serving("fake:text=true,latency_ms=5", engine="fake") as server,
-        httpx.Client(base_url=server.url, timeout=20) as client,
-    ):
+    with asking("fake:text=true,latency_ms=5", engine="fake") as (server, client):
         image = picture()
         images, texts = server.workers()
         assert server.metric("mlcd_text_engine_up") == server.metric("mlcd_engine_up") == 1
@@ -56,10 +53,7 @@ def test_a_tower_of_texts_that_dies_stops_no_image():
 
 
 def test_while_the_tower_of_texts_is_down_texts_are_refused_and_the_server_is_not_ready():
-    with (
-        serving("fake:text=true,latency_ms=5", engine="fake") as server,
-        httpx.Client(base_url=server.url, timeout=20) as client,
-    ):
+    with asking("fake:text=true,latency_ms=5", engine="fake") as (server, client):
         for _ in range(2):  # the second one in a row comes back after a pause
             os.kill(server.workers()[-1], signal.SIGKILL)
             until(lambda: server.metric("mlcd_text_engine_up") == 0, 5, server)
@@ -162,10 +156,7 @@ def test_a_body_that_holds_no_texts_is_refused_in_one_line(server, body):
 
 def test_texts_beyond_the_queue_are_refused_and_counted():
     limits = {"limits__max_texts": 64, "limits__max_queued_texts": 64}
-    with (
-        serving("fake:text=true,latency_ms=300", engine="fake", **limits) as server,
-        httpx.Client(base_url=server.url, timeout=20) as client,
-    ):
+    with asking("fake:text=true,latency_ms=300", engine="fake", **limits) as (server, client):
         statuses = []
 
         def send(number):

@@ -1,6 +1,5 @@
 """Texts on a server whose fake model knows the names of colors."""
 
-import asyncio
 import base64
 import io
 import json
@@ -10,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlcd.client import AsyncClient, Client, RefusedInput
+from mlcd.client import Client, RefusedInput
 from mlcd.errors import InvalidInput, TextRejected
 from tests.integration.bodies import data_uri
-from tests.integration.running import serving
+from tests.integration.running import asking, serving
 
 MODEL = "fake:text=true,latency_ms=1"
 
@@ -39,9 +38,8 @@ def client(server):
 
 @pytest.fixture(scope="module")
 def red(client):
-    return client.post("/v1/images/embed", content=picture("red"), headers=PNG).json()["results"][
-        0
-    ]["embedding"]
+    answer = client.post("/v1/images/embed", content=picture("red"), headers=PNG)
+    return answer.json()["results"][0]["embedding"]
 
 
 PNG = {"Content-Type": "image/png"}
@@ -70,11 +68,10 @@ def test_texts_are_answered_as_a_matrix_and_a_bad_one_refuses_it(client, accept)
         one["embedding"] for one in client.post("/v1/texts/embed", json=given).json()["results"]
     ]
     answer = client.post("/v1/texts/embed", json=given, headers={"Accept": accept})
-    found = (
-        np.load(io.BytesIO(answer.content))
-        if accept.endswith("npy")
-        else np.frombuffer(answer.content, "<f4").reshape(2, 8)
-    )
+    if accept.endswith("npy"):
+        found = np.load(io.BytesIO(answer.content))
+    else:
+        found = np.frombuffer(answer.content, "<f4").reshape(2, 8)
     assert found == pytest.approx(np.array(rows))
     bad = client.post("/v1/texts/embed", json={"texts": ["red", ""]}, headers={"Accept": accept})
     assert (bad.status_code, bad.json()["param"], bad.json()["index"]) == (422, "texts[1]", 1)
@@ -86,13 +83,7 @@ def test_a_bad_text_fails_alone(client):
     content = client.post("/v1/texts/embed", json={"texts": texts}).json()
     assert [one["index"] for one in content["results"]] == [0, 5, 6, 7]
     found = {error["index"]: error["type"] for error in content["errors"]}
-    assert found == {
-        1: "empty",
-        2: "not-a-string",
-        3: "not-a-string",
-        4: "too-long",
-        8: "empty",
-    }
+    assert found == {1: "empty", 2: "not-a-string", 3: "not-a-string", 4: "too-long", 8: "empty"}
 
 
 def test_texts_with_the_same_tokens_share_an_entry_of_the_cache(client, server):
@@ -272,10 +263,7 @@ def test_info_says_that_the_model_takes_texts(client):
 
 
 def test_a_model_of_images_refuses_texts_with_the_way_to_them():
-    with (
-        serving("fake:latency_ms=1", engine="fake") as server,
-        httpx.Client(base_url=server.url) as client,
-    ):
+    with asking("fake:latency_ms=1", engine="fake") as (_, client):
         model = client.get("/v1/models").json()["data"][0]["id"]
         assert client.get("/v1/info").json()["texts"] is None
         own = [
@@ -297,10 +285,7 @@ def test_a_model_of_images_refuses_texts_with_the_way_to_them():
 
 
 def test_pairs_are_judged_alone_where_the_model_has_a_bias(client):
-    with (
-        serving(f"{MODEL},bias=-90", engine="fake") as server,
-        httpx.Client(base_url=server.url) as alone,
-    ):
+    with asking(f"{MODEL},bias=-90", engine="fake") as (_, alone):
         asked = {"images": [data_uri(picture("red"))], "names": ["red", "red thing", "blue"]}
         content = alone.post("/v1/classify", json=asked).json()
         assert content["calibration"] == {"scale": 100.0, "bias": -90.0}
@@ -347,25 +332,3 @@ def test_the_python_client_speaks_of_texts(server, red):
         assert isinstance(several.errors[1], TextRejected)
         with pytest.raises(InvalidInput, match="exactly one of"):
             mlcd_client.search("client", text="red", texts=["red"])
-
-
-def test_the_asynchronous_client_speaks_of_texts(server, red):
-    async def texts():
-        for text in ("red", "", "blue"):
-            yield text
-
-    async def scenario():
-        async with AsyncClient(server.url) as mlcd_client:
-            embedded = await mlcd_client.embed_texts(texts())
-            assert list(embedded.errors) == [1]
-            rows = [row async for row in mlcd_client.embed_texts_each(["red", "blue"])]
-            assert rows[1] == pytest.approx(embedded.vectors[2])
-            found = await mlcd_client.classify(embeddings=[red], names=NAMES, top=1)
-            assert found.names == [["red"]]
-            await mlcd_client.create_collection("async")
-            await mlcd_client.add("async", ["blue"], [picture("blue")])
-            assert (await mlcd_client.search("async", text="blue")).matches[0][0].id == "blue"
-            several = await mlcd_client.search("async", texts=texts())
-            assert [len(matches) for matches in several.matches] == [1, 0, 1]
-
-    asyncio.run(scenario())

@@ -28,6 +28,7 @@ from mlcd.models.servable import Servable
 from mlcd.progress import Reporter
 from tests.conftest import free_port
 from tests.unit.models.test_checkpoints import SIZES, tower, write_hf
+from tests.unit.service.conftest import pytest_pyfunc_call  # noqa: F401 - a hook
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-triton" / "bin" / "python"

@@ -55,30 +55,28 @@ async def failure(call):
     return caught.value, time.perf_counter() - started
 
 
-def test_rows_are_those_of_the_embedded_engine(server, weights, repository, pictures):
+async def test_rows_are_those_of_the_embedded_engine(server, weights, repository, pictures):
     preprocess = zoo.load(str(weights)).preprocess
     graph = read_onnx(repository / "tiny" / "1" / "model.onnx")
     embedded = OpenVinoEncoder(graph, name="tiny", fingerprint="", preprocess=preprocess)
     many = np.concatenate([pictures] * 3)  # more than a batch
 
-    async def embed():
-        async with opened(server) as encoder:
-            assert encoder.fingerprint == zoo.load(str(weights)).fingerprint()
-            assert (encoder.preprocess, encoder.dimension) == (preprocess, embedded.dimension)
-            assert (encoder.version, encoder.max_batch, encoder.precision) == (1, 64, "fp32")
-            assert (await encoder.encode(many[:0], timeout_s=10)).shape == (0, encoder.dimension)
-            return await encoder.encode(many, timeout_s=10), await encoder.encode(
-                many[5:6], timeout_s=10
-            )
-
-    rows, alone = asyncio.run(embed())
+    async with opened(server) as encoder:
+        assert encoder.fingerprint == zoo.load(str(weights)).fingerprint()
+        assert (encoder.preprocess, encoder.dimension) == (preprocess, embedded.dimension)
+        assert (encoder.version, encoder.max_batch, encoder.precision) == (1, 64, "fp32")
+        assert (await encoder.encode(many[:0], timeout_s=10)).shape == (0, encoder.dimension)
+        rows, alone = (
+            await encoder.encode(many, timeout_s=10),
+            await encoder.encode(many[5:6], timeout_s=10),
+        )
     assert rows.dtype == np.float32
     assert (rows * embedded.encode(many)).sum(axis=1).min() >= 0.9999
     assert np.linalg.norm(rows, axis=1) == pytest.approx(np.ones(len(many)), abs=1e-6)
     assert alone[0] == pytest.approx(rows[5], abs=1e-5)
 
 
-def test_concurrent_single_images_ride_together(server, pictures):
+async def test_concurrent_single_images_ride_together(server, pictures):
     def counts():
         return [server.metric(f"nv_inference_{what}", "tiny") for what in ("count", "exec_count")]
 
@@ -90,29 +88,22 @@ def test_concurrent_single_images_ride_together(server, pictures):
             latest, before = counts(), latest
         return latest
 
-    async def embed():
-        async with opened(server) as encoder:
-            before = settled()
-            for _ in range(4):
-                await asyncio.gather(
-                    *(encoder.encode(pictures[i : i + 1], timeout_s=10) for i in range(32))
-                )
-            return before
-
-    before = asyncio.run(embed())
+    async with opened(server) as encoder:
+        before = settled()
+        for _ in range(4):
+            await asyncio.gather(
+                *(encoder.encode(pictures[i : i + 1], timeout_s=10) for i in range(32))
+            )
     count, executions = (now - then for now, then in zip(settled(), before, strict=True))
     assert count == 4 * 32
     assert count / executions > 4
 
 
-def test_another_shape_or_type_is_refused_here(server, pictures):
-    async def embed():
-        async with opened(server) as encoder:
-            for wrong in (pictures.astype(np.float32), pictures[..., :-1], pictures[:, :1]):
-                with pytest.raises(InvalidInput, match="expected uint8 images"):
-                    await encoder.encode(wrong, timeout_s=10)
-
-    asyncio.run(embed())
+async def test_another_shape_or_type_is_refused_here(server, pictures):
+    async with opened(server) as encoder:
+        for wrong in (pictures.astype(np.float32), pictures[..., :-1], pictures[:, :1]):
+            with pytest.raises(InvalidInput, match="expected uint8 images"):
+                await encoder.encode(wrong, timeout_s=10)
 
 
 @pytest.mark.parametrize(
@@ -129,194 +120,138 @@ def test_another_shape_or_type_is_refused_here(server, pictures):
         ("../up", {}, ConfigInvalid, "cannot name a model"),
     ],
 )
-def test_what_cannot_be_served_is_not_opened(server, name, options, error, message):
+async def test_what_cannot_be_served_is_not_opened(server, name, options, error, message):
     with pytest.raises(error, match=message):
-        asyncio.run(open_triton(server.url, name, **options))
+        await open_triton(server.url, name, **options)
 
 
-def test_a_full_queue_is_overload_and_neighbors_are_answered(server, pictures):
+async def test_a_full_queue_is_overload_and_neighbors_are_answered(server, pictures):
     num = 4 * (SLOW_BATCH + SLOW_QUEUE)
 
-    async def embed():
-        async with opened(server, "slow") as encoder:
-            calls = [encoder.encode(pictures[:1], timeout_s=20) for _ in range(num)]
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert encoder.up
-            return answers
-
-    answers = asyncio.run(embed())
+    async with opened(server, "slow") as encoder:
+        calls = [encoder.encode(pictures[:1], timeout_s=20) for _ in range(num)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert encoder.up
     refused = [answer for answer in answers if isinstance(answer, Exception)]
     assert {type(answer) for answer in refused} == {Overloaded}
     assert SLOW_QUEUE <= num - len(refused) < num
     assert str(refused[0]) == "Triton's queue is full: try again in a moment"
 
 
-def test_a_late_request_says_so_in_time(server, pictures):
-    async def embed():
-        async with opened(server, "slow") as encoder:
-            error, seconds = await failure(encoder.encode(pictures[:1], timeout_s=SLOW_S / 3))
-            past, at_once = await failure(encoder.encode(pictures[:1], timeout_s=0))
-            return error, seconds, past, at_once
-
-    error, seconds, past, at_once = asyncio.run(embed())
+async def test_a_late_request_says_so_in_time(server, pictures):
+    async with opened(server, "slow") as encoder:
+        error, seconds = await failure(encoder.encode(pictures[:1], timeout_s=SLOW_S / 3))
+        past, at_once = await failure(encoder.encode(pictures[:1], timeout_s=0))
     assert isinstance(error, DeadlineExceeded)
     assert seconds < SLOW_S
     assert isinstance(past, DeadlineExceeded)
     assert at_once < AT_ONCE_S
 
 
-def test_a_busy_server_is_not_taken_for_a_dead_one(server, pictures):
-    """Some requests are late and probes too, as the queue is long; others are answered: the circuit
-    stays closed.
-    """
-    answered, faults = [], []
-
-    async def client(encoder, timeout_s, until):
-        while time.perf_counter() < until:
-            try:
-                await encoder.encode(pictures[:1], timeout_s=timeout_s)
-                answered.append(timeout_s)
-            except (Overloaded, DeadlineExceeded):
-                await asyncio.sleep(0.01)
-            if encoder.fault:
-                faults.append(str(encoder.fault))
-
-    async def embed():
-        async with opened(server, "slow", probe_timeout_s=2 * SLOW_S) as encoder:
-            until = time.perf_counter() + 4
-            patient = [client(encoder, 20, until) for _ in range(SLOW_BATCH + SLOW_QUEUE - 3)]
-            await asyncio.gather(*patient, client(encoder, SLOW_S / 2, until))
-
-    asyncio.run(embed())
-    assert len(answered) > 2 * SLOW_BATCH
-    assert faults == []
-
-
-def test_a_server_that_others_keep_busy_is_not_taken_for_a_dead_one(server, pictures):
+async def test_a_server_that_others_keep_busy_is_not_taken_for_a_dead_one(server, pictures):
     """None of ours is answered, the probes neither: Triton's own statistics say that it works."""
     errors, faults = [], []
 
-    async def embed():
-        async with opened(server, "slow", probe_timeout_s=2 * SLOW_S) as encoder:
-            with flooded(server, "slow"):
-                until = time.perf_counter() + 4
-                while time.perf_counter() < until:
-                    error, _ = await failure(encoder.encode(pictures[:1], timeout_s=SLOW_S))
-                    errors.append(type(error))
-                    faults.append(encoder.fault)
-
-    asyncio.run(embed())
+    async with opened(server, "slow", probe_timeout_s=2 * SLOW_S) as encoder:
+        with flooded(server, "slow"):
+            until = time.perf_counter() + 4
+            while time.perf_counter() < until:
+                error, _ = await failure(encoder.encode(pictures[:1], timeout_s=SLOW_S))
+                errors.append(type(error))
+                faults.append(encoder.fault)
     assert set(errors) <= {DeadlineExceeded, Overloaded}
     assert DeadlineExceeded in errors
     assert set(faults) == {None}
 
 
-def test_a_caller_that_goes_cancels_in_triton(server, pictures):
+async def test_a_caller_that_goes_cancels_in_triton(server, pictures):
     def cancelled():
         return server.metric("nv_inference_request_failure", "slow", reason="CANCELED")
 
-    async def embed():
-        async with opened(server, "slow") as encoder:
-            before = cancelled()
-            calls = [
-                asyncio.create_task(encoder.encode(pictures[:1], timeout_s=20))
-                for _ in range(SLOW_QUEUE)
-            ]
-            await asyncio.sleep(SLOW_S / 3)
-            for call in calls:
-                call.cancel()
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert {type(answer) for answer in answers} == {asyncio.CancelledError}
-            assert encoder.up
-            await seconds_until(lambda: cancelled() > before, 5)
-
-    asyncio.run(embed())
+    async with opened(server, "slow") as encoder:
+        before = cancelled()
+        calls = [
+            asyncio.create_task(encoder.encode(pictures[:1], timeout_s=20))
+            for _ in range(SLOW_QUEUE)
+        ]
+        await asyncio.sleep(SLOW_S / 3)
+        for call in calls:
+            call.cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {asyncio.CancelledError}
+        assert encoder.up
+        await seconds_until(lambda: cancelled() > before, 5)
 
 
-def test_an_unloaded_model_is_told_and_comes_back(own_server, pictures):
-    async def embed():
-        async with opened(own_server) as encoder:
-            await asyncio.to_thread(own_server.unload, "tiny")
-            error, _ = await failure(encoder.encode(pictures[:1], timeout_s=5))
-            assert isinstance(error, Unavailable)
-            assert (
-                str(error) == "version 1 of the model tiny is not loaded in Triton: load it there"
-            )
-            await seconds_until(lambda: not encoder.up, FLIP_S)
-            await asyncio.to_thread(own_server.load, "tiny")
-            await seconds_until(lambda: encoder.up, BACK_S)
-            assert len(await encoder.encode(pictures, timeout_s=5)) == len(pictures)
-
-    asyncio.run(embed())
+async def test_an_unloaded_model_is_told_and_comes_back(own_server, pictures):
+    async with opened(own_server) as encoder:
+        await asyncio.to_thread(own_server.unload, "tiny")
+        error, _ = await failure(encoder.encode(pictures[:1], timeout_s=5))
+        assert isinstance(error, Unavailable)
+        assert str(error) == "version 1 of the model tiny is not loaded in Triton: load it there"
+        await seconds_until(lambda: not encoder.up, FLIP_S)
+        await asyncio.to_thread(own_server.load, "tiny")
+        await seconds_until(lambda: encoder.up, BACK_S)
+        assert len(await encoder.encode(pictures, timeout_s=5)) == len(pictures)
 
 
-def test_another_model_under_the_same_name_is_not_served(own_server, pictures, tmp_path):
-    async def embed():
-        async with opened(own_server) as encoder:
-            await asyncio.to_thread(own_server.unload, "tiny")
-            await seconds_until(lambda: not encoder.up, FLIP_S)
-            export(write_model(tmp_path / "other", seed=7), tmp_path / "out", "tiny")
-            (own_server.repository / "tiny").rename(tmp_path / "old")
-            (tmp_path / "out" / "tiny").rename(own_server.repository / "tiny")
-            await asyncio.to_thread(own_server.load, "tiny")
-            await seconds_until(lambda: "another" in str(encoder.fault), BACK_S)
-            error, _ = await failure(encoder.encode(pictures[:1], timeout_s=5))
-            assert isinstance(error, Unavailable)
-            async with opened(own_server) as again:
-                assert again.fingerprint != encoder.fingerprint
-
-    asyncio.run(embed())
+async def test_another_model_under_the_same_name_is_not_served(own_server, pictures, tmp_path):
+    async with opened(own_server) as encoder:
+        await asyncio.to_thread(own_server.unload, "tiny")
+        await seconds_until(lambda: not encoder.up, FLIP_S)
+        export(write_model(tmp_path / "other", seed=7), tmp_path / "out", "tiny")
+        (own_server.repository / "tiny").rename(tmp_path / "old")
+        (tmp_path / "out" / "tiny").rename(own_server.repository / "tiny")
+        await asyncio.to_thread(own_server.load, "tiny")
+        await seconds_until(lambda: "another" in str(encoder.fault), BACK_S)
+        error, _ = await failure(encoder.encode(pictures[:1], timeout_s=5))
+        assert isinstance(error, Unavailable)
+        async with opened(own_server) as again:
+            assert again.fingerprint != encoder.fingerprint
 
 
-def test_a_killed_server_costs_nothing_and_its_successor_is_found(own_server, pictures):
-    async def embed():
-        async with opened(own_server) as encoder:
-            expected = await encoder.encode(pictures, timeout_s=5)
-            own_server.kill()
-            error, seconds = await failure(encoder.encode(pictures[:1], timeout_s=5))
-            assert isinstance(error, Unavailable)
-            assert not isinstance(error, DeadlineExceeded)
-            assert str(error) == f"Triton at {own_server.url} cannot be reached: is it up?"
-            assert seconds < FLIP_S
-            await seconds_until(lambda: not encoder.up, FLIP_S)
-            _, seconds = await failure(encoder.encode(pictures[:1], timeout_s=5))
-            assert seconds < AT_ONCE_S
-            await asyncio.to_thread(own_server.start)
-            await seconds_until(lambda: encoder.up, BACK_S)
-            assert await encoder.encode(pictures, timeout_s=5) == pytest.approx(expected, abs=1e-5)
-
-    asyncio.run(embed())
+async def test_a_killed_server_costs_nothing_and_its_successor_is_found(own_server, pictures):
+    async with opened(own_server) as encoder:
+        expected = await encoder.encode(pictures, timeout_s=5)
+        own_server.kill()
+        error, seconds = await failure(encoder.encode(pictures[:1], timeout_s=5))
+        assert isinstance(error, Unavailable)
+        assert not isinstance(error, DeadlineExceeded)
+        assert str(error) == f"Triton at {own_server.url} cannot be reached: is it up?"
+        assert seconds < FLIP_S
+        await seconds_until(lambda: not encoder.up, FLIP_S)
+        _, seconds = await failure(encoder.encode(pictures[:1], timeout_s=5))
+        assert seconds < AT_ONCE_S
+        await asyncio.to_thread(own_server.start)
+        await seconds_until(lambda: encoder.up, BACK_S)
+        assert await encoder.encode(pictures, timeout_s=5) == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_hanging_server_fails_its_waiters_and_recovers(own_server, pictures):
-    async def embed():
-        async with opened(own_server) as encoder:
-            own_server.pause()
-            errors = await asyncio.gather(
-                failure(encoder.encode(pictures[:1], timeout_s=0.3)),
-                failure(encoder.encode(pictures[:1], timeout_s=30)),
-            )
-            (late, late_s), (waiting, waiting_s) = errors
-            assert isinstance(late, DeadlineExceeded)
-            assert late_s < 1
-            assert type(waiting) is Unavailable
-            assert waiting_s < FLIP_S
-            assert not encoder.up
-            error, seconds = await failure(encoder.encode(pictures[:1], timeout_s=30))
-            assert isinstance(error, Unavailable)
-            assert seconds < AT_ONCE_S
-            own_server.resume()
-            await seconds_until(lambda: encoder.up, BACK_S)
-            assert len(await encoder.encode(pictures, timeout_s=5)) == len(pictures)
-
-    asyncio.run(embed())
+async def test_a_hanging_server_fails_its_waiters_and_recovers(own_server, pictures):
+    async with opened(own_server) as encoder:
+        own_server.pause()
+        errors = await asyncio.gather(
+            failure(encoder.encode(pictures[:1], timeout_s=0.3)),
+            failure(encoder.encode(pictures[:1], timeout_s=30)),
+        )
+        (late, late_s), (waiting, waiting_s) = errors
+        assert isinstance(late, DeadlineExceeded)
+        assert late_s < 1
+        assert type(waiting) is Unavailable
+        assert waiting_s < FLIP_S
+        assert not encoder.up
+        error, seconds = await failure(encoder.encode(pictures[:1], timeout_s=30))
+        assert isinstance(error, Unavailable)
+        assert seconds < AT_ONCE_S
+        own_server.resume()
+        await seconds_until(lambda: encoder.up, BACK_S)
+        assert len(await encoder.encode(pictures, timeout_s=5)) == len(pictures)
 
 
-def test_a_failing_model_is_down_and_its_text_stays_there(server, repository, pictures):
+async def test_a_failing_model_is_down_and_its_text_stays_there(server, repository, pictures):
     """Triton calls it ready all the while; inferences say otherwise."""
     switch = repository / "broken" / "1" / "broken"
-
-    async def embed():
+    try:
         async with opened(server, "broken") as encoder:
             switch.touch()
             error, _ = await failure(encoder.encode(pictures[:1], timeout_s=5))
@@ -324,35 +259,29 @@ def test_a_failing_model_is_down_and_its_text_stays_there(server, repository, pi
             await seconds_until(lambda: not encoder.up, FLIP_S)
             switch.unlink()
             await seconds_until(lambda: encoder.up, BACK_S)
-
-    try:
-        asyncio.run(embed())
     finally:
         switch.unlink(missing_ok=True)
 
 
-def test_a_closed_encoder_fails_its_waiters_and_says_so(server, pictures):
-    async def embed():
-        encoder = await open_triton(server.url, "slow")
-        waiting = asyncio.create_task(failure(encoder.encode(pictures[:1], timeout_s=20)))
-        await asyncio.sleep(SLOW_S / 3)
-        await encoder.close()
-        await encoder.close()
-        (error, _), (later, _) = (
-            await waiting,
-            await failure(encoder.encode(pictures[:1], timeout_s=20)),
-        )
-        assert str(error) == str(later) == "the encoder is closed"
-        assert not encoder.up
-
-    asyncio.run(embed())
+async def test_a_closed_encoder_fails_its_waiters_and_says_so(server, pictures):
+    encoder = await open_triton(server.url, "slow")
+    waiting = asyncio.create_task(failure(encoder.encode(pictures[:1], timeout_s=20)))
+    await asyncio.sleep(SLOW_S / 3)
+    await encoder.close()
+    await encoder.close()
+    (error, _), (later, _) = (
+        await waiting,
+        await failure(encoder.encode(pictures[:1], timeout_s=20)),
+    )
+    assert str(error) == str(later) == "the encoder is closed"
+    assert not encoder.up
 
 
-def test_nobody_at_the_address():
+async def test_nobody_at_the_address():
     for address, error in (
         ("127.0.0.1:9", Unavailable),
         ("nowhere", ConfigInvalid),
         ("http://x:1", ConfigInvalid),
     ):
         with pytest.raises(error):
-            asyncio.run(open_triton(address, "tiny"))
+            await open_triton(address, "tiny")

@@ -179,10 +179,8 @@ def test_everything_that_names_the_model_follows_and_triton_lets_go_of_the_other
         assert np.abs(rows(embed(client, picture[1])) - rows(before)).max() > 0.01
         assert load(gateway).json()["version"] == 2
         until(lambda: loaded(triton) == ["2"], 30)
-        assert (
-            load(gateway, {"version": 1}).json()["fingerprint"]
-            == before.headers["x-mlcd-fingerprint"]
-        )
+        found = load(gateway, {"version": 1}).json()["fingerprint"]
+        assert found == before.headers["x-mlcd-fingerprint"]
         assert (rows(embed(client, picture[1])) == rows(before)).all()
         until(lambda: loaded(triton) == ["1"], 30)
 
@@ -197,6 +195,8 @@ def test_centers_and_collections_of_the_other_version_are_refused_until_it_is_ba
         httpx.Client(base_url=gateway.url, timeout=30) as client,
     ):
         image = {"images": [data_uri(picture[1])]}
+        tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": image["images"]}
+        labels = {"inputs": [tensor], "outputs": [{"name": "label_ids"}]}
         ours = client.get("/v1/info").json()
         first = client.post("/v1/labels", json=image)
         assert (first.status_code, ours["collections"]) == (200, [])
@@ -204,30 +204,15 @@ def test_centers_and_collections_of_the_other_version_are_refused_until_it_is_ba
         shutil.copytree(journey / "collections" / "demo", state / "collections" / "demo")
         answer = load(gateway, {"version": 2}).json()
         assert (answer["centers"], answer["collections"]) == (None, [])
-        assert answer["foreign"] == {
-            "centers": ours["fingerprint"],
-            "collections": {"demo": ours["fingerprint"]},
-        }
+        expected = {"centers": ours["fingerprint"], "collections": {"demo": ours["fingerprint"]}}
+        assert answer["foreign"] == expected
         assert "x-mlcd-centers" not in client.get("/v1/info").headers
         for refused in (
             client.post("/v1/labels", json=image),
             client.get("/v1/centers/0"),
             client.get("/v1/collections/demo"),
             client.post("/v1/collections/demo/search", json=image),
-            client.post(
-                f"/v2/models/{NAME}/infer",
-                json={
-                    "inputs": [
-                        {
-                            "name": "image",
-                            "datatype": "BYTES",
-                            "shape": [1],
-                            "data": [data_uri(picture[1])],
-                        }
-                    ],
-                    "outputs": [{"name": "label_ids"}],
-                },
-            ),
+            client.post(f"/v2/models/{NAME}/infer", json=labels),
         ):
             assert refused.status_code == 409
             assert ours["fingerprint"] in refused.text
@@ -313,10 +298,8 @@ def test_one_load_at_a_time_and_it_goes_on_when_nobody_waits_for_it(triton):
             first = pool.submit(load, gateway, {"version": 3})
             until(lambda: "loading: mlcd-vit:3" in triton.log.read_text(), 10)
             second = load(gateway, {"version": 2})
-            assert (second.status_code, "another version is being loaded" in second.text) == (
-                409,
-                True,
-            )
+            found = (second.status_code, "another version is being loaded" in second.text)
+            assert found == (409, True)
             answer = first.result()
         assert (answer.status_code, "it goes on" in answer.text) == (504, True)
         until(lambda: httpx.get(f"{gateway.url}/v1/info").json()["fingerprint"] != before, 30)
@@ -373,10 +356,8 @@ def test_a_hundred_swaps_under_load_fail_nobody_and_memory_stays_flat(triton, pi
                 if number % 10 == 9:
                     until(lambda: len(triton.resident_mib()) == 2, 60)
                     resident.append((gateway.resident_mib(), sum(triton.resident_mib())))
-        print(  # noqa: T201
-            "gateway and Triton, MiB after every ten swaps:",
-            [tuple(map(round, pair)) for pair in resident],
-        )
+        told = [tuple(map(round, pair)) for pair in resident]
+        print("gateway and Triton, MiB after every ten swaps:", told)  # noqa: T201
         assert min(clients.check(expected).values()) > NUM_SWAPS
         for series in zip(*resident, strict=True):
             assert max(series[1:]) - series[0] < MAX_GROWTH_MIB, resident

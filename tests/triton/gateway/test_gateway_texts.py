@@ -1,7 +1,5 @@
 """Texts through the gateway: the tower of texts runs in Triton, its tokenizer in the service."""
 
-import os
-
 import httpx
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import pytest
 from mlcd.encoders import open_text_encoder
 from mlcd.export.triton import export_triton
 from mlcd.export.triton_config import TritonOptions
-from tests.conftest import run_mlcd
 from tests.integration.running import serving, until
 from tests.triton.conftest import SILENT, Server, require_triton
 
@@ -66,15 +63,3 @@ def test_triton_that_goes_takes_the_readiness_and_gives_it_back(gateway, triton)
     until(lambda: not gateway.ready(), 20)
     triton.resume()
     until(gateway.ready, 30)
-
-
-def test_another_tokenizer_is_refused_at_the_start(triton, repository, tmp_path):
-    text = repository / f"{NAME}-text" / "1"
-    for name in ("config.json", "tokenizer.json"):
-        content = (text / name).read_text()
-        (tmp_path / name).write_text(content.replace("dogs", "cogs"))
-    given = {"ENGINE": "triton", "TRITON__URL": triton.url, "TRITON__TEXT": str(tmp_path)}
-    environment = {**os.environ, **{f"MLCD_{name}": value for name, value in given.items()}}
-    result = run_mlcd("serve", "--model", NAME, "--port", "0", env=environment)
-    assert result.returncode == 2
-    assert "is not the tokenizer of Triton's model" in result.stderr

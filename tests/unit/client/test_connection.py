@@ -100,12 +100,8 @@ def test_what_no_repeat_mends_is_raised_at_once_with_all_that_the_server_said(st
         assert len(asked) == 1
     assert type(caught.value) is cls
     said = caught.value.problem
-    assert (said.status, said.name, said.detail, said.request_id) == (
-        status,
-        "some-name",
-        "what is wrong",
-        "r7",
-    )
+    expected = (status, "some-name", "what is wrong", "r7")
+    assert (said.status, said.name, said.detail, said.request_id) == expected
     assert (said.index, said.limit, said.param) == (3, "max_images", "files")
     assert str(caught.value) == f"what is wrong (status {status}, request r7)"
 

@@ -136,10 +136,8 @@ def test_a_list_is_asked_for_page_by_page():
         assert [next(jobs).state, next(jobs).state] == ["running", "running"]
         assert len(asked) == 1
         assert [job.state for job in jobs] == ["canceled"]
-    assert [each.path for each in asked] == [
-        "/v1/jobs?limit=200&state=canceled",
-        "/v1/jobs?limit=200&state=canceled&cursor=c+1",
-    ]
+    expected = ["/v1/jobs?limit=200&state=canceled", "/v1/jobs?limit=200&state=canceled&cursor=c+1"]
+    assert [each.path for each in asked] == expected
 
 
 def test_failures_have_their_reasons():

@@ -33,10 +33,8 @@ def test_rows_are_read_in_the_order_of_bytes_of_the_contract():
     read = read_rows(answer(rows.astype("<f4").tobytes()), 2)
     assert np.stack(read.items).tolist() == rows.tolist()
     assert (read.origin.model, read.origin.fingerprint, read.origin.rounded) == ("m", "f", None)
-    assert (
-        read_rows(answer(rows.tobytes(), **{"X-Mlcd-Rounded": "float16"}), 2).origin.rounded
-        == "float16"
-    )
+    found = read_rows(answer(rows.tobytes(), **{"X-Mlcd-Rounded": "float16"}), 2).origin.rounded
+    assert found == "float16"
 
 
 @pytest.mark.parametrize(

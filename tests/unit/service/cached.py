@@ -87,17 +87,8 @@ class RedisServer:
         self.start()
 
     def start(self):
-        command = [
-            "redis-server",
-            "--port",
-            str(self.port),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--save", "", "--appendonly", "no"]
         log = (self._folder / "redis.log").open("a")
         with log:
             self.process = subprocess.Popen(

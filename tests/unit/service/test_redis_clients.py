@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,14 +11,18 @@ import pytest
 
 from mlcd.errors import ConfigInvalid, Unavailable
 from service.jobs.service import open_queue
+from service.keys import rates
+from service.keys.rates import open_rate_limiter
 from service.redis_clients import refuse_unsupported_redis
 from service.settings import read_settings
+from tests.conftest import run_mlcd
 from tests.contract.job_stores import MODEL, submitted
 from tests.integration.running import until as wait_until
 from tests.redis_pair import fail_over, redis_pair, service_name
 from tests.unit.service.cached import cluster_node_options, redis_cache, redis_server
 from tests.unit.service.engines import new_metrics, run, sample, until
 from tests.unit.service.inference.cache.test_redis import KEYS, PACKED, written, written_by
+from tests.unit.service.keys.test_rates import key
 
 pytestmark = pytest.mark.redis
 
@@ -107,36 +112,28 @@ def test_a_cache_moves_with_the_primary_and_says_so_meanwhile(pair, caplog):
     assert caplog.text.count("is used again") == 1
 
 
-def test_a_cache_that_begins_on_a_replica_is_used_once_that_is_the_primary(pair):
+async def test_a_cache_that_begins_on_a_replica_is_used_once_that_is_the_primary(pair):
     primary, replica = pair
-
-    async def scenario():
-        metrics = new_metrics()
-        async with redis_cache(replica, metrics) as cache:
-            assert sample(metrics, "mlcd_cache_up") == 0
-            await asyncio.to_thread(fail_over, primary, replica)
-            await until(lambda: sample(metrics, "mlcd_cache_up") == 1)
-            await written_by(cache, metrics)
-
-    run(scenario())
+    metrics = new_metrics()
+    async with redis_cache(replica, metrics) as cache:
+        assert sample(metrics, "mlcd_cache_up") == 0
+        await asyncio.to_thread(fail_over, primary, replica)
+        await until(lambda: sample(metrics, "mlcd_cache_up") == 1)
+        await written_by(cache, metrics)
 
 
-def test_a_redis_without_the_replicas_that_it_requires_takes_no_vectors(pair):
+async def test_a_redis_without_the_replicas_that_it_requires_takes_no_vectors(pair):
     primary, _ = pair
-
-    async def scenario():
-        metrics = new_metrics()
-        async with redis_cache(primary, metrics) as cache:
-            await written_by(cache, metrics)
-            primary.ask("CONFIG", "SET", "min-replicas-to-write", "2")
-            cache.put(KEYS[0], PACKED)
-            await until(lambda: sample(metrics, "mlcd_cache_up") == 0)
-            await asyncio.sleep(1)
-            assert sample(metrics, "mlcd_cache_up") == 0
-            primary.ask("CONFIG", "SET", "min-replicas-to-write", "1")
-            await until(lambda: sample(metrics, "mlcd_cache_up") == 1)
-
-    run(scenario())
+    metrics = new_metrics()
+    async with redis_cache(primary, metrics) as cache:
+        await written_by(cache, metrics)
+        primary.ask("CONFIG", "SET", "min-replicas-to-write", "2")
+        cache.put(KEYS[0], PACKED)
+        await until(lambda: sample(metrics, "mlcd_cache_up") == 0)
+        await asyncio.sleep(1)
+        assert sample(metrics, "mlcd_cache_up") == 0
+        primary.ask("CONFIG", "SET", "min-replicas-to-write", "1")
+        await until(lambda: sample(metrics, "mlcd_cache_up") == 1)
 
 
 def test_a_redis_that_loads_its_data_is_used_once_it_has_done_so(tmp_path):
@@ -170,6 +167,31 @@ def test_a_node_of_a_redis_cluster_is_refused_and_takes_no_job(tmp_path, protoco
             pytest.raises(Unavailable, match="is a node of a Redis Cluster"),
         ):
             submitted(queue)
+
+
+@pytest.mark.parametrize(("command", "protocol"), [("serve", ""), ("worker", "?protocol=2")])
+def test_a_node_of_a_redis_cluster_is_refused_at_the_start(tmp_path, command, protocol):
+    with redis_server(tmp_path, *cluster_node_options()) as node:
+        given = {"MLCD_REDIS_URL": node.url + protocol, "MLCD_JOBS__ROOTS": str(tmp_path)}
+        refused = run_mlcd(command, "--model", "pixels", env=os.environ | given)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    assert "node of a Redis Cluster, which is not supported" in refused.stderr
+
+
+async def test_rates_move_with_the_primary(pair, monkeypatch):
+    monkeypatch.setattr(rates, "RATE_REDIS_REST_S", 0.3)
+    primary, replica = pair
+    with service_name(primary) as name:
+        async with open_rate_limiter(name.url, metrics=new_metrics()) as limiter:
+            await limiter.take(key(), 1)
+            await asyncio.to_thread(fail_over, primary, replica)
+            name.target = replica
+            replica.ask("FLUSHALL")
+            await limiter.take(key(), 1)  # which this server counts alone
+            assert replica.num_keys() == 0
+            await asyncio.sleep(0.4)
+            await limiter.take(key(), 1)
+            assert replica.num_keys() > 0
 
 
 def test_a_redis_that_is_not_there_yet_is_not_refused(tmp_path):

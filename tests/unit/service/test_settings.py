@@ -28,19 +28,26 @@ def test_a_wrong_setting_is_refused_with_a_hint(monkeypatch, name, value, messag
         read_settings({"model": "m"})
 
 
+TRITON = {"model": "tiny", "engine": "triton", "triton": {"url": "127.0.0.1:8001"}}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"model": "hog", "engine": "fake"}, "go together only"),
         ({"model": "fake:latency_ms=5"}, "go together only"),
         (
-            {"model": "hog", "limits": {"max_queued_bytes": 1}},
-            "max_queued_bytes must not be less than max_body_bytes",
+            {"model": "tiny", "engine": "triton"},
+            "engine triton and mlcd_triton__url go together only",
         ),
+        ({"model": "tiny", "triton": {"url": "127.0.0.1:8001"}}, "go together only"),
+        (TRITON | {"precision": "int8"}, "precision int8 is not for engine triton"),
+        (TRITON | {"triton": {"url": "h:1", "version": 0}}, "MLCD_TRITON__VERSION"),
         (
-            {"model": "hog", "limits": {"max_queued_images": 3}},
-            "max_queued_images must not be less than max_images",
+            {"model": "hog", "limits": {"max_queued_bytes": 1}},
+            "must not be less than max_body_bytes",
         ),
+        ({"model": "hog", "limits": {"max_queued_images": 3}}, "must not be less than max_images"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):

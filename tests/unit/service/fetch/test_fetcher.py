@@ -213,25 +213,21 @@ def test_a_slow_host_costs_the_time_allowed_and_no_more(answer):
         (CHUNKED + b"0\r\n", b"X: y\r\n" * 500),
     ],
 )
-def test_framing_without_an_image_behind_it_is_given_up_and_holds_nobody_up(head, piece):
+async def test_framing_without_an_image_behind_it_is_given_up_and_holds_nobody_up(head, piece):
     with ImageHost({"/": endless(head, piece)}) as host:
+        late = []
 
-        async def scenario():
-            late = []
+        async def watch():
+            while True:
+                due = time.monotonic() + 0.01
+                await asyncio.sleep(0.01)
+                late.append(time.monotonic() - due)
 
-            async def watch():
-                while True:
-                    due = time.monotonic() + 0.01
-                    await asyncio.sleep(0.01)
-                    late.append(time.monotonic() - due)
-
-            watcher = asyncio.create_task(watch())
-            async with new_fetcher(host, timeout_s=15) as fetcher:
-                (found,) = await outcomes(fetcher, host.url + "/")
-            watcher.cancel()
-            return found.reason, max(late, default=0.0)
-
-        found, late_s = run(scenario())
+        watcher = asyncio.create_task(watch())
+        async with new_fetcher(host, timeout_s=15) as fetcher:
+            (found,) = await outcomes(fetcher, host.url + "/")
+        watcher.cancel()
+        found, late_s = (found.reason, max(late, default=0.0))
         assert found == "fetch-failed"
         assert late_s < 3
 
@@ -285,26 +281,7 @@ def test_so_many_at_a_time_of_a_host_and_in_all():
         assert host.most == 2
 
 
-def test_who_waits_for_a_slow_host_takes_no_place_from_the_others():
-    with ImageHost({"/": lambda _: slow.wait()}) as slow, ImageHost({"/": ok(b"x")}) as good:
-
-        async def scenario():
-            settings = {"max_connections_per_host": 2, "max_connections": 4, "timeout_s": 10}
-            async with new_fetcher(slow, good, **settings) as fetcher:
-                waiting = asyncio.create_task(
-                    outcomes(fetcher, *[f"http://localhost:{slow.port}/"] * 10)
-                )
-                await until(lambda: slow.most == 2)
-                for _ in range(5):
-                    assert await outcomes(fetcher, *[f"{good.url}/"] * 4) == [b"x"] * 4
-                assert not waiting.done()
-                waiting.cancel()
-
-        run(scenario())
-        assert slow.most == 2
-
-
-def test_a_slow_name_server_holds_nobody_up(monkeypatch):
+async def test_a_slow_name_server_holds_nobody_up(monkeypatch):
     resolve = socket.getaddrinfo
 
     def slowly(host, *arguments, **options):
@@ -314,61 +291,47 @@ def test_a_slow_name_server_holds_nobody_up(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", slowly)
     with ImageHost({"/": ok(b"x")}) as host:
-
-        async def scenario():
-            async with new_fetcher(host, timeout_s=0.5) as fetcher:
-                slow, good = await outcomes(
-                    fetcher, f"http://localhost:{host.port}/", host.url + "/"
-                )
-                return slow.reason, good
-
-        assert run(scenario()) == ("fetch-late", b"x")
+        async with new_fetcher(host, timeout_s=0.5) as fetcher:
+            slow, good = await outcomes(fetcher, f"http://localhost:{host.port}/", host.url + "/")
+            assert (slow.reason, good) == ("fetch-late", b"x")
 
 
 @pytest.mark.parametrize("name", ["slow.example", "{}.slow.example"])
-def test_look_ups_that_nobody_waits_for_any_more_hold_no_other_domain_up(name):
+async def test_look_ups_that_nobody_waits_for_any_more_hold_no_other_domain_up(name):
     """Whatever came of who asked: a look-up ends when the system's resolver says so."""
     answered = threading.Event()
 
     def look_up(host, _):
         if host.endswith("slow.example"):
-            answered.wait(30)
+            answered.wait(10)
         return ["127.0.0.1"]
 
-    async def scenario():
-        given = LOOPBACK | {
-            "allow": ["*.slow.example", "slow.example", "good.example"],
-            "ports": [host.port],
-        }
-        settings = Fetch(**given | {"max_connections": 4, "max_connections_per_host": 4})
+    with ImageHost({"/": ok(b"x")}) as host:
+        given = {"allow": ["*.slow.example", "slow.example", "good.example"], "ports": [host.port]}
+        given |= {"max_connections": 4, "max_connections_per_host": 4}
+        settings = Fetch(**LOOPBACK | given)
         async with Fetcher(settings, Limits(), new_metrics(), look_up=look_up) as fetcher:
+
+            def ask(host_name):
+                return asyncio.create_task(outcomes(fetcher, f"http://{host_name}:{host.port}/"))
+
             for i in range(12):
-                gone = asyncio.create_task(
-                    outcomes(fetcher, f"http://{name.format(i)}:{host.port}/")
-                )
+                gone = ask(name.format(i))
                 await asyncio.sleep(0.01)
                 gone.cancel()
                 await asyncio.wait([gone])
-            found = await outcomes(fetcher, f"http://good.example:{host.port}/")
-            waiting = asyncio.create_task(
-                outcomes(fetcher, f"http://{name.format(0)}:{host.port}/")
-            )
+            assert await ask("good.example") == [b"x"]
+            waiting = ask(name.format(0))
             await asyncio.sleep(0.01)
             answered.set()
-            return found + await waiting
-
-    with ImageHost({"/": ok(b"x")}) as host:
-        try:
-            assert run(scenario()) == [b"x", b"x"]
-        finally:
-            answered.set()
+            assert await waiting == [b"x"]
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_a_lack_of_descriptors_is_not_said_to_be_the_fault_of_the_host(name):
+async def test_a_lack_of_descriptors_is_not_said_to_be_the_fault_of_the_host(name):
     """Neither when its name is looked up, nor when it is connected to."""
-
-    async def scenario():
+    with ImageHost({"/": ok(b"x")}) as host:
+        url = f"http://{name}:{host.port}/"
         async with new_fetcher(host) as fetcher:
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             lowest_free = os.dup(0)
@@ -376,18 +339,15 @@ def test_a_lack_of_descriptors_is_not_said_to_be_the_fault_of_the_host(name):
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
             try:
                 with pytest.raises(TooManyOpenFiles, match="ulimit -n"):
-                    await outcomes(fetcher, f"http://{name}:{host.port}/")
+                    await outcomes(fetcher, url)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            return await outcomes(fetcher, f"http://{name}:{host.port}/")
-
-    with ImageHost({"/": ok(b"x")}) as host:
-        assert run(scenario()) == [b"x"]
+            assert await outcomes(fetcher, url) == [b"x"]
 
 
 @pytest.mark.parametrize("num_domains", [1, 4])
 @pytest.mark.parametrize("slow", ["names", "hosts"])
-def test_many_names_of_a_slow_domain_hold_no_other_domain_up(num_domains, slow):
+async def test_many_names_of_a_slow_domain_hold_no_other_domain_up(num_domains, slow):
     """Slow are its name servers, or what its names lead to."""
     done = threading.Event()
 
@@ -397,30 +357,25 @@ def test_many_names_of_a_slow_domain_hold_no_other_domain_up(num_domains, slow):
         return ["127.0.0.1"]
 
     with ImageHost({"/": ok(b"x"), "/slow": lambda _: host.wait()}) as host:
-
-        async def scenario():
-            given = LOOPBACK | {"allow": ["*.test", "good.example"], "ports": [host.port]}
-            settings = Fetch(**given)
-            async with Fetcher(settings, Limits(), new_metrics(), look_up=look_up) as fetcher:
-                names = [f"n{i}.slow{i % num_domains}.test" for i in range(40)]
-                waiting = asyncio.create_task(
-                    outcomes(fetcher, *[f"http://{name}:{host.port}/slow" for name in names])
-                )
-                await asyncio.sleep(0.2)
-                started = time.monotonic()
-                found = await outcomes(fetcher, *[f"http://good.example:{host.port}/"] * 8)
-                took_s = time.monotonic() - started
-                assert not waiting.done()
-                waiting.cancel()
-                done.set()
-                return found, took_s
-
-        found, took_s = run(scenario())
+        given = LOOPBACK | {"allow": ["*.test", "good.example"], "ports": [host.port]}
+        settings = Fetch(**given)
+        async with Fetcher(settings, Limits(), new_metrics(), look_up=look_up) as fetcher:
+            names = [f"n{i}.slow{i % num_domains}.test" for i in range(40)]
+            waiting = asyncio.create_task(
+                outcomes(fetcher, *[f"http://{name}:{host.port}/slow" for name in names])
+            )
+            await asyncio.sleep(0.2)
+            started = time.monotonic()
+            found = await outcomes(fetcher, *[f"http://good.example:{host.port}/"] * 8)
+            took_s = time.monotonic() - started
+            assert not waiting.done()
+            waiting.cancel()
+            done.set()
     assert found == [b"x"] * 8
     assert took_s < 1
 
 
-def test_the_server_fetches_only_so_much_and_gives_all_of_it_back():
+async def test_the_server_fetches_only_so_much_and_gives_all_of_it_back():
     limits = Limits(max_body_bytes=10**6, max_queued_bytes=10**6, max_images=8, max_queued_images=8)
     begun = threading.Event()
 
@@ -440,73 +395,57 @@ def test_the_server_fetches_only_so_much_and_gives_all_of_it_back():
         "/after": after_it,
     }
     with ImageHost(answers) as host:
-
-        async def scenario():
-            metrics = new_metrics()
-            async with new_fetcher(host, limits=limits, metrics=metrics) as fetcher:
-                now = asyncio.get_running_loop().time()
-                urls = fetcher.screened([ImageUrl(host.url + "/")] * 2)
-                async with fetcher.fetched(urls, deadline=now + 10) as found:
-                    assert len(found[1]) == 400_000
-                    with pytest.raises(Overloaded):
-                        await outcomes(fetcher, host.url + "/stalled", host.url + "/after")
-                    assert sample(metrics, 'mlcd_held{of="fetched_bytes"}') == 800_000
-                assert len((await outcomes(fetcher, host.url + "/"))[0]) == 400_000
-
-                host.most = 0
-                waiting = asyncio.create_task(outcomes(fetcher, *[host.url + "/slow"] * 5))
-                await until(lambda: host.most)
+        metrics = new_metrics()
+        async with new_fetcher(host, limits=limits, metrics=metrics) as fetcher:
+            now = asyncio.get_running_loop().time()
+            urls = fetcher.screened([ImageUrl(host.url + "/")] * 2)
+            async with fetcher.fetched(urls, deadline=now + 10) as found:
+                assert len(found[1]) == 400_000
                 with pytest.raises(Overloaded):
-                    await outcomes(fetcher, *[host.url + "/"] * 4)
-                waiting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await waiting
-                assert await outcomes(fetcher, *[host.url + "/absent"] * 8)
-                assert sample(metrics, 'mlcd_held{of="fetched_bytes"}') == 0
-            return {
-                outcome: sample(
-                    metrics, f'mlcd_fetch_duration_seconds_count{{outcome="{outcome}"}}'
-                )
-                for outcome in ("fetched", "overloaded", "cancelled", "fetch-failed")
-            }
+                    await outcomes(fetcher, host.url + "/stalled", host.url + "/after")
+                assert sample(metrics, 'mlcd_held{of="fetched_bytes"}') == 800_000
+            assert len((await outcomes(fetcher, host.url + "/"))[0]) == 400_000
 
-        assert run(scenario()) == {"fetched": 3, "overloaded": 1, "cancelled": 6, "fetch-failed": 8}
+            host.most = 0
+            waiting = asyncio.create_task(outcomes(fetcher, *[host.url + "/slow"] * 5))
+            await until(lambda: host.most)
+            with pytest.raises(Overloaded):
+                await outcomes(fetcher, *[host.url + "/"] * 4)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert await outcomes(fetcher, *[host.url + "/absent"] * 8)
+            assert sample(metrics, 'mlcd_held{of="fetched_bytes"}') == 0
+        assert {
+            outcome: sample(metrics, f'mlcd_fetch_duration_seconds_count{{outcome="{outcome}"}}')
+            for outcome in ("fetched", "overloaded", "cancelled", "fetch-failed")
+        } == {"fetched": 3, "overloaded": 1, "cancelled": 6, "fetch-failed": 8}
 
 
-def test_the_deadline_of_the_request_ends_it_earlier():
+async def test_the_deadline_of_the_request_ends_it_earlier():
     with ImageHost({"/": lambda _: host.wait()}) as host:
-
-        async def scenario():
-            async with new_fetcher(host) as fetcher:
-                given = fetcher.screened([ImageUrl(host.url + "/")])
-                started = asyncio.get_running_loop().time()
-                async with fetcher.fetched(given, deadline=started + 0.2) as (found,):
-                    return found.reason, asyncio.get_running_loop().time() - started
-
-        found, elapsed_s = run(scenario())
-        assert found == "fetch-late"
+        async with new_fetcher(host) as fetcher:
+            given = fetcher.screened([ImageUrl(host.url + "/")])
+            started = asyncio.get_running_loop().time()
+            async with fetcher.fetched(given, deadline=started + 0.2) as (image,):
+                elapsed_s = asyncio.get_running_loop().time() - started
+        assert image.reason == "fetch-late"
         assert elapsed_s < 3
 
 
-def test_what_is_no_url_passes_through_in_its_place():
+async def test_what_is_no_url_passes_through_in_its_place():
     rejected = ImageRejected("empty", "…")
     with ImageHost({"/": ok(b"x")}) as host:
-
-        async def scenario():
-            async with new_fetcher(host) as fetcher:
-                return await outcomes(fetcher, b"a", host.url + "/", rejected, host.url + "/", b"b")
-
-        assert run(scenario()) == [b"a", b"x", rejected, b"x", b"b"]
+        async with new_fetcher(host) as fetcher:
+            assert await outcomes(
+                fetcher, b"a", host.url + "/", rejected, host.url + "/", b"b"
+            ) == [b"a", b"x", rejected, b"x", b"b"]
 
 
-def test_it_is_off_unless_hosts_are_listed():
+async def test_it_is_off_unless_hosts_are_listed():
     with ImageHost({"/": ok(b"x")}) as host:
-
-        async def scenario():
-            async with new_fetcher(host, allow=[]) as fetcher:
-                return await outcomes(fetcher, host.url + "/", "http://[", b"a")
-
-        found = run(scenario())
+        async with new_fetcher(host, allow=[]) as fetcher:
+            found = await outcomes(fetcher, host.url + "/", "http://[", b"a")
         for refused in found[:2]:
             assert refused.reason == "unreadable"
             assert "fetching URLs is off" in str(refused)
@@ -522,25 +461,10 @@ def certificate(tmp_path_factory):
         pytest.skip("openssl is not installed")
     folder = tmp_path_factory.mktemp("certificate")
     key, path = folder / "key.pem", folder / "certificate.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-    ]
-    command += [
-        "-days",
-        "2",
-        "-subj",
-        "/CN=good.example",
-        "-addext",
-        "subjectAltName=DNS:good.example",
-    ]
-    subprocess.run([*command, "-keyout", key, "-out", path], check=True, capture_output=True)
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    command += " -subj /CN=good.example -addext subjectAltName=DNS:good.example"
+    command = [*command.split(), "-keyout", key, "-out", path]
+    subprocess.run(command, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path, key)
     return path, context

@@ -121,10 +121,8 @@ print("goes on", flush=True)
 
 def test_what_follows_at_once_is_an_echo_and_what_follows_later_ends_the_process():
     result = run(ECHO)
-    assert (result.returncode, result.stdout) == (
-        -signal.SIGINT,
-        "True [True, False, False]\nlast\n",
-    ), result.stderr
+    expected = (-signal.SIGINT, "True [True, False, False]\nlast\n")
+    assert (result.returncode, result.stdout) == expected, result.stderr
 
 
 def test_a_signal_in_the_middle_of_an_import_ends_the_start_without_a_word():

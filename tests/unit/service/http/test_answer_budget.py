@@ -15,7 +15,7 @@ from service.http.answer_budget import PART_BYTES, AnswerMiddleware, announce_an
 from service.http.app import create_app
 from service.http.json_route import JsonRoute
 from service.settings import Limits
-from tests.unit.service.engines import new_admission, new_metrics, until
+from tests.unit.service.engines import new_admission, new_metrics, sample, until
 
 ROUTES = Path(__file__).parents[4] / "service" / "http"
 MIB = 2**20
@@ -110,7 +110,7 @@ async def big(*_, **__):
     return Response(b"x" * 2 * MIB)
 
 
-def test_every_route_of_the_application_is_refused_where_there_is_no_room_for_its_answer(
+async def test_every_route_of_the_application_is_refused_where_there_is_no_room_for_its_answer(
     monkeypatch,
 ):
     """Whatever a route answers with, old or to come: here all of them with two mebibytes."""
@@ -121,19 +121,16 @@ def test_every_route_of_the_application_is_refused_where_there_is_no_room_for_it
     app.middleware_stack = app.build_middleware_stack()  # the short way knows its routes now
     asked = []
 
-    async def scenario():
-        for route in app.state.routes:
-            monkeypatch.setattr(route, "endpoint", big)
-        for route in app.state.routes:
-            for method in sorted((route.methods or {"GET"}) - {"HEAD", "OPTIONS"}):
-                client = Client(app, fill(route.path), method)
-                await client.ask()
-                asked.append((method, route.path))
-                assert client.status == 429, (method, route.path, client.body[:100])
-                assert b"retry-after" in dict(client.messages[0]["headers"])
-                assert len(client.body) < 1000
-
-    asyncio.run(scenario())
+    for route in app.state.routes:
+        monkeypatch.setattr(route, "endpoint", big)
+    for route in app.state.routes:
+        for method in sorted((route.methods or {"GET"}) - {"HEAD", "OPTIONS"}):
+            client = Client(app, fill(route.path), method)
+            await client.ask()
+            asked.append((method, route.path))
+            assert client.status == 429, (method, route.path, client.body[:100])
+            assert b"retry-after" in dict(client.messages[0]["headers"])
+            assert len(client.body) < 1000
     declared = {
         (method, route.path)
         for route in app.state.routes
@@ -154,53 +151,46 @@ def test_only_two_modules_make_streams_of_their_own():
     assert makers == {"answers.py", "routes/jobs.py"}
 
 
+def held(resources):
+    return sample(resources.metrics, 'mlcd_held{of="answers"}')
+
+
 def behind_the_budget(answer, resources, **client):
     return Client(AnswerMiddleware(answer), "/", resources=resources, **client)
 
 
-def test_an_answer_goes_out_in_parts_and_holds_its_place_until_it_is_read():
-    async def scenario():
-        resources = new_resources()
-        client = behind_the_budget(Response(b"x" * 5 * MIB), resources, reads=3)
-        asking = asyncio.create_task(client.ask())
-        await until(lambda: len(client.messages) == 3)
-        assert resources.admission.answers._reserved == 5 * MIB
-        client.reads = 100
-        await asking
-        assert resources.admission.answers._reserved == 0
-        assert (len(client.body), client.longest) == (5 * MIB, PART_BYTES)
-        assert [message.get("more_body") for message in client.messages[-2:]] == [True, False]
-
-    asyncio.run(scenario())
+async def test_an_answer_goes_out_in_parts_and_holds_its_place_until_it_is_read():
+    resources = new_resources()
+    client = behind_the_budget(Response(b"x" * 5 * MIB), resources, reads=3)
+    asking = asyncio.create_task(client.ask())
+    await until(lambda: len(client.messages) == 3)
+    assert held(resources) == 5 * MIB
+    client.reads = 100
+    await asking
+    assert held(resources) == 0
+    assert (len(client.body), client.longest) == (5 * MIB, PART_BYTES)
+    assert [message.get("more_body") for message in client.messages[-2:]] == [True, False]
 
 
-def test_a_small_answer_is_one_message_and_needs_no_room():
-    async def scenario():
-        client = behind_the_budget(Response(b"live"), new_resources(0))
-        await client.ask()
-        assert [message["type"] for message in client.messages] == [
-            "http.response.start",
-            "http.response.body",
-        ]
-
-    asyncio.run(scenario())
+async def test_a_small_answer_is_one_message_and_needs_no_room():
+    client = behind_the_budget(Response(b"live"), new_resources(0))
+    await client.ask()
+    expected = ["http.response.start", "http.response.body"]
+    assert [message["type"] for message in client.messages] == expected
 
 
-def test_a_client_that_leaves_gives_its_place_back():
-    async def scenario():
-        resources = new_resources()
-        client = behind_the_budget(Response(b"x" * 5 * MIB), resources, reads=2)
-        asking = asyncio.create_task(client.ask())
-        await until(lambda: len(client.messages) == 2)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        assert resources.admission.answers._reserved == 0
-
-    asyncio.run(scenario())
+async def test_a_client_that_leaves_gives_its_place_back():
+    resources = new_resources()
+    client = behind_the_budget(Response(b"x" * 5 * MIB), resources, reads=2)
+    asking = asyncio.create_task(client.ask())
+    await until(lambda: len(client.messages) == 2)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert held(resources) == 0
 
 
 @pytest.mark.parametrize("announced", [0, 3 * MIB])
-def test_a_stream_holds_its_largest_part_or_what_it_announced(announced):
+async def test_a_stream_holds_its_largest_part_or_what_it_announced(announced):
     made = []
 
     async def parts():
@@ -213,49 +203,43 @@ def test_a_stream_holds_its_largest_part_or_what_it_announced(announced):
             announce_answer(scope, announced)
         await StreamingResponse(parts())(scope, receive, send)
 
-    async def scenario():
-        resources = new_resources()
-        client = behind_the_budget(streaming, resources, reads=2)
-        asking = asyncio.create_task(client.ask())
-        held = []
-        for reads in range(2, 12):
-            client.reads = reads
-            await asyncio.sleep(0.02)
-            held.append(resources.admission.answers._reserved)
-            if asking.done():
-                break
-        assert max(held) == max(announced, 2 * MIB)
-        client.reads = 100
-        await asking
-        assert made == [10, MIB // 2, 2 * MIB, MIB]
-        assert len(client.body) == 10 + MIB // 2 + 3 * MIB
-        assert client.longest == PART_BYTES
-        assert resources.admission.answers._reserved == 0
-
-    asyncio.run(scenario())
+    resources = new_resources()
+    client = behind_the_budget(streaming, resources, reads=2)
+    asking = asyncio.create_task(client.ask())
+    reserved = []
+    for reads in range(2, 12):
+        client.reads = reads
+        await asyncio.sleep(0.02)
+        reserved.append(held(resources))
+        if asking.done():
+            break
+    assert max(reserved) == max(announced, 2 * MIB)
+    client.reads = 100
+    await asking
+    assert made == [10, MIB // 2, 2 * MIB, MIB]
+    assert len(client.body) == 10 + MIB // 2 + 3 * MIB
+    assert client.longest == PART_BYTES
+    assert held(resources) == 0
 
 
-def test_a_stream_that_has_begun_waits_for_room():
+async def test_a_stream_that_has_begun_waits_for_room():
     async def parts():
         yield b"x"
         yield b"x" * 2 * MIB
 
-    async def scenario():
-        resources = new_resources(3 * MIB)
-        answers = resources.admission.answers
-        answers.reserve(2 * MIB, owner=None)
-        client = behind_the_budget(StreamingResponse(parts()), resources)
-        asking = asyncio.create_task(client.ask())
-        await asyncio.sleep(0.1)
-        assert (asking.done(), len(client.body)) == (False, 1)
-        answers.release(2 * MIB, owner=None)
-        await asking
-        assert len(client.body) == 1 + 2 * MIB
-
-    asyncio.run(scenario())
+    resources = new_resources(3 * MIB)
+    answers = resources.admission.answers
+    answers.reserve(2 * MIB, owner=None)
+    client = behind_the_budget(StreamingResponse(parts()), resources)
+    asking = asyncio.create_task(client.ask())
+    await asyncio.sleep(0.1)
+    assert (asking.done(), len(client.body)) == (False, 1)
+    answers.release(2 * MIB, owner=None)
+    await asking
+    assert len(client.body) == 1 + 2 * MIB
 
 
-def test_a_refused_stream_is_not_made():
+async def test_a_refused_stream_is_not_made():
     made = []
 
     async def parts():
@@ -264,43 +248,34 @@ def test_a_refused_stream_is_not_made():
             yield b"x" * MIB
             await asyncio.sleep(0.001)
 
-    async def scenario():
-        client = behind_the_budget(StreamingResponse(parts()), new_resources(MIB // 2))
-        await asyncio.wait_for(client.ask(), 5)
-        assert (client.status, len(made) < 10) == (429, True)
-
-    asyncio.run(scenario())
+    client = behind_the_budget(StreamingResponse(parts()), new_resources(MIB // 2))
+    await asyncio.wait_for(client.ask(), 5)
+    assert (client.status, len(made) < 10) == (429, True)
 
 
-def test_an_answer_that_no_client_may_ask_for_is_refused_whatever_is_free():
-    async def scenario():
-        resources = new_resources(1000 * MIB)
-        resources.settings.limits = Limits(max_answer_bytes=MIB)
-        client = behind_the_budget(Response(b"x" * 2 * MIB), resources)
-        await client.ask()
-        assert (client.status, json.loads(client.body)["limit"]) == (413, "max_answer_bytes")
-
-    asyncio.run(scenario())
+async def test_an_answer_that_no_client_may_ask_for_is_refused_whatever_is_free():
+    resources = new_resources(1000 * MIB)
+    resources.settings.limits = Limits(max_answer_bytes=MIB)
+    client = behind_the_budget(Response(b"x" * 2 * MIB), resources)
+    await client.ask()
+    assert (client.status, json.loads(client.body)["limit"]) == (413, "max_answer_bytes")
 
 
-def test_a_key_leaves_room_for_others():
-    async def scenario():
-        resources = new_resources(10 * MIB)
-        resources.admission.answers._always = MIB
-        greedy = {"key": SimpleNamespace(id="greedy")}
-        other = {"key": SimpleNamespace(id="other")}
-        unread = [
-            behind_the_budget(Response(b"x" * 2 * MIB), resources, reads=2, state=greedy)
-            for _ in range(4)
-        ]
-        tasks = [asyncio.create_task(client.ask()) for client in unread]
-        await until(lambda: all(client.messages for client in unread))
-        assert [client.status for client in unread] == [200, 200, 429, 429]
-        client = behind_the_budget(Response(b"x" * 2 * MIB), resources, state=other)
-        await client.ask()
-        assert client.status == 200
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    asyncio.run(scenario())
+async def test_a_key_leaves_room_for_others():
+    resources = new_resources(10 * MIB)
+    resources.admission.answers._always = MIB
+    greedy = {"key": SimpleNamespace(id="greedy")}
+    other = {"key": SimpleNamespace(id="other")}
+    unread = [
+        behind_the_budget(Response(b"x" * 2 * MIB), resources, reads=2, state=greedy)
+        for _ in range(4)
+    ]
+    tasks = [asyncio.create_task(client.ask()) for client in unread]
+    await until(lambda: all(client.messages for client in unread))
+    assert [client.status for client in unread] == [200, 200, 429, 429]
+    client = behind_the_budget(Response(b"x" * 2 * MIB), resources, state=other)
+    await client.ask()
+    assert client.status == 200
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -32,24 +32,8 @@ def asked(accept):
         ("application/json;q=0.2, application/x-npy;q=0.9", NPY),
         ("application/x-npy;q=0, */*", JSON),
         ("application/json;q=high, application/x-npy", NPY),
-        # The most specific range wins.
-        ("*/*, application/json;q=0", RAW),
-        ("application/json;q=0, */*", RAW),
-        ("application/json;q=0.1, */*", RAW),
-        ("application/*;q=0.2, application/x-npy;q=0.3, */*", NPY),
-        ("application/*;q=0, application/x-npy;q=0.1, */*", NPY),
-        (
-            (
-                "application/x-npy;q=0.9, application/vnd.apache.arrow.stream;q=0.4, "
-                "application/*;q=0.5"
-            ),
-            NPY,
-        ),
-        ("application/json;q=0, application/octet-stream;q=0, application/*;q=0.001", NPY),
-        # Of equals what is named, then what is offered first.
-        ("application/x-npy, */*", NPY),
+        ("application/json;q=0, */*", RAW),  # more of such against the oracle below
         ("application/x-npy, application/octet-stream", RAW),
-        ("application/x-npy;q=0.5, */*;q=0.5", NPY),
         # A parameter may hold anything; no offer has one.
         ("application/json;charset=utf-8", JSON),
         ("application/json;version=2;q=0, application/json", JSON),
@@ -72,22 +56,11 @@ def test_the_preferred_media_type_is_chosen(accept, chosen):
     assert negotiated(asked(accept), OFFERED) == chosen
 
 
-@pytest.mark.parametrize(
-    "accept",
-    [
-        "text/html",
-        "application/json;q=0",
-        "image/*",
-        "application/x-npy;q=nan",
-        "*/*;q=0",
-        "*/*;q=0.0",
-        "text/*, application/*;q=0, */*",
-        "*/json",
-        "applications/json",
-        "application/js",
-        '"application/json"',
-    ],
-)
+REFUSED = ("text/html", "application/json;q=0", "image/*", "application/x-npy;q=nan", "*/*;q=0")
+REFUSED += ("*/*;q=0.0", "text/*, application/*;q=0, */*", "*/json", "applications/json")
+
+
+@pytest.mark.parametrize("accept", [*REFUSED, "application/js", '"application/json"'])
 def test_what_cannot_be_given_is_refused(accept):
     with pytest.raises(NotAcceptable, match="accept one of"):
         negotiated(asked(accept), OFFERED)

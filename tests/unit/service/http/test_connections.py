@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import re
 from functools import partial
 
@@ -35,127 +34,107 @@ async def client_of(app):
 
 
 @pytest.mark.parametrize("num", [1, 2, 3])
-def test_the_request_under_way_learns_that_its_client_left_whatever_came_after_it(num):
-    async def scenario():
-        heard, began, ended = [], asyncio.Event(), asyncio.Event()
+async def test_the_request_under_way_learns_that_its_client_left_whatever_came_after_it(num):
+    heard, began, ended = [], asyncio.Event(), asyncio.Event()
 
-        async def app(scope, receive, send):
-            presence_of(scope).watch(lambda: heard.append("watch"))
-            began.set()
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            heard.append("message")
-            ended.set()
+    async def app(scope, receive, send):
+        presence_of(scope).watch(lambda: heard.append("watch"))
+        began.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        heard.append("message")
+        ended.set()
 
-        async with client_of(app) as (_, writer):
-            writer.write(num * GET)
-            await began.wait()
-            writer.close()
-            await asyncio.wait_for(ended.wait(), 10)
-        assert heard == ["watch", "message"]
-
-    asyncio.run(scenario())
+    async with client_of(app) as (_, writer):
+        writer.write(num * GET)
+        await began.wait()
+        writer.close()
+        await asyncio.wait_for(ended.wait(), 10)
+    assert heard == ["watch", "message"]
 
 
-def test_requests_that_were_answered_are_told_nothing():
-    async def scenario():
-        heard = []
+async def test_requests_that_were_answered_are_told_nothing():
+    heard = []
 
-        async def app(scope, receive, send):
-            presence_of(scope).watch(lambda: heard.append("left"))
-            await send({"type": "http.response.start", "status": 204, "headers": []})
-            await send({"type": "http.response.body"})
+    async def app(scope, receive, send):
+        presence_of(scope).watch(lambda: heard.append("left"))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
 
-        async with client_of(app) as (reader, writer):
-            writer.write(2 * GET)
-            for _ in range(2):
-                assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
-            writer.close()
-            await asyncio.sleep(0.1)
-        assert heard == []
-
-    asyncio.run(scenario())
+    async with client_of(app) as (reader, writer):
+        writer.write(2 * GET)
+        for _ in range(2):
+            assert b" 204 " in await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        await asyncio.sleep(0.1)
+    assert heard == []
 
 
-def test_too_much_on_a_connection_that_is_closing_is_no_fault_of_the_server(caplog):
-    async def scenario():
-        async def app(scope, receive, send):
-            headers = [(b"connection", b"close"), (b"content-length", b"0")]
-            await send({"type": "http.response.start", "status": 400, "headers": headers})
-            await send({"type": "http.response.body"})
+async def test_too_much_on_a_connection_that_is_closing_is_no_fault_of_the_server(caplog):
+    async def app(scope, receive, send):
+        headers = [(b"connection", b"close"), (b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 400, "headers": headers})
+        await send({"type": "http.response.body"})
 
-        async with client_of(app) as (reader, writer):
-            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-            assert b" 400 " in await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"1;" + 2 * MAX_OVERHEAD_BYTES * b"x")
-            with contextlib.suppress(ConnectionError):
-                await writer.drain()
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(scenario())
+    async with client_of(app) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert b" 400 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"1;" + 2 * MAX_OVERHEAD_BYTES * b"x")
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
     assert not caplog.records
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.6])
 @pytest.mark.parametrize("num", [1, 3])
-def test_a_client_that_has_ended_its_side_is_answered_and_the_connection_closed(pause_s, num):
+async def test_a_client_that_has_ended_its_side_is_answered_and_the_connection_closed(pause_s, num):
     """`nc -N` does so; an answer that takes long comes after a 100 that asks whether it is there."""
+    left = []
 
-    async def scenario():
-        left = []
+    async def app(scope, receive, send):
+        presence_of(scope).watch(lambda: left.append("left"))
+        await asyncio.sleep(pause_s)
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        presence_of(scope).forget()
+        await send({"type": "http.response.body", "body": b"ok"})
 
-        async def app(scope, receive, send):
-            presence_of(scope).watch(lambda: left.append("left"))
-            await asyncio.sleep(pause_s)
-            headers = [(b"content-length", b"2")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            presence_of(scope).forget()
-            await send({"type": "http.response.body", "body": b"ok"})
-
-        async with client_of(app) as (reader, writer):
-            writer.write(num * GET)
-            writer.write_eof()
-            answer = await asyncio.wait_for(reader.read(), 10)
-        statuses = re.findall(rb"HTTP/1.1 (\d+)", answer)
-        assert [status for status in statuses if status != b"100"] == num * [b"200"]
-        assert (b"100" in statuses) == (pause_s > 0)
-        assert answer.endswith(b"ok")
-        assert left == []
-
-    asyncio.run(scenario())
+    async with client_of(app) as (reader, writer):
+        writer.write(num * GET)
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), 10)
+    statuses = re.findall(rb"HTTP/1.1 (\d+)", answer)
+    assert [status for status in statuses if status != b"100"] == num * [b"200"]
+    assert (b"100" in statuses) == (pause_s > 0)
+    assert answer.endswith(b"ok")
+    assert left == []
 
 
-def test_a_client_that_has_left_is_noticed_though_it_looks_as_if_it_only_ended_its_side():
-    async def scenario():
-        left = asyncio.Event()
+async def test_a_client_that_has_left_is_noticed_though_it_looks_as_if_it_only_ended_its_side():
+    left = asyncio.Event()
 
-        async def app(scope, receive, send):
-            presence_of(scope).watch(left.set)
-            await asyncio.sleep(20)
+    async def app(scope, receive, send):
+        presence_of(scope).watch(left.set)
+        await asyncio.sleep(20)
 
-        async with client_of(app) as (_, writer):
-            writer.write(GET)
-            await asyncio.sleep(0.1)
-            writer.close()
-            await asyncio.wait_for(left.wait(), 2)
-
-    asyncio.run(scenario())
+    async with client_of(app) as (_, writer):
+        writer.write(GET)
+        await asyncio.sleep(0.1)
+        writer.close()
+        await asyncio.wait_for(left.wait(), 2)
 
 
 @pytest.mark.parametrize(
     "sent", [b"", GET[:-2], b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx"]
 )
-def test_a_client_that_ends_its_side_before_its_request_is_let_go(sent):
-    async def scenario():
-        async def app(scope, receive, send):
-            while (await receive())["type"] != "http.disconnect":
-                pass
+async def test_a_client_that_ends_its_side_before_its_request_is_let_go(sent):
+    async def app(scope, receive, send):
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
-        async with client_of(app) as (reader, writer):
-            writer.write(sent)
-            writer.write_eof()
-            assert await asyncio.wait_for(reader.read(), 2) == b""
-
-    asyncio.run(scenario())
+    async with client_of(app) as (reader, writer):
+        writer.write(sent)
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), 2) == b""

@@ -50,11 +50,8 @@ def test_images_are_collected_and_then_indexed():
         assert (now.stage, now.done, now.images, now.eta_s) == ("publish", 8, 8, None)
     assert found == [(0, 0), (3, 0), (8, 0), (8, 5), (8, 8), (8, 8)]
     record = complete(record, work, now_s=110)
-    assert (record.state, progress(record).collected, progress(record).indexed) == (
-        "succeeded",
-        8,
-        8,
-    )
+    expected = ("succeeded", 8, 8)
+    assert (record.state, progress(record).collected, progress(record).indexed) == expected
 
 
 def test_the_pace_is_of_the_images_and_stays_when_they_are_done():

@@ -141,10 +141,8 @@ def test_each_dialect_speaks_its_own_shape():
 def test_of_the_servers_own_faults_a_client_is_told_of_a_damaged_job_alone():
     _, _, problem = answer("/v1/jobs/1", RecordDamaged())
     assert (problem["status"], problem["type"]) == (500, "urn:mlcd:problem:job-damaged")
-    assert (
-        problem["detail"]
-        == "the job queue holds something that is no job: DELETE of that job removes it"
-    )
+    found = problem["detail"]
+    assert found == "the job queue holds something that is no job: DELETE of that job removes it"
     _, _, problem = answer("/v1/jobs/1", mlcd.errors.ArtifactInvalid(f"{SECRET} is damaged"))
     assert (problem["status"], problem["type"]) == (500, "urn:mlcd:problem:internal-error")
     assert SECRET not in problem["detail"]
@@ -236,9 +234,7 @@ def test_a_wrong_field_is_named_and_what_the_client_sent_is_not(model, content):
         ),
         (
             InferRequest,
-            {
-                "inputs": [{"name": "i", "shape": [1], "datatype": "BYTES", "dat": 0}],
-            },
+            {"inputs": [{"name": "i", "shape": [1], "datatype": "BYTES", "dat": 0}]},
             "`dat` in `inputs.0` of the body is not known here: did you mean `data`?",
             "inputs.0.dat",
         ),

@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import BadRequest
-from service.http.dialects.kserve.tensors import (
-    read_bytes_elements,
-    read_pixels,
-    split,
-    write,
-)
+from service.http.dialects.kserve.tensors import read_bytes_elements, read_pixels, split, write
 
 
 def packed(*elements):

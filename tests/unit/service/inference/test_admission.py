@@ -4,57 +4,47 @@ import math
 import pytest
 
 from mlcd.errors import Overloaded
-from service.inference.admission import DrainRate, bounded_retry_s
+from service.inference.admission import Capacity, DrainRate, bounded_retry_s
 from service.inference.fair import FairQueue
-from tests.unit.service.engines import new_admission, run
+from tests.unit.service.engines import new_admission, new_metrics
 
 
-def test_images_that_would_be_late_are_refused_and_the_first_ones_never_are():
-    async def scenario():
-        admission = new_admission()
-        now = asyncio.get_running_loop().time()
-        with admission.images.reserved(
-            10, deadline=now + 10
-        ):  # ten images in a twentieth of a second and more
-            await asyncio.sleep(0.05)
-        with admission.images.reserved(50, deadline=now + 0.001):  # nobody is ahead: it is tried
-            with pytest.raises(Overloaded):
-                admission.images.reserved(
-                    40, deadline=asyncio.get_running_loop().time() + 0.1
-                ).__enter__()
-            with admission.images.reserved(1, deadline=math.inf):
-                assert not admission.images.full
-        with admission.images.reserved(100, deadline=math.inf):
-            assert admission.images.full
-
-    run(scenario())
-
-
-def test_a_small_request_is_not_refused_for_a_large_one_s_sake():
-    """They are served in turn: the small one is done after two items, not after a hundred."""
-
-    async def scenario():
-        admission = new_admission(max_texts=1000)
-        with admission.texts.reserved(10, deadline=math.inf):
-            await asyncio.sleep(0.1)
-        with admission.texts.reserved(500, deadline=math.inf):  # five seconds and more
-            soon = asyncio.get_running_loop().time() + 1
-            assert admission.texts.has_room(1, deadline=soon)
-            assert not admission.texts.has_room(400, deadline=soon)
-
-    run(scenario())
-
-
-def test_a_client_is_told_to_come_back_when_half_is_done():
-    async def scenario():
-        admission = new_admission()
-        assert admission.retry_after_s == 1
+async def test_images_that_would_be_late_are_refused_and_the_first_ones_never_are():
+    admission = new_admission()
+    now = asyncio.get_running_loop().time()
+    with admission.images.reserved(
+        10, deadline=now + 10
+    ):  # ten images in a twentieth of a second and more
+        await asyncio.sleep(0.05)
+    with admission.images.reserved(50, deadline=now + 0.001):  # nobody is ahead: it is tried
+        with pytest.raises(Overloaded):
+            admission.images.reserved(
+                40, deadline=asyncio.get_running_loop().time() + 0.1
+            ).__enter__()
         with admission.images.reserved(1, deadline=math.inf):
-            await asyncio.sleep(0.1)
-        with admission.images.reserved(100, deadline=math.inf):  # ten seconds' worth
-            assert 4 <= admission.retry_after_s <= 8
+            assert not admission.images.full
+    with admission.images.reserved(100, deadline=math.inf):
+        assert admission.images.full
 
-    run(scenario())
+
+async def test_a_small_request_is_not_refused_for_a_large_one_s_sake():
+    """They are served in turn: the small one is done after two items, not after a hundred."""
+    admission = new_admission(max_texts=1000)
+    with admission.texts.reserved(10, deadline=math.inf):
+        await asyncio.sleep(0.1)
+    with admission.texts.reserved(500, deadline=math.inf):  # five seconds and more
+        soon = asyncio.get_running_loop().time() + 1
+        assert admission.texts.has_room(1, deadline=soon)
+        assert not admission.texts.has_room(400, deadline=soon)
+
+
+async def test_a_client_is_told_to_come_back_when_half_is_done():
+    admission = new_admission()
+    assert admission.retry_after_s == 1
+    with admission.images.reserved(1, deadline=math.inf):
+        await asyncio.sleep(0.1)
+    with admission.images.reserved(100, deadline=math.inf):  # ten seconds' worth
+        assert 4 <= admission.retry_after_s <= 8
 
 
 def test_the_rate_is_of_the_time_in_which_there_was_work_and_of_late():
@@ -96,28 +86,67 @@ def test_a_fair_queue_serves_requests_in_turn_and_each_in_order():
     assert [queue.take() for _ in range(len(queue))] == ["b0", "a1", "c0", "a2", "a3"]
 
 
-def test_room_is_told_as_admission_gives_it():
+async def test_room_is_told_as_admission_gives_it():
     """A refusal before the body must refuse what would be refused after it, and nothing else."""
+    admission = new_admission()
+    now = asyncio.get_running_loop().time()
+    assert admission.images.has_room(100, deadline=now - 1)  # nobody is ahead
+    assert not admission.images.has_room(101, deadline=math.inf)
+    with admission.images.reserved(10, deadline=now + 10):
+        await asyncio.sleep(0.05)
+    with admission.images.reserved(50, deadline=math.inf):
+        seen = set()
+        for num in (1, 30, 51):
+            for time_left in (0.01, 0.3, 5.0):
+                deadline = asyncio.get_running_loop().time() + time_left
+                room = admission.images.has_room(num, deadline=deadline)
+                try:
+                    with admission.images.reserved(num, deadline=deadline):
+                        assert room
+                except Overloaded:
+                    assert not room
+                seen.add(room)
+        assert seen == {True, False}
 
-    async def scenario():
-        admission = new_admission()
-        now = asyncio.get_running_loop().time()
-        assert admission.images.has_room(100, deadline=now - 1)  # nobody is ahead
-        assert not admission.images.has_room(101, deadline=math.inf)
-        with admission.images.reserved(10, deadline=now + 10):
-            await asyncio.sleep(0.05)
-        with admission.images.reserved(50, deadline=math.inf):
-            seen = set()
-            for num in (1, 30, 51):
-                for time_left in (0.01, 0.3, 5.0):
-                    deadline = asyncio.get_running_loop().time() + time_left
-                    room = admission.images.has_room(num, deadline=deadline)
-                    try:
-                        with admission.images.reserved(num, deadline=deadline):
-                            assert room
-                    except Overloaded:
-                        assert not room
-                    seen.add(room)
-            assert seen == {True, False}
 
-    run(scenario())
+def new_capacity(most, always=0):
+    return Capacity("bytes", most, always=always, metrics=new_metrics())
+
+
+def test_it_is_bounded_and_given_back():
+    capacity = new_capacity(10)
+    for _ in range(3):
+        capacity.reserve(10, owner=None)
+        with pytest.raises(Overloaded, match="the server is at its limit of bytes"):
+            capacity.reserve(1, owner=None)
+        capacity.release(10, owner=None)
+    with pytest.raises(ZeroDivisionError), capacity.reserved(10, owner=None):
+        _ = 1 / 0
+    capacity.reserve(10, owner=None)
+
+
+def test_an_owner_leaves_as_much_free_as_it_holds():
+    capacity = new_capacity(120, always=10)
+    for greedy, most in (("a", 60), ("b", 30), ("c", 15)):  # half of what the ones before left
+        capacity.reserve(most, owner=greedy)
+        with pytest.raises(Overloaded, match="this client"):
+            capacity.reserve(1, owner=greedy)
+    capacity.reserve(5, owner="newcomer")
+    capacity.release(60, owner="a")
+    capacity.reserve(25, owner="c")
+
+
+def test_what_one_owner_may_always_hold_fits_however_little_there_is():
+    capacity = new_capacity(12, always=10)
+    capacity.reserve(10, owner="a")
+    with pytest.raises(Overloaded):
+        capacity.reserve(1, owner="a")
+    capacity.release(10, owner="a")
+
+
+def test_what_is_only_looked_at_is_not_held():
+    capacity = new_capacity(10)
+    for _ in range(3):
+        capacity.check(10, owner=None)
+    with pytest.raises(Overloaded):
+        capacity.check(11, owner=None)

@@ -11,7 +11,7 @@ import pytest
 
 from service.inference.decoding_threads import DecodingThreads
 from service.inference.fair import CostQueue
-from tests.unit.service.engines import run, until
+from tests.unit.service.engines import until
 
 
 def order_of(queue, num):
@@ -49,70 +49,61 @@ def test_who_has_waited_for_nothing_has_saved_nothing_up():
     assert queue._due == {}
 
 
-def test_a_small_picture_waits_for_the_one_under_way_and_for_no_other():
-    async def scenario():
-        begun, go_on, done = threading.Event(), threading.Event(), []
+async def test_a_small_picture_waits_for_the_one_under_way_and_for_no_other():
+    begun, go_on, done = threading.Event(), threading.Event(), []
 
-        def decode(name):
-            begun.set()
-            go_on.wait(10)
-            done.append(name)
-            return name
+    def decode(name):
+        begun.set()
+        go_on.wait(10)
+        done.append(name)
+        return name
 
-        with ThreadPoolExecutor(1) as threads:
-            decoders = DecodingThreads(threads)
-            bombs = [
-                asyncio.create_task(decoders.run("bomber", 10**8, lambda: decode("bomb")))
-                for _ in range(8)
-            ]
-            await until(begun.is_set)
-            gone = asyncio.create_task(decoders.run("client", 10, lambda: decode("gone")))
-            photo = asyncio.create_task(decoders.run("client", 10, lambda: decode("photo")))
-            await asyncio.sleep(0)
-            gone.cancel()
-            await asyncio.sleep(0)
-            go_on.set()
-            assert await photo == "photo"
-            await asyncio.gather(*bombs)
-        assert done == ["bomb", "photo", *["bomb"] * 7]
-
-    run(scenario())
+    with ThreadPoolExecutor(1) as threads:
+        decoders = DecodingThreads(threads)
+        bombs = [
+            asyncio.create_task(decoders.run("bomber", 10**8, lambda: decode("bomb")))
+            for _ in range(8)
+        ]
+        await until(begun.is_set)
+        gone = asyncio.create_task(decoders.run("client", 10, lambda: decode("gone")))
+        photo = asyncio.create_task(decoders.run("client", 10, lambda: decode("photo")))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        assert await photo == "photo"
+        await asyncio.gather(*bombs)
+    assert done == ["bomb", "photo", *["bomb"] * 7]
 
 
-def test_what_a_picture_raises_is_its_own():
-    async def scenario():
-        def fail():
-            raise ValueError("bad")
+async def test_what_a_picture_raises_is_its_own():
+    def fail():
+        raise ValueError("bad")
 
-        with ThreadPoolExecutor(1) as threads:
-            decoders = DecodingThreads(threads)
-            with pytest.raises(ValueError, match="bad"):
-                await decoders.run("x", 1, fail)
-            assert await decoders.run("x", 1, lambda: 7) == 7
-
-    run(scenario())
+    with ThreadPoolExecutor(1) as threads:
+        decoders = DecodingThreads(threads)
+        with pytest.raises(ValueError, match="bad"):
+            await decoders.run("x", 1, fail)
+        assert await decoders.run("x", 1, lambda: 7) == 7
 
 
-def test_a_picture_whose_client_has_left_is_not_kept_until_its_turn():
+async def test_a_picture_whose_client_has_left_is_not_kept_until_its_turn():
     class Picture:
         pass
 
-    async def scenario():
-        begun, go_on = threading.Event(), threading.Event()
-        with ThreadPoolExecutor(1) as threads:
-            decoders = DecodingThreads(threads)
-            first = asyncio.create_task(decoders.run("x", 1, lambda: (begun.set(), go_on.wait(10))))
-            await until(begun.is_set)
-            picture = Picture()
-            kept = weakref.ref(picture)
-            gone = asyncio.create_task(decoders.run("y", 1, partial(id, picture)))
-            await asyncio.sleep(0)
-            gone.cancel()
-            await asyncio.wait([gone])
-            del picture, gone
-            gc.collect()
-            assert kept() is None
-            go_on.set()
-            await first
-
-    run(scenario())
+    begun, go_on = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        decoders = DecodingThreads(threads)
+        first = asyncio.create_task(decoders.run("x", 1, lambda: (begun.set(), go_on.wait(10))))
+        await until(begun.is_set)
+        picture = Picture()
+        kept = weakref.ref(picture)
+        gone = asyncio.create_task(decoders.run("y", 1, partial(id, picture)))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([gone])
+        del picture, gone
+        gc.collect()
+        assert kept() is None
+        go_on.set()
+        await first

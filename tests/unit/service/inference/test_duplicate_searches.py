@@ -10,7 +10,7 @@ from mlcd.errors import DeadlineExceeded, InvalidInput, Overloaded
 from mlcd.types import unit_rows
 from service.inference import duplicate_searches
 from service.inference.duplicate_searches import DuplicateSearches
-from tests.unit.service.engines import new_metrics, run
+from tests.unit.service.engines import new_metrics
 
 
 class State:
@@ -61,96 +61,75 @@ async def has_run(ran, similarity):
     pytest.fail(f"the search for {similarity} has not begun in 10 s")
 
 
-def test_the_same_search_is_done_once_and_its_result_kept_until_the_collection_changes(held):
+async def test_the_same_search_is_done_once_and_its_result_kept_until_the_collection_changes(held):
     ran, gate = held
-
-    async def scenario():
-        searches, collection = new_searches(), SimpleNamespace(state=State())
-        together = [begin(searches, collection, 0.99) for _ in range(5)]
-        await settled()
-        gate.open = True
-        found = await asyncio.gather(*together)
-        assert [group.rows.tolist() for group in found[0].groups] == [[0, 1]]
-        assert await begin(searches, collection, 0.99) is found[0]
-        assert ran == [0.99]
-        collection.state = State()
-        assert await begin(searches, collection, 0.99) is not found[0]
-        assert ran == [0.99, 0.99]
-
-    run(scenario())
+    searches, collection = new_searches(), SimpleNamespace(state=State())
+    together = [begin(searches, collection, 0.99) for _ in range(5)]
+    await settled()
+    gate.open = True
+    found = await asyncio.gather(*together)
+    assert [group.rows.tolist() for group in found[0].groups] == [[0, 1]]
+    assert await begin(searches, collection, 0.99) is found[0]
+    assert ran == [0.99]
+    collection.state = State()
+    assert await begin(searches, collection, 0.99) is not found[0]
+    assert ran == [0.99, 0.99]
 
 
-def test_one_runs_one_waits_and_a_further_one_is_refused(held):
+async def test_one_runs_one_waits_and_a_further_one_is_refused(held):
     ran, gate = held
-
-    async def scenario():
-        searches, collection = new_searches(), SimpleNamespace(state=State())
-        first = begin(searches, collection, 0.7)
-        await has_run(ran, 0.7)
-        tasks = [first, begin(searches, collection, 0.8)]
-        await settled()
-        for number in (5, 6):
-            with pytest.raises(Overloaded):
-                await begin(searches, collection, number / 10)
-        gate.open = True
-        await asyncio.gather(*tasks)
-        assert ran == [0.7, 0.8]
-
-    run(scenario())
-
-
-def test_a_client_whose_search_runs_gives_the_place_to_another(held):
-    ran, gate = held
-
-    async def scenario():
-        searches, collection = new_searches(), SimpleNamespace(state=State())
-        first = begin(searches, collection, 0.7, "greedy")
-        await has_run(ran, 0.7)
-        second = begin(searches, collection, 0.8, "greedy")
-        await settled()
-        other = begin(searches, collection, 0.9, "other")
+    searches, collection = new_searches(), SimpleNamespace(state=State())
+    first = begin(searches, collection, 0.7)
+    await has_run(ran, 0.7)
+    tasks = [first, begin(searches, collection, 0.8)]
+    await settled()
+    for number in (5, 6):
         with pytest.raises(Overloaded):
-            await second
-        with pytest.raises(Overloaded):
-            await begin(searches, collection, 0.6, "greedy")
-        with pytest.raises(Overloaded):
-            await begin(searches, collection, 0.6, "third")
-        gate.open = True
-        await asyncio.gather(first, other)
-        assert ran == [0.7, 0.9]
-
-    run(scenario())
+            await begin(searches, collection, number / 10)
+    gate.open = True
+    await asyncio.gather(*tasks)
+    assert ran == [0.7, 0.8]
 
 
-def test_a_search_ends_when_nobody_waits_for_it_any_more(held):
+async def test_a_client_whose_search_runs_gives_the_place_to_another(held):
     ran, gate = held
-
-    async def scenario():
-        searches, collection = new_searches(), SimpleNamespace(state=State())
-        late = begin(searches, collection, 0.7, seconds=0.05)
-        with pytest.raises(DeadlineExceeded):
-            await late
-        left = begin(searches, collection, 0.8)
-        await has_run(ran, 0.8)
-        stays = begin(searches, collection, 0.9)
-        await settled()
-        left.cancel()
-        await has_run(ran, 0.9)  # the thread is free for the one that waited
-        assert ran == [0.7, 0.8, 0.9]
-        gate.open = True
-        assert len((await stays).groups) >= 1
-
-    run(scenario())
+    searches, collection = new_searches(), SimpleNamespace(state=State())
+    first = begin(searches, collection, 0.7, "greedy")
+    await has_run(ran, 0.7)
+    second = begin(searches, collection, 0.8, "greedy")
+    await settled()
+    other = begin(searches, collection, 0.9, "other")
+    with pytest.raises(Overloaded):
+        await second
+    with pytest.raises(Overloaded):
+        await begin(searches, collection, 0.6, "greedy")
+    with pytest.raises(Overloaded):
+        await begin(searches, collection, 0.6, "third")
+    gate.open = True
+    await asyncio.gather(first, other)
+    assert ran == [0.7, 0.9]
 
 
-def test_pictures_are_compared_of_as_many_items_as_a_request_has_time_for(monkeypatch):
-    async def scenario():
-        searches, collection = new_searches(), SimpleNamespace(state=State())
-        monkeypatch.setattr(duplicate_searches, "_MOST_COMPARED", 19)
-        with pytest.raises(
-            InvalidInput, match="at most 19 items are compared in one request, got 20"
-        ):
-            await begin(searches, collection, None)
-        assert (await begin(searches, collection, 0.9999)).nearest is None
+async def test_a_search_ends_when_nobody_waits_for_it_any_more(held):
+    ran, gate = held
+    searches, collection = new_searches(), SimpleNamespace(state=State())
+    late = begin(searches, collection, 0.7, seconds=0.05)
+    with pytest.raises(DeadlineExceeded):
+        await late
+    left = begin(searches, collection, 0.8)
+    await has_run(ran, 0.8)
+    stays = begin(searches, collection, 0.9)
+    await settled()
+    left.cancel()
+    await has_run(ran, 0.9)  # the thread is free for the one that waited
+    assert ran == [0.7, 0.8, 0.9]
+    gate.open = True
+    assert len((await stays).groups) >= 1
 
-    run(scenario())
+
+async def test_pictures_are_compared_of_as_many_items_as_a_request_has_time_for(monkeypatch):
+    searches, collection = new_searches(), SimpleNamespace(state=State())
+    monkeypatch.setattr(duplicate_searches, "_MOST_COMPARED", 19)
+    with pytest.raises(InvalidInput, match="at most 19 items are compared in one request, got 20"):
+        await begin(searches, collection, None)
+    assert (await begin(searches, collection, 0.9999)).nearest is None

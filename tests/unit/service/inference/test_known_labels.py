@@ -73,10 +73,9 @@ def test_labels_by_centers_of_another_digest_are_not_looked_at(centers, rows, mo
     known.centers = "e" * 64
     monkeypatch.setattr(known, "of", None)
     lookup = Lookup(centers)
-    assert (
-        lookup.nearest(rows, TOP, known=known).ids.tolist()
-        == lookup.nearest(rows, TOP).ids.tolist()
-    )
+    found = lookup.nearest(rows, TOP, known=known).ids.tolist()
+    assert found == lookup.nearest(rows, TOP).ids.tolist()
+
 
 
 @pytest.mark.parametrize(("id_before", "id_after"), [(0, -1), (NUM_CENTERS - 1, NUM_CENTERS)])

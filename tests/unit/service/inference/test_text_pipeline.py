@@ -12,7 +12,7 @@ from service.inference import text_pipeline
 from service.inference.engine.fake import fake_tokenizer
 from service.inference.engine.process import Inference
 from service.inference.text_pipeline import TextPipeline, TextReader, num_chars
-from tests.unit.service.engines import LocalEngine, new_admission, new_batcher, new_metrics, run
+from tests.unit.service.engines import LocalEngine, new_admission, new_batcher, new_metrics
 
 TOKENIZER = fake_tokenizer("fake:text=true")
 
@@ -45,32 +45,23 @@ def new_pipeline(engine, batcher, metrics, *, max_texts=100):
     return TextPipeline(engine, batcher, places, metrics=metrics.of_texts)
 
 
-def test_tokens_are_those_of_the_tokenizer_and_counted_without_padding():
-    async def scenario():
-        tokens = await reader().read(["red", "", "ab", 7])
-        assert tokens.ids[0] == ids_of("red")[0]
-        assert [error.reason for error in (tokens.ids[1], tokens.ids[3])] == [
-            "empty",
-            "not-a-string",
-        ]
-        assert tokens.num == 3
-        many = [f"text {number}" for number in range(300)]
-        assert (await reader().read(many)).ids == ids_of(*many)
-
-    run(scenario())
+async def test_tokens_are_those_of_the_tokenizer_and_counted_without_padding():
+    tokens = await reader().read(["red", "", "ab", 7])
+    assert tokens.ids[0] == ids_of("red")[0]
+    assert [error.reason for error in (tokens.ids[1], tokens.ids[3])] == ["empty", "not-a-string"]
+    assert tokens.num == 3
+    many = [f"text {number}" for number in range(300)]
+    assert (await reader().read(many)).ids == ids_of(*many)
 
 
-def test_a_text_that_must_stay_whole_is_not_cut():
-    async def scenario():
-        cut = await reader().read(["x" * 40, "red"])
-        assert cut.num == 33
-        whole = await reader().read(["x" * 40, "red"], whole=True)
-        assert (whole.ids[0].reason, whole.num) == ("too-long", 1)
-        assert whole.ids[1] == cut.ids[1]
-        (long,) = (await reader(max_chars=10).read(["x" * 11])).ids
-        assert (long.reason, "10 characters" in str(long)) == ("too-long", True)
-
-    run(scenario())
+async def test_a_text_that_must_stay_whole_is_not_cut():
+    cut = await reader().read(["x" * 40, "red"])
+    assert cut.num == 33
+    whole = await reader().read(["x" * 40, "red"], whole=True)
+    assert (whole.ids[0].reason, whole.num) == ("too-long", 1)
+    assert whole.ids[1] == cut.ids[1]
+    (long,) = (await reader(max_chars=10).read(["x" * 11])).ids
+    assert (long.reason, "10 characters" in str(long)) == ("too-long", True)
 
 
 class Noting:
@@ -89,20 +80,17 @@ class Noting:
 
 
 @pytest.mark.parametrize("owners", [range(5), [None] * 5, ["greedy"] * 5])
-def test_a_word_is_read_after_one_turn_of_long_texts_whoever_came_first(owners):
-    async def scenario():
-        noting, metrics = Noting(), new_metrics().of_texts
-        shared = TextReader(noting, ThreadPoolExecutor(1), max_chars=100, metrics=metrics)
-        long = ["x" * 100] * 500
-        tasks = [asyncio.create_task(shared.read(long, owner=owner)) for owner in owners]
-        await asyncio.sleep(0)
-        tasks.append(asyncio.create_task(shared.read(["red"], owner="other")))
-        await asyncio.sleep(0)
-        noting.everybody.set()
-        await asyncio.gather(*tasks)
-        assert noting.turns.index("red") <= 1
-
-    run(scenario())
+async def test_a_word_is_read_after_one_turn_of_long_texts_whoever_came_first(owners):
+    noting, metrics = Noting(), new_metrics().of_texts
+    shared = TextReader(noting, ThreadPoolExecutor(1), max_chars=100, metrics=metrics)
+    long = ["x" * 100] * 500
+    tasks = [asyncio.create_task(shared.read(long, owner=owner)) for owner in owners]
+    await asyncio.sleep(0)
+    tasks.append(asyncio.create_task(shared.read(["red"], owner="other")))
+    await asyncio.sleep(0)
+    noting.everybody.set()
+    await asyncio.gather(*tasks)
+    assert noting.turns.index("red") <= 1
 
 
 def test_a_turn_is_bounded_in_texts_and_characters():
@@ -112,41 +100,35 @@ def test_a_turn_is_bounded_in_texts_and_characters():
     assert num_chars(["ab", 7, None, "x" * 10], 5) == 2
 
 
-def test_texts_go_in_batches_and_come_back_in_order():
-    async def scenario():
-        engine, metrics = TextEngine(latency_s=0.001), new_metrics()
-        async with new_batcher(engine, metrics.of_texts, max_queued=1000) as batcher:
-            pipeline = new_pipeline(engine, batcher, metrics, max_texts=1000)
-            ids = ids_of(*(f"{number:03}" for number in range(300)))
-            rejected = TextRejected("empty", "the text is empty")
-            seen = {}
-            encoded = await pipeline.encode(
-                [*ids, rejected, np.zeros(32, np.int64).tobytes()],
-                deadline=math.inf,
-                each=seen.__setitem__,
-            )
-            assert encoded.rows == list(range(300))
-            reasons = {index: error.reason for index, error in encoded.errors.items()}
-            assert reasons == {300: "empty", 301: "no-embedding"}
-            expected = np.stack([np.frombuffer(one, np.int64)[:3] for one in ids])
-            assert np.array_equal(encoded.embeddings, expected)
-            assert len(seen) == 302
-            assert max(engine.batches) == 8
-
-    run(scenario())
+async def test_texts_go_in_batches_and_come_back_in_order():
+    engine, metrics = TextEngine(latency_s=0.001), new_metrics()
+    async with new_batcher(engine, metrics.of_texts, max_queued=1000) as batcher:
+        pipeline = new_pipeline(engine, batcher, metrics, max_texts=1000)
+        ids = ids_of(*(f"{number:03}" for number in range(300)))
+        rejected = TextRejected("empty", "the text is empty")
+        seen = {}
+        encoded = await pipeline.encode(
+            [*ids, rejected, np.zeros(32, np.int64).tobytes()],
+            deadline=math.inf,
+            each=seen.__setitem__,
+        )
+        assert encoded.rows == list(range(300))
+        reasons = {index: error.reason for index, error in encoded.errors.items()}
+        assert reasons == {300: "empty", 301: "no-embedding"}
+        expected = np.stack([np.frombuffer(one, np.int64)[:3] for one in ids])
+        assert np.array_equal(encoded.embeddings, expected)
+        assert len(seen) == 302
+        assert max(engine.batches) == 8
 
 
-def test_refused_while_down_late_or_full():
-    async def scenario():
-        engine, metrics = TextEngine(), new_metrics()
-        async with new_batcher(engine, metrics.of_texts) as batcher:
-            pipeline = new_pipeline(engine, batcher, metrics, max_texts=4)
-            with pytest.raises(Overloaded, match="limit of texts"):
-                await pipeline.encode(ids_of("red") * 5, deadline=math.inf)
-            with pytest.raises(DeadlineExceeded):
-                await pipeline.encode(ids_of("red"), deadline=asyncio.get_running_loop().time() - 1)
-            engine.end()
-            with pytest.raises(Unavailable):
-                await pipeline.encode(ids_of("red"), deadline=math.inf)
-
-    run(scenario())
+async def test_refused_while_down_late_or_full():
+    engine, metrics = TextEngine(), new_metrics()
+    async with new_batcher(engine, metrics.of_texts) as batcher:
+        pipeline = new_pipeline(engine, batcher, metrics, max_texts=4)
+        with pytest.raises(Overloaded, match="limit of texts"):
+            await pipeline.encode(ids_of("red") * 5, deadline=math.inf)
+        with pytest.raises(DeadlineExceeded):
+            await pipeline.encode(ids_of("red"), deadline=asyncio.get_running_loop().time() - 1)
+        engine.end()
+        with pytest.raises(Unavailable):
+            await pipeline.encode(ids_of("red"), deadline=math.inf)

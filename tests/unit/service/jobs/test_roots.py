@@ -66,23 +66,13 @@ def test_a_root_may_be_a_link(place):
     assert accepted(roots, place / "root" / "images") == str(place / "root" / "images")
 
 
-@pytest.mark.parametrize(
-    "location",
-    [
-        "outside",
-        "nothing",
-        "root/../outside",
-        "root/../root/images",
-        "root/images/../../outside",
-        "root/away",
-        "root/away/0",
-        "root/away/nothing",
-        "root/away/*",
-        "entry/images",
-        "rootless",
-        "root/*/../../outside/*",
-    ],
-)
+OUTSIDE = """
+    outside nothing root/../outside root/../root/images root/images/../../outside root/away
+    root/away/0 root/away/nothing root/away/* entry/images rootless root/*/../../outside/*
+""".split()  # noqa: SIM905 - a table
+
+
+@pytest.mark.parametrize("location", OUTSIDE)
 def test_no_path_leads_out_and_nothing_is_told_of_what_is_there(roots, place, location):
     told = set()
     for check in (lambda path: accepted(roots, path), lambda path: free(roots, f"{path}/out")):
@@ -139,20 +129,18 @@ def test_a_folder_of_shards_is_taken_and_refused_where_one_leads_out(roots, plac
             check(str(shards))
 
 
-@pytest.mark.parametrize(
-    "location",
-    [
-        "",
-        "images",
-        "./images",
-        "~/images",
-        "s3://bucket/x",
-        "file:///etc",
-        "simplecache::file:///etc",
-        "/a\0b",
-        "http:x",
-    ],
-)
+NO_PATHS = [
+    "images",
+    "./images",
+    "~/images",
+    "s3://bucket/x",
+    "file:///etc",
+    "simplecache::file:///etc",
+    "http:x",
+]
+
+
+@pytest.mark.parametrize("location", [*NO_PATHS, "", "/a\0b"])
 def test_what_is_no_plain_absolute_path_is_refused(roots, location):
     for resolve in (roots.resolve_input, roots.resolve_output):
         with pytest.raises(BadRequest, match="absolute path"):

@@ -1,5 +1,6 @@
 """The life of a job by random sequences of events, against a plain model of where each shard is."""
 
+import itertools
 from dataclasses import dataclass, field
 
 import pytest
@@ -253,11 +254,8 @@ class Jobs(RuleBasedStateMachine):
             assert (job.shards_done, self.record.done) == (len(done), sum(done))
             assert self.record.done <= job.done <= job.images == sum(self.sizes)
         if self.model.state == "succeeded":
-            assert (job.done, job.shards_done, job.problem) == (
-                sum(self.sizes),
-                len(self.sizes),
-                None,
-            )
+            expected = (sum(self.sizes), len(self.sizes), None)
+            assert (job.done, job.shards_done, job.problem) == expected
         assert (job.ended_s is None) == (job.state in ("queued", "running"))
         assert (job.problem is None) or job.state in ("running", "failed") or job.stage == "discard"
 
@@ -333,39 +331,81 @@ TestJobs = Jobs.TestCase
 TestJobs.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
-def test_what_a_canceled_job_has_left_is_tried_for_ever():
-    record = cancel(
-        lease_task(StoredJob("j", SPEC, "queued", 0.0), "w", lease="", **giving(0.0))[0], now_s=0.0
+LEASES = itertools.count()
+
+
+def leased(record, now_s=0.0, images=10):
+    """Returns the record after a claim, and the work."""
+    return lease_task(
+        record,
+        "w",
+        lease=str(next(LEASES)),
+        now_s=now_s,
+        lease_s=LEASE_S,
+        images_of=lambda _: images,
     )
-    now_s = LEASE_S
-    pauses = []
-    for number in range(2000):
-        record, work = lease_task(record, "w", lease=str(number), **giving(now_s))
+
+
+def with_shards(num, images=10):
+    record, plan = leased(StoredJob("j", SPEC, "queued", 0.0))
+    return cut(record, plan, [images] * num, now_s=10.0)
+
+
+@pytest.mark.parametrize(("how", "code"), [("failed", "broken"), ("lost", "worker-lost")])
+def test_a_shard_that_nobody_can_do_is_set_aside_and_a_retry_gives_out_that_one(how, code):
+    record, now_s, attempts = with_shards(3), 10.0, []
+    while record.state == "running":
+        now_s += LONGEST_PAUSE_S
+        record, work = leased(record, now_s)
+        if work is not None and work.shard == 1:
+            attempts.append(work.attempt)
+            record = fail(record, work, PROBLEM, now_s=now_s) if how == "failed" else record
+        elif work is not None:
+            record = complete(record, work, now_s=now_s)
+    job = record.job
+    assert attempts == [*range(1, MAX_ATTEMPTS + 1)]
+    assert (job.state, job.problem.code, job.shards_done, job.shards_failed) == (
+        "failed", code, 2, 1
+    )  # fmt: skip
+    record, work = leased(retry(record, now_s=now_s), now_s)
+    assert (work.shard, work.attempt, record.job.shards_failed) == (1, 1, 0)
+    record, work = leased(complete(record, work, now_s=now_s), now_s)
+    record = complete(record, work, now_s=now_s)
+    assert (work.stage, record.state) == ("publish", "succeeded")
+    for change in (cancel, retry):
+        with pytest.raises(Conflict, match="succeeded"):
+            change(record, now_s=now_s)
+
+
+def test_a_canceled_job_that_is_retried_begins_anew():
+    record, work = leased(with_shards(2), 10.0)
+    record = complete(record, work, now_s=15.0)
+    assert record.job.images_per_s > 0
+    record, work = leased(retry(cancel(record, now_s=16.0), now_s=17.0), 18.0)
+    assert work.stage == "discard"
+    job = complete(record, work, now_s=19.0).job
+    assert (job.state, job.stage, job.ended_s) == ("queued", "plan", None)
+    assert (job.shards, job.done, job.images_per_s) == (None, 0, None)
+
+
+def test_what_a_canceled_job_has_left_is_tried_for_ever():
+    record, now_s, pauses = cancel(leased(with_shards(1), 10.0)[0], now_s=10.0), 10 + LEASE_S, []
+    for _ in range(2000):
+        record, work = leased(record, now_s)
         record = fail(record, work, PROBLEM, now_s=now_s)
         assert (record.stage, record.job.problem) == ("discard", PROBLEM)
         pauses.append(record.due_s - now_s)
         now_s = record.due_s
     assert (pauses[:4], set(pauses[4:])) == ([4.0, 16.0, 60.0, 60.0], {LONGEST_PAUSE_S})
-    record, work = lease_task(record, "w", lease="last", **giving(now_s))
+    record, work = leased(record, now_s)
     record = complete(record, work, now_s=now_s)
     assert (record.state, record.stage, record.job.problem) == ("canceled", None, None)
 
 
-def giving(now_s):
-    return {"now_s": now_s, "lease_s": LEASE_S, "images_of": lambda _: 1}
-
-
 def test_the_pace_leaves_out_the_time_without_workers():
-    def leased(record, number, now_s):
-        return lease_task(
-            record, "w", lease=str(number), now_s=now_s, lease_s=LEASE_S, images_of=lambda _: 1000
-        )
-
-    record, plan = leased(StoredJob("j", SPEC, "queued", 0.0), 0, 5.0)
-    record = cut(record, plan, [1000, 1000], now_s=10.0)
-    paces = []
-    for number, started_s in enumerate((12.0, 5000.0)):
-        record, work = leased(record, number + 1, started_s)
+    record, paces = with_shards(2, images=1000), []
+    for started_s in (12.0, 5000.0):
+        record, work = leased(record, started_s, images=1000)
         record = complete(record, work, now_s=started_s + 8)
         paces.append(record.job.images_per_s)
     assert paces == [125.0, 125.0]

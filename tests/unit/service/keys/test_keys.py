@@ -144,12 +144,8 @@ def test_the_commands_create_list_and_revoke(path, monkeypatch):
     made = keys("create", "the shop", *scopes, "--rate", 600, "--days", 30)
     token = made.stdout.strip()
     key = read_keys(path).find(token)
-    assert (made.returncode, key.name, key.scopes, key.rate) == (
-        0,
-        "the shop",
-        ("embed", "jobs"),
-        600,
-    )
+    expected = (0, "the shop", ("embed", "jobs"), 600)
+    assert (made.returncode, key.name, key.scopes, key.rate) == expected
     assert key.expires - key.created == timedelta(days=30)
     assert token[14:] not in made.stderr
     assert key.id in made.stderr

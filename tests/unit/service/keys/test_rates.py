@@ -15,16 +15,8 @@ from service.errors import RateExceeded
 from service.keys import rates
 from service.keys.file import Key
 from service.keys.rates import RateLimiter, RequestAccount, open_rate_limiter
-from tests.unit.service.cached import redis_server
-from tests.unit.service.engines import new_metrics, run, sample
-
-
-def looped(scenario):
-    @functools.wraps(scenario)
-    def call(*arguments, **named):
-        return run(scenario(*arguments, **named))
-
-    return call
+from tests.unit.service.cached import RedisServer, redis_server
+from tests.unit.service.engines import new_metrics, sample
 
 
 def key(number=1, rate=10):
@@ -49,7 +41,6 @@ async def accepted(rates, who, *requests):
     return found
 
 
-@looped
 async def test_as_many_images_as_the_rate_and_no_more():
     metrics = new_metrics()
     rates = RateLimiter(metrics=metrics)
@@ -60,7 +51,6 @@ async def test_as_many_images_as_the_rate_and_no_more():
         assert await accepted(rates, free, 1000, 1000) == [1000, 1000]
 
 
-@looped
 async def test_headers_say_the_rate_and_what_is_left_of_it():
     rates = RateLimiter(metrics=new_metrics())
 
@@ -86,7 +76,6 @@ async def test_headers_say_the_rate_and_what_is_left_of_it():
         assert await said(free) == {}
 
 
-@looped
 async def test_a_request_that_could_never_pass_is_told_so():
     rates = RateLimiter(metrics=new_metrics())
     with pytest.raises(
@@ -96,7 +85,6 @@ async def test_a_request_that_could_never_pass_is_told_so():
     assert await accepted(rates, key(), 10) == [10]
 
 
-@looped
 async def test_after_the_seconds_it_says_a_request_passes_and_not_before(monkeypatch):
     """With the clock of the library moved; whatever was sent before, in this minute or the last."""
     start = 1_800_000_000.0
@@ -128,7 +116,6 @@ def account(rates, who, taken):
     return RequestAccount(rates, who, taken=taken, pixels_per_image=100)
 
 
-@looped
 async def test_a_large_picture_counts_as_often_as_it_has_pixels_of_one():
     rates = RateLimiter(metrics=new_metrics())
     await rates.take(key(), 3)
@@ -148,7 +135,6 @@ async def test_a_large_picture_counts_as_often_as_it_has_pixels_of_one():
     assert account(rates, None, 1).owner != account(rates, None, 1).owner
 
 
-@looped
 async def test_after_the_seconds_it_says_the_whole_request_passes(monkeypatch):
     now = 1_800_000_000.0
     monkeypatch.setattr("limits.aio.storage.memory.time.time", lambda: now)
@@ -164,9 +150,8 @@ async def test_after_the_seconds_it_says_the_whole_request_passes(monkeypatch):
 
 
 @pytest.mark.redis
-def test_servers_with_one_redis_count_together(tmp_path):
-    @looped
-    async def check():
+async def test_servers_with_one_redis_count_together(tmp_path):
+    with redis_server(tmp_path) as server:
         async with (
             open_rate_limiter(server.url, metrics=new_metrics()) as one,
             open_rate_limiter(server.url, metrics=new_metrics()) as other,
@@ -177,69 +162,57 @@ def test_servers_with_one_redis_count_together(tmp_path):
                 await other.take(key(), 1)
             assert 1 <= int(caught.value.headers["Retry-After"]) <= 120
             assert await accepted(one, key(2), 10) == [10]
-
-    with redis_server(tmp_path) as server:
-        check()
         assert b"00000001" in server.ask("KEYS", "*")
 
 
+FAULTS = {
+    "stopped": (RedisServer.stop, RedisServer.start),
+    "frozen": (RedisServer.freeze, RedisServer.thaw),
+    "full": tuple(
+        lambda server, most=most: server.ask("CONFIG", "SET", "maxmemory", most)
+        for most in ("1", "0")
+    ),
+}
+
+
 @pytest.mark.redis
-@pytest.mark.parametrize("fault", ["stopped", "frozen", "full"])
-def test_without_redis_each_server_counts_for_itself_and_comes_back(
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_without_redis_each_server_counts_for_itself_and_comes_back(
     tmp_path, fault, monkeypatch, caplog
 ):
     monkeypatch.setattr(rates, "RATE_REDIS_REST_S", 0.3)
     wait = functools.partial(monkeypatch.setattr, rates, "RATE_REDIS_S")
-    usual = rates.RATE_REDIS_S
-
-    @looped
-    async def check():
-        wait(5.0)  # a Redis that is well answers, however busy the machine
-        async with open_rate_limiter(server.url, metrics=new_metrics()) as rates:
-            assert await accepted(rates, key(), 6) == [6]
+    usual, (begin, end) = rates.RATE_REDIS_S, FAULTS[fault]
+    wait(5.0)  # a Redis that is well answers, however busy the machine
+    with redis_server(tmp_path) as server, caplog.at_level(logging.WARNING):
+        async with open_rate_limiter(server.url, metrics=new_metrics()) as limiter:
+            assert await accepted(limiter, key(), 6) == [6]
             wait(usual)
-            if fault == "stopped":
-                server.stop()
-            elif fault == "frozen":
-                server.freeze()
-            else:
-                server.ask("CONFIG", "SET", "maxmemory", "1")
+            begin(server)
             started = time.monotonic()
             # One that is full still knows what was sent before.
-            assert await accepted(rates, key(), 6, 4, 1) == ([4, 1] if fault == "full" else [6, 4])
-            assert await accepted(rates, key(2), *[1] * 20) == [1] * 10
+            assert await accepted(limiter, key(), 6, 4, 1) == (
+                [4, 1] if fault == "full" else [6, 4]
+            )
+            assert await accepted(limiter, key(2), *[1] * 20) == [1] * 10
             assert time.monotonic() - started < 3
-            if fault == "stopped":
-                server.start()
-            elif fault == "frozen":
-                server.thaw()
-            else:
-                server.ask("CONFIG", "SET", "maxmemory", "0")
+            end(server)
             wait(5.0)
             await asyncio.sleep(0.4)
             held = 0 if fault == "stopped" else 6
-            assert await accepted(rates, key(), *[1] * 12) == [1] * (10 - held)
-
-    with redis_server(tmp_path) as server, caplog.at_level(logging.WARNING):
-        check()
-    told = [
-        record.message for record in caplog.records if "the Redis of the rates" in record.message
-    ]
+            assert await accepted(limiter, key(), *[1] * 12) == [1] * (10 - held)
+    told = [record.message for record in caplog.records if "Redis of the rates" in record.message]
     assert [("answers again" in line) for line in told] == [False, True]
 
 
-@looped
 async def test_a_redis_that_is_not_there_at_start_fails_nothing():
     async with open_rate_limiter("redis://127.0.0.1:1/0", metrics=new_metrics()) as rates:
         assert await accepted(rates, key(), 6, 6) == [6]
 
 
-def test_a_url_of_something_else_is_refused_and_not_repeated():
-    async def open_it():
+async def test_a_url_of_something_else_is_refused_and_not_repeated():
+    with pytest.raises(ConfigInvalid, match="MLCD_REDIS_URL") as caught:
         async with open_rate_limiter("http://user:SECRET@host", metrics=new_metrics()):
             pass
-
-    with pytest.raises(ConfigInvalid, match="MLCD_REDIS_URL") as caught:
-        asyncio.run(open_it())
     assert "SECRET" not in str(caught.value)
     assert caught.value.__cause__ is None

@@ -54,12 +54,8 @@ def test_a_line_is_one_json_object_with_the_request_that_it_belongs_to():
 
     found = contextvars.copy_context().run(inside)
     assert (found["request_id"], found["trace_id"], found["span_id"]) == ("r1", "a" * 32, "b" * 16)
-    assert (found["message"], found["level"], found["status"], found["pid"]) == (
-        "hello",
-        "error",
-        200,
-        os.getpid(),
-    )
+    expected = ("hello", "error", 200, os.getpid())
+    assert (found["message"], found["level"], found["status"], found["pid"]) == expected
     assert "request_id" not in json.loads(JsonLines().format(record()))
 
 
@@ -179,10 +175,8 @@ def test_libraries_are_heard_from_warnings_on_and_ours_as_the_level_says(root):
     logging.getLogger("mlcd.access").debug("nor this")
     logging.getLogger("mlcd.access").info("ours")
     root.handlers[0].close()
-    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == [
-        "library",
-        "ours",
-    ]
+    expected = ["library", "ours"]
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == expected
 
 
 OPENED_LATER = """
@@ -198,8 +192,7 @@ logging.getLogger("mlcd.service").warning("still heard")
 
 
 @pytest.mark.parametrize(
-    "module",
-    ["mlcd.collections.milvus.store", "mlcd.collections.postgres.store"],
+    "module", ["mlcd.collections.milvus.store", "mlcd.collections.postgres.store"]
 )
 def test_a_store_that_is_opened_later_leaves_the_log(module):
     code = OPENED_LATER.format(module=module)

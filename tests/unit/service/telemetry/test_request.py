@@ -17,10 +17,8 @@ GOOD = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def test_a_trace_that_is_well_formed_is_taken_with_its_state():
-    assert received_trace({b"traceparent": GOOD.encode(), b"tracestate": b"a=1,b=2"}) == {
-        "traceparent": GOOD,
-        "tracestate": "a=1,b=2",
-    }
+    expected = {"traceparent": GOOD, "tracestate": "a=1,b=2"}
+    assert received_trace({b"traceparent": GOOD.encode(), b"tracestate": b"a=1,b=2"}) == expected
     record = RequestRecord("r", received_trace({b"traceparent": GOOD.encode()}))
     assert record.trace_ids == ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
 
@@ -49,27 +47,23 @@ def test_a_state_that_is_odd_is_left_out(state):
     }
 
 
-def test_tasks_of_a_request_tell_their_stages_to_it_and_others_to_nobody():
+async def test_tasks_of_a_request_tell_their_stages_to_it_and_others_to_nobody():
     async def image(started, ended):
         took("decode", started, ended)
 
-    async def scenario():
-        count_images(1)
-        took("decode", 0.0, 100.0)  # outside of any request
-        record = RequestRecord("r")
+    count_images(1)
+    took("decode", 0.0, 100.0)  # outside of any request
+    record = RequestRecord("r")
 
-        async def handler():
-            begin_request(record)
-            await asyncio.gather(image(1.0, 2.0), image(1.5, 4.0), image(0.5, 1.0))
-            count_images(3)
-            with timed("labels"):
-                await asyncio.sleep(0.01)
+    async def handler():
+        begin_request(record)
+        await asyncio.gather(image(1.0, 2.0), image(1.5, 4.0), image(0.5, 1.0))
+        count_images(3)
+        with timed("labels"):
+            await asyncio.sleep(0.01)
 
-        await asyncio.create_task(handler())
-        assert current_request() is None
-        return record
-
-    record = asyncio.run(scenario())
+    await asyncio.create_task(handler())
+    assert current_request() is None
     assert (record.num_images, record.stages["decode"]) == (3, (0.5, 4.0))
     started, ended = record.stages["labels"]
     assert 0.01 <= ended - started < 5

@@ -66,11 +66,8 @@ def test_it_is_told_why_it_stays_and_it_goes_when_it_can(queue, job, tmp_path, c
         worker.run(drain=False)
         worker.last_resort.cancel()
         leaving.join()
-    assert (seen[0].state, seen[0].stage, seen[0].problem.code) == (
-        "canceled",
-        "discard",
-        "conflict",
-    )
+    expected = ("canceled", "discard", "conflict")
+    assert (seen[0].state, seen[0].stage, seen[0].problem.code) == expected
     assert f"another process is writing {draft_path(tmp_path / 'out')}" in seen[0].problem.message
     assert "discard failed: another process is writing" in caplog.records[0].message
     assert not draft_path(tmp_path / "out").exists()

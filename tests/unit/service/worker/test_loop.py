@@ -33,13 +33,8 @@ def test_a_job_is_done_and_counted(queue, images, tmp_path):
     job = queue.submit(spec(images, tmp_path))[0]
     work(queue, tmp_path)
     done = queue.get(job.id)
-    assert (done.state, done.shards_done, done.images, done.done, done.failed_items) == (
-        "succeeded",
-        5,
-        40,
-        40,
-        1,
-    )
+    expected = ("succeeded", 5, 40, 40, 1)
+    assert (done.state, done.shards_done, done.images, done.done, done.failed_items) == expected
     assert EmbeddingsArtifact.open(tmp_path / "out").num_rows == 39
     assert queue.workers() == ["worker"]
 
@@ -51,12 +46,8 @@ def test_a_poisoned_shard_fails_alone(queue, images, tmp_path, caplog):
     job = queue.submit(spec(images, tmp_path))[0]
     work(queue, tmp_path)
     failed = queue.get(job.id)
-    assert (failed.state, failed.shards_done, failed.shards_failed, failed.done) == (
-        "failed",
-        4,
-        1,
-        32,
-    )
+    expected = ("failed", 4, 1, 32)
+    assert (failed.state, failed.shards_done, failed.shards_failed, failed.done) == expected
     assert failed.problem.code == "internal-error"
     assert [record.message.split(" (")[0] for record in caplog.records] == [
         "shard 0 failed: RuntimeError"
@@ -70,22 +61,31 @@ def test_a_poisoned_shard_fails_alone(queue, images, tmp_path, caplog):
     )  # the file has another size: the listing is another
 
 
-def test_an_engine_that_is_away_costs_no_attempt(queue, images, tmp_path):
+@pytest.mark.parametrize(
+    ("error", "shard_images", "tried"),
+    [
+        (Unavailable("the engine is away"), 8, [8, 1] * 3),  # the batch, then a blank image
+        (Overloaded("the engine's queue is full"), 40, [32] * 6),
+    ],
+)
+def test_an_engine_that_cannot_be_used_now_costs_no_attempt(
+    queue, images, tmp_path, error, shard_images, tried
+):
     job = queue.submit(spec(images, tmp_path))[0]
-    with working(queue, tmp_path) as worker:
+    with working(queue, tmp_path, shard_images=shard_images) as worker:
         encoder = worker._runner._equipment.encoder
         encode, calls = encoder.encode, []
 
         def failing(rows):
             calls.append(len(rows))
-            if len(calls) < 12:  # of each try: the batch and the blank image
-                raise Unavailable("the engine is away")
+            if len(calls) < 12:
+                raise error
             return encode(rows)
 
         encoder.encode = failing
         worker.run(drain=True)
     assert queue.get(job.id).state == "succeeded"
-    assert calls[:4] == [8, 1, 8, 1]
+    assert calls[: len(tried)] == tried
 
 
 def test_a_full_disk_fails_the_job_at_once_and_retry_completes_it(queue, images, tmp_path):
@@ -193,33 +193,12 @@ def test_a_damaged_archive_is_counted_beside_the_images(queue, images, tmp_path)
     job = queue.submit(spec(tmp_path / "*.tar", tmp_path))[0]
     work(queue, tmp_path)
     done = queue.get(job.id)
-    assert (done.state, done.images, done.damaged_files) == (
-        "succeeded",
-        len(list((images / "0").iterdir())),
-        1,
-    )
+    expected = ("succeeded", len(list((images / "0").iterdir())), 1)
+    assert (done.state, done.images, done.damaged_files) == expected
     errors = [
         json.loads(line) for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()
     ]
     assert len(errors) == done.failed_items + done.damaged_files
-
-
-def test_an_engine_that_is_busy_with_others_work_costs_no_attempt(queue, images, tmp_path):
-    job = queue.submit(spec(images, tmp_path))[0]
-    with working(queue, tmp_path, shard_images=40) as worker:
-        encoder = worker._runner._equipment.encoder
-        encode, calls = encoder.encode, []
-
-        def busy(rows):
-            calls.append(len(rows))
-            if len(calls) < 6:
-                raise Overloaded("the engine's queue is full")
-            return encode(rows)
-
-        encoder.encode = busy
-        worker.run(drain=True)
-    assert queue.get(job.id).state == "succeeded"
-    assert calls[:6] == [32] * 6
 
 
 class Waiting:

@@ -14,11 +14,7 @@ from service.inference.served import ItemLayout
 def test_both_processes_see_the_same_items_and_rows(shape, dtype, dimension):
     descriptor = os.memfd_create("test")
     try:
-        given = {
-            "max_batch": 3,
-            "item": ItemLayout(shape, np.dtype(dtype)),
-            "dimension": dimension,
-        }
+        given = {"max_batch": 3, "item": ItemLayout(shape, np.dtype(dtype)), "dimension": dimension}
         ours, theirs = Slots(descriptor, **given), Slots(descriptor, **given)
     finally:
         os.close(descriptor)
