@@ -226,6 +226,32 @@ def call_mlcd(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(sys.argv, status, out.getvalue(), err.getvalue())
 
 
+def succeed(*arguments: object, run=call_mlcd, **options) -> subprocess.CompletedProcess[str]:
+    """Runs a command that must end well."""
+    result = run(*arguments, **options)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def refuse(*arguments: object, contains: str, run=call_mlcd, **options) -> str:
+    """Runs a command that must be refused in one line; returns the line."""
+    result = run(*arguments, **options)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert contains in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    return result.stderr
+
+
+def run_python(
+    code: str, *arguments: object, check: bool = True, **options
+) -> subprocess.CompletedProcess[str]:
+    """Runs the code in an interpreter of its own."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0 or not check, done.stderr
+    return done
+
+
 def call_demo(*arguments: object) -> None:
     """Runs the demo and its steps, which are processes otherwise, in this process."""
 

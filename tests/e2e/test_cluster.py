@@ -22,7 +22,7 @@ from mlcd.artifacts.manifest import Request
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.keys import split_positions
 from mlcd.types import unit_rows
-from tests.conftest import call_mlcd, start_mlcd
+from tests.conftest import call_mlcd
 from tests.e2e.test_train import torchrun, worker_of
 from tests.ranks import call_together
 
@@ -125,18 +125,6 @@ def test_killed_at_each_iteration_it_ends_with_the_same_bytes(tmp_path, embeddin
     assert manifest(out)["digest"] == manifest(whole)["digest"]
     assert manifest(out)["summary"] == manifest(whole)["summary"]
     assert not list(out.glob(".*"))
-
-
-def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, embeddings, whole):
-    out = tmp_path / "centers"
-    generator = np.random.default_rng(1)
-    for _ in range(4):
-        process = start_mlcd("cluster", embeddings, out, *COMMAND)
-        time.sleep(generator.uniform(0.2, 1.2))
-        process.kill()
-        process.communicate()
-    assert call_mlcd("cluster", embeddings, out, *COMMAND).returncode == 0
-    assert manifest(out)["digest"] == manifest(whole)["digest"]
 
 
 @pytest.mark.parametrize("size", [2, 3])

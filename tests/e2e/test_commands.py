@@ -7,12 +7,9 @@ import subprocess
 import sys
 import tarfile
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
-from mlcd.artifacts.labels import LabelTable
 from tests.conftest import call_mlcd, run_mlcd
 
 
@@ -88,15 +85,6 @@ def test_the_journey_made_every_artifact(journey):
     assert list(journey.glob("*.partial")) == []
 
 
-def test_labels_are_sorted_distinct_and_of_the_clustering(journey):
-    table = LabelTable.open(journey / "labels")
-    rows = pq.read_table(journey / "labels" / "part-00000.parquet")
-    scores = np.array(rows.column("scores").to_pylist(), np.float32)
-    assert (np.diff(scores, axis=1) <= 0).all()
-    assert all(len(set(ids)) == len(ids) for ids in table.ids.tolist())
-    assert table.ids.max() < table.num_centers
-
-
 def test_the_trained_model_beats_the_untrained_on_what_it_never_saw(
     journey, digits, tiny_recipe, tmp_path
 ):
@@ -127,19 +115,6 @@ def test_the_trained_model_beats_the_untrained_on_what_it_never_saw(
     assert untrained["protocol"]["split"] == last["protocol"]["split"]
     assert untrained["metrics"]["test_images"] == 40
     assert last["metrics"]["knn_accuracy"] > untrained["metrics"]["knn_accuracy"] + 0.1
-
-
-def test_the_triton_repository_is_complete(journey):
-    config = (journey / "triton" / "mlcd-vit" / "config.pbtxt").read_text()
-    assert (journey / "triton" / "mlcd-vit" / "1" / "model.onnx").is_file()
-    for line in (
-        'name: "mlcd-vit"',
-        "TYPE_UINT8 dims: [ 3, 16, 16 ]",
-        "TYPE_FP32  dims: [ 16 ]",
-        "REJECT",
-    ):
-        assert line.replace("  ", " ") in config.replace("  ", " ")
-    assert config.count("{") == config.count("}")
 
 
 def test_the_exported_graph_holds_no_trace_of_the_machine(journey):
@@ -176,29 +151,6 @@ def test_verify_passes_and_names_the_file_of_a_flipped_byte(journey, digits, tmp
             list(verify(copy))
         path.write_bytes(original)
     refused("verify", digits, contains="holds no artifact")
-
-
-def test_verify_names_the_image_that_changed(digits, tmp_path):
-    images = tmp_path / "images"
-    shutil.copytree(digits, images)
-    assert call_mlcd("embed", images, tmp_path / "out", "--model", "hog").returncode == 0
-    victim = sorted(images.rglob("*.png"))[7]
-    victim.write_bytes(victim.read_bytes() + b"\0")
-    refused("verify", tmp_path / "out", contains=str(victim))
-
-
-def test_commands_leave_finished_work_alone(journey, digits):
-    before = (journey / "features" / "manifest.json").stat().st_mtime_ns
-    assert call_mlcd("embed", digits, journey / "features", "--model", "hog").returncode == 0
-    assert (journey / "features" / "manifest.json").stat().st_mtime_ns == before
-    refused(
-        "embed",
-        digits,
-        journey / "features",
-        "--model",
-        "pixels",
-        contains="other input or settings",
-    )
 
 
 def test_json_lines_are_for_machines(digits, tmp_path):
@@ -380,34 +332,3 @@ def test_small_or_uniform_folders_get_one_line(digits, tmp_path):
     )
     refused("embed", few, few / "out", "--model", "hog", contains="inside the images")
     refused("evaluate", "knn", tmp_path / "a" / "features", "--images", few, contains="no effect")
-
-
-def test_a_cached_evaluation_is_of_the_same_images(journey, digits, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(digits, other)
-    next((other / "3").iterdir()).unlink()
-    out = tmp_path / "evaluation"
-    assert (
-        call_mlcd("evaluate", "knn", journey / "run", "--images", digits, "--out", out).returncode
-        == 0
-    )
-    refused(
-        "evaluate",
-        "knn",
-        journey / "run",
-        "--images",
-        other,
-        "--out",
-        out,
-        contains="other input or settings",
-    )
-    refused(
-        "evaluate",
-        "knn",
-        journey / "run",
-        "--images",
-        tmp_path / "absent",
-        "--out",
-        out,
-        contains="no images",
-    )

@@ -5,7 +5,6 @@ evaluated.
 import json
 import shutil
 
-import numpy as np
 import pytest
 
 from tests.conftest import call_mlcd
@@ -130,23 +129,6 @@ def test_what_cannot_be_evaluated_gets_one_line(journey, digits, tmp_path):
     refused("linear-probe", features, "--hold-out", 0, contains="none falls into the test part")
     refused("linear-probe", features, "--neighbors", 3, contains="No such option")
     refused("guess", features, contains="No such command")
-
-
-def test_the_probe_of_stored_features_is_scikit_learns(journey):
-    from sklearn.linear_model import LogisticRegression
-
-    from mlcd.artifacts.embeddings import EmbeddingsArtifact
-
-    stored = EmbeddingsArtifact.open(journey / "features")
-    (result,) = evaluated("linear-probe", journey / "features")
-    rows, names = stored.load().astype(np.float64), np.array(stored.class_names)
-    test = stored.splits <= 0.2
-    peer = LogisticRegression(C=result["metrics"]["c"], max_iter=10_000, tol=1e-6).fit(
-        rows[~test], names[~test]
-    )
-    assert result["metrics"]["linear_probe_accuracy"] == pytest.approx(
-        peer.score(rows[test], names[test]), abs=1e-12
-    )
 
 
 def test_split_files_folds_and_labels_are_taken_by_key(journey, digits, tmp_path):

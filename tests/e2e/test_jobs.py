@@ -365,45 +365,6 @@ def test_an_index_is_built_whoever_is_frozen_at_it(few, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == ["out"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_an_engine_that_always_hangs_fails_the_job_and_not_for_ever(few, tmp_path):
-    with slow(tmp_path, 3_600_000, stall_s=1) as setting:
-        job_id = setting.submit(few, "out")
-        statuses = []
-        while setting.queue.get(job_id).state != "failed":
-            process = setting.start("--drain")
-            process.communicate(timeout=60)
-            statuses.append(process.returncode)
-        assert statuses == [1] * 12
-        failures = setting.queue.failures(job_id, limit=10).failures
-        assert [(failure.shard, failure.problem.code) for failure in failures] == [
-            (n, "stalled") for n in range(4)
-        ]
-
-
-@pytest.mark.slow
-def test_a_shard_that_kills_its_workers_fails_alone(few, tmp_path):
-    with slow(tmp_path, 300) as setting:
-        job_id = setting.submit(few, "out")
-
-        def ended():
-            return setting.queue.get(job_id).state == "failed"
-
-        for name in "abcdefgh":
-            process = setting.start("--name", name)
-            until(lambda name=name: (name, "shard", 2) in setting.held(job_id) or ended())
-            process.kill()
-            process.communicate(timeout=60)
-            if ended():
-                break
-        job = setting.queue.get(job_id)
-        assert (job.shards_done, job.shards_failed, job.problem.code) == (3, 1, "worker-lost")
-        setting.queue.retry(job_id)
-        setting.work()
-        assert setting.queue.get(job_id).state == "succeeded"
-
-
 def test_a_worker_without_roots_says_what_is_missing(journey, tmp_path):
     result = call_mlcd("worker", "--model", journey / "model", "--state", tmp_path)
     assert (result.returncode, "MLCD_JOBS__ROOTS" in result.stderr) == (2, True)

@@ -161,12 +161,6 @@ def test_killed_twice_it_ends_with_the_same_bytes(made, undisturbed, tmp_path, w
     kill_and_finish(made, tmp_path / "out", undisturbed, 2, workers)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_killed_ten_times_it_ends_with_the_same_bytes(made, undisturbed, tmp_path, workers):
-    kill_and_finish(made, tmp_path / "out", undisturbed, 10, workers)
-
-
 def test_a_killed_worker_is_replaced_and_its_part_made_again(made, undisturbed, tmp_path):
     out = tmp_path / "out"
     process = start(*command(made, out, "--workers", 2))
@@ -249,12 +243,6 @@ def test_a_row_that_cannot_be_labeled_is_named_by_its_number_and_key(
         draft.publish()
     arguments = ["label", tmp_path / "embeddings", tmp_path / "out", "--centers", made / "centers"]
     refused(*arguments, "--workers", workers, contains=f"row {PART_ROWS + 7} (001/007.png) {why}")
-
-
-def test_any_number_of_workers_ends_with_the_same_bytes(made, undisturbed, tmp_path):
-    result = call_mlcd(*command(made, tmp_path / "out", "--workers", 3))
-    assert result.returncode == 0, result.stderr
-    assert_same(tmp_path / "out", undisturbed)
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -342,30 +330,6 @@ def test_images_get_the_labels_of_their_embeddings(images, journey, tmp_path, wo
     assert call_mlcd("verify", out).returncode == 0
     (images / "1" / "0001.png").write_bytes((images / "3" / "0003.png").read_bytes())
     refused("verify", out, contains="0001.png")
-
-
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_labels_of_images_killed_and_resumed_are_the_same(images, journey, tmp_path, workers):
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    subprocess.run(
-        label_images(images, journey / "centers", whole), check=True, capture_output=True
-    )
-    for kill in (1, 4):
-        process = subprocess.Popen(
-            label_images(images, journey / "centers", out, "--workers", workers),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        wait_for_parts(out, kill, process)
-        process.kill()
-        process.wait(timeout=60)
-        assert not out.exists()
-    subprocess.run(
-        label_images(images, journey / "centers", out, "--workers", workers),
-        check=True,
-        capture_output=True,
-    )
-    assert manifest(out)["digest"] == manifest(whole)["digest"]
 
 
 def test_what_cannot_be_labeled_gets_one_line(images, journey, tmp_path):

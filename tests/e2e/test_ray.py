@@ -149,23 +149,6 @@ def start_driver(options, out, before=""):
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
-# The third part ends its process, as a lack of memory does.
-DEADLY = """
-import os, signal
-from mlcd.pipelines.ray import shards as on_ray
-class Deadly(on_ray.LabelRecipe):
-    def opened(self, num_threads):
-        for shards in super().opened(num_threads):
-            make = shards.make
-            def make_or_die(shard, on_done, *, is_last_try):
-                if shard == 2:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return make(shard, on_done, is_last_try=is_last_try)
-            shards.make = make_or_die
-            yield shards
-on_ray.LabelRecipe = Deadly
-"""
-
 # Each part takes so long that several nodes go meanwhile, on a fast machine too.
 SLOW = """
 import time
@@ -228,18 +211,6 @@ def test_a_node_killed_every_5_seconds(cluster, options, alone, tmp_path):
     driver = start_driver(options, out, SLOW)
     wait_for_parts(out, 1, driver)
     assert kill_nodes(cluster, driver) >= 3
-    check_same(out, alone)
-
-
-def test_a_shard_that_ends_every_worker(cluster, options, alone, tmp_path):
-    """All others are made, the message names it, and the work is finished without Ray."""
-    out = tmp_path / "labels"
-    driver = start_driver(options, out, DEADLY)
-    _, said = driver.communicate(timeout=240)
-    assert driver.returncode == 1
-    assert "Unavailable: the workers on Ray are lost over and over, the last one at shard 2" in said
-    assert parts_at(out) == len(alone.files) - 2  # all but this one, and the errors
-    label(options, out, reporter=SILENT)
     check_same(out, alone)
 
 
@@ -318,17 +289,6 @@ def test_every_command_has_the_bytes_and_the_events_of_one_process(
         check_same(tmp_path / f"{name}-there", open_artifact(tmp_path / f"{name}-alone"))
 
 
-def test_an_interrupted_driver_ends_and_leaves_what_it_has(cluster, options, alone, tmp_path):
-    out = tmp_path / "labels"
-    driver = start_driver(options, out)
-    wait_for_parts(out, 3, driver)
-    driver.send_signal(signal.SIGINT)
-    driver.communicate(timeout=30)
-    assert driver.returncode != 0
-    assert label_on_ray(options, out, RayOptions(), SILENT).digest == alone.digest
-    check_same(out, alone)
-
-
 @pytest.mark.parametrize("arguments", [("--on", "ray://127.0.0.1:1"), ("--on", "ray:1")])
 def test_a_wrong_address_is_one_line(options, arguments, tmp_path):
     given = ("--model", "hog", *arguments)
@@ -336,29 +296,6 @@ def test_a_wrong_address_is_one_line(options, arguments, tmp_path):
     assert result.returncode in (1, 2)
     assert len(result.stderr.splitlines()) == 1, result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_one_image_and_no_image(cluster, shards, tmp_path):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "none").mkdir()
-    (tmp_path / "none" / "0.png").write_bytes(b"no image")
-    shutil.copyfile(next(write_digits(tmp_path / "d", 1).rglob("*.png")), tmp_path / "one/1.png")
-    said = {}
-    for where, on in (("alone", ()), ("there", ("--on", "ray"))):
-        given = ("embed", tmp_path / "one", tmp_path / f"1-{where}", "--model", "hog", *on)
-        assert run_mlcd(*given).returncode == 0
-        given = ("embed", tmp_path / "none", tmp_path / "0-out", "--model", "hog", *on)
-        result = run_mlcd(*given)
-        said[where] = (result.returncode, result.stderr)
-        assert result.returncode == 2
-    check_same(tmp_path / "1-there", open_artifact(tmp_path / "1-alone"))
-    assert said["there"] == said["alone"]
-    assert not (tmp_path / "0-out").exists()
-    # an output that is something else stays as it is
-    given = ("embed", shards / "tars" / "0.tar", tmp_path / "1-there", "--model", "hog")
-    result = run_mlcd(*given, "--on", "ray")
-    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr
-    check_same(tmp_path / "1-there", open_artifact(tmp_path / "1-alone"))
 
 
 def port_of_a_head():

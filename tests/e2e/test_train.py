@@ -198,17 +198,6 @@ def test_two_processes_that_share_the_tower_equal_one_in_float64(arguments, alon
     assert call_mlcd("verify", two).returncode == 0
 
 
-@pytest.mark.slow
-def test_two_processes_equal_one_in_float32(arguments, alone, tmp_path):
-    assert call_together(2, *arguments("two", "compute.accumulation=2")).returncode == 0
-    ours, one = (
-        read_lines(run / "metrics.jsonl")[:20] for run in (tmp_path / "two", alone("fp32"))
-    )
-    assert [line["loss"] for line in ours] == pytest.approx(
-        [line["loss"] for line in one], rel=1e-5
-    )
-
-
 AVERAGED = ["optim.ema=0.95", "optim.layer_decay=0.7", "model.drop_path=0.2", "model.freeze=1"]
 
 
@@ -258,23 +247,6 @@ def test_two_then_one_then_three_processes_go_on_with_one_run(
 
 def last_weights(run, step):
     return load_file(run / "checkpoints" / f"step_{step:06d}" / "weights" / "model.safetensors")
-
-
-def test_a_second_stage_killed_between_checkpoints_ends_with_the_same_bytes(
-    arguments, alone, tmp_path
-):
-    """It starts from a run, at a higher resolution and with its head."""
-    options = [f"model={{start: {alone('fp32')}, image_size: 24, head: kept}}", *AVERAGED]
-    options += ["schedule.steps=80", "checkpoint.every_steps=7"]
-    whole, run = alone("stage-2", *options), tmp_path / "run"
-    process = start_mlcd(*arguments("run", *options), start_new_session=True)
-    wait_for_steps(run, 24, process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert call_mlcd("train", "--resume", run).returncode == 0
-    digests = [json.loads((path / "manifest.json").read_text())["digest"] for path in (run, whole)]
-    assert digests[0] == digests[1]
-    assert call_mlcd("verify", run).returncode == 0
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
@@ -410,51 +382,6 @@ def test_a_full_disk_is_one_line_and_the_last_checkpoint_stays(arguments, tmp_pa
     ] == ["step_000000"]
     result = call_mlcd(*arguments("run"))
     assert result.returncode == 0, result.stderr
-
-
-def test_a_save_killed_half_way_leaves_the_one_before(arguments, tmp_path):
-    code = """
-import os, training.checkpoint.checkpoint_store as store
-original = store.write_tensors
-def die(tensors, directory, group):
-    original(tensors, directory, group)
-    if "step_000020" in str(directory):
-        for path in directory.iterdir():
-            os.truncate(path, path.stat().st_size // 2)
-        os.kill(os.getpid(), 9)
-store.write_tensors = die
-from mlcd.cli import main
-main()
-"""
-    died = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments("run"))], check=False, capture_output=True
-    )
-    assert died.returncode == -signal.SIGKILL
-    checkpoints = tmp_path / "run.partial" / "checkpoints"
-    assert sorted(path.name for path in checkpoints.glob("step_*[0-9]")) == [
-        "step_000000",
-        "step_000010",
-    ]
-    assert call_mlcd("verify", checkpoints / "step_000010").returncode == 0
-    assert call_mlcd(*arguments("run")).returncode == 0
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_more_skips_allowed_but_with_nothing_else_changed(arguments, tmp_path):
-    process = start_mlcd(*arguments("run", "schedule.steps=5000"))
-    wait_for_steps(tmp_path / "run", 15, process)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
-    assert process.returncode == 0
-    refused = call_mlcd("train", "--resume", tmp_path / "run", "optim.lr=0.1")
-    assert refused.returncode == 2
-    assert "other settings: optim.lr=0.1, before 0.001: leave them out" in refused.stderr
-    process = start_mlcd("train", "--resume", tmp_path / "run", "optim.max_skips=3")
-    wait_for_steps(tmp_path / "run", 40, process)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "max_skips: 3" in (tmp_path / "run.partial" / "config.yaml").read_text()
 
 
 @pytest.fixture

@@ -167,11 +167,3 @@ def test_errors_are_one_line_and_a_second_driver_is_refused(cluster, arguments, 
         f"mlcd: another process is writing {tmp_path / 'run'}.partial: "
         "wait for it or give another output"
     )
-
-
-def test_by_an_address_with_a_token(token, arguments, long_alone, tmp_path):  # noqa: F811
-    with started_by_hand(2) as (_, client):
-        wait_for(client)
-        on = ("--on", f"ray://127.0.0.1:{client}", "--workers", 2)
-        ended(start_driver(*arguments("run", *LONG), *on))
-    assert_alike(tmp_path / "run", long_alone, tolerance=1e-5)

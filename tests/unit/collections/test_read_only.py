@@ -103,18 +103,6 @@ def test_a_folder_that_cannot_be_written_is_searched(state, crashed):
     assert {path: path.stat().st_mtime_ns for path in state.rglob("*")}.keys() == before.keys()
 
 
-def test_many_may_read_at_one_time_and_none_while_one_writes(state):
-    with (
-        Collection.open(state / "c", read_only=True) as one,
-        Collection.open(state / "c", read_only=True) as other,
-    ):
-        assert len(one) == len(other) == 30
-        with pytest.raises(Conflict, match="another process"):
-            Collection.open(state / "c")
-    with Collection.open(state / "c"), pytest.raises(Conflict, match="another process"):
-        Collection.open(state / "c", read_only=True)
-
-
 def test_nothing_of_one_that_is_read_changes(state):
     with Collection.open(state / "c", read_only=True) as collection:
         for change in (

@@ -346,15 +346,3 @@ def test_a_table_of_another_form_is_refused_with_what_was_seen(name, table, seen
     files(tmp_path, {"a.jpg": IMAGE, name: table})
     with pytest.raises(InvalidInput, match=seen):
         captions(tmp_path)
-
-
-def test_real_captions(shared_data):
-    products = captions(shared_data / "fashion_products")
-    assert all(len(texts) == 1 for texts in products.values())
-    assert products["images/10005.jpg"] == ("Nike Men As Ss Trainin Blue T-Shirts",)
-    coco = captions(shared_data / "coco_multi_captions")
-    assert sum(map(len, coco.values())) > 495
-    assert coco["images/000000579003.jpg"][1] == "A full perspective of a washroom with a sink."
-    shard = captions(shared_data / "wds_cc12m_sample" / "*.tar")
-    assert len(shard) == 32
-    assert all(shard.values())

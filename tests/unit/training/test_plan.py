@@ -13,12 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlcd.errors import ConfigInvalid
-from mlcd.images.transform import PreprocessSpec
-from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from tests.conftest import call_mlcd
 from training.byte_counts import activation_bytes, backbone_bytes, center_bytes, step_memory
-from training.config import built_in_recipes, load_config
+from training.config import load_config
 from training.flops import (
     backbone_flops,
     expected_distinct,
@@ -31,7 +29,7 @@ from training.head.partial_fc import HeadConfig, PartialFC
 from training.head.row_adamw import center_optimizer
 from training.optim.average import WeightAverage
 from training.optim.groups import parameter_groups
-from training.plan import DeviceProfile, kept_checkpoints, plan_recipe, plan_training
+from training.plan import DeviceProfile, kept_checkpoints, plan_training
 from training.tower import freeze
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
@@ -346,25 +344,6 @@ def test_what_cannot_run_is_refused(overrides, num_classes, world_size, message)
         plan_training(small(*overrides), num_classes, 1000, world_size, H200)
 
 
-@pytest.mark.parametrize("recipe", sorted({*built_in_recipes()} - {"lit", "clip", "siglip"}))
-def test_every_recipe_plans_without_data(recipe, tmp_path):
-    trunk = ViT(ViTConfig(28, 14, 32, 2, 2, 64, 16))
-    trunk.initialize(torch.Generator().manual_seed(0))
-    Servable(trunk, PreprocessSpec(28, 28)).write(tmp_path)
-    needs_start = recipe in ("finetune", "stage2-336")
-    plan = plan_recipe(
-        recipe,
-        [f"model.start={tmp_path}"] if needs_start else [],
-        num_classes=100_000,
-        num_samples=10**6,
-        world_size=2,
-        peak_tflops=100.0,
-    )
-    assert plan.seconds > 0
-    assert plan.device == DeviceProfile(100.0, "given", 0.4)
-    assert json.loads(json.dumps(plan.facts()))["memory"]["total"] == plan.memory.total
-
-
 def test_the_plan_of_the_command_follows_the_labels_and_a_checkpoint_is_as_large_as_told(
     journey, digits, tiny_recipe
 ):
@@ -419,13 +398,6 @@ def test_a_plan_refuses_what_the_run_refuses(
     run = call_mlcd(*arguments)
     assert (planned.returncode, planned.stderr) == (2, run.stderr)
     assert message in planned.stderr
-
-
-def test_a_plan_for_other_numbers_compares_them_with_the_loss():
-    few = ["--classes", 4, "--samples", 100, "--peak-tflops", 0.1]
-    planned = call_mlcd("train", "demo-photos", "--plan", *few)
-    assert planned.returncode == 2
-    assert "4 labels per image leave no negative among 4 centers" in planned.stderr
 
 
 @pytest.mark.parametrize(

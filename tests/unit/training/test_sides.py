@@ -97,29 +97,6 @@ def test_knn_is_that_of_numpy(stored):
     assert "hold_out" not in record["protocol"]
 
 
-def test_the_linear_probe_is_scikit_learns(stored):
-    """The same C; coefficients at the one minimum of the objective, which scikit-learn reaches with
-    a small tol.
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    (known, classes), (queries, truth) = sides(stored)
-    metrics = evaluated("linear-probe", "--train", stored / "train", "--test", stored / "test")[
-        "metrics"
-    ]
-    peer = LogisticRegression(C=metrics["c"], solver="newton-cg", tol=1e-9, max_iter=1000).fit(
-        known, classes
-    )
-    assert metrics["linear_probe_accuracy"] == pytest.approx(peer.score(queries, truth), abs=1e-6)
-    losses = -peer.predict_log_proba(known)[
-        np.arange(len(known)), np.searchsorted(peer.classes_, classes)
-    ]
-    objective = metrics["c"] * losses.sum() + (peer.coef_**2).sum() / 2
-    assert metrics["objective"] == pytest.approx(objective, rel=1e-6)
-    assert metrics["train_images"] + metrics["validation_images"] == len(classes)
-    assert metrics["test_images"] == len(truth)
-
-
 def test_clusters_of_one_side_are_measured_on_the_other(stored):
     from sklearn.metrics import normalized_mutual_info_score
 

@@ -211,18 +211,6 @@ def test_images_that_differ_from_their_stated_hashes_are_refused_by_name(small_s
         check_hashes(found, digests)
 
 
-def test_a_set_without_parts_or_with_others_is_refused(small_sets, tmp_path):
-    write_set(tmp_path, "mnist")
-    shutil.move(tmp_path / "mnist" / "test", tmp_path / "mnist" / "other")
-    with pytest.raises(InvalidInput, match="has no folders train and test"):
-        check(find_sets(tmp_path)[0])
-    (tmp_path / "splits").mkdir()
-    split = {"train": [f"train/class_{n % 2}/{n}.png" for n in range(4)], "test": ["a.png"]}
-    (tmp_path / "splits" / "mnist.json").write_text(json.dumps(split))
-    with pytest.raises(InvalidInput, match=r"test of mnist names a\.png, which is not there"):
-        check(find_sets(tmp_path)[0])
-
-
 @pytest.fixture(scope="module")
 def suite_data(digits, tmp_path_factory):
     """Two data sets of two digits each, one that lacks nearly everything, and one of no images."""
