@@ -197,10 +197,15 @@ def write_digits(folder: Path, num: int) -> Path:
     return folder
 
 
+def words_of(command: str = "", *arguments: object) -> list[str]:
+    """The words of a command line; those without a space or a variable may stand in one string."""
+    return [*command.split(), *map(str, arguments)]
+
+
 def run_mlcd(
     *arguments: object, timeout: float = 240, **options
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mlcd", *map(str, arguments)]
+    command = [sys.executable, "-m", "mlcd", *words_of(*arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, check=False, **options
     )
@@ -218,7 +223,7 @@ def call_mlcd(*arguments: object) -> subprocess.CompletedProcess[str]:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        patch.setattr(sys, "argv", ["mlcd", *map(str, arguments)])
+        patch.setattr(sys, "argv", ["mlcd", *words_of(*arguments)])
         try:
             main()
         except SystemExit as end:
@@ -270,7 +275,7 @@ def call_demo(*arguments: object) -> None:
 
 
 def start_mlcd(*arguments: object, **options) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mlcd", *map(str, arguments)]
+    command = [sys.executable, "-m", "mlcd", *words_of(*arguments)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, text=True, **(streams | options))
 

@@ -7,23 +7,19 @@ import shutil
 
 import pytest
 
-from tests.conftest import call_mlcd
+from tests.conftest import call_mlcd, refuse, succeed
 from tests.ranks import call_together
 from training.evaluation.representations import locate, open_representation
 from training.evaluation.splits import ListedKeys
 
 
 def evaluated(*arguments):
-    result = call_mlcd("evaluate", *arguments, "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("evaluate", *arguments, "--json")
     return json.loads(result.stdout.splitlines()[-1])["results"]
 
 
 def refused(*arguments, contains):
-    result = call_mlcd("evaluate", *arguments)
-    assert result.returncode == 2
-    assert contains in result.stderr
-    assert "Traceback" not in result.stderr
+    refuse("evaluate", *arguments, contains=contains)
 
 
 def test_every_number_comes_with_its_protocol(journey, digits, tmp_path):

@@ -24,7 +24,7 @@ from service.inference.engine.fake import FakeEncoder
 from service.jobs.job import JobSpec
 from service.jobs.service import open_queue
 from service.settings import read_settings
-from tests.conftest import call_mlcd, start_mlcd
+from tests.conftest import call_mlcd, start_mlcd, succeed
 from tests.integration.running import children
 from tests.unit.service.cached import redis_server
 
@@ -188,8 +188,7 @@ def kill_and_finish(setting, images, num_kills, disturb=lambda kill: None):
 def test_killed_twice_a_job_ends_with_the_same_bytes(journey, pictures, tmp_path):
     with Setting(tmp_path, journey / "model") as setting:
         kill_and_finish(setting, write_images(pictures, tmp_path, "tar"), 2)
-    verified = call_mlcd("verify", tmp_path / "out")
-    assert verified.returncode == 0, verified.stderr
+    succeed("verify", tmp_path / "out")
 
 
 @pytest.mark.slow

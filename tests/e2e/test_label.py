@@ -23,8 +23,7 @@ from mlcd.artifacts.embeddings import ERRORS, KEY_SCHEMA, EmbeddingsArtifact, ke
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import Request
 from mlcd.types import unit_rows
-from tests.conftest import call_mlcd
-from tests.e2e.test_commands import refused
+from tests.conftest import refuse, succeed
 
 NUM_PARTS, PART_ROWS = 60, 80
 
@@ -65,8 +64,7 @@ def command(made, out, *more):
 
 @pytest.fixture(scope="module")
 def undisturbed(made) -> Path:
-    result = call_mlcd(*command(made, made / "undisturbed"))
-    assert result.returncode == 0, result.stderr
+    succeed(*command(made, made / "undisturbed"))
     return made / "undisturbed"
 
 
@@ -108,12 +106,7 @@ def descendants(pid):
 
 def test_a_threshold_says_how_many_lists_it_cut_short(made, tmp_path):
     top, threshold = 5, 0.55
-    assert (
-        call_mlcd(
-            *command(made, tmp_path / "labels", "--top", top, "--threshold", threshold)
-        ).returncode
-        == 0
-    )
+    succeed(*command(made, tmp_path / "labels", "--top", top, "--threshold", threshold))
     rows = EmbeddingsArtifact.open(made / "embeddings").load().astype(np.float64)
     above = (rows @ Centers.open(made / "centers").vectors.astype(np.float64).T >= threshold).sum(
         axis=1
@@ -151,8 +144,7 @@ def kill_and_finish(made, out, undisturbed, num_kills, workers):
         process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL
         assert not out.exists()
-    result = call_mlcd(*arguments)
-    assert result.returncode == 0, result.stderr
+    succeed(*arguments)
     assert_same(out, undisturbed)
 
 
@@ -204,7 +196,7 @@ def test_a_signal_to_every_process_ends_all_without_a_word_of_the_workers(
     while any(map(_runs, workers)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert call_mlcd(*command(made, out, "--workers", 2)).returncode == 0
+    succeed(*command(made, out, "--workers", 2))
     assert_same(out, undisturbed)
 
 
@@ -221,7 +213,7 @@ def test_what_a_worker_refuses_is_said_in_one_line(made, tmp_path):
     victim = copy / part_name(41)
     victim.write_bytes(victim.read_bytes()[:-1] + b"\1")
     arguments = ["label", copy, tmp_path / "out", "--centers", made / "centers", "--workers", 2]
-    refused(*arguments, contains=part_name(41))
+    refuse(*arguments, contains=part_name(41))
 
 
 @pytest.mark.parametrize(
@@ -242,20 +234,20 @@ def test_a_row_that_cannot_be_labeled_is_named_by_its_number_and_key(
         (draft.path / ERRORS).write_text("")
         draft.publish()
     arguments = ["label", tmp_path / "embeddings", tmp_path / "out", "--centers", made / "centers"]
-    refused(*arguments, "--workers", workers, contains=f"row {PART_ROWS + 7} (001/007.png) {why}")
+    refuse(*arguments, "--workers", workers, contains=f"row {PART_ROWS + 7} (001/007.png) {why}")
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_approximate_labels_are_audited_and_survive_a_kill(made, tmp_path, workers):
     more = ("--mode", "approximate", "--probes", 8, "--workers", workers)
     whole, out = tmp_path / "whole", tmp_path / "out"
-    assert call_mlcd(*command(made, whole, *more[:4])).returncode == 0
+    succeed(*command(made, whole, *more[:4]))
     process = start(*command(made, out, *more))
     wait_for_parts(out, 5, process)
     process.kill()
     process.communicate(timeout=60)
     assert not out.exists()
-    assert call_mlcd(*command(made, out, *more)).returncode == 0
+    succeed(*command(made, out, *more))
     assert manifest(out)["digest"] == manifest(whole)["digest"]
     assert manifest(out)["config"]["mode"] == "approximate"
     audit = manifest(out)["summary"]["audit"]
@@ -268,11 +260,11 @@ def test_approximate_labels_are_audited_and_survive_a_kill(made, tmp_path, worke
     assert (
         audit["low"] < (exact[:, :, None] == found[:, None, :]).any(axis=2).mean() < audit["high"]
     )
-    refused(*command(made, out, "--mode", "approximate"), contains="other input or settings")
+    refuse(*command(made, out, "--mode", "approximate"), contains="other input or settings")
 
 
 def _exact(made, tmp_path):
-    assert call_mlcd(*command(made, tmp_path / "exact")).returncode == 0
+    succeed(*command(made, tmp_path / "exact"))
     return tmp_path / "exact"
 
 
@@ -311,7 +303,7 @@ def test_images_get_the_labels_of_their_embeddings(images, journey, tmp_path, wo
         ["embed", images, tmp_path / "embeddings", "--model", "hog"],
         ["label", tmp_path / "embeddings", tmp_path / "labels", "--centers", centers, "--top", 3],
     ):
-        assert call_mlcd(*step).returncode == 0
+        succeed(*step)
     direct, indirect = LabelTable.open(out), LabelTable.open(tmp_path / "labels")
     assert (direct.keys, direct.image_sha256, direct.names) == (
         indirect.keys,
@@ -327,41 +319,30 @@ def test_images_get_the_labels_of_their_embeddings(images, journey, tmp_path, wo
     assert manifest(out)["summary"]["images"] == 200
     assert manifest(out)["summary"]["errors"] == 2
     assert len(list(out.glob("part-*.parquet"))) == 7
-    assert call_mlcd("verify", out).returncode == 0
+    succeed("verify", out)
     (images / "1" / "0001.png").write_bytes((images / "3" / "0003.png").read_bytes())
-    refused("verify", out, contains="0001.png")
+    refuse("verify", out, contains="0001.png")
 
 
 def test_what_cannot_be_labeled_gets_one_line(images, journey, tmp_path):
     out, centers = tmp_path / "out", journey / "centers"
     (tmp_path / "rubbish").mkdir()
     (tmp_path / "rubbish" / "a.png").write_bytes(b"rubbish")
-    refused("label", images, out, "--centers", centers, contains="--model")
-    refused("label", images, out, "--centers", centers, "--model", "pixels", contains="two models")
-    refused(
-        "label",
+    refuse("label", images, out, "--centers", centers, contains="--model")
+    refuse("label", images, out, "--centers", centers, "--model", "pixels", contains="two models")
+    refuse(
+        "label --model hog",
         journey / "features",
         out,
         "--centers",
         centers,
-        "--model",
-        "hog",
         contains="leave out --model",
     )
-    refused(
-        "label",
-        journey / "features",
-        out,
-        "--centers",
-        centers,
-        "--engine",
-        "torch",
-        contains="--engine",
+    refuse(
+        "label --engine torch", journey / "features", out, "--centers", centers, contains="--engine"
     )
-    refused(
-        "label", tmp_path / "rubbish", out, "--centers", centers, "--model", "hog", contains="a.png"
-    )
-    refused(
+    refuse("label --model hog", tmp_path / "rubbish", out, "--centers", centers, contains="a.png")
+    refuse(
         "label",
         journey / "labels",
         out,
@@ -369,21 +350,19 @@ def test_what_cannot_be_labeled_gets_one_line(images, journey, tmp_path):
         centers,
         contains="holds labels, not embeddings",
     )
-    refused(
-        "label",
+    refuse(
+        "label --model hog",
         images,
         images / "out",
         "--centers",
         centers,
-        "--model",
-        "hog",
         contains="inside the images",
     )
     features = ["label", journey / "features", out, "--centers", centers]
-    refused(*features, "--threshold", 2, contains="no cosine")
-    refused(*features, "--probes", 8, contains="leave out --probes")
-    refused(*features, "--mode", "approximate", contains="too few to gain")
+    refuse(*features, "--threshold", 2, contains="no cosine")
+    refuse(*features, "--probes", 8, contains="leave out --probes")
+    refuse(*features, "--mode", "approximate", contains="too few to gain")
     approximate = ["--mode", "approximate", "--model", "hog"]
-    refused("label", images, out, "--centers", centers, *approximate, contains="`mlcd embed` first")
+    refuse("label", images, out, "--centers", centers, *approximate, contains="`mlcd embed` first")
     assert not out.exists()
     assert not out.with_name("out.partial").exists()

@@ -31,7 +31,7 @@ from mlcd.pipelines.ray.session import RayOptions
 from mlcd.pipelines.ray.shards import label_on_ray
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows
-from tests.conftest import free_port, run_mlcd, write_digits
+from tests.conftest import free_port, run_mlcd, succeed, write_digits
 from tests.integration.s3 import running_moto
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
@@ -232,8 +232,7 @@ def many_rows(tmp_path_factory):
 
 def test_centers_by_stores_that_are_too_small_while_nodes_go(cluster, many_rows, tmp_path):
     given = (many_rows, "--clusters", CENTERS, "--iterations", 3, "--hold-out", 0)
-    alone = run_mlcd("cluster", given[0], tmp_path / "alone", *given[1:])
-    assert alone.returncode == 0, alone.stderr
+    succeed("cluster", given[0], tmp_path / "alone", *given[1:], run=run_mlcd)
     out = tmp_path / "there"
     command = [sys.executable, "-m", "mlcd", "cluster", given[0], out, *given[1:], "--on", "ray"]
     driver = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
@@ -250,9 +249,9 @@ def test_centers_by_stores_that_are_too_small_while_nodes_go(cluster, many_rows,
 def embedded(shards):
     """Embeddings of the images, and centers in levels, made by one process."""
     given = ("embed", str(shards / "tars" / "*.tar"), shards / "embedded", "--model", "hog")
-    assert run_mlcd(*given).returncode == 0
+    succeed(*given, run=run_mlcd)
     given = ("cluster", shards / "embedded", shards / "clusters", "--levels", "40,8")
-    assert run_mlcd(*given).returncode == 0
+    succeed(*given, run=run_mlcd)
     return shards / "embedded", shards / "clusters"
 
 
@@ -359,17 +358,16 @@ def test_nodes_without_a_common_disk(shards, options, token, tmp_path, monkeypat
             monkeypatch.setenv(name, value)
         store.filesystem().put(str(shards / "tars") + "/", "bucket/tars/", recursive=True)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "driver"))
-        assert run_mlcd("sync", options.centers, "s3://bucket/centers").returncode == 0
+        succeed("sync", options.centers, "s3://bucket/centers", run=run_mlcd)
         made = ("label", "s3://bucket/tars/*.tar")
-        alone = run_mlcd(*made, "s3://bucket/alone", *given)
-        assert alone.returncode == 0, alone.stderr
+        alone = succeed(*made, "s3://bucket/alone", *given, run=run_mlcd)
         with started_by_hand(2, tmp_path / "nodes") as (port, _):
             monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
             there = run_mlcd(*made, "s3://bucket/there", *given, "--on", "ray")
         assert there.returncode == 0, there.stderr
         of_alone, of_there = (json.loads(each.stdout.splitlines()[-1]) for each in (alone, there))
         assert of_there == of_alone | {"finished": "s3://bucket/there"}
-        assert run_mlcd("verify", "s3://bucket/there").returncode == 0
+        succeed("verify", "s3://bucket/there", run=run_mlcd)
     assert list((tmp_path / "nodes").iterdir()), "the nodes used the cache of the driver"
 
 
@@ -377,15 +375,13 @@ def test_nodes_of_ray_start(shared_data, token, tmp_path):
     """Real photographs, by the address in the environment and by Ray's client."""
     images = shared_data / "caltech101_20"
     given = ("--model", "hog")
-    assert run_mlcd("embed", images, tmp_path / "alone", *given).returncode == 0
+    succeed("embed", images, tmp_path / "alone", *given, run=run_mlcd)
     alone = open_artifact(tmp_path / "alone")
     with started_by_hand(NODES) as (port, client):
         environment = {**os.environ, "RAY_ADDRESS": f"127.0.0.1:{port}"}
-        there = run_mlcd("embed", images, tmp_path / "a", *given, "--on", "ray", env=environment)
-        assert there.returncode == 0, there.stderr
+        succeed("embed --on ray", images, tmp_path / "a", *given, env=environment, run=run_mlcd)
         check_same(tmp_path / "a", alone)
         wait_for(client)
         on = ("--on", f"ray://127.0.0.1:{client}", "--workers", 2)
-        there = run_mlcd("embed", images, tmp_path / "b", *given, *on)
-        assert there.returncode == 0, there.stderr
+        succeed("embed", images, tmp_path / "b", *given, *on, run=run_mlcd)
         check_same(tmp_path / "b", alone)

@@ -24,7 +24,7 @@ from mlcd.pipelines.ray.session import RayOptions
 from mlcd.pipelines.ray.workers import make_shards
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows
-from tests.conftest import call_mlcd, write_digits
+from tests.conftest import call_mlcd, refuse, write_digits
 
 SILENT = Reporter("silent")
 TWO = RayOptions(workers=2)
@@ -373,6 +373,4 @@ def test_the_missing_extra_is_named(images, monkeypatch, tmp_path):
     ],
 )
 def test_options_of_workers_on_ray_need_it(arguments):
-    result = call_mlcd(*arguments.split())
-    assert result.returncode == 2
-    assert "--on ray" in result.stderr
+    refuse(*arguments.split(), contains="--on ray")

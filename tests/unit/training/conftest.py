@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import call_mlcd
+from tests.conftest import succeed
 from training.config import load_config
 
 
@@ -17,8 +17,7 @@ def label_images(images: Path, out: Path) -> Path:
         ("cluster", out / "features", out / "centers", "--clusters", 10),
         ("label", out / "features", out / "labels", "--centers", out / "centers", "--top", 2),
     ):
-        result = call_mlcd(*arguments)
-        assert result.returncode == 0, result.stderr
+        succeed(*arguments)
     return out
 
 

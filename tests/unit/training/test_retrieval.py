@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from mlcd.types import unit_rows
-from tests.conftest import call_mlcd
+from tests.conftest import call_mlcd, refuse, succeed
 from training.evaluation.texts.retrieval import retrieval_figures, retrieval_ranks
 
 
 def evaluated(*arguments):
-    result = call_mlcd("evaluate", *arguments, "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("evaluate", *arguments, "--json")
     (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
     return record
 
@@ -97,9 +96,7 @@ def test_of_a_split_of_karpathys_the_test_part_is_taken(two_tower_model, digits,
         assert record["metrics"]["test_images"] == len(rows) // 4
         assert record["protocol"]["captions"] == 2 * (len(rows) // 4)
     split.write_text(json.dumps({"annotations": []}))
-    told = call_mlcd("evaluate", *command, images)
-    assert told.returncode == 2
-    assert "is no split of Karpathy's" in told.stderr
+    refuse("evaluate", *command, images, contains="is no split of Karpathy's")
 
 
 def test_captions_of_no_image_are_refused_unless_asked_for(two_tower_model, digits, tmp_path):
@@ -124,9 +121,7 @@ def test_captions_of_no_image_are_refused_unless_asked_for(two_tower_model, digi
     shutil.copy(table, images / "captions.csv")  # the same beside the images
     assert "'gone.png' is the key" in call_mlcd("evaluate", *command[:4]).stderr
     table.write_text("path,caption\n" + "".join(row.replace(",", ',"', 1) for row in rows))
-    told = call_mlcd("evaluate", *command)
-    assert told.returncode == 2
-    assert "captions.csv, line 2: text follows the closing quote" in told.stderr
+    refuse("evaluate", *command, contains="captions.csv, line 2: text follows the closing quote")
 
 
 def test_images_without_captions_are_refused(two_tower_model, digits, tmp_path):

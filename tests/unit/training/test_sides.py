@@ -15,7 +15,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.pipelines.sync import sync
 from mlcd.progress import Reporter
-from tests.conftest import call_mlcd, write_digits
+from tests.conftest import call_mlcd, succeed, write_digits
 from tests.unit.training import evaluating
 from training.evaluation.splits import folder_split
 from training.evaluation.while_training import check_evaluation
@@ -54,14 +54,12 @@ def stored(split_folders, tmp_path_factory):
     """Embeddings of both sides, and of the folder that holds them."""
     out = tmp_path_factory.mktemp("stored")
     for name, images in (("train", "train"), ("test", "test"), ("whole", ".")):
-        result = call_mlcd("embed", split_folders / images, out / name, "--model", "pixels")
-        assert result.returncode == 0, result.stderr
+        succeed("embed", split_folders / images, out / name, "--model", "pixels")
     return out
 
 
 def evaluated(*arguments):
-    result = call_mlcd("evaluate", *arguments, "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("evaluate", *arguments, "--json")
     (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
     return record
 
@@ -144,10 +142,7 @@ def test_folders_lists_and_the_whole_folder_give_the_same_figures(
 def test_a_run_is_measured_on_folders_as_on_their_embeddings(journey, split_folders, tmp_path):
     """The same model, once as a checkpoint and once as the embeddings that its export made."""
     for side in ("train", "test"):
-        result = call_mlcd(
-            "embed", split_folders / side, tmp_path / side, "--model", journey / "model"
-        )
-        assert result.returncode == 0, result.stderr
+        succeed("embed", split_folders / side, tmp_path / side, "--model", journey / "model")
     folders = ("--train", split_folders / "train", "--test", split_folders / "test")
     run = evaluated("knn", journey / "run", *folders, "--out", tmp_path / "result")
     embedded = evaluated("knn", "--train", tmp_path / "train", "--test", tmp_path / "test")

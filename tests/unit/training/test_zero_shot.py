@@ -13,7 +13,7 @@ from mlcd.encoders import open_encoder, open_text_encoder
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.types import unit_rows
-from tests.conftest import call_mlcd
+from tests.conftest import call_mlcd, refuse, succeed
 from tests.open_clip_files import open_clip_module
 from training.evaluation.intervals import bootstrap
 from training.evaluation.texts.class_names import names_of, read_names, table_of_set
@@ -23,8 +23,7 @@ from training.evaluation.texts.zero_shot import class_prompts, classifier, ranks
 
 
 def evaluated(*arguments):
-    result = call_mlcd("evaluate", *arguments, "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("evaluate", *arguments, "--json")
     (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
     return record
 
@@ -136,9 +135,7 @@ def test_embeddings_of_the_model_measure_the_same(two_tower_model, animals, jour
     assert (
         evaluated(*command, tmp_path / "rows")["metrics"] == evaluated(*command, animals)["metrics"]
     )
-    other = call_mlcd("evaluate", *command, journey / "features")
-    assert other.returncode == 2
-    assert "was not made by" in other.stderr
+    refuse("evaluate", *command, journey / "features", contains="was not made by")
     no_texts = call_mlcd("evaluate", "zero-shot", journey / "model", "--test", animals)
     assert "embeds images and no texts" in no_texts.stderr
 
@@ -147,7 +144,7 @@ def test_two_evaluations_of_the_same_images_are_compared(two_tower_model, animal
     pictures = shutil.copytree(animals, tmp_path / "pictures")
     command = ("evaluate", "zero-shot", two_tower_model, "--test", pictures)
     for name in ("simple", "cifar10"):
-        assert call_mlcd(*command, "--prompts", name, "--out", tmp_path / name).returncode == 0
+        succeed(*command, "--prompts", name, "--out", tmp_path / name)
     told = call_mlcd("evaluate", "compare", tmp_path / "simple", tmp_path / "cifar10", "--json")
     facts = json.loads(told.stdout.splitlines()[-1])
     first, second = (
@@ -157,7 +154,7 @@ def test_two_evaluations_of_the_same_images_are_compared(two_tower_model, animal
     assert facts["only_first"] == (first & ~second).sum()
     assert facts["difference"] == pytest.approx(first.mean() - second.mean())
     shutil.rmtree(pictures / "sky")
-    assert call_mlcd(*command, "--out", tmp_path / "fewer").returncode == 0
+    succeed(*command, "--out", tmp_path / "fewer")
     refused = call_mlcd("evaluate", "compare", tmp_path / "simple", tmp_path / "fewer")
     assert "not of the same images" in refused.stderr
 
