@@ -10,21 +10,17 @@ import sys
 import time
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.draft import Draft
-from mlcd.artifacts.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
-from mlcd.artifacts.manifest import Request
+from mlcd.artifacts.embeddings import EmbeddingsArtifact, part_name
 from mlcd.clustering.nearest import nearest_centers
-from mlcd.keys import split_positions
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, refuse, run_python, succeed
 from tests.e2e.test_train import torchrun, worker_of
 from tests.ranks import call_together
+from tests.written_artifacts import write_embeddings
 
 NUM_ROWS, DIMENSION, CLUSTERS = 3000, 16, 60
 COMMAND = [
@@ -41,29 +37,6 @@ COMMAND = [
 ]
 
 
-def write_embeddings(out, blocks, num_classes=10):
-    """An embeddings artifact with one part for each block; classes are None for num_classes 0."""
-    first = 0
-    with Draft(out, Request("embeddings", fingerprint="f" * 64)) as draft:
-        for part, block in enumerate(blocks):
-            with draft.write(part_name(part)) as path, path.open("wb") as file:
-                np.save(file, block)
-            numbers = range(first, first + len(block))
-            keys = [f"{number:07d}" for number in numbers]
-            classes = [str(number % num_classes) if num_classes else None for number in numbers]
-            table = {
-                "key": keys,
-                "class_name": classes,
-                "sha256": [number.to_bytes(32, "big") for number in numbers],
-                "split": split_positions(keys, classes),
-            }
-            with draft.write(keys_name(part)) as path:
-                pq.write_table(pa.table(table, schema=KEY_SCHEMA), path)
-            first += len(block)
-        draft.publish()
-    return out
-
-
 @pytest.fixture(scope="module")
 def rows():
     generator = np.random.default_rng(0)
@@ -75,9 +48,9 @@ def rows():
 
 @pytest.fixture(scope="module")
 def embeddings(tmp_path_factory, rows):
-    return write_embeddings(
-        tmp_path_factory.mktemp("embeddings") / "e", [rows[:1000], rows[1000:1001], rows[1001:]]
-    )
+    parts = [rows[:1000], rows[1000:1001], rows[1001:]]
+    classes = [str(number % 10) for number in range(NUM_ROWS)]
+    return write_embeddings(tmp_path_factory.mktemp("embeddings") / "e", parts, classes=classes)
 
 
 @pytest.fixture(scope="module")

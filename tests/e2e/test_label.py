@@ -13,17 +13,14 @@ import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.draft import Draft
-from mlcd.artifacts.embeddings import ERRORS, KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
+from mlcd.artifacts.embeddings import ERRORS, EmbeddingsArtifact, part_name
 from mlcd.artifacts.labels import LabelTable
-from mlcd.artifacts.manifest import Request
 from mlcd.types import unit_rows
 from tests.conftest import refuse, succeed
+from tests.written_artifacts import write_centers, write_embeddings
 
 NUM_PARTS, PART_ROWS = 60, 80
 
@@ -33,28 +30,10 @@ def made(tmp_path_factory) -> Path:
     """Embeddings in many small parts, and centers for them."""
     folder = tmp_path_factory.mktemp("made")
     generator = np.random.default_rng(0)
-    with Draft(folder / "embeddings", Request("embeddings", fingerprint="f" * 64)) as draft:
-        for part in range(NUM_PARTS):
-            rows = unit_rows(generator.standard_normal((PART_ROWS, 32)))
-            keys = [
-                {
-                    "key": f"{part:03d}/{row:03d}.png",
-                    "class_name": None,
-                    "sha256": bytes([part] * 32),
-                    "split": 0.5,
-                }
-                for row in range(PART_ROWS)
-            ]
-            with draft.write(part_name(part)) as path, path.open("wb") as file:
-                np.save(file, rows)
-            with draft.write(keys_name(part)) as path:
-                pq.write_table(pa.Table.from_pylist(keys, schema=KEY_SCHEMA), path)
-        (draft.path / ERRORS).write_text("")
-        draft.publish()
-    with Draft(folder / "centers", Request("centers", fingerprint="f" * 64)) as draft:
-        vectors = unit_rows(generator.standard_normal((4000, 32)))
-        Centers(vectors, np.ones(len(vectors), np.int64), "f" * 64).write(draft)
-        draft.publish()
+    parts = [unit_rows(generator.standard_normal((PART_ROWS, 32))) for _ in range(NUM_PARTS)]
+    keys = [f"{part:03d}/{row:03d}.png" for part in range(NUM_PARTS) for row in range(PART_ROWS)]
+    write_embeddings(folder / "embeddings", parts, keys)
+    write_centers(folder / "centers", generator.standard_normal((4000, 32)))
     return folder
 
 
@@ -223,16 +202,10 @@ def test_what_a_worker_refuses_is_said_in_one_line(made, tmp_path):
 def test_a_row_that_cannot_be_labeled_is_named_by_its_number_and_key(
     made, tmp_path, value, why, workers
 ):
-    with Draft(tmp_path / "embeddings", Request("embeddings", fingerprint="f" * 64)) as draft:
-        for part in (0, 1):
-            rows = np.load(made / "embeddings" / part_name(part))
-            if part:
-                rows[7] = value
-            with draft.write(part_name(part)) as path, path.open("wb") as file:
-                np.save(file, rows)
-            shutil.copy(made / "embeddings" / keys_name(part), draft.path / keys_name(part))
-        (draft.path / ERRORS).write_text("")
-        draft.publish()
+    parts = [np.load(made / "embeddings" / part_name(part)) for part in (0, 1)]
+    parts[1][7] = value
+    keys = EmbeddingsArtifact.open(made / "embeddings").keys[: 2 * PART_ROWS]
+    write_embeddings(tmp_path / "embeddings", parts, keys)
     arguments = ["label", tmp_path / "embeddings", tmp_path / "out", "--centers", made / "centers"]
     refuse(*arguments, "--workers", workers, contains=f"row {PART_ROWS + 7} (001/007.png) {why}")
 

@@ -15,15 +15,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.draft import Draft
-from mlcd.artifacts.embeddings import ERRORS, KEY_SCHEMA, keys_name, part_name
 from mlcd.artifacts.labels import LabelTable
-from mlcd.artifacts.manifest import Request, draft_path, open_artifact
+from mlcd.artifacts.manifest import draft_path, open_artifact
 from mlcd.encoders.hog import HogEncoder
 from mlcd.pipelines.cluster import CHECKPOINT
 from mlcd.pipelines.label import LabelOptions, label
@@ -33,6 +28,7 @@ from mlcd.progress import Reporter
 from mlcd.types import unit_rows
 from tests.conftest import free_port, run_mlcd, succeed, write_digits
 from tests.integration.s3 import running_moto
+from tests.written_artifacts import write_centers, write_embeddings
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -98,10 +94,8 @@ def shards(tmp_path_factory):
 @pytest.fixture(scope="module")
 def options(shards):
     encoder, out = HogEncoder(), shards / "centers"
-    vectors = unit_rows(np.abs(np.random.default_rng(0).standard_normal((50, encoder.dimension))))
-    with Draft(out, Request("centers", fingerprint=encoder.fingerprint)) as draft:
-        Centers(vectors, np.ones(50, np.int64), encoder.fingerprint).write(draft)
-        draft.publish()
+    vectors = np.abs(np.random.default_rng(0).standard_normal((50, encoder.dimension)))
+    write_centers(out, vectors, encoder.fingerprint)
     images = str(shards / "tars" / "*.tar")
     return LabelOptions(images, str(out), model="hog", part_entries=PART_IMAGES)
 
@@ -219,15 +213,7 @@ def many_rows(tmp_path_factory):
     """Embeddings for clusters whose sums, 32 MB a block, do not all fit into a node's store."""
     out, generator = tmp_path_factory.mktemp("rows") / "embeddings", np.random.default_rng(0)
     rows = unit_rows(generator.standard_normal((ROWS, 512), np.float32))
-    columns = {"class_name": None, "sha256": bytes(32), "split": 0.5}
-    keys = [{"key": f"{row:05d}.png", **columns} for row in range(ROWS)]
-    with Draft(out, Request("embeddings", fingerprint="f" * 64)) as draft:
-        with draft.write(part_name(0)) as path, path.open("wb") as file:
-            np.save(file, rows)
-        with draft.write(keys_name(0)) as path:
-            pq.write_table(pa.Table.from_pylist(keys, schema=KEY_SCHEMA), path)
-        (draft.path / ERRORS).write_text("")
-        return draft.publish().path
+    return write_embeddings(out, [rows])
 
 
 def test_centers_by_stores_that_are_too_small_while_nodes_go(cluster, many_rows, tmp_path):

@@ -11,6 +11,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.selection import Selection
 from tests.conftest import call_mlcd, refuse, succeed
+from tests.unit.training.running import evaluated
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +58,6 @@ def runs(journey, digits, tiny_recipe, tmp_path_factory):
     return out
 
 
-def told(*arguments):
-    result = succeed("evaluate", *arguments, "--json")
-    (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
-    return record
-
-
 @pytest.mark.parametrize(
     ("name", "trained", "clustered"),
     [("0-0", 40, 40), ("0-0.2", 0, 40), ("0.2-0", 40, 0), ("0.2-0.2", 0, 0)],
@@ -77,12 +72,12 @@ def test_what_was_seen_is_refused_or_counted(name, trained, clustered, runs):
             assert f"{trained} trained on, {clustered} clustered" in result.stderr
             assert "--seen" in result.stderr
     facts = {"images": seen, "trained_on": trained, "clustered": clustered, "unknown": []}
-    assert told("knn", run, "--seen")["seen"] == facts
+    assert evaluated("knn", run, "--seen")["seen"] == facts
     line = call_mlcd("evaluate", "knn", run, "--seen").stdout
     assert (
         f"seen {seen} ({trained} trained on, {clustered} clustered)" if seen else "seen 0\n"
     ) in line
-    assert told("knn", run / "checkpoints" / "step_000000")["seen"]["images"] == 0
+    assert evaluated("knn", run / "checkpoints" / "step_000000")["seen"]["images"] == 0
 
 
 def test_an_image_is_known_by_its_bytes_wherever_it_lies(runs, digits, tmp_path):
@@ -95,17 +90,17 @@ def test_an_image_is_known_by_its_bytes_wherever_it_lies(runs, digits, tmp_path)
             shutil.copytree(folder, tmp_path / side / f"digit {folder.name}")
     sides = ("--train", tmp_path / "train", "--test", tmp_path / "test")
     refuse("evaluate", "knn", run, *sides, contains="160 of 200 test images were seen")
-    assert told("knn", run, *sides, "--seen")["seen"]["trained_on"] == 160
+    assert evaluated("knn", run, *sides, "--seen")["seen"]["trained_on"] == 160
     refuse("evaluate", "knn", run, "--hold-out", 0, contains="160 of 200 test images were seen")
 
 
 def test_clusters_of_all_images_say_how_many_were_seen(runs):
-    assert told("clusters", runs / "run-0.2-0.2")["seen"]["images"] == 160
+    assert evaluated("clusters", runs / "run-0.2-0.2")["seen"]["images"] == 160
 
 
 def test_what_cannot_be_looked_up_is_said(runs, digits, tmp_path):
     shutil.copytree(runs / "run-0.2-0.2", tmp_path / "moved")
-    record = told("knn", tmp_path / "moved", "--images", digits)
+    record = evaluated("knn", tmp_path / "moved", "--images", digits)
     assert record["seen"]["images"] == 0
     assert len(record["seen"]["unknown"]) == 2
     line = call_mlcd("evaluate", "knn", tmp_path / "moved", "--images", digits).stdout
@@ -134,8 +129,8 @@ def test_a_run_on_a_selection_has_seen_what_is_kept(runs, journey, digits, tiny_
     opened = EmbeddingsArtifact.open(journey / "features")
     tested = {key for key, held in zip(opened.keys, opened.held_out(0.2), strict=True) if held}
     kept = set(Selection.open(chosen).kept_keys().to_pylist())
-    facts = told("knn", run, "--seen")["seen"]
+    facts = evaluated("knn", run, "--seen")["seen"]
     assert (facts["trained_on"], facts["unknown"]) == (len(tested & kept), [])
     assert call_mlcd(*command, f"data.selection={tmp_path / 'none'}").returncode == 2
     shutil.rmtree(chosen)
-    assert "selection is not where it was" in told("knn", run)["seen"]["unknown"][0]
+    assert "selection is not where it was" in evaluated("knn", run)["seen"]["unknown"][0]

@@ -10,9 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifacts.draft import Draft
-from mlcd.artifacts.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
-from mlcd.artifacts.manifest import Request
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.cli import main
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
@@ -21,6 +19,7 @@ from mlcd.images.thumbnail import thumbnail
 from mlcd.pipelines.verify import verify
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, refuse, succeed
+from tests.written_artifacts import write_embeddings
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +29,9 @@ def embeddings(tmp_path_factory):
     rows = unit_rows(np.random.default_rng(0).standard_normal((120, 12)))
     rows[100] = unit_rows(rows[3:4] + 0.01 * rows[50:51])[0]
     rows[101] = rows[3]
-    with Draft(out, Request("embeddings", {}, (), "c" * 64)) as draft:
-        for part, (start, stop) in enumerate([(0, 70), (70, 120)]):
-            with draft.write(part_name(part)) as path, path.open("wb") as file:
-                np.save(file, rows[start:stop])
-            columns = [
-                [f"k{n}" for n in range(start, stop)],
-                [None if n % 3 else "third" for n in range(start, stop)],
-                [bytes(32)] * (stop - start),
-                [0.5] * (stop - start),
-            ]
-            with draft.write(keys_name(part)) as path:
-                pq.write_table(pa.table(columns, schema=KEY_SCHEMA), path)
-        draft.publish()
-    return out
+    keys = [f"k{n}" for n in range(120)]
+    classes = [None if n % 3 else "third" for n in range(120)]
+    return write_embeddings(out, [rows[:70], rows[70:]], keys, classes, fingerprint="c" * 64)
 
 
 def read(path):

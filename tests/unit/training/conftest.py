@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import succeed
-from training.config import load_config
+from tests.unit.training.running import configured
 
 
 def label_images(images: Path, out: Path) -> Path:
@@ -29,12 +29,9 @@ def labeled(tmp_path_factory, digits) -> Path:
 @pytest.fixture
 def config(journey, digits, tiny_recipe, tmp_path):
     def make(out, *overrides):
-        places = [
-            "telemetry.peak_tflops=1",
-            f"data.images={digits}",
-            f"data.labels={journey / 'labels'}",
-            f"out={tmp_path / out}",
-        ]
-        return load_config(str(tiny_recipe), [*places, *overrides])
+        labels = journey / "labels"
+        return configured(
+            tiny_recipe, digits, labels, tmp_path / out, "telemetry.peak_tflops=1", *overrides
+        )
 
     return make

@@ -23,7 +23,8 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.progress import Reporter
 from mlcd.randomness import permuted
 from mlcd.types import Neighbors
-from training.config import AugmentConfig, RunConfig, load_config
+from tests.unit.training.running import configured
+from training.config import AugmentConfig, RunConfig
 from training.data.augment import Augmentation, crop_boxes
 from training.data.crops import crop_pictures
 from training.data.dataset import open_dataset
@@ -355,12 +356,7 @@ def test_a_picture_is_the_whole_of_it_upright_and_no_larger_than_needed():
 @pytest.fixture
 def config(labeled, digits, tiny_recipe, tmp_path):
     def make(*overrides):
-        places = [
-            f"data.images={digits}",
-            f"data.labels={labeled / 'labels'}",
-            f"out={tmp_path / 'run'}",
-        ]
-        return load_config(str(tiny_recipe), [*places, *overrides])
+        return configured(tiny_recipe, digits, labeled / "labels", tmp_path / "run", *overrides)
 
     return make
 

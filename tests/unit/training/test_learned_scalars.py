@@ -14,8 +14,8 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.pipelines.label_captions import label_captions
 from mlcd.pipelines.label_classes import label_classes
 from mlcd.pipelines.verify import verify
-from tests.unit.training.running import SILENT, before_step, read_log
-from training.config import LossConfig, load_config
+from tests.unit.training.running import SILENT, before_step, configured, read_log
+from training.config import LossConfig
 from training.data.drawing import label_weights
 from training.run.run_training import run_training
 
@@ -23,17 +23,10 @@ from training.run.run_training import run_training
 @pytest.fixture
 def run_config(labeled, digits, tiny_recipe, tmp_path):
     def make(out, *overrides, labels=None):
-        places = [
-            "telemetry.peak_tflops=1",
-            "schedule.steps=8",
-            "optim.warmup_steps=0",
-            "checkpoint.every_steps=2",
-            "log_every=1",
-            f"data.images={digits}",
-            f"data.labels={labels or labeled / 'labels'}",
-            f"out={tmp_path / out}",
-        ]
-        return load_config(str(tiny_recipe), [*places, *overrides])
+        quick = ("telemetry.peak_tflops=1", "schedule.steps=8", "optim.warmup_steps=0")
+        often = ("checkpoint.every_steps=2", "log_every=1")
+        labels = labels or labeled / "labels"
+        return configured(tiny_recipe, digits, labels, tmp_path / out, *quick, *often, *overrides)
 
     return make
 

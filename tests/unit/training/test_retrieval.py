@@ -7,14 +7,9 @@ import numpy as np
 import pytest
 
 from mlcd.types import unit_rows
-from tests.conftest import call_mlcd, refuse, succeed
+from tests.conftest import call_mlcd, refuse
+from tests.unit.training.running import evaluated
 from training.evaluation.texts.retrieval import retrieval_figures, retrieval_ranks
-
-
-def evaluated(*arguments):
-    result = succeed("evaluate", *arguments, "--json")
-    (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
-    return record
 
 
 def brute_force(images, captions, image_of, cutoff):

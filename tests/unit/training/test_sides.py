@@ -3,7 +3,6 @@ scikit-learn.
 """
 
 import csv
-import json
 import re
 import shutil
 
@@ -17,6 +16,7 @@ from mlcd.pipelines.sync import sync
 from mlcd.progress import Reporter
 from tests.conftest import call_mlcd, succeed, write_digits
 from tests.unit.training import evaluating
+from tests.unit.training.running import evaluated
 from training.evaluation.splits import folder_split
 from training.evaluation.while_training import check_evaluation
 
@@ -56,12 +56,6 @@ def stored(split_folders, tmp_path_factory):
     for name, images in (("train", "train"), ("test", "test"), ("whole", ".")):
         succeed("embed", split_folders / images, out / name, "--model", "pixels")
     return out
-
-
-def evaluated(*arguments):
-    result = succeed("evaluate", *arguments, "--json")
-    (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
-    return record
 
 
 def refused(*arguments, contains):

@@ -23,7 +23,7 @@ from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from mlcd.models.zoo import load
 from mlcd.pipelines.verify import verify
-from tests.unit.training.running import SILENT, before_step, read_log
+from tests.unit.training.running import SILENT, before_step, configured, read_log
 from training.config import load_config
 from training.evaluation.seen import seen_by
 from training.pairs.pairs_config import load_any_config
@@ -51,13 +51,8 @@ def recipe(tmp_path):
 @pytest.fixture
 def continued(recipe, labeled, digits, tmp_path):
     def make(out, start, *overrides):
-        places = [
-            f"data.images={digits}",
-            f"data.labels={labeled / 'labels'}",
-            f"model.start={start}",
-            f"out={tmp_path / out}",
-        ]
-        return load_config(str(recipe), [*places, *overrides])
+        labels, started = labeled / "labels", f"model.start={start}"
+        return configured(recipe, digits, labels, tmp_path / out, started, *overrides)
 
     return make
 
@@ -68,13 +63,8 @@ def scratch(recipe, labeled, digits, tmp_path):
 
     def make(out, *overrides):
         sizes = {name: value for name, value in TOWER.to_dict().items() if name != "pooling"}
-        places = [
-            f"data.images={digits}",
-            f"data.labels={labeled / 'labels'}",
-            f"model={json.dumps(sizes)}",
-            f"out={tmp_path / out}",
-        ]
-        return load_config(str(recipe), [*places, *overrides])
+        labels, model = labeled / "labels", f"model={json.dumps(sizes)}"
+        return configured(recipe, digits, labels, tmp_path / out, model, *overrides)
 
     return make
 

@@ -15,17 +15,12 @@ from mlcd.errors import InvalidInput, NotFound
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, refuse, succeed
 from tests.open_clip_files import open_clip_module
+from tests.unit.training.running import evaluated
 from training.evaluation.intervals import bootstrap
 from training.evaluation.texts.class_names import names_of, read_names, table_of_set
 from training.evaluation.texts.clip_prompts import set_prompts
 from training.evaluation.texts.prompt_sets import read_prompts
 from training.evaluation.texts.zero_shot import class_prompts, classifier, ranks, zero_shot_figures
-
-
-def evaluated(*arguments):
-    result = succeed("evaluate", *arguments, "--json")
-    (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
-    return record
 
 
 @pytest.fixture(scope="module")
