@@ -166,19 +166,14 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     refuse("embed", tmp_path / "rubbish", out, "--model", "hog", contains="a.png")
     refuse("embed", digits, out, contains="--model is required: give --model starter")
     refuse("embed", digits, out, "--model", "resnet", contains="no model resnet: give starter")
-    refuse(
-        "embed --model hog",
-        digits,
-        tmp_path / "file" / "out",
-        contains="cannot be made a directory",
-    )
+    below = tmp_path / "file" / "out"
+    refuse("embed --model hog", digits, below, contains="cannot be made a directory")
     refuse("embed", digits, "/proc/out", "--model", "hog", contains="/proc/out")
     refuse("cluster", features, out, "--clusters", 500, contains="at most 160 clusters")
     refuse("cluster", features, out, "--clusters", 0, contains="--clusters")
     refuse("cluster --clusters 2", journey / "labels", out, contains="holds labels, not embeddings")
-    refuse(
-        "label", journey / "pixels", out, "--centers", journey / "centers", contains="two models"
-    )
+    centers = ("--centers", journey / "centers")
+    refuse("label", journey / "pixels", out, *centers, contains="two models")
     refuse("train", "demo-digits", contains="not set")
     refuse("train", contains="--resume RUN")
     refuse("train", "--resume", tmp_path / "empty", contains="is not a run")
@@ -193,15 +188,8 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     refuse("index", tmp_path / "absent", out, contains="not a finished artifact")
     refuse("nonsense", contains="nonsense")
     # Its steps are processes, which write to its standard error themselves.
-    refuse(
-        "demo --features hog",
-        "--images",
-        tmp_path / "empty",
-        "--out",
-        out,
-        contains="no images",
-        run=run_mlcd,
-    )
+    demo = ("--images", tmp_path / "empty", "--out", out)
+    refuse("demo --features hog", *demo, contains="no images", run=run_mlcd)
     assert not out.exists()
     assert not out.with_name("out.partial").exists()
 
@@ -288,29 +276,12 @@ def test_small_or_uniform_folders_get_one_line(digits, tmp_path):
         shutil.copy(path, few / f"{number}.png")
     for number in range(40):
         shutil.copy(path, same / f"{number}.png")
-    refuse(
-        "demo",
-        "--images",
-        few,
-        "--out",
-        tmp_path / "a",
-        "--no-serve",
-        "--features",
-        "hog",  # the starter's export, the first time, tells of itself
-        contains="too few to cluster",
-        run=run_mlcd,
-    )
-    refuse(
-        "demo",
-        "--images",
-        same,
-        "--out",
-        tmp_path / "b",
-        "--no-serve",
-        "--features",
-        "hog",  # the starter's export, the first time, tells of itself
-        contains="too few to cluster",
-        run=run_mlcd,
-    )
+    for images in (few, same):
+        # The starter's export, the first time, tells of itself.
+        place = ("--images", images, "--out", tmp_path / f"demo-{images.name}")
+        told = "too few to cluster"
+        refuse("demo --no-serve --features hog", *place, contains=told, run=run_mlcd)
     refuse("embed", few, few / "out", "--model", "hog", contains="inside the images")
-    refuse("evaluate", "knn", tmp_path / "a" / "features", "--images", few, contains="no effect")
+    refuse(
+        "evaluate", "knn", tmp_path / "demo-few" / "features", "--images", few, contains="no effect"
+    )

@@ -271,22 +271,12 @@ def test_a_state_of_other_pictures_is_refused(photos, tmp_path):
     state, other = tmp_path / "state", tmp_path / "other"
     explore(photos, state)
     write_digits(other, 10)
-    refuse(
-        "explore --model hog --once",
-        other,
-        "--state",
-        state,
-        contains="holds the exploration of",
-        run=run_mlcd,
-    )
-    refuse(
-        "explore --model hog --once",
-        other,
-        "--state",
-        other / "s",
-        contains="lies inside the images",
-        run=run_mlcd,
-    )
+    for place, told in (
+        (state, "holds the exploration of"),
+        (other / "s", "lies inside the images"),
+    ):
+        given = (other, "--state", place)
+        refuse("explore --model hog --once", *given, contains=told, run=run_mlcd)
 
 
 def test_with_other_weights_at_the_place_of_the_model_all_is_explored_anew(

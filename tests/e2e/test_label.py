@@ -301,41 +301,20 @@ def test_what_cannot_be_labeled_gets_one_line(images, journey, tmp_path):
     out, centers = tmp_path / "out", journey / "centers"
     (tmp_path / "rubbish").mkdir()
     (tmp_path / "rubbish" / "a.png").write_bytes(b"rubbish")
-    refuse("label", images, out, "--centers", centers, contains="--model")
-    refuse("label", images, out, "--centers", centers, "--model", "pixels", contains="two models")
-    refuse(
-        "label --model hog",
-        journey / "features",
-        out,
-        "--centers",
-        centers,
-        contains="leave out --model",
-    )
-    refuse(
-        "label --engine torch", journey / "features", out, "--centers", centers, contains="--engine"
-    )
-    refuse("label --model hog", tmp_path / "rubbish", out, "--centers", centers, contains="a.png")
-    refuse(
-        "label",
-        journey / "labels",
-        out,
-        "--centers",
-        centers,
-        contains="holds labels, not embeddings",
-    )
-    refuse(
-        "label --model hog",
-        images,
-        images / "out",
-        "--centers",
-        centers,
-        contains="inside the images",
-    )
-    features = ["label", journey / "features", out, "--centers", centers]
+    given = (out, "--centers", centers)
+    refuse("label", images, *given, contains="--model")
+    refuse("label", images, *given, "--model", "pixels", contains="two models")
+    refuse("label --model hog", journey / "features", *given, contains="leave out --model")
+    refuse("label --engine torch", journey / "features", *given, contains="--engine")
+    refuse("label --model hog", tmp_path / "rubbish", *given, contains="a.png")
+    refuse("label", journey / "labels", *given, contains="holds labels, not embeddings")
+    inside = (images / "out", *given[1:])
+    refuse("label --model hog", images, *inside, contains="inside the images")
+    features = ("label", journey / "features", *given)
     refuse(*features, "--threshold", 2, contains="no cosine")
     refuse(*features, "--probes", 8, contains="leave out --probes")
     refuse(*features, "--mode", "approximate", contains="too few to gain")
-    approximate = ["--mode", "approximate", "--model", "hog"]
-    refuse("label", images, out, "--centers", centers, *approximate, contains="`mlcd embed` first")
+    approximate = ("--mode", "approximate", "--model", "hog")
+    refuse("label", images, *given, *approximate, contains="`mlcd embed` first")
     assert not out.exists()
     assert not out.with_name("out.partial").exists()

@@ -398,10 +398,12 @@ def test_a_run_goes_on_with_other_accumulation_and_other_checkpoints(
     options = ["compute.precision=fp64", "compute.accumulation=2", "schedule.steps=60"]
     whole, run = alone("resumed-whole", *options), tmp_path / "run"
     stop_at(8, arguments("run", *options))
-    succeed("train", "--resume", run, "compute.accumulation=4", "checkpoint.every_steps=7")
+    others = ["compute.accumulation=4", "checkpoint.every_steps=7", "optim.max_skips=3"]
+    succeed("train", "--resume", run, *others)
     assert_alike(run, whole, tolerance=1e-9)
     config = json.loads((run / "manifest.json").read_text())["config"]
     assert (config["compute"]["accumulation"], config["checkpoint"]["every_steps"]) == (4, 7)
+    assert config["optim"]["max_skips"] == 3
     ours, theirs = (last_weights(each, 60) for each in (run, whole))
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in theirs)
     succeed("verify", run)
