@@ -92,15 +92,8 @@ def test_it_is_the_same_model_in_another_precision(int8_model, journey, digits, 
     assert rows.artifact.config["precision"] == "fp32"
     assert again.returncode == 2
     assert "precision" in again.stderr
-    succeed(
-        "label --precision int8",
-        digits,
-        tmp_path / "labels",
-        "--model",
-        int8_model,
-        "--centers",
-        int8_model / "centers",
-    )
+    given = (digits, tmp_path / "labels", "--model", int8_model)
+    succeed("label --precision int8", *given, "--centers", int8_model / "centers")
     stated = open_artifact(tmp_path / "labels", "labels").config["precision"]
     assert stated.startswith("int8-")
 

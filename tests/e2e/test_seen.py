@@ -19,42 +19,21 @@ def runs(journey, digits, tiny_recipe, tmp_path_factory):
     """Runs by what they held out: of the centers, and of training."""
     out = tmp_path_factory.mktemp("runs")
     for share in (0, 0.2):
-        commands = [
-            (
-                "cluster",
-                journey / "features",
-                out / f"centers-{share}",
-                "--clusters",
-                10,
-                "--hold-out",
-                share,
-            ),
-            (
-                "label",
-                journey / "features",
-                out / f"labels-{share}",
-                "--centers",
-                out / f"centers-{share}",
-                "--top",
-                2,
-            ),
-        ]
-        for command in commands:
-            succeed(*command)
+        centers, labels, features = (
+            out / f"centers-{share}",
+            out / f"labels-{share}",
+            journey / "features",
+        )
+        succeed("cluster --clusters 10", features, centers, "--hold-out", share)
+        succeed("label --top 2", features, labels, "--centers", centers)
     for clustered, trained in ((0, 0), (0, 0.2), (0.2, 0), (0.2, 0.2)):
         places = [
             f"data.images={digits}",
             f"data.labels={out / f'labels-{clustered}'}",
             f"data.hold_out={trained}",
         ]
-        command = (
-            "train",
-            tiny_recipe,
-            *places,
-            f"out={out / f'run-{clustered}-{trained}'}",
-            "schedule.steps=10",
-        )
-        succeed(*command)
+        run = f"out={out / f'run-{clustered}-{trained}'}"
+        succeed("train", tiny_recipe, *places, run, "schedule.steps=10")
     return out
 
 

@@ -3,18 +3,15 @@
 import json
 import shutil
 from contextlib import closing
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from mlcd.encoders import open_encoder, open_text_encoder
-from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, refuse, succeed
-from tests.open_clip_files import open_clip_module
 from tests.unit.training.running import evaluated
 from training.evaluation.intervals import bootstrap
 from training.evaluation.texts.class_names import names_of, read_names, table_of_set
@@ -45,24 +42,6 @@ def test_a_class_is_the_mean_of_its_unit_prompts_made_a_unit_row():
         expected = (part / np.linalg.norm(part, axis=1, keepdims=True)).mean(axis=0)
         expected /= np.linalg.norm(expected)
         assert np.abs(rows[place] - expected).max() < 1e-6
-
-
-def test_the_classifier_is_open_clips_on_the_same_weights(two_tower_model):
-    import torch
-
-    from mlcd.models.servable_text import ServableText
-
-    theirs = open_clip_module("zero_shot_classifier")
-    tower = ServableText.read(two_tower_model / "text")
-    model = SimpleNamespace(encode_text=lambda ids, normalize: tower(ids))
-    names, templates = ["cat", "two dogs", "sky"], ["a photo of the {}", "an old {}", "{}"]
-    expected = theirs.build_zero_shot_classifier(
-        model, lambda texts: torch.from_numpy(tower.tokenizer(texts)), names, templates
-    )
-    prompts, counts = class_prompts([(name,) for name in names], templates)
-    with closing(open_text_encoder(str(two_tower_model), EncoderOptions(engine="torch"))) as ours:
-        rows = classifier(ours.encode(ours.tokenizer(prompts)), counts)
-    assert np.abs(rows - expected.numpy().T).max() < 1e-6
 
 
 def test_an_equally_near_class_counts_against_the_image():
