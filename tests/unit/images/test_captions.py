@@ -18,12 +18,21 @@ from mlcd.images.sources import open_source
 IMAGE = b"no decoder sees this"
 
 
-def tar(path, members):
+def linked(path, members):
+    """Writes a tar of data, or of (type, target) of a link or another thing."""
     with tarfile.open(path, "w") as archive:
-        for name, data in members.items():
+        for name, data in members:
             info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+            if isinstance(data, tuple):
+                info.type, info.linkname = data
+                archive.addfile(info)
+            else:
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+
+
+def tar(path, members):
+    linked(path, members.items())
 
 
 def files(folder, members):
@@ -199,19 +208,6 @@ def test_a_parquet_column_of_numbers_is_no_captions(tmp_path):
     pq.write_table(pa.table({"image": [IMAGE], "caption": [3]}), tmp_path / "t.parquet")
     with pytest.raises(InvalidInput, match=r"t\.parquet, row 0, is no text"):
         captions(tmp_path / "t.parquet")
-
-
-def linked(path, members):
-    """Writes a tar of data, or of (type, target) of a link or another thing."""
-    with tarfile.open(path, "w") as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            if isinstance(data, tuple):
-                info.type, info.linkname = data
-                archive.addfile(info)
-            else:
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
 
 
 def test_an_image_in_a_tar_has_the_sidecar_of_its_own_name_first(tmp_path):
