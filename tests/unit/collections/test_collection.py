@@ -160,19 +160,6 @@ def test_an_item_that_cannot_be_held_is_named_and_none_of_its_request_is(
     assert len(collection) == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"queries": np.ones(16)}, "dimension 16"),
-        ({"queries": np.full((1, 16), np.nan)}, "no direction"),
-        ({"threshold": float("nan")}, "threshold"),
-    ],
-)
-def test_a_search_that_cannot_be_done_is_refused(filled, options, message):
-    with pytest.raises(InvalidInput, match=message):
-        filled.search(**({"queries": np.ones((1, 16)), "top": 3} | options))
-
-
 def test_after_the_end_nothing_is_written(filled, vectors):
     filled.close()
     with pytest.raises(Conflict, match="closed"):
