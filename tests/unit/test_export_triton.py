@@ -25,7 +25,7 @@ from mlcd.models import zoo
 from mlcd.models.zoo import LoadOptions
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
-from tests.conftest import call_mlcd
+from tests.conftest import refuse, succeed
 from tests.unit.models.test_checkpoints import SIZES, tower, write_hf
 
 pytestmark = pytest.mark.plain_cpu
@@ -313,13 +313,11 @@ def test_the_command_makes_it_and_refuses_its_options_elsewhere(model, tmp_path)
         "--threads",
         2,
     ]
-    done = call_mlcd(
+    done = succeed(
         *arguments, "--name", "m", "--version", 4, "--precision", "bf16", "--max-batch", 8, "--json"
     )
-    assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])
     assert facts["finished"] == str(tmp_path / "out" / "m" / "4")
     config = parsed(tmp_path / "out" / "m")
     assert (config.max_batch_size, list(config.version_policy.specific.versions)) == (8, [4])
-    refused = call_mlcd("export", model, tmp_path / "model", "--version", 2)
-    assert (refused.returncode, "are for --format triton" in refused.stderr) == (2, True)
+    refuse("export", model, tmp_path / "model", "--version", 2, contains="are for --format triton")

@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,12 +18,12 @@ from mlcd.errors import (
 )
 from mlcd.extras import install_command
 from mlcd.pipelines.ray.session import RayOptions
-from tests.conftest import call_mlcd
+from tests.conftest import call_mlcd, refuse
 from training.config import load_config
 from training.pairs.pairs_config import load_any_config, validate_any
 from training.preemption import Signals, given_signals, received_signals
 from training.ray import train_on_ray as module
-from training.ray.run_monitor import News
+from training.ray.run_monitor import News, RunMonitor
 
 PLACES = ("data.images=photos/*.tar", "data.labels=work/labels", "out=work/run")
 
@@ -115,6 +117,27 @@ def test_a_lost_worker_and_a_lock_may_be_gone_next_time():
     assert not module._passes(InvalidInput("no labels"))
 
 
+@pytest.mark.parametrize(
+    ("error", "begins_again"),
+    [(Unavailable("process 1 is gone"), True), (Diverged("step 3"), False)],
+)
+def test_only_an_error_that_passes_makes_ray_begin_again(
+    error, begins_again, tmp_path, monkeypatch
+):
+    def run(work, stages):
+        raise error
+
+    monitor = RunMonitor()
+    calls = {name: SimpleNamespace(remote=getattr(monitor, name)) for name in ("begin", "fail")}
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda answer: answer))
+    monkeypatch.setattr(module, "_run", run)
+    work = module._Work({}, 1, str(tmp_path), SimpleNamespace(**calls, report=None), None)
+    with pytest.raises(type(error)) if begins_again else nullcontext():
+        module._train_here({"work": work})
+    assert monitor.news().error is error
+    assert monitor.news().is_final != begins_again
+
+
 def test_the_loop_heeds_the_signals_that_it_is_given():
     given = Signals()
     with given_signals(given), received_signals() as received:
@@ -130,24 +153,22 @@ def test_the_loop_heeds_the_signals_that_it_is_given():
 )
 def test_what_is_for_one_process_is_refused(option, monkeypatch):
     monkeypatch.setattr("mlcd.commands.common_options.require_ray", lambda: None)
-    result = call_mlcd("train", "small", *option, "--on", "ray")
-    assert result.returncode == 2
-    assert "--plan, --rounds and --replay are not for --on ray" in result.stderr
+    refuse(
+        "train small --on ray",
+        *option,
+        contains="--plan, --rounds and --replay are not for --on ray",
+    )
 
 
 def test_torchrun_and_ray_exclude_each_other(monkeypatch):
     monkeypatch.setattr("mlcd.commands.common_options.require_ray", lambda: None)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    result = call_mlcd("train", "small", "--on", "ray")
-    assert result.returncode == 2
-    assert "leave out torchrun" in result.stderr
+    refuse("train", "small", "--on", "ray", contains="leave out torchrun")
 
 
 @pytest.mark.parametrize("option", [("--workers", 2), ("--cpus", 2), ("--gpus", 1)])
 def test_options_of_workers_need_ray(option):
-    result = call_mlcd("train", "small", *option)
-    assert result.returncode == 2
-    assert "--on ray" in result.stderr
+    refuse("train", "small", *option, contains="--on ray")
 
 
 def test_the_missing_extra_is_named(monkeypatch):
