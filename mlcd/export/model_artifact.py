@@ -26,7 +26,7 @@ from mlcd.export.text_tower import (
     write_hf_both,
     write_text,
 )
-from mlcd.locations import seen_from
+from mlcd.locations import relative_location
 from mlcd.models import hub
 from mlcd.models.checkpoints import write_state
 from mlcd.models.configs import write_hf_config, write_hf_preprocessing
@@ -87,7 +87,7 @@ def _find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
             text=text_of_artifact(model) if options.projection else None,
         )
     if not holds_checkpoints(path):
-        location = spec if spec.startswith(hub.PREFIX) else seen_from(path, out)
+        location = spec if spec.startswith(hub.PREFIX) else relative_location(path, out)
         return Weights(
             Parent("weights", location, digest_of_weights(spec)),
             None,

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from mlcd.artifacts.disk import lock_directory, translated_os_errors, write_synced
+from mlcd.artifacts.disk import lock_directory, translate_os_errors, write_synced
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
@@ -212,7 +212,7 @@ def alone(folder: Path) -> Iterator[None]:
     """Lets one export to a model run at a time, because each lists in config.pbtxt what
     it found.
     """
-    with translated_os_errors(folder):
+    with translate_os_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         descriptor = lock_directory(folder, fcntl.LOCK_EX)
     try:
@@ -293,5 +293,5 @@ def show(folder: Path) -> None:
     shown = folder / CONFIG_FILE
     if shown.is_file() and shown.read_bytes() == newest:
         return
-    with translated_os_errors(folder):
+    with translate_os_errors(folder):
         write_synced(shown, newest)

@@ -165,7 +165,7 @@ def test_an_item_that_cannot_be_held_is_named_and_none_of_its_request_is(
     ("options", "message"),
     [
         ({"queries": np.ones(16)}, "dimension 16"),
-        ({"queries": np.full((1, 16), np.nan)}, "no direction"),
+        ({"queries": np.full((1, 16), np.nan)}, "positive norm"),
         ({"threshold": float("nan")}, "threshold"),
     ],
 )
