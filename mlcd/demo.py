@@ -32,7 +32,7 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.encoders import open_text_encoder
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.export.starter.artifact import STARTER
-from mlcd.export.starter.packages import installed as starter_installed
+from mlcd.export.starter.packages import is_installed as starter_installed
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.pipelines.resolve import resolve_model

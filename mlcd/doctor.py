@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mlcd.cores import available_cores, cpu_features, cpuset_cores, quota_cores
 from mlcd.encoders import choose_engine
-from mlcd.export.starter.packages import installed as starter_installed
+from mlcd.export.starter.packages import is_installed as starter_installed
 from mlcd.extras import install_command
 from mlcd.version import __version__
 

@@ -213,13 +213,13 @@ def _write_hf_images(model: Servable, draft: Draft) -> None:
 
 
 def _request(kind: str, weights: Weights, options: LoadOptions, name: str) -> Request:
-    config = {"name": model_name(name), **chosen_options(options)}
+    config = {"name": model_name(name), **non_default_options(options)}
     if weights.text is not None:
         config["text"] = True
     return Request(kind, config, (weights.parent,), weights.fingerprint)
 
 
-def chosen_options(options: LoadOptions) -> dict[str, Any]:
+def non_default_options(options: LoadOptions) -> dict[str, Any]:
     """Returns the options that are not the defaults, for the manifest."""
     return {
         field: value

@@ -1,7 +1,7 @@
 """Changes of centers after they were clustered: new images arrive, clusters are merged or split.
 
 Every change makes another artifact, whose journal tells the steps since the first. Ids stay: rows
-of centers are added and never taken away. Given names go along.
+of centers are added and never taken away. ArtifactsByDigest names go along.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from mlcd.artifacts.given_names import GIVEN_NAMES, current_names, write_given_n
 from mlcd.artifacts.living_centers import LivingCenters
 from mlcd.artifacts.manifest import Artifact, Request, open_artifact
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput, NotFound
-from mlcd.pipelines.center_changes import Given, apply_step, carry_levels
+from mlcd.pipelines.center_changes import ArtifactsByDigest, apply_step, carry_levels
 from mlcd.pipelines.used_embeddings import open_used_embeddings
 
 
@@ -146,7 +146,9 @@ def replay(path: Path, origin: Path, using: Iterable[Path], out: Path) -> Artifa
     return artifact
 
 
-def _make(before: Artifact, step: dict[str, Any], artifacts: Given, out: Path) -> Artifact:
+def _make(
+    before: Artifact, step: dict[str, Any], artifacts: ArtifactsByDigest, out: Path
+) -> Artifact:
     """Applies one step and writes the result, with the names given so far."""
     roles = [role for role in ("added", "to", "members") if role in step]
     for role in roles:

@@ -147,7 +147,7 @@ def cluster(
         members = find_members(numbers, mean) if find_members else None
         result = _run_kmeans(unit, options, draft, members, reporter=reporter, world=world)
         if bound:
-            result = _bound(unit, result, bound, options.seed, reporter)
+            result = _limit_sizes(unit, result, bound, options.seed, reporter)
         assignment = _gather(result.assignment, rows.num_rows, world)
         seen_members = SeenMembers.of(unit, result, options.examples, world)
         if draft:
@@ -330,7 +330,7 @@ def _run_kmeans(
         )
 
 
-def _bound(
+def _limit_sizes(
     rows: UnitRows, result: KMeansResult, bound: int, seed: int, reporter: Reporter
 ) -> KMeansResult:
     with reporter.stage("balance", TURNS) as meter:

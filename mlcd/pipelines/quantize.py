@@ -28,7 +28,7 @@ from mlcd.encoders.openvino import (
 )
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput
 from mlcd.export.int8_agreement import MIN_MEAN_COSINE, Int8Agreement, compare_rows
-from mlcd.export.int8_graph import quantized, quantizer_versions, require_nncf, write_int8
+from mlcd.export.int8_graph import quantize_graph, quantizer_versions, require_nncf, write_int8
 from mlcd.images.entries import Entries
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.source import Source
@@ -176,7 +176,7 @@ class _Quantization:
                 for chosen in (calibration, held_out)
             )
         with reporter.stage("quantize", None):
-            graph = quantized(read_onnx(self._model.file(ONNX)), calibrated.images)
+            graph = quantize_graph(read_onnx(self._model.file(ONNX)), calibrated.images)
             write_int8(graph, folder)
         with reporter.stage("compare", 2 * len(judged.images)) as meter:
             exact = self._encode("fp32", self._model.path / ONNX, judged.images)

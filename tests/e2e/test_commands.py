@@ -175,7 +175,7 @@ def test_verify_passes_and_names_the_file_of_a_flipped_byte(journey, digits, tmp
         with pytest.raises(ArtifactInvalid, match=path.name):
             list(verify(copy))
         path.write_bytes(original)
-    refused("verify", digits, contains="holds no artifact")
+    refused("verify", digits, contains="must hold an artifact")
 
 
 def test_verify_names_the_image_that_changed(digits, tmp_path):
@@ -229,7 +229,14 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     refused("embed", tmp_path / "absent", out, "--model", "hog", contains="no images")
     refused("embed", tmp_path / "rubbish", out, "--model", "hog", contains="a.png")
     refused("embed", digits, out, contains="--model is required: give --model starter")
-    refused("embed", digits, out, "--model", "resnet", contains="no model resnet: give starter")
+    refused(
+        "embed",
+        digits,
+        out,
+        "--model",
+        "resnet",
+        contains="the model resnet does not exist: give starter",
+    )
     refused(
         "embed",
         digits,
@@ -256,7 +263,7 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
         refused("train", "--resume", tmp_path / "broken", contains="config.yaml is damaged")
     places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", f"out={digits / 'run'}"]
     refused("train", "demo-digits", *places, contains="lies inside the images")
-    refused("export", features, out, contains="holds no weights")
+    refused("export", features, out, contains="must hold weights")
     refused("evaluate", "knn", tmp_path / "absent", contains="absent does not exist")
     refused("index", tmp_path / "absent", out, contains="not a finished artifact")
     refused("nonsense", contains="nonsense")

@@ -176,7 +176,7 @@ def test_what_is_damaged_or_something_else_is_told(used, artifact, tmp_path):
     with pytest.raises(Conflict, match=r"given\.json differs from .*: remove the one that is out"):
         sync(other, "s3://bucket/other/one", SILENT)
     (tmp_path / "taken").mkdir()
-    with pytest.raises(Conflict, match="exists and is no artifact"):
+    with pytest.raises(Conflict, match="must be new or an artifact"):
         sync(artifact, tmp_path / "taken", SILENT)
     (tmp_path / "draft.partial").mkdir()
     (tmp_path / "draft.partial" / "theirs").touch()

@@ -160,7 +160,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(monkeypatch):
     monkeypatch.setenv("MLCD_PROCESSES", "3")
     result = run_mlcd("serve", "--model", "absent", "--port", free_port())
     assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1), result.stderr
-    assert "there is no model absent" in result.stderr
+    assert "the model absent does not exist" in result.stderr
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_one_that_cannot_start_again_is_tried_until_it_can(started, journey, tmp
     shutil.copytree(journey / "model", model)
     until(lambda: server.metric("mlcd_processes") == 2, 60, server)
     _, output = server.stop()
-    assert "server process 0 cannot be started: there is no model" in output
+    assert "server process 0 cannot be started: the model" in output
 
 
 def test_a_process_that_would_serve_something_else_does_not_serve(tmp_path):

@@ -100,7 +100,7 @@ def starter_digest() -> str:
 def _tower_digests() -> tuple[str, str]:
     """Returns the identity of each tower by what it is made from."""
     data = [files("mlcd.export.starter").joinpath(name).read_bytes() for name in _DATA]
-    parts = [SENTENCES.sha256, *(hashlib.sha256(each).hexdigest() for each in data)]
+    parts = [SENTENCES.sha256, *(hashlib.sha256(content).hexdigest() for content in data)]
     images = f"starter {_REVISION} {IMAGES.sha256}"
     texts = f"{images} {' '.join(parts)}"
     return hashlib.sha256(images.encode()).hexdigest(), hashlib.sha256(texts.encode()).hexdigest()
