@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.copies import brought
+from mlcd.artifacts.copies import fetch_copy
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import LabelTable
 from mlcd.clustering.kmeans import kmeans
@@ -47,7 +47,7 @@ from mlcd.pipelines import label as labeling
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.pipelines.text_files import MAX_CHARS, read_texts
 from mlcd.progress import Reporter
-from mlcd.text_checks import checked_text
+from mlcd.text_checks import check_text
 from mlcd.types import (
     Embeddings,
     Fingerprint,
@@ -80,9 +80,7 @@ class Model:
 
     @property
     def text_encoder(self) -> "TextEncoder":
-        """Returns the text tower, opened at the first use; raises NoTextTower where there is
-        none.
-        """
+        """Returns the text tower, opened at the first use; raises NoTextTower without one."""
         with self._lock:
             if self._texts is None:
                 self._texts = self._open_texts()
@@ -111,11 +109,12 @@ class Model:
         check_images(images)
         blocks = [np.empty((0, self.dimension), np.float32)]
         for start, batch in _batches(images):
-            pixels = [self._prepared(image, start + number) for number, image in enumerate(batch)]
+            pixels = [self._prepare(image, start + number) for number, image in enumerate(batch)]
             rows = self.encoder.encode(np.stack(pixels))
             if len(without := np.flatnonzero(~rows.any(axis=1))):
                 raise ImageRejected(
-                    "no-embedding", f"image {start + int(without[0])} has no embedding"
+                    "no-embedding",
+                    f"image {start + int(without[0])} cannot be embedded: its row is zero",
                 )
             blocks.append(rows)
         return np.concatenate(blocks)
@@ -127,15 +126,19 @@ class Model:
         cannot be used, with its place in the series, and InvalidInput for a single text.
         """
         if isinstance(texts, str):
-            raise InvalidInput("one string is no series of texts", remedy="give a list")
+            raise InvalidInput(
+                "texts must be a series of strings, got one string", remedy="give a list"
+            )
         encoder = self.text_encoder
         checked = [_usable(text, number) for number, text in enumerate(texts)]
         rows = encoder.encode(encoder.tokenizer(checked))
         if len(without := np.flatnonzero(~rows.any(axis=1))):
-            raise TextRejected("no-embedding", f"text {int(without[0])} has no embedding")
+            raise TextRejected(
+                "no-embedding", f"text {int(without[0])} cannot be embedded: its row is zero"
+            )
         return rows
 
-    def _prepared(self, image: ImageInput, number: int) -> NDArray[np.uint8]:
+    def _prepare(self, image: ImageInput, number: int) -> NDArray[np.uint8]:
         data = image_bytes(image, max_bytes=DEFAULT_LIMITS.max_bytes)
         try:
             if isinstance(data, ImageRejected):
@@ -299,7 +302,7 @@ def embed(
     no image can be used.
     """
     source = open_source(os.fspath(images))
-    with _opened(model) as opened, _output_path(out) as path:
+    with _open_model(model) as opened, _output_path(out) as path:
         artifact = embedding.embed(source, opened.encoder, path, _reporter(shown=progress))
         read = EmbeddingsArtifact(artifact)
         return EmbeddedImages(
@@ -323,7 +326,7 @@ def embed_texts(
     for a model that embeds images only, InvalidInput where no text can be used.
     """
     file = read_texts(texts)
-    with _opened_texts(model) as encoder, _output_path(out) as path:
+    with _open_texts_of(model) as encoder, _output_path(out) as path:
         artifact = text_embedding.embed_texts(file, encoder, path, _reporter(shown=progress))
         read = EmbeddingsArtifact(artifact)
         return EmbeddedTexts(read.keys, read.load(), read.skipped(), read.fingerprint)
@@ -360,12 +363,12 @@ def cluster(
     if not isinstance(embeddings, str | os.PathLike):
         if hold_out or names or out is not None:
             raise ConfigInvalid(
-                "an array has no keys and no classes",
-                remedy="leave out hold_out, names and out, or give an artifact",
+                "hold_out, names and out need the keys and classes of an artifact, got an array",
+                remedy="leave them out, or give an artifact",
             )
-        return _clustered(as_array(embeddings), options)
+        return _cluster_rows(as_array(embeddings), options)
     with _output_path(out) as path:
-        artifact = EmbeddingsArtifact.open(brought(embeddings))
+        artifact = EmbeddingsArtifact.open(fetch_copy(embeddings))
         return Centers.read(
             clustering.cluster(artifact, path, options, reporter=_reporter(shown=progress))
         )
@@ -396,14 +399,14 @@ def label(
                 "labels of an array are exact and stay in memory",
                 remedy="leave out mode, model and out",
             )
-        return _labeled(as_array(rows), centers, top, threshold)
+        return _label_rows(as_array(rows), centers, top, threshold)
     if not isinstance(centers, str | os.PathLike):
         raise ConfigInvalid(
             "rows in an artifact need centers in an artifact", remedy="give the centers' path"
         )
     options = labeling.LabelOptions(
-        str(brought(rows)) if model is None else os.fspath(rows),
-        str(brought(centers)),
+        str(fetch_copy(rows)) if model is None else os.fspath(rows),
+        str(fetch_copy(centers)),
         top=top,
         threshold=threshold,
         mode=mode,
@@ -435,29 +438,31 @@ def index(
             raise ConfigInvalid(
                 "a collection is made of an artifact", remedy="leave out `out` and `recall`"
             )
-        return _indexed(unit_rows(as_array(embeddings)), ids)
+        return _index_rows(unit_rows(as_array(embeddings)), ids)
     if ids is not None:
         raise ConfigInvalid("the ids of an artifact are its keys", remedy="leave out ids")
-    artifact = EmbeddingsArtifact.open(brought(embeddings))
+    artifact = EmbeddingsArtifact.open(fetch_copy(embeddings))
     if out is None:
         if recall is not None:
             raise ConfigInvalid(
                 "an index in memory is exact", remedy="leave out recall, or give `out`"
             )
-        return _indexed(artifact.load(), artifact.keys)
+        return _index_rows(artifact.load(), artifact.keys)
     indexing.index(artifact, local_path(out), _reporter(shown=progress), recall=recall)
     return _on_disk(Collection.open(local_path(out), read_only=True))
 
 
-def _clustered(rows: NDArray[Any], options: clustering.ClusterOptions) -> Centers:
+def _cluster_rows(rows: NDArray[Any], options: clustering.ClusterOptions) -> Centers:
     unit = unit_rows(rows)
     mean = unit.mean(axis=0, dtype=np.float64).astype(np.float32) if options.subtract_mean else None
     aligned = unit if mean is None else unit_rows(unit - mean)
-    found = kmeans([aligned], options.num_clusters, iterations=options.passes, seed=options.seed)
-    return Centers(found.centers, found.sizes, fingerprint="", mean=mean)
+    clustering_result = kmeans(
+        [aligned], options.num_clusters, iterations=options.passes, seed=options.seed
+    )
+    return Centers(clustering_result.centers, clustering_result.sizes, fingerprint="", mean=mean)
 
 
-def _labeled(
+def _label_rows(
     rows: NDArray[Any],
     centers: Location | Centers | ArrayLike,
     top: int,
@@ -466,21 +471,21 @@ def _labeled(
     least = None if threshold is None else least_product(threshold)
     if not isinstance(centers, str | os.PathLike | Centers):
         unit = unit_rows(as_array(centers))
-        found, names = nearest_centers(unit_rows(rows), unit, top, least), None
+        neighbors, names = nearest_centers(unit_rows(rows), unit, top, least), None
     else:
-        opened = centers if isinstance(centers, Centers) else Centers.open(brought(centers))
-        found, names = (
+        opened = centers if isinstance(centers, Centers) else Centers.open(fetch_copy(centers))
+        neighbors, names = (
             nearest_centers(opened.align(unit_rows(rows)), opened.vectors, top, least),
             opened.names,
         )
-    return Labels(found.ids, cosines(found.scores), None, names)
+    return Labels(neighbors.ids, cosines(neighbors.scores), None, names)
 
 
-def _indexed(vectors: Embeddings, ids: Sequence[str] | None) -> Index:
-    named = [str(row) for row in range(len(vectors))] if ids is None else list(ids)
-    if len(named) != len(vectors):
+def _index_rows(vectors: Embeddings, ids: Sequence[str] | None) -> Index:
+    row_ids = [str(row) for row in range(len(vectors))] if ids is None else list(ids)
+    if len(row_ids) != len(vectors):
         raise InvalidInput(
-            f"{len(vectors)} rows and {len(named)} ids", remedy="give one id for each row"
+            f"{len(vectors)} rows and {len(row_ids)} ids", remedy="give one id for each row"
         )
     dimension = vectors.shape[1]
 
@@ -491,13 +496,13 @@ def _indexed(vectors: Embeddings, ids: Sequence[str] | None) -> Index:
             )
         if top < 1:
             raise ConfigInvalid(f"top must be at least 1, got {top}")
-        found = scan(unit_rows(queries), vectors, min(top, len(named)))
+        neighbors = scan(unit_rows(queries), vectors, min(top, len(row_ids)))
         return Matches(
-            [[named[row] for row in rows] for rows in found.ids.tolist()],
-            cosines(found.scores).tolist(),
+            [[row_ids[row] for row in rows] for rows in neighbors.ids.tolist()],
+            cosines(neighbors.scores).tolist(),
         )
 
-    return Index(len(named), search)
+    return Index(len(row_ids), search)
 
 
 def _on_disk(collection: Collection) -> Index:
@@ -512,7 +517,7 @@ def _on_disk(collection: Collection) -> Index:
 
 
 @contextmanager
-def _opened(model: Location | Model) -> Iterator[Model]:
+def _open_model(model: Location | Model) -> Iterator[Model]:
     """Yields an open model; one that the caller opened stays open."""
     if isinstance(model, Model):
         yield model
@@ -522,7 +527,7 @@ def _opened(model: Location | Model) -> Iterator[Model]:
 
 
 @contextmanager
-def _opened_texts(model: Location | Model) -> Iterator["TextEncoder"]:
+def _open_texts_of(model: Location | Model) -> Iterator["TextEncoder"]:
     """Yields the text tower of a model; that of a model which the caller opened stays open."""
     if isinstance(model, Model):
         yield model.text_encoder
@@ -542,7 +547,7 @@ def _output_path(out: Location | None) -> Iterator[Path]:
 
 
 def _usable(text: object, number: int) -> str:
-    checked = checked_text(text, max_chars=MAX_CHARS)
+    checked = check_text(text, max_chars=MAX_CHARS)
     if isinstance(checked, TextRejected):
         message = f"text {number}: {checked.message}"
         raise TextRejected(checked.reason, message, remedy=checked.remedy)

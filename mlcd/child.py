@@ -23,7 +23,7 @@ from typing import IO, Any, Final, Self, TypeAlias, cast
 
 from mlcd import errors
 from mlcd.errors import MlcdError
-from mlcd.too_many_files import limited_open_files
+from mlcd.too_many_files import explain_open_files
 
 Message: TypeAlias = dict[str, Any]
 
@@ -40,7 +40,7 @@ def child_command(module: str) -> list[str]:
 
 
 @contextmanager
-def blocked_stops() -> Iterator[None]:
+def block_stops() -> Iterator[None]:
     """Blocks the stop signals in a child that is started meanwhile: it inherits the block, and no
     signal ends it before it has said that it ignores them.
     """
@@ -75,7 +75,7 @@ def launch(module: str, *, descriptors: Sequence[int] = ()) -> "subprocess.Popen
     It needs no event loop: uvloop's own way knows no process groups, and unblocks the signals in
     the child. The child ends when the calling thread does. descriptors: files that it inherits.
     """
-    with blocked_stops():
+    with block_stops():
         return subprocess.Popen(
             child_command(module),
             bufsize=0,
@@ -92,11 +92,11 @@ class Child:
     def __init__(
         self,
         process: "subprocess.Popen[bytes]",
-        given: asyncio.WriteTransport,
+        input_pipe: asyncio.WriteTransport,
         output: asyncio.StreamReader,
     ) -> None:
-        """Takes a running process. given: the way to its standard input."""
-        self._process, self._input, self._output = process, given, output
+        """Takes a running process. input_pipe: writes to its standard input."""
+        self._process, self._input, self._output = process, input_pipe, output
         self._loop = asyncio.get_running_loop()
         self._status: asyncio.Future[int] = self._loop.create_future()
         threading.Thread(target=self._wait, name=f"child-{process.pid}", daemon=True).start()
@@ -116,10 +116,10 @@ class Child:
         await loop.connect_read_pipe(
             partial(asyncio.StreamReaderProtocol, output), cast(IO[bytes], process.stdout)
         )
-        given, _ = await loop.connect_write_pipe(
+        input_pipe, _ = await loop.connect_write_pipe(
             asyncio.BaseProtocol, cast(IO[bytes], process.stdin)
         )
-        return cls(process, given, output)
+        return cls(process, input_pipe, output)
 
     @property
     def pid(self) -> int:
@@ -136,7 +136,7 @@ class Child:
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
 
-    async def ended(self) -> int:
+    async def wait(self) -> int:
         """Waits for the end, and returns the exit status, negative for a signal."""
         return await asyncio.shield(self._status)
 
@@ -145,10 +145,10 @@ class Child:
         self._input.close()
         try:
             async with asyncio.timeout(patience_s):
-                await self.ended()
+                await self.wait()
         except TimeoutError:
             self.signal(signal.SIGKILL)
-            await self.ended()
+            await self.wait()
 
     def _wait(self) -> None:
         status = self._process.wait()
@@ -197,7 +197,7 @@ def serve_parent(
     if order is None:  # the parent stopped while this process started
         return
     try:
-        with limited_open_files():
+        with explain_open_files():
             work(order, parent)
     except MlcdError as error:
         kind = type(error).__name__

@@ -11,7 +11,7 @@ import click
 
 from mlcd.errors import MlcdError
 from mlcd.extras import install_command_for, missing_package
-from mlcd.locations import shown
+from mlcd.locations import show_location
 from mlcd.too_many_files import is_too_many_files, too_many_files
 from mlcd.version import __version__
 
@@ -47,7 +47,7 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(
-            {*super().list_commands(ctx), *_COMMANDS, *(point.name for point in _added())}
+            {*super().list_commands(ctx), *_COMMANDS, *(point.name for point in _find_plugins())}
         )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -55,7 +55,7 @@ class _Commands(click.Group):
             module = import_module(f"mlcd.commands.{_COMMANDS[cmd_name]}")
             own: click.Command = getattr(module, cmd_name)
             return own
-        for point in _added():
+        for point in _find_plugins():
             if point.name == cmd_name:
                 try:
                     command: click.Command = point.load()
@@ -82,7 +82,7 @@ def _not_installed(name: str, missing: str, ctx: click.Context) -> click.Command
     )
 
 
-def _added() -> Any:
+def _find_plugins() -> Any:
     return entry_points(group="mlcd.commands")
 
 
@@ -153,5 +153,5 @@ def _missing(error: ImportError) -> str:
 
 
 def _fail(message: str) -> None:
-    click.echo(f"mlcd: {' '.join(shown(message).split())}", err=True)
+    click.echo(f"mlcd: {' '.join(show_location(message).split())}", err=True)
     sys.exit(_BAD_USAGE)

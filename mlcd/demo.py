@@ -26,13 +26,13 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from mlcd.artifacts.disk import translated_os_errors
+from mlcd.artifacts.disk import translate_os_errors
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.encoders import open_text_encoder
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.export.starter.artifact import STARTER
-from mlcd.export.starter.packages import installed as starter_installed
+from mlcd.export.starter.packages import is_installed as starter_installed
 from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.pipelines.resolve import resolve_model
@@ -148,11 +148,11 @@ class Demo:
         try:
             with _serving([*trained, *_address(host, port)]) as (service, served):
                 beside = [*features, *_address(host, port + 1 if 0 < port < _LAST_PORT else 0)]
-                with _serving(beside) as (other, served_too):
+                with _serving(beside) as (feature_service, served_too):
                     self._print_how_to_ask(served, served_too)
         except KeyboardInterrupt:
             return
-        if status := service.returncode or other.returncode:
+        if status := service.returncode or feature_service.returncode:
             sys.exit(status)
 
     @property
@@ -253,13 +253,13 @@ def _print_search_by_words(features: EmbeddingsArtifact) -> None:
     """
     names = sorted({name for name in features.class_names if name is not None})
     words = [name.replace("_", " ") for name in names[:: max(1, len(names) // _NUM_WORDS)]]
-    texts = [f"a photo of {each}" for each in words[:_NUM_WORDS] or _WORDS]
+    texts = [f"a photo of {word}" for word in words[:_NUM_WORDS] or _WORDS]
     with closing(open_text_encoder(resolve_model(STARTER))) as encoder:
         scores = encoder.encode(encoder.tokenizer(texts)) @ features.load().T
     _say("\nby words, among the features of the starter:")
     for text, row in zip(texts, scores, strict=True):
-        found = ", ".join(features.keys[int(at)] for at in np.argsort(-row)[:_NUM_FOUND])
-        _say(f"  {text}: {found}")
+        keys = ", ".join(features.keys[int(at)] for at in np.argsort(-row)[:_NUM_FOUND])
+        _say(f"  {text}: {keys}")
 
 
 def _address(host: str, port: int) -> list[str]:
@@ -271,7 +271,7 @@ def _serving(options: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Starts a service, and yields it with the line that it prints when model and collections are
     open. Exits with its status where it ends before that: it has printed why.
     """
-    with _started(["serve", *options], stdout=subprocess.PIPE) as service:
+    with _start(["serve", *options], stdout=subprocess.PIPE) as service:
         assert service.stdout is not None
         if not (line := service.stdout.readline().strip()):
             sys.exit(service.wait())
@@ -282,7 +282,7 @@ def free_port(host: str, port: int) -> int:
     """Returns `port`, or 0 where another program has it; the service then takes a free port and
     prints it.
 
-    Raises ConfigInvalid where `host` is no address of this machine.
+    Raises ConfigInvalid unless `host` is an address of this machine.
     """
     with socket.socket(
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM
@@ -308,7 +308,7 @@ def write_digits(folder: Path) -> None:
     from sklearn.datasets import load_digits
 
     digits: Any = load_digits()
-    with translated_os_errors(folder):
+    with translate_os_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".images.", dir=folder.parent) as temporary:
             for number, (pixels, digit) in enumerate(
@@ -335,7 +335,7 @@ def _choose_clusters(features: EmbeddingsArtifact, kept_out: NDArray[np.bool_]) 
 def _run(command: list[str]) -> None:
     """Runs one step; where it fails, it has printed why, and its exit status becomes ours."""
     _say(f"\n$ mlcd {shlex.join(command)}")
-    with _started(command) as step:
+    with _start(command) as step:
         status = step.wait()
     if status == _INTERRUPTED:
         raise KeyboardInterrupt
@@ -344,9 +344,8 @@ def _run(command: list[str]) -> None:
 
 
 @contextmanager
-def _started(command: list[str], stdout: int | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Starts a process that has ended afterwards; raises KeyboardInterrupt where SIGINT or SIGTERM
-    came to us.
+def _start(command: list[str], stdout: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """Runs a process until it ends; raises KeyboardInterrupt where we received SIGINT or SIGTERM.
 
     Only we send it the signal, as SIGINT, so that it saves its work: it is in a process group of
     its own, which the terminal's Ctrl-C does not reach.

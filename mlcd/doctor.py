@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mlcd.cores import available_cores, cpu_features, cpuset_cores, quota_cores
 from mlcd.encoders import choose_engine
-from mlcd.export.starter.packages import installed as starter_installed
+from mlcd.export.starter.packages import is_installed as starter_installed
 from mlcd.extras import install_command
 from mlcd.version import __version__
 
@@ -65,9 +65,9 @@ def report(facts: dict[str, Any]) -> str:
     quota, limit = cores["cgroup_quota"], memory["cgroup_limit_bytes"]
     rows = [
         ("mlcd", f"{facts['mlcd']}, Python {facts['python']}, {facts['system']}"),
-        *((name, found or "not installed") for name, found in facts["packages"].items()),
+        *((name, version or "not installed") for name, version in facts["packages"].items()),
         ("CPU", cpu["model"] or "unknown"),
-        ("instructions", ", ".join(cpu["features"]) or "none of those that matter are known"),
+        ("instructions", ", ".join(cpu["features"]) or "none that matter to mlcd"),
         ("OpenVINO", ", ".join(cpu["openvino_capabilities"] or ["cannot be asked"])),
         ("int8", _INT8[cpu["int8"]]),
         (

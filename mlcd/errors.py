@@ -63,7 +63,7 @@ class InvalidInput(MlcdError):
 class ImageRejected(InvalidInput):
     """One image cannot be used.
 
-    `reason` is stable and safe to show; the text holds no library message and no payload.
+    `reason` is stable and safe to show; the text is free of library messages and payloads.
     """
 
     def __init__(self, reason: ImageReason, message: str, *, remedy: str | None = None) -> None:
@@ -125,7 +125,7 @@ class Overloaded(Unavailable):
 
 
 class DiskFull(Unavailable):
-    """There is no space where something is written."""
+    """The disk that is written to is full."""
 
 
 class StoreUnreachable(Unavailable):

@@ -93,8 +93,8 @@ def explore(
     assert server.stdout is not None
     last = ""
     for line in server.stdout:
-        if found := _URL.match(line):
-            return ExploredPhotos(found[1], server)
+        if match := _URL.match(line):
+            return ExploredPhotos(match[1], server)
         last = line.strip() or last
     server.stdout.close()
     server.wait()

@@ -44,16 +44,19 @@ def install_command(*extras: str) -> str:
     path = Path(url2pathname(urlsplit(url).path))
     if urlsplit(url).scheme == "file" and not path.exists():
         tables = _extras_of(own)
-        return _pip(*dict.fromkeys(each for extra in extras for each in tables.get(extra, ())))
+        return _pip(
+            *dict.fromkeys(requirement for extra in extras for requirement in tables.get(extra, ()))
+        )
     if "dir_info" not in origin:
-        return _pip(f"{_NAME}[{','.join(extras)}] @ {_pinned(url, origin)}")
+        return _pip(f"{_NAME}[{','.join(extras)}] @ {_pin(url, origin)}")
     editable = ("-e",) if origin["dir_info"].get("editable") else ()
     return _pip(*editable, f"{path}[{','.join(extras)}]")
 
 
 def install_command_for(package: str, *, likely: str | None = None) -> str:
-    """Returns the command that installs a distribution, or that of a module: by the extra that
-    declares it and lacks the least here, else by its name.
+    """Returns the command that installs a distribution, given its name or that of a module.
+
+    It names the extra that declares the package and lacks the least here, else the package.
 
     likely: the extra to take where it is one of those that declare it.
     """
@@ -67,13 +70,13 @@ def install_command_for(package: str, *, likely: str | None = None) -> str:
             return _pip(requirement)
     tables.pop(_NOT_FOR_USERS, None)
     lacking = {
-        extra: sum(not _is_installed(_name_of(each)) for each in requirements)
+        extra: sum(not _is_installed(_name_of(line)) for line in requirements)
         for extra, requirements in tables.items()
         if name in map(_name_of, requirements)
     }
     if not lacking:
         return _pip(name)
-    extra = likely if likely in lacking else min(lacking, key=lambda each: lacking[each])
+    extra = likely if likely in lacking else min(lacking, key=lambda candidate: lacking[candidate])
     return install_command(extra)
 
 
@@ -82,7 +85,7 @@ def missing_package(error: ImportError) -> str:
     return distribution_of(error.name) if error.name else str(error)
 
 
-def _pinned(url: str, origin: dict[str, Any]) -> str:
+def _pin(url: str, origin: dict[str, Any]) -> str:
     """Returns the address of a wheel, or of a commit, as pip takes it."""
     vcs = origin.get("vcs_info")
     if vcs is not None:

@@ -66,12 +66,18 @@ def _bytes(image: Any, max_bytes: int) -> bytes:
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or not _is_picture(image.shape):
             raise ImageRejected(
-                "unreadable", f"an array {image.dtype} {image.shape} is no image", remedy=_REMEDY
+                "unreadable",
+                f"an image must be uint8 [H, W, 3], got {image.dtype} {image.shape}",
+                remedy=_REMEDY,
             )
         return _png(Image.fromarray(np.ascontiguousarray(image)))
     if isinstance(image, Image.Image):
         return _png(image)
-    raise ImageRejected("unreadable", f"{type(image).__name__} is no image", remedy=_REMEDY)
+    raise ImageRejected(
+        "unreadable",
+        f"an image must be a path, bytes or pixels, got {type(image).__name__}",
+        remedy=_REMEDY,
+    )
 
 
 def _is_picture(shape: tuple[int, ...]) -> bool:

@@ -54,9 +54,9 @@ def local_path(location: Location) -> Path:
 
 
 def artifact_path(location: Location) -> Path:
-    """Returns the path of an artifact: of one at a URL, that of its copy on this machine.
+    """Returns the path of an artifact; for a URL, the path of its copy on this machine.
 
-    Raises ConfigInvalid for a URL that names no directory of a store.
+    Raises ConfigInvalid for a URL that does not name a directory of a store.
     """
     text = check_no_credentials(location).removeprefix("file://")
     if not is_url(text):
@@ -64,13 +64,14 @@ def artifact_path(location: Location) -> Path:
     store, _, inside = text.partition("://")
     if store in _WEB:
         raise ConfigInvalid(
-            f"{text} is of a web server, which lists no files and takes none",
+            f"an artifact must be in a store, got the address of a web server: {text}",
             remedy="give a store's URL, such as s3://bucket/artifact",
         )
     parts = inside.rstrip("/").split("/")
     if not store.isalnum() or any(part in ("", ".", "..") for part in parts):
         raise ConfigInvalid(
-            f"{text} names no artifact", remedy="write it as s3://bucket/artifact, without .. or //"
+            f"the URL of an artifact must name its directory in a store, got {text}",
+            remedy="write it as s3://bucket/artifact, without .. or //",
         )
     return copies_folder().joinpath(store, *parts)
 
@@ -91,7 +92,7 @@ def location_of(path: Path) -> str:
     return url_of(path) or str(path.resolve())
 
 
-def seen_from(path: Path, out: Path) -> str:
+def relative_location(path: Path, out: Path) -> str:
     """Returns where a path is, for one who reads the artifact at `out`: the way from there in one
     place, and the URL or the whole path between two places.
     """
@@ -102,7 +103,7 @@ def seen_from(path: Path, out: Path) -> str:
     return location_of(path)
 
 
-def shown(text: str) -> str:
+def show_location(text: str) -> str:
     """Returns a text for people, in which copies of artifacts are named by their URLs."""
     return re.sub(rf"{re.escape(str(copies_folder()))}/([a-z0-9]+)/", r"\1://", text)
 
@@ -129,15 +130,15 @@ def check_no_credentials(location: Location) -> str:
             f"{text} is neither a path nor a URL", remedy=f"write {one_slash[1]}://, or ./{text}"
         )
     for url in text.split("::"):
-        protocol, _, rest = url.partition("://")
-        user, is_given, _ = rest.partition("/")[0].rpartition("@")
+        protocol, _, address = url.partition("://")
+        user, is_given, _ = address.partition("/")[0].rpartition("@")
         # az://container@account has no password
         if is_given and (":" in user or protocol in _WEB):
             raise ConfigInvalid(
                 f"there is a password in the {protocol}:// URL",
                 remedy="leave it out: the environment or a profile of this process has it",
             )
-        if _SIGNED.search(rest):
+        if _SIGNED.search(address):
             raise ConfigInvalid(
                 f"there is a signature or a token in the {protocol}:// URL",
                 remedy="use the store's own protocol, such as s3://, or download the files",

@@ -63,7 +63,9 @@ def permutation(num: int, *counters: int) -> NDArray[np.int64]:
     return np.argsort(hash_counters(*counters, np.arange(num)), kind="stable")
 
 
-def permuted(positions: NDArray[np.integer], num: int, *counters: int) -> NDArray[np.int64]:
+def permute_positions(
+    positions: NDArray[np.integer], num: int, *counters: int
+) -> NDArray[np.int64]:
     """Returns the image of each position (in 0..num-1) under a permutation of range(num), a pure
     function of the counters.
 
@@ -86,12 +88,12 @@ def _feistel(
     x: NDArray[np.int64], left_base: int, right_base: int, keys: NDArray[np.uint64]
 ) -> NDArray[np.int64]:
     """Permutes range(left_base * right_base)."""
-    left, right = np.divmod(x, right_base)
+    left_digits, right_digits = np.divmod(x, right_base)
     with np.errstate(over="ignore"):
         for key in keys.reshape(-1, 2):
-            left = (left + _below(left_base, key[0], right)) % left_base
-            right = (right + _below(right_base, key[1], left)) % right_base
-    return left * right_base + right
+            left_digits = (left_digits + _below(left_base, key[0], right_digits)) % left_base
+            right_digits = (right_digits + _below(right_base, key[1], left_digits)) % right_base
+    return left_digits * right_base + right_digits
 
 
 def _below(base: int, key: np.uint64, digit: NDArray[np.int64]) -> NDArray[np.int64]:

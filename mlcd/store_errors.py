@@ -23,7 +23,7 @@ def is_final(error: Exception) -> bool:
     return is_refused or type(error).__name__ in _LACKS_CREDENTIALS
 
 
-def translated(place: str, error: Exception) -> MlcdError:
+def translate_error(place: str, error: Exception) -> MlcdError:
     """Returns the error of a store in our words. place: the URL that was asked for."""
     if isinstance(error, MlcdError):
         return error
@@ -42,15 +42,16 @@ def translated(place: str, error: Exception) -> MlcdError:
 
 
 def not_opened(url: str) -> MlcdError:
-    """Returns the error of a URL that fsspec makes no file system of."""
+    """Returns the error for a URL that fsspec cannot open."""
     if url.partition("://")[0] in available_protocols():  # Azure's wants to know who asks
         return InvalidInput(f"{url} asks for credentials", remedy=_RIGHTS)
     return ConfigInvalid(
-        f"{url} is not a URL that is known", remedy="give a path, or a URL as s3://…"
+        f"a location must be a path or a URL of a supported store, got {url}",
+        remedy="give a path, or a URL as s3://…",
     )
 
 
 def _status(error: Exception) -> int:
-    """Returns the status of an answer; 0 where the error tells none."""
-    told = [getattr(error, name, None) for name in _STATUSES]
-    return next((status for status in told if isinstance(status, int)), 0)
+    """Returns the HTTP status in the error; 0 without one."""
+    statuses = [getattr(error, name, None) for name in _STATUSES]
+    return next((status for status in statuses if isinstance(status, int)), 0)

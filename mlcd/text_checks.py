@@ -3,10 +3,10 @@
 from mlcd.errors import TextRejected
 
 
-def checked_text(text: object, *, max_chars: int | None) -> str | TextRejected:
-    """Returns the text, or why no tokenizer takes it.
+def check_text(text: object, *, max_chars: int | None) -> str | TextRejected:
+    """Returns the text, or the reason why it cannot be tokenized.
 
-    max_chars: the longest that is taken; None where no limit is known.
+    max_chars: most characters; None for no limit.
     """
     if not isinstance(text, str):
         return TextRejected("not-a-string", "a text must be a string")
@@ -15,12 +15,14 @@ def checked_text(text: object, *, max_chars: int | None) -> str | TextRejected:
     if not text.strip():
         return TextRejected("empty", "the text is empty")
     if not is_unicode(text):
-        return TextRejected("not-unicode", "the text is no valid Unicode")
+        return TextRejected(
+            "not-unicode", "the text must be valid Unicode, got half of a surrogate pair"
+        )
     return text
 
 
 def is_unicode(text: str) -> bool:
-    """Tells whether the text can be encoded: it has no half of a surrogate pair."""
+    """Tells whether the text can be encoded as UTF-8: surrogates must come in pairs."""
     if text.isascii():
         return True
     try:

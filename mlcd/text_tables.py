@@ -1,6 +1,6 @@
 """Text files that others wrote: lists, tables in CSV and JSON lines, all in UTF-8.
 
-A byte order mark is no part of the text, and what does not fit a table is refused, never cut.
+A byte order mark is dropped. Rows that do not fit the table are refused, never cut.
 """
 
 import csv
@@ -58,7 +58,7 @@ def open_text(
 
 def csv_rows(item: str, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     """Yields (number of the line where it begins, fields) of each row of a table in CSV, the header
-    first; none for an empty file. Empty lines are no rows.
+    first; none for an empty file. Empty lines are skipped.
 
     Raises InvalidInput naming the first row that is damaged or has not as many fields as the
     header, and a column that the header has twice.
@@ -79,11 +79,11 @@ def csv_rows(item: str, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]
         if not "".join(row).strip() and len(row) <= 1:
             continue
         if not header:
-            header = row = _checked_header(item, row)
+            header = row = _check_header(item, row)
         elif len(row) != len(header):
             raise InvalidInput(
                 f"{item}, line {start} has {len(row)} fields, and the header {len(header)} "
-                f"({shown_columns(header)})",
+                f"({join_columns(header)})",
                 remedy=_CSV,
             )
         yield start, row
@@ -107,12 +107,12 @@ def json_rows(item: str, lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
         ) from error
 
 
-def shown_columns(names: Sequence[str]) -> str:
+def join_columns(names: Sequence[str]) -> str:
     """Returns the names of columns for a message."""
     return ", ".join(name[:40] for name in names[:20]) or "none"
 
 
-def _checked_header(item: str, row: Sequence[str]) -> list[str]:
+def _check_header(item: str, row: Sequence[str]) -> list[str]:
     names = [name.strip() for name in row]
     twice = next((name for name in names if name and names.count(name) > 1), None)
     if twice is not None:

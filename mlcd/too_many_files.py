@@ -29,9 +29,9 @@ def _reports(error: BaseException) -> bool:
 def _causes(error: BaseException) -> Iterator[BaseException]:
     yield error
     group = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    for other in (*group, error.__cause__ or error.__context__):
-        if other is not None:
-            yield from _causes(other)
+    for cause in (*group, error.__cause__ or error.__context__):
+        if cause is not None:
+            yield from _causes(cause)
 
 
 def refuse_too_many_files(error: BaseException) -> None:
@@ -41,7 +41,7 @@ def refuse_too_many_files(error: BaseException) -> None:
 
 
 @contextmanager
-def limited_open_files() -> Iterator[None]:
+def explain_open_files() -> Iterator[None]:
     """Turns "too many open files" into an error that names the remedy."""
     try:
         yield

@@ -43,11 +43,11 @@ class ShortRepr:
     """
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={_shortened(value)}" for name, value in vars(self).items())
+        fields = ", ".join(f"{name}={_shorten(value)}" for name, value in vars(self).items())
         return f"{type(self).__name__}({fields})"
 
 
-def _shortened(value: object) -> str:
+def _shorten(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, list | tuple | dict):
@@ -145,7 +145,7 @@ def least_product(threshold: float) -> float:
 def unit_rows(rows: NDArray[np.floating]) -> Embeddings:
     """Divides rows by their L2 norm: [N, D] to float32 [N, D].
 
-    Raises InvalidInput naming the first row that is not finite or has no direction (norm 0).
+    Raises InvalidInput naming the first row that is not finite or whose norm is 0.
     """
     if rows.ndim != 2:
         raise InvalidInput(f"expected a matrix [rows, dimension], got shape {rows.shape}")
@@ -154,7 +154,7 @@ def unit_rows(rows: NDArray[np.floating]) -> Embeddings:
     if not usable.all():
         row = int(np.flatnonzero(~usable)[0])
         raise InvalidInput(
-            f"row {row} has no direction (norm {norms[row, 0]})",
+            f"rows must have a finite, positive norm, got {norms[row, 0]} in row {row}",
             remedy="remove NaN, Inf and zero rows",
         )
     return np.ascontiguousarray((rows / norms).astype(np.float32))

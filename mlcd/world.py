@@ -54,7 +54,7 @@ def is_of_lost_process(error: RuntimeError) -> bool:
     """
     import torch.distributed as dist
 
-    of_gloo = any(each in str(error) for each in ("gloo", "pair closure"))
+    of_gloo = any(name in str(error) for name in ("gloo", "pair closure"))
     return of_gloo or isinstance(error, dist.DistError)
 
 
@@ -82,11 +82,11 @@ class World:
 
     def sum(self, tensor: "Tensor") -> "Tensor":
         """Returns the sum over processes, without gradient; `tensor` itself is not changed."""
-        return self._reduced(tensor, "SUM")
+        return self._reduce(tensor, "SUM")
 
     def max(self, tensor: "Tensor") -> "Tensor":
         """Returns the maximum over processes, without gradient; `tensor` itself is not changed."""
-        return self._reduced(tensor, "MAX")
+        return self._reduce(tensor, "MAX")
 
     def sum_integers(self, values: NDArray[_Integers]) -> NDArray[_Integers]:
         """Returns the sum over processes, the same in all; `values` itself is not changed."""
@@ -136,7 +136,7 @@ class World:
         counts = counts or self.row_counts(rows.shape[0], rows.device)
         return gather_rows(rows, counts, self.rank, self.group)
 
-    def _reduced(self, tensor: "Tensor", operation: str) -> "Tensor":
+    def _reduce(self, tensor: "Tensor", operation: str) -> "Tensor":
         if self.size == 1:
             return tensor
         import torch.distributed as dist
@@ -201,7 +201,7 @@ def one_voice(world: World) -> Iterator[None]:
         raise Elsewhere from error
     except RuntimeError as error:
         # Hardly anything but a lost process raises a RuntimeError here, so a weak sign is enough.
-        if not is_of_lost_process(error) and not any(each in str(error) for each in _WEAK_SIGNS):
+        if not is_of_lost_process(error) and not any(sign in str(error) for sign in _WEAK_SIGNS):
             raise
         time.sleep(_LAST_WORD_S)
         if store.add(_FAILURES, 1) == 1:

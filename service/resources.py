@@ -342,7 +342,7 @@ def _open_centers(
     if (path := find_centers(settings, folder)) is None:
         return None
     artifact = open_artifact(path, "centers")
-    centers = Centers.read(artifact, named=False)
+    centers = Centers.read(artifact, with_names=False)
     check_centers(path, centers, fingerprint)
     state_dir = None if settings.state_dir is None else Path(settings.state_dir)
     names = StoredNames(artifact, state_dir).read().given.names

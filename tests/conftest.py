@@ -108,9 +108,9 @@ def photo() -> bytes:
 @pytest.fixture(scope="session")
 def starter(tmp_path_factory) -> Path:
     """The starter's model, made where torch cannot be imported; skips without its packages."""
-    from mlcd.export.starter.packages import installed
+    from mlcd.export.starter.packages import is_installed
 
-    if not installed():
+    if not is_installed():
         pytest.skip("the packages of the starter are not installed (pip install 'mlcd[starter]')")
     out = tmp_path_factory.mktemp("starter") / "starter"
     code = (

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from mlcd.artifacts.copies import brought
+from mlcd.artifacts.copies import fetch_copy
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST, Artifact, draft_path
@@ -52,7 +52,9 @@ def run_rounds(
     out = Path(config.out)
     _check(config, out, num_clusters)
     images = config.data.sources[0].images
-    clusters = num_clusters or LabelTable.open(brought(config.data.sources[0].labels)).num_centers
+    clusters = (
+        num_clusters or LabelTable.open(fetch_copy(config.data.sources[0].labels)).num_centers
+    )
     latest: Artifact | None = None
     for number in range(1, num_rounds + 1):
         folder = out / f"round-{number}"
@@ -118,7 +120,7 @@ def _relabel(
     model = run.path.parent / "model"
     export_model(str(run.path), model, name="mlcd-vit", images=images, reporter=reporter)
     kept = config.data.selection
-    selection = None if kept is None else Selection.open(brought(kept))
+    selection = None if kept is None else Selection.open(fetch_copy(kept))
     with closing(open_encoder(str(model))) as encoder:
         embed(open_source(images), encoder, folder / "features", reporter, selection=selection)
     options = ClusterOptions(

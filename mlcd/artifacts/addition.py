@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mlcd.artifacts.copies import send_addition
-from mlcd.artifacts.disk import replacing, translated_os_errors, write_synced
+from mlcd.artifacts.disk import replacing, translate_os_errors, write_synced
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import (
     GROWN,
@@ -27,7 +27,7 @@ from mlcd.artifacts.manifest import (
     measure,
     open_artifact,
     read_manifest,
-    sealed,
+    seal_manifest,
     verify_file,
 )
 from mlcd.errors import ArtifactInvalid, Conflict
@@ -37,10 +37,10 @@ _EARLIER: Final = "manifest-{:05d}.json"
 
 
 def first_part_after(artifact: Artifact, digest: str) -> int | None:
-    """Returns the first part that was added since the artifact had this digest; None where it never
-    had.
+    """Returns the first part that was added since the artifact had this digest; None where it
+    never had it.
 
-    Raises ArtifactInvalid where the files of that state are no longer there, as they were.
+    Raises ArtifactInvalid where the files of that state have changed or are missing.
     """
     for first_part, earlier in artifact.config.get(GROWN, {}).items():
         if earlier == digest:
@@ -53,7 +53,7 @@ def state_with_digest(artifact: Artifact, digest: str) -> Artifact | None:
     """Returns the artifact as it was when it had this digest, before parts were added; None where
     it never had.
 
-    Raises ArtifactInvalid where the files of that state are no longer there, as they were.
+    Raises ArtifactInvalid where the files of that state have changed or are missing.
     """
     if artifact.digest == digest:
         return artifact
@@ -71,10 +71,11 @@ def _earlier_state(artifact: Artifact, name: str, digest: str) -> Artifact:
     """
     verify_file(artifact, name)
     earlier = read_manifest(artifact.path, name)
-    same = all(artifact.files.get(file) == entry for file, entry in earlier.files.items())
-    if earlier.digest != digest or not same:
+    is_unchanged = all(artifact.files.get(file) == entry for file, entry in earlier.files.items())
+    if earlier.digest != digest or not is_unchanged:
         raise ArtifactInvalid(
-            f"{artifact.path / name} is not what it was", remedy="make the artifact again"
+            f"{artifact.path / name} has changed since it was written",
+            remedy="make the artifact again",
         )
     return earlier
 
@@ -119,14 +120,14 @@ class Addition:
         self._artifact, self._parents, self._first_part = artifact, parents, first_part
 
     def publish(self, summary: Mapping[str, Any]) -> Artifact:
-        """Puts the draft's files beside the old ones, and then the manifest over all of them in
-        place of the old one; of an artifact at a URL, there first.
+        """Puts the draft's files beside the old ones, then replaces the manifest by one over all of
+        them; for an artifact at a URL, there first.
 
-        Where it is killed before that last step, the artifact is unchanged: files that no manifest
-        names are no part of it.
+        If it is killed before that last step, the artifact is unchanged: files without an entry
+        in the manifest do not belong to it.
         """
         old, out = self._artifact, self._artifact.path
-        with translated_os_errors(out):
+        with translate_os_errors(out):
             shutil.copyfile(out / MANIFEST, self.draft.path / _EARLIER.format(self._first_part))
             files = {}
             for path in sorted(self.draft.path.iterdir()):
@@ -148,7 +149,7 @@ class Addition:
                 "code_version": __version__,
                 "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             }
-            grown_manifest = sealed(manifest)
+            grown_manifest = seal_manifest(manifest)
             send_addition(out, old.digest, sorted(files), grown_manifest)
             write_synced(out / MANIFEST, grown_manifest)
             self.discard()

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from mlcd.artifacts.center_levels import read_paths
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.examples import EXAMPLES, Examples
-from mlcd.artifacts.given_names import MADE_NAMES, made_names, read_given_names
+from mlcd.artifacts.given_names import MADE_NAMES, original_names, read_given_names
 from mlcd.artifacts.manifest import Artifact, open_artifact
 from mlcd.errors import ArtifactInvalid
 from mlcd.types import Embeddings, Fingerprint, ShortRepr, unit_rows
@@ -81,10 +81,10 @@ class Centers(ShortRepr):
             raise ArtifactInvalid(
                 f"{num} centers, examples of {len(self.examples)}: the center set is not consistent"
             )
-        for each in _PER_CENTER:
-            if (values := getattr(self, each)) is not None and len(values) != num:
+        for field in _PER_CENTER:
+            if (values := getattr(self, field)) is not None and len(values) != num:
                 raise ArtifactInvalid(
-                    f"{num} centers, {each} of {len(values)}: the center set is not consistent"
+                    f"{num} centers, {field} of {len(values)}: the center set is not consistent"
                 )
         if self.audit_rows is not None and self.audit_rows.shape[1:] != (dimension,):
             raise ArtifactInvalid(
@@ -143,14 +143,18 @@ class Centers(ShortRepr):
         return cls.read(open_artifact(path, "centers"))
 
     @classmethod
-    def read(cls, artifact: Artifact, *, mapped: bool = False, named: bool = True) -> "Centers":
+    def read(
+        cls, artifact: Artifact, *, mapped: bool = False, with_names: bool = True
+    ) -> "Centers":
         """Reads the centers.
 
-        mapped: their vectors stay in the file until they are used. named: with the names that were
-        given since they were made.
+        mapped: their vectors stay in the file until they are used. with_names: reads the current
+        names.
         """
         if artifact.fingerprint is None:
-            raise ArtifactInvalid(f"{artifact.path} names no model", remedy="cluster again")
+            raise ArtifactInvalid(
+                f"{artifact.path} must name its model by a fingerprint", remedy="cluster again"
+            )
 
         def load(name: str, mode: Literal["r"] | None = None) -> NDArray[np.generic]:
             array: NDArray[np.generic] = np.load(artifact.file(name), mode, allow_pickle=False)
@@ -160,8 +164,8 @@ class Centers(ShortRepr):
             return load(name).astype(dtype) if name in artifact.files else None
 
         sizes = load("sizes.npy").astype(np.int64)
-        given = read_given_names(artifact, len(sizes)) if named else None
-        names = made_names(artifact) if given is None else given.names
+        given_names = read_given_names(artifact, len(sizes)) if with_names else None
+        names = original_names(artifact) if given_names is None else given_names.names
         return cls(
             vectors=load(VECTORS, "r" if mapped else None).astype(np.float32, copy=not mapped),
             sizes=sizes,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.artifacts.directories import Directory
-from mlcd.artifacts.disk import lock_directory, locked, translated_os_errors, write_synced
+from mlcd.artifacts.disk import hold_lock, lock_directory, translate_os_errors, write_synced
 from mlcd.artifacts.listed_files import copy_files, is_hidden, read_listed
 from mlcd.artifacts.manifest import MANIFEST, draft_path, parse_manifest
 from mlcd.errors import Conflict, NotFound
@@ -22,32 +22,32 @@ _SILENT: Final = Reporter("silent")
 
 
 def bring(path: Path, reporter: Stages = _SILENT) -> Path:
-    """Makes the copy at `path` the same as the artifact at its URL, and returns the path; any
-    other path is returned as it is.
+    """Updates the copy at `path` from the artifact at its URL, and returns the path; a path
+    without a URL is returned as it is.
 
-    Raises NotFound where there is no finished artifact, ArtifactInvalid for a damaged one.
+    Raises NotFound without a finished artifact there, ArtifactInvalid for a damaged one.
     """
     if (url := url_of(path)) is None:
         return path
     origin = Directory.at(url)
     listed = read_listed(origin)
     make_room(path)
-    with translated_os_errors(path):
+    with translate_os_errors(path):
         path.mkdir(exist_ok=True)
-        with locked(path.with_name(f".{path.name}.lock")):
+        with hold_lock(path.with_name(f".{path.name}.lock")):
             copy = Directory.at(path)
-            there = copy.sizes()
-            is_known = MANIFEST in there and copy.read(MANIFEST) == listed.manifest
+            sizes = copy.sizes()
+            is_known = MANIFEST in sizes and copy.read(MANIFEST) == listed.manifest
 
             def is_there(name: str) -> bool:
                 entry = listed.files[name]
-                return there.get(name) == entry.size_bytes and (
+                return sizes.get(name) == entry.size_bytes and (
                     (is_known and listed.of_manifest(name)) or copy.measure(name) == entry
                 )
 
             copy_files(listed, origin, copy, is_there, reporter)
             write_synced(path / MANIFEST, listed.manifest)
-            for name in there.keys() - listed.files.keys() - {MANIFEST}:
+            for name in sizes.keys() - listed.files.keys() - {MANIFEST}:
                 (path / name).unlink()
     return path
 
@@ -56,18 +56,19 @@ def make_room(path: Path) -> None:
     """Makes the folder of a copy. Raises InvalidInput where this process may not."""
     if url_of(path) is not None:
         folder = copies_folder()
-        with translated_os_errors(folder, remedy="name another cache with XDG_CACHE_HOME"):
+        with translate_os_errors(folder, remedy="name another cache with XDG_CACHE_HOME"):
             path.parent.mkdir(parents=True, exist_ok=True)
 
 
-def brought(location: Location, reporter: Stages = _SILENT) -> Path:
+def fetch_copy(location: Location, reporter: Stages = _SILENT) -> Path:
     """Returns the path of the artifact at a path or URL, after `bring`."""
     return bring(artifact_path(location), reporter)
 
 
 def is_finished(path: Path) -> bool:
-    """Tells whether a finished artifact is at the path or, for the path of a copy, at its URL; it
-    is brought here then. A copy of what is no longer there is removed.
+    """Tells whether a finished artifact is at the path or, for a copy, at its URL.
+
+    A copy is updated; it is removed where its artifact is gone.
     """
     try:
         bring(path)
@@ -80,45 +81,47 @@ def forget(path: Path) -> None:
     """Removes what this machine keeps of an artifact at a URL, unless a process works at it."""
     if url_of(path) is None:
         return
-    for kept in (draft_path(path), path):
+    for folder in (draft_path(path), path):
         with suppress(Conflict, FileNotFoundError):
-            lock = lock_directory(kept, fcntl.LOCK_EX, make=False)
+            lock = lock_directory(folder, fcntl.LOCK_EX, make=False)
             try:
-                shutil.rmtree(kept)
+                shutil.rmtree(folder)
             finally:
                 os.close(lock)
 
 
 def send_addition(path: Path, before: str, names: list[str], manifest: bytes) -> None:
-    """Writes these files of a copy that has grown to its URL, and then the manifest over all.
+    """Writes the new files of a grown copy to its URL, and then the manifest over all.
 
-    before: the digest that the artifact had. Raises Conflict where it is another by now.
+    before: the digest that the artifact must still have there, else Conflict is raised.
     """
     if (url := url_of(path)) is None:
         return
-    there, copy = Directory.at(url), Directory.at(path)
-    _check_digest(there, before)
+    origin, copy = Directory.at(url), Directory.at(path)
+    _check_digest(origin, before)
     for name in names:
-        there.take(name, copy, (path / name).stat().st_size)
-    _check_digest(there, before)
-    there.write(MANIFEST, manifest)
+        origin.take(name, copy, (path / name).stat().st_size)
+    _check_digest(origin, before)
+    origin.write(MANIFEST, manifest)
 
 
-def _check_digest(there: Directory, digest: str) -> None:
-    if parse_manifest(there.read(MANIFEST), Path(there.location)).digest != digest:
-        raise Conflict(f"{there.location} has grown meanwhile", remedy="run the same command again")
+def _check_digest(origin: Directory, digest: str) -> None:
+    if parse_manifest(origin.read(MANIFEST), Path(origin.location)).digest != digest:
+        raise Conflict(
+            f"{origin.location} has grown meanwhile", remedy="run the same command again"
+        )
 
 
 def send_beside(path: Path) -> None:
-    """Writes the files beside the artifact that no manifest lists, such as given names, to its URL;
-    those of any other path are where they belong.
+    """Writes the files that no manifest lists, such as given names, to the URL of a copy. A path
+    without a URL is left alone.
     """
     if (url := url_of(path)) is None:
         return
-    there, copy = Directory.at(url), Directory.at(path)
-    listed = read_listed(there)
+    origin, copy = Directory.at(url), Directory.at(path)
+    listed = read_listed(origin)
     for name in copy.sizes():
         if name == MANIFEST or is_hidden(name) or listed.of_manifest(name):
             continue
         if listed.files.get(name) != copy.measure(name):
-            there.take(name, copy, (path / name).stat().st_size)
+            origin.take(name, copy, (path / name).stat().st_size)

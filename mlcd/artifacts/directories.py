@@ -14,7 +14,7 @@ from typing import IO, Any, Final, Self
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from mlcd.artifacts.disk import refuse_full_disk, replacing, translated_os_errors
+from mlcd.artifacts.disk import refuse_full_disk, replacing, translate_os_errors
 from mlcd.artifacts.manifest import FileEntry
 from mlcd.errors import (
     ArtifactInvalid,
@@ -22,7 +22,7 @@ from mlcd.errors import (
     MlcdError,
 )
 from mlcd.locations import Location, check_no_credentials, install_command_for_url
-from mlcd.store_errors import not_opened, translated
+from mlcd.store_errors import not_opened, translate_error
 
 _CHUNK_BYTES: Final = 8 << 20
 _SMALL_BYTES: Final = 16 << 20  # up to this, a file is one request
@@ -53,31 +53,33 @@ class Directory:
             raise not_opened(text) from error
         return cls(text, filesystem, path.rstrip("/"))
 
-    def contains(self, other: "Directory") -> bool:
-        """Tells whether the other directory is this one or inside of it."""
-        is_same_store = self._filesystem == other._filesystem  # noqa: SLF001 - of the same class
-        return is_same_store and f"{other._path}/".startswith(f"{self._path}/")  # noqa: SLF001
+    def contains(self, directory: "Directory") -> bool:
+        """Tells whether the directory is this one or inside of it."""
+        is_same_store = self._filesystem == directory._filesystem  # noqa: SLF001 - of the same class
+        return is_same_store and f"{directory._path}/".startswith(f"{self._path}/")  # noqa: SLF001
 
     def sizes(self) -> dict[str, int]:
         """Returns the bytes of every file at any depth, by name."""
-        with self._translated():
-            found = self._filesystem.find(self._path, detail=True)
-            return {name[len(self._path) + 1 :]: int(info["size"]) for name, info in found.items()}
+        with self._translate_errors():
+            listing = self._filesystem.find(self._path, detail=True)
+            return {
+                name[len(self._path) + 1 :]: int(info["size"]) for name, info in listing.items()
+            }
 
     def read(self, name: str) -> bytes:
         """Returns the content of a file. Raises NotFound."""
-        with self._translated(name):
+        with self._translate_errors(name):
             content: bytes = self._filesystem.cat_file(self._full(name))
             return content
 
     def measure(self, name: str) -> FileEntry:
         """Reads a file to its end and returns its size and digest. Raises NotFound."""
-        return _measured(self.chunks(name))
+        return _measure(self.chunks(name))
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yields the content of a file, some at a time. Raises NotFound."""
         with (
-            self._translated(name),
+            self._translate_errors(name),
             self._filesystem.open(
                 self._full(name), "rb", block_size=_CHUNK_BYTES, cache_type="readahead"
             ) as file,
@@ -92,11 +94,13 @@ class Directory:
         """
         if entry.size_bytes <= _SMALL_BYTES:
             content = source.read(name)
-            source.check(name, _measured(iter([content])), entry)
+            source.check(name, _measure(iter([content])), entry)
             self.write(name, content)
         else:
             with self._writing(name) as file:
-                source.check(name, _measured(self._written(name, source.chunks(name), file)), entry)
+                source.check(
+                    name, _measure(self._write_through(name, source.chunks(name), file)), entry
+                )
         self.check(name, self.measure(name), entry)
 
     def write(self, name: str, content: bytes) -> None:
@@ -105,7 +109,7 @@ class Directory:
             with self._writing(name) as file:
                 file.write(content)
             return
-        with self._translated(name):
+        with self._translate_errors(name):
             self._filesystem.pipe_file(self._full(name), content)
 
     def take(self, name: str, source: "Directory", size_bytes: int | None = None) -> None:
@@ -118,12 +122,12 @@ class Directory:
             return
         with self._writing(name) as file:
             for chunk in source.chunks(name):
-                with self._translated(name):
+                with self._translate_errors(name):
                     file.write(chunk)
 
-    def check(self, name: str, found: FileEntry, entry: FileEntry) -> None:
-        """Raises ArtifactInvalid where the file is another than it should be."""
-        if found != entry:
+    def check(self, name: str, actual: FileEntry, entry: FileEntry) -> None:
+        """Raises ArtifactInvalid unless the file is as its entry says."""
+        if actual != entry:
             raise ArtifactInvalid(
                 f"{self.location}/{name} differs from its manifest",
                 remedy="it is damaged; restore it, or make the artifact again",
@@ -131,7 +135,7 @@ class Directory:
 
     def has(self, name: str) -> bool:
         """Tells whether the file is there."""
-        with self._translated(name):
+        with self._translate_errors(name):
             return bool(self._filesystem.exists(self._full(name)))
 
     def create(self, name: str, content: bytes) -> bool:
@@ -140,7 +144,7 @@ class Directory:
         """
         if self.has(name):
             return False
-        with self._translated(name):
+        with self._translate_errors(name):
             try:
                 self._filesystem.pipe_file(self._full(name), content, mode="create")
             except FileExistsError:
@@ -149,36 +153,38 @@ class Directory:
 
     def remove(self, names: list[str]) -> None:
         """Removes files; one that is not there does not matter."""
-        with self._translated():
+        with self._translate_errors():
             for name in names:
                 with suppress(FileNotFoundError):
                     self._filesystem.rm_file(self._full(name))
 
     def abort_uploads(self) -> int:
-        """Ends the uploads that dead processes have begun in this directory, and returns how many:
-        nobody sees their bytes, which are paid for.
+        """Ends the uploads that dead processes left in this directory, and returns how many: their
+        bytes are invisible and still paid for.
         """
         if not hasattr(self._filesystem, "call_s3"):
             return 0
         bucket, _, inside = self._path.partition("/")
         prefix = inside and f"{inside}/"
         ended = 0
-        with self._translated(), _without_what_a_store_lacks():
+        with self._translate_errors(), _without_what_a_store_lacks():
             while uploads := self._filesystem.call_s3(
                 "list_multipart_uploads", Bucket=bucket, Prefix=prefix
             ).get("Uploads"):
-                for each in uploads:
-                    named = {"Key": each["Key"], "UploadId": each["UploadId"]}
-                    self._filesystem.call_s3("abort_multipart_upload", Bucket=bucket, **named)
+                for upload in uploads:
+                    upload_id = {"Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    self._filesystem.call_s3("abort_multipart_upload", Bucket=bucket, **upload_id)
                 ended += len(uploads)
         return ended
 
     def _full(self, name: str) -> str:
         return f"{self._path}/{name}"
 
-    def _written(self, name: str, chunks: Iterator[bytes], file: IO[bytes]) -> Iterator[bytes]:
+    def _write_through(
+        self, name: str, chunks: Iterator[bytes], file: IO[bytes]
+    ) -> Iterator[bytes]:
         for chunk in chunks:
-            with self._translated(name):
+            with self._translate_errors(name):
                 file.write(chunk)
             yield chunk
 
@@ -187,18 +193,18 @@ class Directory:
         """Yields a file that appears when the block ends, and not where the block fails."""
         if self.local_path is not None:
             path = self.local_path / name
-            with self._translated(name):
+            with self._translate_errors(name):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with replacing(path) as temporary, temporary.open("wb") as file:
                     yield file
             return
-        with self._translated(name):
+        with self._translate_errors(name):
             file = self._filesystem.open(
                 self._full(name), "wb", block_size=_SMALL_BYTES, autocommit=False
             )
         try:
             yield file
-            with self._translated(name):
+            with self._translate_errors(name):
                 file.close()
                 file.commit()
         except BaseException:
@@ -207,12 +213,12 @@ class Directory:
             raise
 
     @contextmanager
-    def _translated(self, name: str = "") -> Iterator[None]:
+    def _translate_errors(self, name: str = "") -> Iterator[None]:
         """Turns the errors of the file system into ours."""
         shown = f"{self.location}/{name}" if name else self.location
         try:
             if self.local_path is not None:
-                with translated_os_errors(Path(shown)):
+                with translate_os_errors(Path(shown)):
                     yield
             else:
                 yield
@@ -220,7 +226,7 @@ class Directory:
             raise
         except Exception as error:  # each file system has its own errors
             refuse_full_disk(error, Path(shown))
-            raise translated(shown, error) from error
+            raise translate_error(shown, error) from error
 
 
 @contextmanager
@@ -232,7 +238,7 @@ def _without_what_a_store_lacks() -> Iterator[None]:
             raise
 
 
-def _measured(chunks: Iterator[bytes]) -> FileEntry:
+def _measure(chunks: Iterator[bytes]) -> FileEntry:
     sha256, size = hashlib.sha256(), 0
     for chunk in chunks:
         sha256.update(chunk)

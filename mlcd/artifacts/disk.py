@@ -23,10 +23,10 @@ _NO_SPACE: Final = re.compile(
 
 
 @contextmanager
-def translated_os_errors(path: Path, *, remedy: str | None = None) -> Iterator[None]:
+def translate_os_errors(path: Path, *, remedy: str | None = None) -> Iterator[None]:
     """Turns errors of the file system into errors that name the remedy.
 
-    remedy: that of a place which the user has not named as the output.
+    remedy: for a place that is not the output which the user gave.
     """
     try:
         yield
@@ -63,7 +63,7 @@ def _is_disk_full(error: BaseException) -> bool:
 
 
 @contextmanager
-def locked(path: Path, *, mode: int = 0o666) -> Iterator[None]:
+def hold_lock(path: Path, *, mode: int = 0o666) -> Iterator[None]:
     """Holds the lock of the file at `path`, which is made where it is missing and stays there.
 
     Other processes and threads wait. The operating system frees the lock of a dead process.

@@ -19,12 +19,12 @@ from typing import Any, Final, Self
 
 from mlcd.artifacts.copies import is_finished, make_room
 from mlcd.artifacts.disk import (
+    hold_lock,
     lock_directory,
-    locked,
     refuse_full_disk,
     sync_path,
     temporary_path,
-    translated_os_errors,
+    translate_os_errors,
     write_synced,
 )
 from mlcd.artifacts.listed_files import inventory
@@ -39,7 +39,7 @@ from mlcd.artifacts.manifest import (
     draft_path,
     measure,
     open_artifact,
-    sealed,
+    seal_manifest,
 )
 from mlcd.artifacts.uploads import REQUEST, Nowhere, Uploads, uploads_of
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
@@ -57,7 +57,10 @@ def find_published(out: Path, request: Request) -> Artifact | None:
     where something else is at `out`.
     """
     if out.name in ("", ".."):
-        raise InvalidInput(f"{str(out)!r} is no name for an output", remedy="give a new directory")
+        raise InvalidInput(
+            f"the output must be a directory with a name, got {str(out)!r}",
+            remedy="give a new directory",
+        )
     is_there = is_finished(out)
     if not os.path.lexists(out):
         return None
@@ -66,17 +69,19 @@ def find_published(out: Path, request: Request) -> Artifact | None:
             f"{out} exists and is not an artifact", remedy="give another output directory"
         )
     artifact = open_artifact(out, verify_files=False)
-    found = artifact.request().identity()
-    found["config"].pop(GROWN, None)  # it does not matter whether it was made at once or bit by bit
+    identity = artifact.request().identity()
+    identity["config"].pop(
+        GROWN, None
+    )  # it does not matter whether it was made at once or bit by bit
     # the result brings its own, for a model that did not exist before
     if request.fingerprint is None:
-        found["fingerprint"] = None
-    wanted = request.identity()
-    if found != wanted:
+        identity["fingerprint"] = None
+    requested = request.identity()
+    if identity != requested:
         remedy = "remove it or give another output directory"
         if (
             artifact.kind in ("embeddings", "labels")
-            and found | {"parents": wanted["parents"]} == wanted
+            and identity | {"parents": requested["parents"]} == requested
         ):
             remedy += "; --append adds what is new in the same input"
         raise Conflict(
@@ -104,7 +109,7 @@ def change_begun(out: Path, config: Mapping[str, Any]) -> None:
 
 
 class Draft:
-    """A directory being built: exclusive, resumable, invisible to readers until `publish`.
+    """A directory under construction: exclusive, resumable, invisible to readers until `publish`.
 
     Use it as a context manager. Leaving it without `publish` keeps the finished files for the next
     attempt. The exception is an attempt that began the draft and ends because the input or the
@@ -142,7 +147,7 @@ class Draft:
         self._waiting: list[tuple[Path, str]] | None = None
 
     def __enter__(self) -> Self:
-        with translated_os_errors(self.out):
+        with translate_os_errors(self.out):
             make_room(self.out)
             # a process that shares a draft got an existing path: a missing one may be on a disk
             # that is away
@@ -182,8 +187,8 @@ class Draft:
         self._began = not self._shared
 
     def begun(self) -> dict[str, Any] | None:
-        """Returns the identity of the request whose unfinished work is there; None where there is
-        none.
+        """Returns the identity of the request whose unfinished work is there; None without such
+        work.
         """
         begun = self.note(REQUEST)
         identity: dict[str, Any] | None = None if begun is None else json.loads(begun)
@@ -247,15 +252,15 @@ class Draft:
         """
         final = self.path / name
         temporary = temporary_path(final)
-        with translated_os_errors(self.out):
+        with translate_os_errors(self.out):
             self._check_in_use()
             final.parent.mkdir(parents=True, exist_ok=True)
-            kept = False
+            is_kept = False
             try:
                 yield temporary
                 self._entries[name] = measure(temporary)
                 sync_path(temporary)
-                if kept := self._waiting is not None:
+                if is_kept := self._waiting is not None:
                     self._waiting.append((temporary, name))
                 else:
                     temporary.rename(final)
@@ -264,7 +269,7 @@ class Draft:
                 self._check_in_use()
                 raise
             finally:
-                if not kept:
+                if not is_kept:
                     temporary.unlink(missing_ok=True)
 
     @contextmanager
@@ -280,7 +285,7 @@ class Draft:
             yield
             self._waiting = None
             self._check_in_use()
-            with translated_os_errors(self.out), locked(self.path / _TOGETHER):
+            with translate_os_errors(self.out), hold_lock(self.path / _TOGETHER):
                 self._show(waiting, last)
         finally:
             self._waiting = None
@@ -298,7 +303,7 @@ class Draft:
                 self._uploads.put(name)
 
     def _check_in_use(self) -> None:
-        """Raises Conflict where the directory that was entered is no longer at its path."""
+        """Raises Conflict where the directory that was entered has left its path."""
         if not self._shared or self._descriptor is None:
             return
         try:
@@ -337,10 +342,10 @@ class Draft:
     ) -> Artifact:
         """Writes the manifest over everything in the draft and renames the draft to its final path.
 
-        fingerprint: that of the model, where it is known only now. logs: files that are kept but
-        are no part of the identity.
+        fingerprint: of the model, where it is known only now. logs: files that are kept outside of
+        the identity.
         """
-        with translated_os_errors(self.out):
+        with translate_os_errors(self.out):
             files, children = inventory(self.path, self._entries)
             kept_logs = {name: files.pop(name) for name in logs if name in files}
             manifest = {
@@ -356,7 +361,7 @@ class Draft:
                 "code_version": __version__,
                 "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
             }
-            write_synced(self.path / MANIFEST, sealed(manifest))
+            write_synced(self.path / MANIFEST, seal_manifest(manifest))
             self._share([*files, *kept_logs])
             sync_path(self.path)
             try:
@@ -377,7 +382,7 @@ class Draft:
         """Renames the draft to its final path without a manifest: its files are not ours, which no
         mode and no digest of ours may touch. Raises Conflict where something is there.
         """
-        with translated_os_errors(self.out):
+        with translate_os_errors(self.out):
             if os.path.lexists(self.out):
                 raise Conflict(f"{self.out} appeared meanwhile", remedy="give another directory")
             self.path.rename(self.out)

@@ -1,4 +1,4 @@
-"""The embeddings artifact: unit rows in parts, each with the keys of its samples.
+"""The embeddings artifact: unit rows in parts, together with the keys of the samples.
 
 part-00000.npy           [n, d] float32 or float16, unit rows
 part-00000.keys.parquet  key, class_name (from the source, null where unknown), sha256 of the
@@ -40,7 +40,7 @@ def part_name(part: int) -> str:
     return f"part-{part:05d}.npy"
 
 
-def added_errors_name(first_part: int) -> str:
+def errors_name_from(first_part: int) -> str:
     """Returns the name of the list of errors of an artifact to which parts from this one on were
     added.
     """
@@ -75,7 +75,9 @@ class EmbeddingsArtifact:
     def open(cls, path: Path) -> "EmbeddingsArtifact":
         artifact = open_artifact(path, "embeddings", verify_files=False)
         if artifact.fingerprint is None:
-            raise ArtifactInvalid(f"{path} names no model", remedy="embed the images again")
+            raise ArtifactInvalid(
+                f"{path} must name its model by a fingerprint", remedy="embed the images again"
+            )
         opened = cls(artifact)
         opened._check_rows()
         return opened
@@ -105,12 +107,12 @@ class EmbeddingsArtifact:
 
     @property
     def errors_file(self) -> Path:
-        """Returns the newest list of the samples that have no row."""
+        """Returns the newest list of the samples that were skipped."""
         added = [name for name in self.artifact.files if name.startswith("errors-")]
         return self.artifact.file(max(added, default=ERRORS))
 
     def skipped(self) -> list[dict[str, str]]:
-        """Returns key, reason and detail of each sample that has no row."""
+        """Returns key, reason and detail of each sample without a row."""
         return [
             json.loads(line) for line in self.errors_file.read_text(encoding="utf-8").splitlines()
         ]
@@ -150,26 +152,26 @@ class EmbeddingsArtifact:
         is in memory at a time.
         """
         order = np.argsort(rows, kind="stable")
-        in_order, found, start = rows[order], [pa.array([], pa.large_string())], 0
+        in_order, key_blocks, start = rows[order], [pa.array([], pa.large_string())], 0
         for part in range(self.num_parts):
             stop = start + len(self._map(part))
-            wanted = in_order[slice(*np.searchsorted(in_order, [start, stop]))]
-            if len(wanted):
+            in_part = in_order[slice(*np.searchsorted(in_order, [start, stop]))]
+            if len(in_part):
                 self._verify(keys_name(part))
                 keys = pq.read_table(self.artifact.path / keys_name(part), columns=["key"])["key"]
-                found.append(
-                    keys.cast(pa.large_string()).take(pa.array(wanted - start)).combine_chunks()
+                key_blocks.append(
+                    keys.cast(pa.large_string()).take(pa.array(in_part - start)).combine_chunks()
                 )
             start = stop
-        return pa.concat_arrays(found).take(pa.array(np.argsort(order, kind="stable")))
+        return pa.concat_arrays(key_blocks).take(pa.array(np.argsort(order, kind="stable")))
 
     @cached_property
     def class_names(self) -> list[str | None]:
         """Returns the class of each row where the source had one: for evaluation, never for
         training.
         """
-        stated = self._column("class_name").to_pylist()
-        return [None if name is None else normalize_class(name) for name in stated]
+        names = self._column("class_name").to_pylist()
+        return [None if name is None else normalize_class(name) for name in names]
 
     @cached_property
     def splits(self) -> NDArray[np.float64]:
@@ -233,13 +235,13 @@ class EmbeddingsArtifact:
         """Returns the rows of these numbers, float32 [n, D] in this order, from the files as the
         system holds them in memory.
         """
-        found = np.empty((len(rows), self.dimension), np.float32)
+        vectors = np.empty((len(rows), self.dimension), np.float32)
         part_of_row = np.searchsorted(self._starts, rows, side="right") - 1
         for part in np.unique(part_of_row).tolist():
             self._verify(part_name(part))
-            here = part_of_row == part
-            found[here] = self._maps[part][rows[here] - self._starts[part]]
-        return found
+            in_part = part_of_row == part
+            vectors[in_part] = self._maps[part][rows[in_part] - self._starts[part]]
+        return vectors
 
     def unit_rows_at(self, rows: NDArray[np.int64]) -> Embeddings:
         """Returns what `rows_at` does, of unit length to the last bit that float32 has."""

@@ -96,9 +96,9 @@ class Examples:
         )
         return [CenterExample(key, similarity) for key, similarity in pairs]
 
-    def extended(self, others: "Examples") -> "Examples":
-        """Returns these and, for the centers after them, the others."""
-        return Examples([*self.batches, *others.batches])
+    def append(self, examples: "Examples") -> "Examples":
+        """Returns these examples and, for the centers after them, the others."""
+        return Examples([*self.batches, *examples.batches])
 
     def with_center(self, center: int, own: "Examples") -> "Examples":
         """Returns these with the examples of one center replaced by those of the one in `own`."""

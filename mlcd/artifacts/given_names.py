@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlcd.artifacts.disk import locked, translated_os_errors
+from mlcd.artifacts.disk import hold_lock, translate_os_errors
 from mlcd.artifacts.manifest import MANIFEST, Artifact, read_manifest
 from mlcd.artifacts.sealed_json import read_sealed, write_sealed
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
@@ -65,8 +65,8 @@ class GivenNames:
         A center whose name is taken away is free for a name from evidence.
         """
         names = tuple(changes.get(center, name) for center, name in enumerate(self.names))
-        named = {center for center, name in changes.items() if name is not None}
-        made = [
+        named_centers = {center for center, name in changes.items() if name is not None}
+        renamings = [
             Renaming(self.version + 1, center, self.names[center], name)
             for center, name in changes.items()
             if self.names[center] != name
@@ -75,18 +75,18 @@ class GivenNames:
             replace(
                 self,
                 names=names,
-                by_hand=(self.by_hand - changes.keys()) | named,
-                history=(*self.history, *made)[-_MOST_REMEMBERED:],
+                by_hand=(self.by_hand - changes.keys()) | named_centers,
+                history=(*self.history, *renamings)[-_MOST_REMEMBERED:],
             )
         )
 
     def set_from(self, evidence: str, names: Names) -> "GivenNames":
         """Returns the names from the evidence, but for those that people gave."""
-        kept = tuple(
-            given if center in self.by_hand else name
-            for center, (given, name) in enumerate(zip(self.names, names, strict=True))
+        merged = tuple(
+            current if center in self.by_hand else name
+            for center, (current, name) in enumerate(zip(self.names, names, strict=True))
         )
-        return self._next(replace(self, names=kept, evidence=evidence))
+        return self._next(replace(self, names=merged, evidence=evidence))
 
     def _next(self, changed: "GivenNames") -> "GivenNames":
         return self if changed == self else replace(changed, version=self.version + 1)
@@ -98,11 +98,11 @@ def current_names(artifact: Artifact) -> GivenNames:
     Raises ArtifactInvalid as `read_given_names` does.
     """
     sizes = np.load(artifact.file("sizes.npy"), mmap_mode="r", allow_pickle=False)
-    given = read_given_names(artifact, len(sizes))
-    return given or GivenNames(made_names(artifact) or (None,) * len(sizes), frozenset())
+    given_names = read_given_names(artifact, len(sizes))
+    return given_names or GivenNames(original_names(artifact) or (None,) * len(sizes), frozenset())
 
 
-def made_names(artifact: Artifact) -> Names | None:
+def original_names(artifact: Artifact) -> Names | None:
     """Returns the names that the centers were made with; None where they have none."""
     if MADE_NAMES not in artifact.files:
         return None
@@ -117,7 +117,7 @@ def change_names(
     One process changes them at a time. Raises Conflict where other centers lie there meanwhile.
     """
     manifest = artifact.path / MANIFEST
-    with translated_os_errors(artifact.path), locked(manifest):
+    with translate_os_errors(artifact.path), hold_lock(manifest):
         if read_manifest(artifact.path).digest != artifact.digest:
             raise Conflict(
                 "other centers have taken the place of these", remedy="open them and name them"
@@ -150,19 +150,19 @@ def read_given_names(artifact: Artifact, num_centers: int) -> GivenNames | None:
         frozenset(by_hand),
         stored.get("evidence"),
         stored.get("version", 0),
-        tuple(Renaming(**made) for made in stored.get("history", ())),
+        tuple(Renaming(**entry) for entry in stored.get("history", ())),
     )
 
 
-def write_given_names(artifact: Artifact, given: GivenNames) -> None:
+def write_given_names(artifact: Artifact, names: GivenNames) -> None:
     """Writes the names; either all new names or all old ones are there."""
     content = {
         "centers": artifact.digest,
-        "version": given.version,
-        "names": list(given.names),
-        "by_hand": sorted(given.by_hand),
-        "evidence": given.evidence,
-        "history": [asdict(made) for made in given.history],
+        "version": names.version,
+        "names": list(names.names),
+        "by_hand": sorted(names.by_hand),
+        "evidence": names.evidence,
+        "history": [asdict(renaming) for renaming in names.history],
     }
     write_sealed(artifact.path / GIVEN_NAMES, content)
 
@@ -183,33 +183,35 @@ def read_names_file(
     text = decode_text(data, str(path))
     is_json = text.lstrip().startswith("{")
     pairs = _json_pairs(path, text, digest) if is_json else _line_pairs(path, text)
-    found: dict[int, str | None] = {}
+    changes: dict[int, str | None] = {}
     for identifier, name in pairs:
-        center = _checked_id(path, identifier, num_centers)
-        if center in found:
+        center = _parse_id(path, identifier, num_centers)
+        if center in changes:
             raise InvalidInput(
                 f"{path} names center {center} twice", remedy="give each center one name"
             )
         try:
-            found[center] = checked_name(name)
+            changes[center] = check_name(name)
         except InvalidInput as error:
             raise InvalidInput(
-                f"what {path} gives center {center} is no name", remedy=error.remedy
+                f"{path}: the name of center {center} cannot be used", remedy=error.remedy
             ) from error
-    if not found:
+    if not changes:
         raise InvalidInput(
-            f"{path} holds no name", remedy='give JSON like {"3": "cat"}, or lines of id<TAB>name'
+            f"{path} must name at least one center",
+            remedy='give JSON like {"3": "cat"}, or lines of id<TAB>name',
         )
-    return found
+    return changes
 
 
-def checked_name(name: object) -> str | None:
+def check_name(name: object) -> str | None:
     """Returns the name without spaces around it, None for nothing. Raises InvalidInput."""
     if name is None:
         return None
     if not isinstance(name, str) or not fits_a_name(name.strip()):
         raise InvalidInput(
-            "that is no name", remedy=f"give printable text of at most {MAX_NAME} characters"
+            f"a name must be printable text of at most {MAX_NAME} characters, got {name!r:.80}",
+            remedy="shorten it and remove control characters",
         )
     return name.strip() or None
 
@@ -225,7 +227,7 @@ def _json_pairs(path: Path, text: str, digest: str | None) -> list[tuple[str, An
         pairs: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)
     except ValueError as error:
         raise InvalidInput(
-            f"{path} is no valid JSON: {error}", remedy='give an object like {"3": "cat"}'
+            f"{path} must be valid JSON: {error}", remedy='give an object like {"3": "cat"}'
         ) from error
     content = dict(pairs)
     if not {"centers", "changes"} <= content.keys():
@@ -244,23 +246,24 @@ def _line_pairs(path: Path, text: str) -> list[tuple[str, Any]]:
         rows = list(csv.reader(lines, delimiter=delimiter, strict=True))
     except csv.Error as error:
         raise InvalidInput(
-            f"{path} is no table: {error}", remedy="give lines of id<TAB>name"
+            f"{path} must be a table: {error}", remedy="give lines of id<TAB>name"
         ) from error
     for number, row in enumerate(rows, start=1):
         if len(row) != len(_HEADER):
             raise InvalidInput(
-                f"line {number} of {path} is no id and name", remedy="give lines of id<TAB>name"
+                f"line {number} of {path} must have an id and a name, got {len(row)} fields",
+                remedy="give lines of id<TAB>name",
             )
     if rows and tuple(cell.strip().lower() for cell in rows[0]) == _HEADER:
         del rows[0]
     return [(identifier, name) for identifier, name in rows]
 
 
-def _checked_id(path: Path, identifier: str, num_centers: int) -> int:
+def _parse_id(path: Path, identifier: str, num_centers: int) -> int:
     plain = identifier.strip()
     if not (plain.isascii() and plain.isdecimal() and int(plain) < num_centers):
         raise InvalidInput(
-            f"{identifier!r} in {path} is the id of no center",
+            f"the ids in {path} must be those of centers, got {identifier!r}",
             remedy=f"there are {num_centers}: 0 to {num_centers - 1}",
         )
     return int(plain)

@@ -97,13 +97,13 @@ class LabelTable:
 
     @property
     def num_rows(self) -> int:
-        """Returns the number of samples, of which some may have no labels."""
+        """Returns the number of samples, with and without labels."""
         return sum(pq.read_metadata(part).num_rows for part in self._parts)
 
     @property
     def classes(self) -> str | None:
         """Returns the identity of what the ids stand for: the digest of centers, or of names."""
-        parents = (each.digest for each in self.artifact.parents if each.role == "centers")
+        parents = (parent.digest for parent in self.artifact.parents if parent.role == "centers")
         return next(parents, self.artifact.config.get("names_digest"))
 
     @property
@@ -134,12 +134,12 @@ class LabelTable:
     @cached_property
     def ids(self) -> NDArray[np.int32]:
         """Returns [N, L] int32, padded with -1 where a sample has fewer than L labels."""
-        return _padded(self._column("ids"), -1, np.int32)
+        return _pad(self._column("ids"), -1, np.int32)
 
     @cached_property
     def scores(self) -> NDArray[np.float32]:
         """Returns [N, L] float32, the cosines of the same labels, padded with -inf."""
-        return _padded(self._column("scores"), -np.inf, np.float32)
+        return _pad(self._column("scores"), -np.inf, np.float32)
 
     def row_of_key(self) -> dict[SampleKey, int]:
         return {key: row for row, key in enumerate(self.keys)}
@@ -148,7 +148,9 @@ class LabelTable:
         """Returns [n] large_string: the keys of the samples that have labels, in order; read anew
         at each call.
         """
-        parts = [self._labeled(part, "key")["key"].cast(pa.large_string()) for part in self._parts]
+        parts = [
+            self._read_labeled(part, "key")["key"].cast(pa.large_string()) for part in self._parts
+        ]
         return pa.chunked_array(
             [chunk for part in parts for chunk in part.chunks], pa.large_string()
         )
@@ -160,24 +162,24 @@ class LabelTable:
         differs from part to part.
         """
         for part in self._parts:
-            table = self._labeled(part, "sha256")
+            table = self._read_labeled(part, "sha256")
             digests = b"".join(table["sha256"].to_pylist())
             yield (
-                _padded(table["ids"], -1, np.int32),
+                _pad(table["ids"], -1, np.int32),
                 np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES),
             )
 
     def labeled_scores(self) -> Iterator[NDArray[np.float32]]:
         """Yields the scores of the same labels, part by part: float32 [m, L], padded with 0."""
         for part in self._parts:
-            yield _padded(self._labeled(part, "scores")["scores"], 0.0, np.float32)
+            yield _pad(self._read_labeled(part, "scores")["scores"], 0.0, np.float32)
 
     def first_labels(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
         """Yields the id and the score of the nearest center of the same samples, part by part, [m]
         each.
         """
         for part in self._parts:
-            table = self._labeled(part, "scores")
+            table = self._read_labeled(part, "scores")
             ids, scores = (pc.list_element(table[name], 0) for name in ("ids", "scores"))
             yield ids.to_numpy(), scores.to_numpy().astype(np.float64)
 
@@ -192,12 +194,12 @@ class LabelTable:
     def _column(self, name: str) -> pa.ChunkedArray:
         return pa.concat_tables([pq.read_table(part, columns=[name]) for part in self._parts])[name]
 
-    def _labeled(self, part: Path, column: str) -> pa.Table:
+    def _read_labeled(self, part: Path, column: str) -> pa.Table:
         table = pq.read_table(part, columns=[column, "ids"])
         return table.filter(pc.greater(pc.list_value_length(table["ids"]), 0))
 
 
-def _padded(lists: pa.ChunkedArray, missing: float, dtype: type[_Number]) -> NDArray[_Number]:
+def _pad(lists: pa.ChunkedArray, missing: float, dtype: type[_Number]) -> NDArray[_Number]:
     column = lists.combine_chunks()
     lengths = np.diff(column.offsets.to_numpy())
     padded = np.full((len(lengths), max(1, lengths.max(initial=0))), missing, dtype=dtype)

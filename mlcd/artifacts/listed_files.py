@@ -42,73 +42,75 @@ class ListedFiles:
 
 
 def read_listed(origin: Directory) -> ListedFiles:
-    """Reads the manifests, and what else there is to copy.
+    """Reads the manifests, and lists the other files to copy.
 
-    Raises NotFound where there is no finished artifact, ArtifactInvalid where a file is missing.
+    Raises NotFound without a finished artifact, ArtifactInvalid where a file is missing.
     """
-    there = origin.sizes()
-    if MANIFEST not in there:
+    sizes = origin.sizes()
+    if MANIFEST not in sizes:
         raise NotFound(
-            f"there is no finished artifact at {origin.location}",
+            f"{origin.location} must hold a finished artifact, found no {MANIFEST}",
             remedy="give a directory that holds a manifest.json",
         )
     manifest = origin.read(MANIFEST)
     artifact = parse_manifest(manifest, Path(origin.location))
-    files = dict(_listed(origin, artifact, ""))
-    for name in files.keys() - there.keys():
+    files = dict(_list_files(origin, artifact, ""))
+    for name in files.keys() - sizes.keys():
         raise ArtifactInvalid(
             f"{origin.location}/{name} is missing", remedy="make the artifact again"
         )
-    beside = [name for name in there.keys() - files.keys() - {MANIFEST} if not is_hidden(name)]
+    beside = [name for name in sizes.keys() - files.keys() - {MANIFEST} if not is_hidden(name)]
     files |= {name: origin.measure(name) for name in sorted(beside)}
     return ListedFiles(artifact, manifest, files)
 
 
-def _listed(origin: Directory, artifact: Artifact, prefix: str) -> Iterator[tuple[str, FileEntry]]:
+def _list_files(
+    origin: Directory, artifact: Artifact, prefix: str
+) -> Iterator[tuple[str, FileEntry]]:
     """Yields the files of the artifact and, below their folders, those of its children."""
     for name, entry in {**artifact.files, **artifact.logs}.items():
         yield prefix + name, entry
     for child, digest in artifact.children.items():
         inside = f"{prefix}{child}/"
         name = inside + MANIFEST
-        found = parse_manifest(origin.read(name), Path(origin.location) / inside)
-        if found.digest != digest:
+        inner = parse_manifest(origin.read(name), Path(origin.location) / inside)
+        if inner.digest != digest:
             raise ArtifactInvalid(
                 f"{origin.location}/{name} is of another artifact",
                 remedy="make the artifact again",
             )
         yield name, origin.measure(name)
-        yield from _listed(origin, found, inside)
+        yield from _list_files(origin, inner, inside)
 
 
 def inventory(
-    folder: Path, known: Mapping[str, FileEntry]
+    folder: Path, measured: Mapping[str, FileEntry]
 ) -> tuple[dict[str, FileEntry], dict[str, str]]:
     """Returns the files that a manifest over the folder lists, and the digests of the artifacts
     inside it; the files are on the disk then.
 
-    known: the entries of files that were measured before.
+    measured: the entries of files that were measured before.
     """
     files: dict[str, FileEntry] = {}
     children: dict[str, str] = {}
     for below, folders, names in os.walk(folder):
-        here = Path(below)
-        relative = here.relative_to(folder)
-        if here != folder and MANIFEST in names:
-            children[relative.as_posix()] = open_artifact(here, verify_files=False).digest
+        directory = Path(below)
+        relative = directory.relative_to(folder)
+        if directory != folder and MANIFEST in names:
+            children[relative.as_posix()] = open_artifact(directory, verify_files=False).digest
             folders.clear()
             continue
         folders.sort()
         for name in sorted(names):
             key = (relative / name).as_posix()
             if key != MANIFEST and not name.startswith("."):
-                files[key] = known.get(key) or measure(here / name)
-                sync_path(here / name)
+                files[key] = measured.get(key) or measure(directory / name)
+                sync_path(directory / name)
     return files, children
 
 
 def is_hidden(name: str) -> bool:
-    """Tells whether a file is a working note, which is no part of an artifact."""
+    """Tells whether a file is a working note, which does not belong to the artifact."""
     return any(part.startswith(".") for part in PurePosixPath(name).parts)
 
 
@@ -124,7 +126,7 @@ def copy_files(
     is_there: is asked once for each file, by several threads; what it raises ends the copy.
     """
 
-    def copied(name: str) -> int:
+    def copy_file(name: str) -> int:
         if is_there(name):
             return -1
         target.copy(name, origin, listed.files[name])
@@ -132,7 +134,7 @@ def copy_files(
 
     num, num_bytes = 0, 0
     with reporter.stage("files", len(listed.files)) as meter:
-        for size in for_files(copied, sorted(listed.files)):
+        for size in for_files(copy_file, sorted(listed.files)):
             num, num_bytes = num + (size >= 0), num_bytes + max(size, 0)
             meter.advance(1, bytes=num_bytes)
     return num, num_bytes

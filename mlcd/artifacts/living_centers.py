@@ -36,9 +36,9 @@ class ChangeJournal:
     made: tuple[str, ...] = ()
 
     def then(self, before: Artifact, step: dict[str, Any]) -> "ChangeJournal":
-        """Returns the journal with one more step, from the artifact of the last one."""
-        made = (*self.made, before.digest) if self.steps else ()
-        return ChangeJournal(self.origin, (*self.steps, step), made)
+        """Returns the journal with one more step, which changed the artifact `before`."""
+        digests = (*self.made, before.digest) if self.steps else ()
+        return ChangeJournal(self.origin, (*self.steps, step), digests)
 
 
 @dataclass(frozen=True)
@@ -53,22 +53,22 @@ class LivingCenters:
     @classmethod
     def read(cls, artifact: Artifact) -> "LivingCenters":
         """Reads centers that were changed, or that `mlcd cluster` made."""
-        whole = Centers.read(artifact)
+        all_centers = Centers.read(artifact)
         # a change replaces these
-        centers = replace(whole, quantiles=None, clusters=None, paths=None)
+        centers = replace(all_centers, quantiles=None, clusters=None, paths=None)
         num = len(centers.vectors)
         if JOURNAL not in artifact.files:
             unknown = np.full(num, np.nan, np.float32)
             return cls(
                 centers, unknown, np.arange(num, dtype=np.int32), ChangeJournal(artifact.digest)
             )
-        assert whole.quantiles is not None
-        assert whole.clusters is not None
+        assert all_centers.quantiles is not None
+        assert all_centers.clusters is not None
         stored = json.loads(artifact.file(JOURNAL).read_text())
         return cls(
             centers,
-            whole.quantiles,
-            whole.clusters,
+            all_centers.quantiles,
+            all_centers.clusters,
             ChangeJournal(stored["origin"], tuple(stored["steps"]), tuple(stored["made"])),
         )
 

@@ -1,4 +1,4 @@
-"""Directory artifacts: complete, verified and named by their content, or absent.
+"""Directory artifacts: complete, verified and identified by their content, or absent.
 
 An artifact is a directory with a `manifest.json`. It is built in a draft, `NAME.partial`, beside
 its final path and appears by one rename, so no reader ever meets half of it:
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mlcd.errors import ArtifactInvalid
-from mlcd.locations import seen_from
+from mlcd.locations import relative_location
 from mlcd.too_many_files import refuse_too_many_files
 from mlcd.types import Fingerprint
 
@@ -97,17 +97,15 @@ class Artifact:
         return Request(self.kind, self.config, self.parents, self.fingerprint)
 
     def file(self, name: str) -> Path:
-        """Returns the path of a listed file; raises ArtifactInvalid where the manifest has none of
-        that name.
-        """
+        """Returns the path of a listed file; raises ArtifactInvalid for another name."""
         if name not in self.files and name not in self.logs:
             raise ArtifactInvalid(
-                f"{self.path} has no file {name}", remedy="it was made by another step or version"
+                f"{self.path} must contain {name}", remedy="it was made by another step or version"
             )
         return self.path / name
 
     def as_parent_of(self, out: Path, role: str) -> Parent:
-        return Parent(role, seen_from(self.path, out), self.digest)
+        return Parent(role, relative_location(self.path, out), self.digest)
 
 
 def open_artifact(path: Path, kind: str | None = None, *, verify_files: bool = True) -> Artifact:
@@ -180,7 +178,7 @@ def draft_path(out: Path) -> Path:
     return out.parent / (out.name + _PARTIAL)
 
 
-def published_path(path: Path) -> Path:
+def final_path(path: Path) -> Path:
     """Returns the final path of what is built at `path`; any other path is returned unchanged."""
     return path.with_name(path.name.removesuffix(_PARTIAL)) if path.name != _PARTIAL else path
 
@@ -203,7 +201,7 @@ def read_manifest(path: Path, name: str = MANIFEST) -> Artifact:
         raw = file.read_bytes()
     except OSError as error:
         refuse_too_many_files(error)
-        raise _damaged(file) from error
+        raise _damage_error(file) from error
     return parse_manifest(raw, path, name)
 
 
@@ -234,20 +232,20 @@ def parse_manifest(raw: bytes, path: Path, name: str = MANIFEST) -> Artifact:
             digest=manifest["digest"],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(file) from error
+        raise _damage_error(file) from error
     if not intact:
-        raise _damaged(file)
+        raise _damage_error(file)
     return artifact
 
 
-def _damaged(file: Path) -> ArtifactInvalid:
+def _damage_error(file: Path) -> ArtifactInvalid:
     return ArtifactInvalid(f"{file} is damaged", remedy="restore it, or make the artifact again")
 
 
-def sealed(manifest: Mapping[str, Any]) -> bytes:
+def seal_manifest(manifest: Mapping[str, Any]) -> bytes:
     """Returns the manifest as its file holds it, with its digest and its checksum."""
-    named = {**manifest, "digest": _digest(manifest)}
-    return _pretty({**named, "checksum": _checksum(named)})
+    with_digest = {**manifest, "digest": _digest(manifest)}
+    return _pretty({**with_digest, "checksum": _checksum(with_digest)})
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mlcd.artifacts.manifest import Artifact
-from mlcd.artifacts.sealed_json import read_sealed, sealed_bytes, write_sealed
+from mlcd.artifacts.sealed_json import read_sealed, seal_bytes, write_sealed
 from mlcd.errors import ArtifactInvalid
 
 FOLDER: Final = "names"
@@ -41,7 +41,7 @@ def write_evidence(artifact: Artifact, evidence: NameEvidence) -> str:
         "made_of": evidence.made_of,
         "clusters": evidence.clusters,
     }
-    if numbers and (folder / _file(numbers[-1])).read_bytes() == sealed_bytes(content):
+    if numbers and (folder / _file(numbers[-1])).read_bytes() == seal_bytes(content):
         return _file(numbers[-1])
     name = _file(numbers[-1] + 1 if numbers else 1)
     write_sealed(folder / name, content)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from mlcd.artifacts.disk import refuse_full_disk, translated_os_errors, write_synced
+from mlcd.artifacts.disk import refuse_full_disk, translate_os_errors, write_synced
 from mlcd.errors import ArtifactInvalid
 
 _CHECKSUM: Final = "checksum"
 
 
-def sealed_bytes(content: Mapping[str, Any]) -> bytes:
+def seal_bytes(content: Mapping[str, Any]) -> bytes:
     """Returns the file of the content, with its checksum."""
     sealed = {**content, _CHECKSUM: _checksum(content)}
     return (json.dumps(sealed, indent=2, ensure_ascii=False) + "\n").encode()
@@ -21,16 +21,16 @@ def sealed_bytes(content: Mapping[str, Any]) -> bytes:
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
     """Writes the content with its checksum; either all of it or the earlier file is there."""
     try:
-        with translated_os_errors(path):
+        with translate_os_errors(path):
             path.parent.mkdir(exist_ok=True)
-            write_synced(path, sealed_bytes(content))
+            write_synced(path, seal_bytes(content))
     except OSError as error:
         refuse_full_disk(error, path)
         raise
 
 
 def read_sealed(path: Path, *, remedy: str) -> dict[str, Any] | None:
-    """Returns the content, without the checksum; None where there is no such file.
+    """Returns the content, without the checksum; None for a missing file.
 
     Raises ArtifactInvalid with this remedy for a file that is damaged or was edited.
     """
@@ -40,9 +40,9 @@ def read_sealed(path: Path, *, remedy: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, remedy) from error
+        raise _damage_error(path, remedy) from error
     if not intact:
-        raise _damaged(path, remedy)
+        raise _damage_error(path, remedy)
     return stored
 
 
@@ -51,5 +51,5 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _damaged(path: Path, remedy: str) -> ArtifactInvalid:
+def _damage_error(path: Path, remedy: str) -> ArtifactInvalid:
     return ArtifactInvalid(f"{path} is damaged or was edited", remedy=remedy)

@@ -101,13 +101,13 @@ class Uploads:
         self._there.remove([name])
 
     def begin(self, identity: str, *, fresh: bool) -> None:
-        there = self._there.sizes()
-        self._check_unfinished(there)
-        begun = self.note(REQUEST) if REQUEST in there else None
-        if begun is None and any(not is_hidden(name) for name in there):
+        sizes = self._there.sizes()
+        self._check_unfinished(sizes)
+        begun = self.note(REQUEST) if REQUEST in sizes else None
+        if begun is None and any(not is_hidden(name) for name in sizes):
             raise Conflict(
                 f"{self._there.location} holds other files, such as"
-                f" {min(name for name in there if not is_hidden(name))}",
+                f" {min(name for name in sizes if not is_hidden(name))}",
                 remedy="give an output of its own",
             )
         if begun not in (None, identity):
@@ -125,7 +125,7 @@ class Uploads:
         if not self._shared:
             self._take_over()
             self._there.abort_uploads()
-            self._fetch(there)
+            self._fetch(sizes)
 
     def _take_over(self) -> None:
         """Notes there and here who writes now: whoever wrote before stops at its next file."""
@@ -169,33 +169,33 @@ class Uploads:
     def fetch_all(self) -> None:
         self._fetch(self._there.sizes())
 
-    def _fetch(self, there: dict[str, int]) -> None:
-        here = Directory.at(self._draft)
-        sizes = here.sizes()
+    def _fetch(self, sizes_there: dict[str, int]) -> None:
+        draft = Directory.at(self._draft)
+        sizes = draft.sizes()
         missing = [
             name
-            for name in there.keys() - {REQUEST, WRITER, MANIFEST}
-            if is_hidden(name) or sizes.get(name) != there[name]
+            for name in sizes_there.keys() - {REQUEST, WRITER, MANIFEST}
+            if is_hidden(name) or sizes.get(name) != sizes_there[name]
         ]
-        for _ in for_files(lambda name: here.take(name, self._there, there[name]), missing):
+        for _ in for_files(lambda name: draft.take(name, self._there, sizes_there[name]), missing):
             pass
 
     def publish(self) -> None:
-        there, here = self._there.sizes(), Directory.at(self._draft)
-        for name, size in here.sizes().items():
-            if name != MANIFEST and not is_hidden(name) and there.get(name) != size:
+        sizes_there, draft = self._there.sizes(), Directory.at(self._draft)
+        for name, size in draft.sizes().items():
+            if name != MANIFEST and not is_hidden(name) and sizes_there.get(name) != size:
                 self.put(name)
         self._check_ours()
         self._there.abort_uploads()
-        if not self._there.create(MANIFEST, here.read(MANIFEST)):
-            self._take_manifest(here)
-        self._there.remove([name for name in there if is_hidden(name)])
+        if not self._there.create(MANIFEST, draft.read(MANIFEST)):
+            self._take_manifest(draft)
+        self._there.remove([name for name in sizes_there if is_hidden(name)])
 
-    def _take_manifest(self, here: Directory) -> None:
+    def _take_manifest(self, draft: Directory) -> None:
         """Takes the manifest of a process that was first, where it made the same."""
         digests = [
-            parse_manifest(each.read(MANIFEST), Path(each.location)).digest
-            for each in (here, self._there)
+            parse_manifest(directory.read(MANIFEST), Path(directory.location)).digest
+            for directory in (draft, self._there)
         ]
         if digests[0] != digests[1]:
             raise Conflict(
@@ -204,18 +204,18 @@ class Uploads:
         write_synced(self._draft / MANIFEST, self._there.read(MANIFEST))
 
     def discard(self) -> None:
-        there = self._there.sizes()
-        if MANIFEST in there:
+        sizes = self._there.sizes()
+        if MANIFEST in sizes:
             return
         self._there.abort_uploads()
-        self._there.remove([name for name in there if name != REQUEST])
-        self._there.remove([name for name in there if name == REQUEST])
+        self._there.remove([name for name in sizes if name != REQUEST])
+        self._there.remove([name for name in sizes if name == REQUEST])
 
     def clear_notes(self) -> None:
         self._there.remove([name for name in self._there.sizes() if is_hidden(name)])
 
-    def _check_unfinished(self, there: dict[str, int]) -> None:
-        if MANIFEST in there:
+    def _check_unfinished(self, sizes: dict[str, int]) -> None:
+        if MANIFEST in sizes:
             raise Conflict(
                 f"{self._there.location} was published meanwhile",
                 remedy="see whether the output is there",

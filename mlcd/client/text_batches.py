@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mlcd.errors import InvalidInput, TextRejected
-from mlcd.text_checks import checked_text
+from mlcd.text_checks import check_text
 
 # texts are small: so many times `batch_size` go in one request
 TIMES_BATCH: Final = 8
@@ -35,7 +35,7 @@ class TextCutter:
 
     def push(self, text: object) -> Texts | None:
         """Takes one text and returns the batch that is now complete, None where none is."""
-        self._texts.append(checked_text(text, max_chars=self._max_chars))
+        self._texts.append(check_text(text, max_chars=self._max_chars))
         return self.rest() if len(self._texts) >= self._num else None
 
     def rest(self) -> Texts | None:

@@ -47,7 +47,7 @@ from mlcd.collections.upkeep import Upkeep
 from mlcd.collections.write_queue import WriteQueue
 from mlcd.errors import Conflict
 from mlcd.images.thumbnail import Thumbnail
-from mlcd.too_many_files import limited_open_files
+from mlcd.too_many_files import explain_open_files
 from mlcd.types import Embeddings, Fingerprint
 
 _COPIED_ROWS: Final = 8192
@@ -109,7 +109,7 @@ class Collection:
         )
 
     @classmethod
-    @limited_open_files()
+    @explain_open_files()
     def open(
         cls,
         path: Path,

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.disk import refuse_full_disk, replacing, translated_os_errors
+from mlcd.artifacts.disk import refuse_full_disk, replacing, translate_os_errors
 from mlcd.collections.generation import open_newest
 from mlcd.collections.growth import Growth
 from mlcd.collections.ledger import Ledger
@@ -47,7 +47,7 @@ def make_folder(path: Path, facts: Mapping[str, Any]) -> None:
         raise Conflict(f"{path} exists", remedy="give another name, or delete it first")
     if lacks_open_files():  # before anything exists that could not be removed either
         raise too_many_files()
-    with translated_os_errors(path):
+    with translate_os_errors(path):
         try:
             write_empty(path, facts)
         except (OSError, MlcdError) as error:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mlcd.artifacts.disk import refuse_full_disk, replacing, translated_os_errors
+from mlcd.artifacts.disk import refuse_full_disk, replacing, translate_os_errors
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item, encode_metadata
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput
@@ -32,7 +32,7 @@ def write_parquet(collection: Collection, path: Path, *, meter: Meter) -> int:
     if path.exists():
         raise Conflict(f"{path} exists", remedy="give another file")
     num_items = 0
-    with translated_os_errors(path):
+    with translate_os_errors(path):
         try:
             with (
                 replacing(path) as temporary,

@@ -20,7 +20,7 @@ from mlcd.collections.port import DEFAULT_RECALL
 from mlcd.collections.search_checks import check_same
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
 from mlcd.errors import Conflict, MlcdError, NotFound, TooManyOpenFiles
-from mlcd.too_many_files import limited_open_files
+from mlcd.too_many_files import explain_open_files
 from mlcd.types import Fingerprint
 
 _DRAFT: Final = draft_path(Path("name")).suffix
@@ -142,7 +142,7 @@ class Collections:
             name for name in names if not name.startswith(".") and not name.endswith(_DRAFT)
         )
 
-    @limited_open_files()
+    @explain_open_files()
     def arrived(self) -> list[str]:
         """Returns the names of collections that were put into the folder meanwhile."""
         return [name for name in self._names_in_folder() if self.has_arrived(name)]
@@ -249,7 +249,7 @@ class Collections:
             )
             return found, made
 
-    @limited_open_files()
+    @explain_open_files()
     def delete(self, name: str) -> None:
         """Deletes a collection with all its items; it disappears from the disk at once.
 

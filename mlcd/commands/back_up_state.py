@@ -26,12 +26,12 @@ def backup(state: Path, out: Path, reporter: Reporter) -> None:
     """
     from mlcd.pipelines.backup import back_up
 
-    made = back_up(state, out)
-    _report(made, out, reporter)
-    if made.left_out:
-        part, reason = next(iter(made.left_out.items()))
+    backup = back_up(state, out)
+    _report(backup, out, reporter)
+    if backup.left_out:
+        part, reason = next(iter(backup.left_out.items()))
         raise ArtifactInvalid(
-            f"{out} lacks {len(made.left_out)} damaged part(s), first {part}", remedy=reason
+            f"{out} lacks {len(backup.left_out)} damaged part(s), first {part}", remedy=reason
         )
 
 
@@ -49,11 +49,11 @@ def restore(backup: Path, state: Path, reporter: Reporter) -> None:
     _report(run(backup, state), state, reporter)
 
 
-def _report(made: "Backup", place: Path, reporter: Reporter) -> None:
+def _report(backup: "Backup", place: Path, reporter: Reporter) -> None:
     parts = [
-        f"{len(made.items)} collections of {sum(made.items.values()):,} items",
-        "the job queue" if made.queue else "no job queue",
-        "keys" if made.keys else "no keys",
+        f"{len(backup.items)} collections of {sum(backup.items.values()):,} items",
+        "the job queue" if backup.queue else "no job queue",
+        "keys" if backup.keys else "no keys",
     ]
-    line = f"{', '.join(parts)}; {made.files} files, {made.bytes:,} bytes: {place}"
-    reporter.result({FINISHED: str(place), **asdict(made)}, line)
+    line = f"{', '.join(parts)}; {backup.files} files, {backup.bytes:,} bytes: {place}"
+    reporter.result({FINISHED: str(place), **asdict(backup)}, line)

@@ -19,12 +19,12 @@ from mlcd.progress import Reporter
 _FAILED = 1  # exit status of a process whose error another one reports
 
 
-def read_numbers(_: click.Context, option: click.Parameter, given: str | None) -> tuple[int, ...]:
+def read_numbers(_: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
     """Reads whole numbers with commas between them."""
-    if given is None:
+    if text is None:
         return ()
     try:
-        return tuple(int(number) for number in given.split(","))
+        return tuple(int(number) for number in text.split(","))
     except ValueError as error:
         raise click.BadParameter(
             "give whole numbers with commas between them, as 1000,100", param=option

@@ -11,7 +11,7 @@ import click
 from mlcd.collections.store_urls import is_store, split_collection
 from mlcd.encoders.options import EncoderOptions
 from mlcd.fetching.url_options import UrlOptions
-from mlcd.locations import artifact_path, is_url, local_path, shown
+from mlcd.locations import artifact_path, is_url, local_path, show_location
 from mlcd.pipelines.ray.session import RayOptions, check_address, require_ray
 from mlcd.progress import Reporter
 
@@ -52,8 +52,8 @@ class StoreOr(click.ParamType[Path | str]):
 
     name = "path"
 
-    def __init__(self, other: click.ParamType[Any]) -> None:
-        self._other = other
+    def __init__(self, wrapped_type: click.ParamType[Any]) -> None:
+        self._wrapped = wrapped_type
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -61,7 +61,7 @@ class StoreOr(click.ParamType[Path | str]):
         if isinstance(value, str) and is_store(value):
             split_collection(value)  # raises what is wrong with it
             return value
-        path: Path = self._other.convert(value, param, ctx)
+        path: Path = self._wrapped.convert(value, param, ctx)
         return path
 
 
@@ -85,51 +85,51 @@ def reporter_option(command: Callable[..., None]) -> Callable[..., None]:
         help="Progress and result as JSON lines on standard output.",
     )
     @functools.wraps(command)
-    def wrapped(*args: Any, as_json: bool, **kwargs: Any) -> None:
+    def wrapper(*args: Any, as_json: bool, **kwargs: Any) -> None:
         reporter = Reporter("json" if as_json else "auto")
-        for given in click.get_current_context().command.params:
-            if given.type in (ARTIFACT, WEIGHTS, STORE_OR_ARTIFACT):
-                _bring(kwargs[str(given.name)], reporter)
+        for parameter in click.get_current_context().command.params:
+            if parameter.type in (ARTIFACT, WEIGHTS, STORE_OR_ARTIFACT):
+                _bring(kwargs[str(parameter.name)], reporter)
         command(*args, reporter=reporter, **kwargs)
 
-    return wrapped
+    return wrapper
 
 
-def _bring(given: Path | str | tuple[Path, ...] | None, reporter: Reporter) -> None:
+def _bring(value: Path | str | tuple[Path, ...] | None, reporter: Reporter) -> None:
     from mlcd.artifacts.copies import bring
 
-    for path in given if isinstance(given, tuple) else (given,):
+    for path in value if isinstance(value, tuple) else (value,):
         if path is not None and not is_store(str(path)):
             bring(Path(path), reporter)
 
 
 def encoder_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options for opening a model, and passes them as `encoder`."""
-    options = [each for each in fields(EncoderOptions) if "choices" in each.metadata]
+    options = [option for option in fields(EncoderOptions) if "choices" in option.metadata]
 
     @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        chosen = {each.name: kwargs.pop(each.name) for each in options}
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        chosen = {option.name: kwargs.pop(option.name) for option in options}
         command(*args, encoder=EncoderOptions(**chosen), **kwargs)
 
-    for each in reversed(options):  # click lists first the one that is added last
+    for option in reversed(options):  # click lists first the one that is added last
         add = click.option(
-            f"--{each.name}",
-            type=click.Choice(each.metadata["choices"]),
-            default=each.default,
-            show_default=each.default is not None,
-            help=each.metadata.get("help"),
+            f"--{option.name}",
+            type=click.Choice(option.metadata["choices"]),
+            default=option.default,
+            show_default=option.default is not None,
+            help=option.metadata.get("help"),
         )
-        wrapped = add(wrapped)
-    return wrapped
+        wrapper = add(wrapper)
+    return wrapper
 
 
 def url_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options for fetching images, and passes them as `urls`."""
 
     @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        chosen = {each.name: kwargs.pop(f"url_{each.name}") for each in fields(UrlOptions)}
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        chosen = {option.name: kwargs.pop(f"url_{option.name}") for option in fields(UrlOptions)}
         command(*args, urls=UrlOptions(**chosen), **kwargs)
 
     for each in reversed(fields(UrlOptions)):  # as above
@@ -140,8 +140,8 @@ def url_options(command: Callable[..., None]) -> Callable[..., None]:
             show_default=bool(each.default),
             help=each.metadata["help"],
         )
-        wrapped = add(wrapped)
-    return wrapped
+        wrapper = add(wrapper)
+    return wrapper
 
 
 def ray_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -163,7 +163,7 @@ def ray_options(command: Callable[..., None]) -> Callable[..., None]:
         help="GiB of one worker on Ray.  [default: its share of the cluster's]",
     )
     @functools.wraps(command)
-    def wrapped(
+    def wrapper(
         *args: Any,
         on: str | None,
         cpus: float | None,
@@ -188,7 +188,7 @@ def ray_options(command: Callable[..., None]) -> Callable[..., None]:
             )
         command(*args, on=chosen, **kwargs)
 
-    return wrapped
+    return wrapper
 
 
 def ray_options_with_workers(command: Callable[..., None]) -> Callable[..., None]:
@@ -197,12 +197,12 @@ def ray_options_with_workers(command: Callable[..., None]) -> Callable[..., None
     @click.option("--workers", type=click.IntRange(1), help="On Ray.  [default: as many as fit]")
     @ray_options
     @functools.wraps(command)
-    def wrapped(*args: Any, workers: int | None, on: RayOptions | None, **kwargs: Any) -> None:
+    def wrapper(*args: Any, workers: int | None, on: RayOptions | None, **kwargs: Any) -> None:
         if on is None and workers is not None:
             raise click.UsageError("--workers are those of --on ray: one process uses every core")
         command(*args, on=on, **kwargs)
 
-    return wrapped
+    return wrapper
 
 
 unmatched_option = click.option(
@@ -219,6 +219,6 @@ def announce(line: str) -> None:
 
 def finish(reporter: Reporter, artifact: Any, line: str) -> None:
     """Reports the artifact that a command has made."""
-    place = shown(str(artifact.path))
+    place = show_location(str(artifact.path))
     facts = {FINISHED: place, "digest": artifact.digest, **artifact.summary}
     reporter.result(facts, f"{line}: {place}")

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from mlcd.pipelines.curation.decisions import Keep
 
 
-def read_issues(_: click.Context, option: click.Parameter, given: str | None) -> tuple[Issue, ...]:
+def read_issues(_: click.Context, option: click.Parameter, text: str | None) -> tuple[Issue, ...]:
     """Reads names of issues with commas between them, in the order of all."""
-    names = [] if given is None else ISSUES if given == "all" else given.split(",")
+    names = [] if text is None else ISSUES if text == "all" else text.split(",")
     for name in names:
         if name not in ISSUES:
-            raise click.BadParameter(f"{name} is none of {', '.join(ISSUES)}", param=option)
+            raise click.BadParameter(
+                f"an issue must be one of {', '.join(ISSUES)}, got {name}", param=option
+            )
     return tuple(name for name in ISSUES if name in names)
 
 
@@ -129,14 +131,14 @@ def curate(
     inputs = CurateInputs.open(embeddings, centers=centers, against=against)
     if dry_run:
         facts = decide(inputs, options, reporter).facts()
-        reporter.result(facts, _told(facts))
+        reporter.result(facts, _summarize(facts))
         return
     artifact = run(inputs, out, options, reporter)
-    finish(reporter, artifact, _told(artifact.summary))
+    finish(reporter, artifact, _summarize(artifact.summary))
 
 
-def _told(facts: dict[str, Any]) -> str:
+def _summarize(facts: dict[str, Any]) -> str:
     groups = f", {count_of(facts['groups'], 'group')}" if facts["groups"] else ""
     counts = {name: num for name, num in facts.items() if name not in ("images", "kept", "groups")}
-    others = "".join(f", {num} {name}" for name, num in sorted(counts.items()) if num)
-    return f"{facts['kept']} of {facts['images']} images kept{groups}{others}"
+    reasons = "".join(f", {num} {name}" for name, num in sorted(counts.items()) if num)
+    return f"{facts['kept']} of {facts['images']} images kept{groups}{reasons}"

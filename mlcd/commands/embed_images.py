@@ -108,12 +108,12 @@ def embed(
         )
     else:
         source = open_source(images[0], urls=urls)
-        kept = None if selection is None else Selection.open(selection)
+        chosen_images = None if selection is None else Selection.open(selection)
         with closing(open_encoder(resolved, encoder)) as opened:
             if append and is_finished(out):
                 artifact = embed_more(source, opened, out, reporter)
             else:
-                artifact = run(source, opened, out, reporter, selection=kept)
+                artifact = run(source, opened, out, reporter, selection=chosen_images)
     facts = artifact.summary
     finish(
         reporter,

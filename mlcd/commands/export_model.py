@@ -9,7 +9,7 @@ from click.core import ParameterSource
 from mlcd.commands.common_options import ARTIFACT_OUT, WEIGHTS, announce, finish, reporter_option
 from mlcd.export.triton_config import Backend, TritonOptions, TritonPrecision
 from mlcd.images.decode import ExifPolicy
-from mlcd.locations import local_path, shown
+from mlcd.locations import local_path, show_location
 from mlcd.progress import Reporter
 
 if TYPE_CHECKING:  # they need onnx and torch
@@ -142,7 +142,7 @@ def export(
         image_size=image_size,
         exif=exif,
     )
-    _announce_texts_left_out(checkpoint, options, wanted=not no_text)
+    _announce_texts_left_out(checkpoint, options, text=not no_text)
     _announce_int8_left_out(checkpoint)
     if layout == "triton":
         _export_triton(
@@ -211,7 +211,7 @@ def _export_triton(
     from mlcd.export.triton import export_triton
 
     # a wrong path is told before the minutes of an export
-    given = None if centers is None else open_artifact(centers, "centers")
+    center_artifact = None if centers is None else open_artifact(centers, "centers")
     artifact = export_triton(
         checkpoint,
         out,
@@ -223,26 +223,26 @@ def _export_triton(
         options=options,
         reporter=reporter,
     )
-    if given is not None:
+    if center_artifact is not None:
         from mlcd.export.triton_labels import export_labels
 
-        labeled = export_labels(artifact, given, options=options, reporter=reporter)
+        labeled = export_labels(artifact, center_artifact, options=options, reporter=reporter)
         num, top = labeled.summary["centers"], labeled.summary["top"]
         announce(f"labels by {num} centers, at most {top} an image: {labeled.path}")
-    named = f"version {artifact.config['version']} of {artifact.config['name']} for Triton"
-    finish(reporter, artifact, f"{named}, parity {artifact.summary['parity_min_cosine']:.6f}")
+    title = f"version {artifact.config['version']} of {artifact.config['name']} for Triton"
+    finish(reporter, artifact, f"{title}, parity {artifact.summary['parity_min_cosine']:.6f}")
 
 
 def _check_place(out: Path, layout: str) -> None:
     """Raises ConfigInvalid for a Triton repository at a URL: it is a folder, and no artifact."""
     if layout == "triton":
-        local_path(shown(str(out)))
+        local_path(show_location(str(out)))
 
 
-def _announce_texts_left_out(checkpoint: str, options: "LoadOptions", *, wanted: bool) -> None:
+def _announce_texts_left_out(checkpoint: str, options: "LoadOptions", *, text: bool) -> None:
     from mlcd.export.text_tower import lacks_tokenizer
 
-    if wanted and lacks_tokenizer(checkpoint, options):
+    if text and lacks_tokenizer(checkpoint, options):
         announce(
             f"{checkpoint} has a text tower and no tokenizer.json, so its texts are left out: save"
             " it there with transformers, AutoTokenizer.from_pretrained(NAME)"
@@ -268,8 +268,8 @@ def _refuse_all_but_name() -> None:
     for option in context.command.params:
         assert option.name is not None
         is_given = context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-        taken = option.name in _OF_STARTER or context.params.get(option.name) == "onnx"
-        if is_given and not taken:
+        is_allowed = option.name in _OF_STARTER or context.params.get(option.name) == "onnx"
+        if is_given and not is_allowed:
             raise click.UsageError(
                 f"the starter is exported as it is, without {option.opts[0]}: its towers are"
                 " graphs without weights"

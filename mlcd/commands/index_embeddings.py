@@ -191,12 +191,12 @@ class _Thumbnails:
             announce(f"no thumbnails are made: {error}")
             opened = None
         if opened is not None:
-            made = make_thumbnails(
+            thumbnails = make_thumbnails(
                 str(out), opened, reporter, side=self.side, max_bytes=self.max_bytes
             )
-            facts["thumbnails"] = asdict(made)
-            line += f", {made.items} thumbnails"
-            if made.full:
+            facts["thumbnails"] = asdict(thumbnails)
+            line += f", {thumbnails.items} thumbnails"
+            if thumbnails.full:
                 announce(
                     f"the thumbnails have {self.max_bytes} bytes, and the rest of the items none:"
                     " allow more by --thumbnail-bytes, and by MLCD_THUMBNAILS__MAX_BYTES where the"

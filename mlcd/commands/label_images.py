@@ -89,7 +89,7 @@ def label(
     of an audited sample in the manifest. Images that cannot be used are skipped and listed in
     OUT/errors.jsonl.
     """
-    from mlcd.artifacts.copies import brought, is_finished
+    from mlcd.artifacts.copies import fetch_copy, is_finished
     from mlcd.images.quiet import silence_decoders
     from mlcd.pipelines.label import LabelOptions
     from mlcd.pipelines.label import label as run
@@ -126,7 +126,7 @@ def label(
             " images need"
         )
     if model is None:
-        source = str(brought(source, reporter))
+        source = str(fetch_copy(source, reporter))
     resolved = None if model is None else resolve_model(model, announce)
     options = LabelOptions(
         source,

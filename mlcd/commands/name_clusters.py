@@ -17,7 +17,7 @@ from mlcd.commands.common_options import (
     reporter_option,
     unmatched_option,
 )
-from mlcd.locations import shown
+from mlcd.locations import show_location
 from mlcd.progress import Reporter
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def name(
     """Name CENTERS by hand, or from evidence: by words, captions or metadata of their members.
 
     Names stand beside the centers and change nothing else: digests, labels and indexes stay valid.
-    Where the evidence is weak there is no name; why is in CENTERS/names/. Names given by hand stay.
+    A center with weak evidence stays unnamed; CENTERS/names/ says why. Names given by hand stay.
     """
     _check_ways((file, words, captions, metadata))
     _check_pairs(
@@ -135,7 +135,7 @@ def name(
 
         naming = name_by_metadata(centers, metadata, collection, least_share=least_share)
     send_beside(centers)
-    place = shown(str(centers))
+    place = show_location(str(centers))
     line = (
         f"{naming.num_changed} names changed, "
         f"{naming.num_named} of {naming.num_centers} centers named: {place}"
@@ -148,11 +148,11 @@ def _check_ways(ways: tuple[Path | str | None, ...]) -> None:
         raise click.UsageError("give one of --set, --words, --captions and --metadata")
 
 
-def _check_pairs(ways: Mapping[str, object], others: Mapping[str, object]) -> None:
+def _check_pairs(ways: Mapping[str, object], partners: Mapping[str, object]) -> None:
     """Raises UsageError where one option of a pair is missing."""
-    for (way, given), (other, its) in zip(ways.items(), others.items(), strict=True):
-        if (given is None) != (its is None):
-            raise click.UsageError(f"{way} and {other} go together")
+    for (way, value), (partner, its) in zip(ways.items(), partners.items(), strict=True):
+        if (value is None) != (its is None):
+            raise click.UsageError(f"{way} and {partner} go together")
 
 
 def _by_words(

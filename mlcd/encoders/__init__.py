@@ -49,9 +49,9 @@ def choose_engine(devices: Path = _DEVICES) -> Choice:
     """
     if _has_gpu(devices) and _cuda_works():
         return Choice("torch", "a CUDA GPU is visible and torch can use it")
-    if _installed("openvino"):
+    if _is_installed("openvino"):
         return Choice("openvino", "no CUDA GPU can be used, and OpenVINO is the engine for CPUs")
-    if _installed("torch"):
+    if _is_installed("torch"):
         return Choice("torch", "OpenVINO is not installed")
     return Choice("openvino", f"no engine is installed: {install_command('serve')}")
 
@@ -96,9 +96,11 @@ def open_text_encoder(spec: str, options: EncoderOptions = DEFAULTS) -> "TextEnc
 def _open_text(artifact: Artifact, options: EncoderOptions) -> "TextEncoder":
     from mlcd.encoders.local_text import open_text_part
 
-    stated = PreprocessSpec.read(artifact.file("preprocess.json"))
+    preprocess = PreprocessSpec.read(artifact.file("preprocess.json"))
     part = open_text_part(artifact)
-    part = replace(part, fingerprint=_prepared(artifact, part.fingerprint, stated, options)[1])
+    part = replace(
+        part, fingerprint=_apply_options(artifact, part.fingerprint, preprocess, options)[1]
+    )
     if _engine_of(artifact, options, f"{TEXT}/{WEIGHTS}") == "torch":
         from mlcd.encoders import torch
 
@@ -132,30 +134,30 @@ def _prepare_otherwise(encoder: Encoder, spec: str, options: EncoderOptions) -> 
     artifact = (
         open_artifact(Path(spec), verify_files=False) if (Path(spec) / MANIFEST).is_file() else None
     )
-    encoder.preprocess, encoder.fingerprint = _prepared(
+    encoder.preprocess, encoder.fingerprint = _apply_options(
         artifact, encoder.fingerprint, encoder.preprocess, options
     )
     if encoder.preprocess.decode == "fast":
         require_simplejpeg()
 
 
-def _prepared(
+def _apply_options(
     artifact: Artifact | None,
     fingerprint: Fingerprint,
-    stated: PreprocessSpec,
+    preprocess: PreprocessSpec,
     options: EncoderOptions,
 ) -> tuple[PreprocessSpec, Fingerprint]:
-    """Returns the preprocessing that the user wants and the fingerprint of the model with it."""
-    wanted = replace(
-        stated, exif=options.exif or stated.exif, decode=options.decode or stated.decode
+    """Returns the preprocessing by the options, and the fingerprint of the model with it."""
+    requested = replace(
+        preprocess, exif=options.exif or preprocess.exif, decode=options.decode or preprocess.decode
     )
-    if wanted == stated:
-        return stated, fingerprint
+    if requested == preprocess:
+        return preprocess, fingerprint
     # the fingerprint that an export with this preprocessing would have
     content = (
         fingerprint if artifact is None else artifact.summary.get("weights_digest", fingerprint)
     )
-    return wanted, wanted.fingerprint(content)
+    return requested, requested.fingerprint(content)
 
 
 def _open(spec: str, options: EncoderOptions) -> Encoder:
@@ -188,7 +190,7 @@ def _open(spec: str, options: EncoderOptions) -> Encoder:
 
 def _no_model(spec: str) -> NotFound:
     return NotFound(
-        f"there is no model {spec}",
+        f"the model {spec} does not exist",
         remedy="give starter, a directory made by `mlcd export`, an .onnx file, hog or pixels",
     )
 
@@ -242,5 +244,5 @@ def _cuda_works() -> bool:
     return cuda_available()
 
 
-def _installed(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     return find_spec(package) is not None

@@ -41,7 +41,7 @@ class Circuit:
     def start(self) -> None:
         """Begins to watch a server that was just seen to serve."""
         self._watcher = asyncio.create_task(self._watch(), name="circuit-watcher")
-        self._watcher.add_done_callback(self._ended)
+        self._watcher.add_done_callback(self._end)
 
     @property
     def fault(self) -> MlcdError | None:
@@ -111,7 +111,7 @@ class Circuit:
                     _log.warning("circuit closed: the server answers again")
                 self._fault = None
 
-    def _ended(self, watcher: asyncio.Task[None]) -> None:
+    def _end(self, watcher: asyncio.Task[None]) -> None:
         """Opens the circuit, because without a watcher the server cannot be known to be up."""
         if not watcher.cancelled():
             _log.error("the watcher of a circuit failed", exc_info=watcher.exception())

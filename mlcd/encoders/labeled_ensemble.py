@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferInput, InferRequestedOutput
 from tritonclient.grpc.aio import InferenceServerClient
 
-from mlcd.encoders.triton import CHANNEL, translated
+from mlcd.encoders.triton import CHANNEL, translate_answer
 from mlcd.encoders.unit_rows import unit_or_zero
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.types import Embeddings, Fingerprint, ImageBatch
@@ -50,25 +50,25 @@ class LabeledEnsemble:
 
         Raises what `TritonEncoder.encode` raises.
         """
-        given = InferInput("image_u8", list(images.shape), "UINT8")
-        given.set_data_from_numpy(np.ascontiguousarray(images))
+        pixels = InferInput("image_u8", list(images.shape), "UINT8")
+        pixels.set_data_from_numpy(np.ascontiguousarray(images))
         request = self._client.infer(
             self._name,
-            [given],
+            [pixels],
             model_version=str(self._version),
             outputs=[InferRequestedOutput(name) for name in _KINDS],
             timeout=max(1, int(timeout_s * _MICROSECONDS)),
             client_timeout=timeout_s,
             headers=None if traceparent is None else {"traceparent": traceparent},
         )
-        answer = await translated(request, self._url, self._name, self._version)
-        found = {name: answer.as_numpy(name) for name in _KINDS}
+        answer = await translate_answer(request, self._url, self._name, self._version)
+        outputs = {name: answer.as_numpy(name) for name in _KINDS}
         for name, kind in _KINDS.items():
-            part = found[name]
+            part = outputs[name]
             if part is None or part.dtype != kind or part.shape[:1] != (len(images),):
                 raise Unavailable(f"Triton's model {self._name} gave other than it states")
         return EmbeddedWithLabels(
-            unit_or_zero(found["embedding"]), found["ids"], found["similarity"]
+            unit_or_zero(outputs["embedding"]), outputs["ids"], outputs["similarity"]
         )
 
     async def close(self) -> None:
@@ -78,21 +78,21 @@ class LabeledEnsemble:
 async def open_labels(
     url: str, model: str, version: int, fingerprint: Fingerprint, *, timeout_s: float = 5.0
 ) -> LabeledEnsemble | None:
-    """Opens the ensemble beside the version of a model; None where Triton has none of this
+    """Opens the ensemble beside the version of a model; None unless Triton has one of this
     fingerprint.
     """
     name, client = model + SUFFIX, InferenceServerClient(url, channel_args=CHANNEL)
     request = client.get_model_config(name, str(version), client_timeout=timeout_s)
     try:
-        config = (await translated(request, url, name, version)).config
+        config = (await translate_answer(request, url, name, version)).config
     except (MlcdError, asyncio.CancelledError) as error:
         await client.close()
         if isinstance(error, MlcdError):
             return None
         raise
-    stated = {key: parameter.string_value for key, parameter in config.parameters.items()}
-    centers = stated.get(f"centers.{version}")
-    if centers is None or stated.get(f"fingerprint.{version}") != fingerprint:
+    parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
+    centers = parameters.get(f"centers.{version}")
+    if centers is None or parameters.get(f"fingerprint.{version}") != fingerprint:
         await client.close()
         return None
     return LabeledEnsemble(client, url, name, version, centers)

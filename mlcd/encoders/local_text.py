@@ -31,7 +31,7 @@ def open_text_part(artifact: Artifact) -> TextPart:
     """Opens the text part of a model artifact that has one; raises ArtifactInvalid."""
     if artifact.fingerprint is None:
         raise ArtifactInvalid(
-            f"{artifact.path} has no fingerprint", remedy="export the model again"
+            f"{artifact.path} lacks a fingerprint", remedy="export the model again"
         )
     folder = artifact.file(f"{FOLDER}/{SETTINGS}").parent
     settings = TextSettings.read(folder)

@@ -85,12 +85,12 @@ class _Compiled:
             # would share those.
             "ENABLE_CPU_PINNING": threads >= available_cores(),
         }
-        with _translated():
+        with _translate_errors():
             self.request: Any = core().compile_model(model, "CPU", config).create_infer_request()
         self._lock = threading.Lock()
 
     def run(self, batch: NDArray[Any]) -> NDArray[np.float32]:
-        with self._lock, _translated():
+        with self._lock, _translate_errors():
             if self.request is None:
                 raise Unavailable("the encoder is closed", remedy="open the model again")
             # The result is the request's own memory, which the next inference overwrites.
@@ -148,8 +148,8 @@ def core() -> ov.Core:
 
 def capabilities() -> list[str]:
     """Returns the types in which OpenVINO computes on this CPU: FP32, INT8, BF16, …"""
-    found: list[str] = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return found
+    types: list[str] = core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return types
 
 
 def computes_bf16() -> bool:
@@ -162,8 +162,8 @@ def computes_bf16() -> bool:
 def computes_int8() -> bool:
     """Tells whether OpenVINO multiplies eight-bit integers by VNNI or AMX here.
 
-    It multiplies them on any CPU, and calls that INT8; without these instructions that is no faster
-    than fp32, and rounds otherwise. Those of AVX-512 are used where OpenVINO may use that at all
+    It multiplies them on any CPU, and calls that INT8; without these instructions that is as slow
+    as fp32, and rounds differently. Those of AVX-512 are used where OpenVINO may use that at all
     (OV_CPU_MAX_ISA), which it shows by WINOGRAD.
     """
     features = cpu_features()
@@ -175,11 +175,9 @@ def computes_int8() -> bool:
 def check_precision(precision: Precision) -> None:
     """Raises ConfigInvalid for a precision that OpenVINO does not compute on this machine."""
     if precision == "bf16" and not computes_bf16():
-        raise ConfigInvalid("this CPU has no bf16 instructions", remedy="use precision fp32")
+        raise ConfigInvalid("bf16 needs a CPU with bf16 instructions", remedy="use precision fp32")
     if precision == "int8" and not computes_int8():
-        raise ConfigInvalid(
-            "this CPU has neither VNNI nor AMX, which int8 needs", remedy="use precision fp32"
-        )
+        raise ConfigInvalid("int8 needs a CPU with VNNI or AMX", remedy="use precision fp32")
 
 
 def read_onnx(path: Path) -> ov.Model:
@@ -212,7 +210,7 @@ def open_model_artifact(path: Path, options: EncoderOptions = DEFAULTS) -> OpenV
     for name in artifact.files.keys() & (graph | {_PREPROCESSING}):
         verify_file(artifact, name)
     if artifact.fingerprint is None:
-        raise ArtifactInvalid(f"{path} has no fingerprint", remedy="export the model again")
+        raise ArtifactInvalid(f"{path} lacks a fingerprint", remedy="export the model again")
     return OpenVinoEncoder(
         read_int8(artifact.file(INT8_GRAPH)) if in_int8 else read_onnx(artifact.file(ONNX)),
         name=model_name(artifact.config.get("name")),
@@ -227,7 +225,7 @@ def open_model_artifact(path: Path, options: EncoderOptions = DEFAULTS) -> OpenV
 def _require_graph(artifact: Artifact) -> None:
     if not {INT8_GRAPH, INT8_WEIGHTS} <= artifact.files.keys():
         raise ConfigInvalid(
-            f"{artifact.path} has no graph in int8",
+            f"int8 needs a graph in int8, which {artifact.path} lacks",
             remedy=f"make one with `mlcd quantize {artifact.path} IMAGES OUT`, and give OUT",
         )
 
@@ -253,11 +251,12 @@ def open_text(part: TextPart, options: EncoderOptions = DEFAULTS) -> LocalTextEn
 def open_external(path: Path, options: EncoderOptions = DEFAULTS) -> OpenVinoEncoder:
     """Opens any ONNX image encoder; the JSON of the same name beside it states its preprocessing.
 
-    The fingerprint is the SHA-256 of both files. Raises ConfigInvalid naming what the JSON lacks.
+    The fingerprint is the SHA-256 of both files. Raises ConfigInvalid naming the field that the
+    JSON lacks.
     """
     sidecar = path.with_suffix(".json")
     if not path.is_file():
-        raise NotFound(f"there is no model at {path}")
+        raise NotFound(f"the model {path} does not exist")
     if not sidecar.is_file():
         raise ConfigInvalid(
             f"{sidecar} is missing", remedy=f"state the preprocessing of {path.name} in it"
@@ -265,7 +264,7 @@ def open_external(path: Path, options: EncoderOptions = DEFAULTS) -> OpenVinoEnc
     card = _read_card(sidecar)
     preprocess = card.preprocess()
     model = read_onnx(path)
-    with _translated():
+    with _translate_errors():
         model = _with_uint8_input(model, card, preprocess, path)
     fingerprint = sha256(path.read_bytes() + b"\0" + sidecar.read_bytes()).hexdigest()
     return OpenVinoEncoder(
@@ -286,9 +285,9 @@ def _read_card(sidecar: Path) -> _Card:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        known = ", ".join(_Card.model_fields)
+        fields = ", ".join(_Card.model_fields)
         raise ConfigInvalid(
-            f"{sidecar}: {name} {first['msg'].lower()}", remedy=f"known: {known}"
+            f"{sidecar}: {name} {first['msg'].lower()}", remedy=f"known: {fields}"
         ) from error
 
 
@@ -328,7 +327,7 @@ def _with_uint8_input(model: ov.Model, card: _Card, spec: PreprocessSpec, path: 
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:

@@ -40,11 +40,10 @@ class TokenBatches:
     def split(
         self, ids: TokenBatch, *, max_batch: int = MAX_BATCH, multiple: int = 1
     ) -> list[tuple[NDArray[np.int64], TokenBatch]]:
-        """Returns the batches: the numbers of their rows, and their ids as far as the tower has to
-        see them.
+        """Returns the batches: the numbers of their rows, and their ids, cut to the longest text.
 
-        multiple: lengths are rounded up to one of this, where the rows are that long. Raises
-        InvalidInput for what is no batch of token ids.
+        multiple: lengths are rounded up to a multiple of it, at most to the rows' length. Raises
+        InvalidInput for another dtype or shape.
         """
         self.check(ids)
         lengths = np.minimum(-(-self.lengths(ids) // multiple) * multiple, ids.shape[1])
@@ -54,7 +53,7 @@ class TokenBatches:
         ]
 
     def check(self, ids: TokenBatch) -> None:
-        """Raises InvalidInput for what is no batch of token ids."""
+        """Raises InvalidInput for another dtype or shape than a batch of token ids has."""
         longest = self._settings.context_length
         if ids.dtype != np.int64 or ids.ndim != 2 or not 1 <= ids.shape[1] <= longest:
             raise InvalidInput(
@@ -90,8 +89,8 @@ def batches(lengths: NDArray[np.int64], max_batch: int = MAX_BATCH) -> list[NDAr
         cost, start = min(costs)
         best.append(cost)
         begins.append(start)
-    found, stop = [], len(order)
+    row_numbers, stop = [], len(order)
     while stop:
-        found.append(order[begins[stop] : stop])
+        row_numbers.append(order[begins[stop] : stop])
         stop = begins[stop]
-    return found[::-1]
+    return row_numbers[::-1]

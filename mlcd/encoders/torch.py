@@ -74,7 +74,7 @@ class TorchEncoder:
         self._on_gpu = torch_device.type == "cuda"
         # images that a job does well to give at once
         self.job_batch = CUDA_BATCH if self._on_gpu else MAX_BATCH
-        with _translated():
+        with _translate_errors():
             self._engine: Callable[[ImageBatch], NDArray[np.float32]] | None = (
                 _Graphs(forward, preprocess.crop, self.dimension)
                 if self._on_gpu
@@ -90,7 +90,7 @@ class TorchEncoder:
         return encode_in_parts(images, self._run, crop=crop, dimension=self.dimension)
 
     def _run(self, images: ImageBatch) -> NDArray[np.float32]:
-        with self._lock, _translated():
+        with self._lock, _translate_errors():
             if self._engine is None:
                 raise Unavailable("the encoder is closed", remedy="open the model again")
             return self._engine(images)
@@ -106,7 +106,7 @@ def open_model_artifact(path: Path, options: EncoderOptions = DEFAULTS) -> Torch
     """
     artifact = open_artifact(path, "model")
     if artifact.fingerprint is None:
-        raise ArtifactInvalid(f"{path} has no fingerprint", remedy="export the model again")
+        raise ArtifactInvalid(f"{path} lacks a fingerprint", remedy="export the model again")
     model = Servable.read(artifact.file(WEIGHTS).parent)
     return TorchEncoder(
         model,
@@ -143,7 +143,7 @@ class _TextTower:
         self._lock = threading.Lock()
 
     def run(self, ids: TokenBatch) -> NDArray[np.float32]:
-        with self._lock, _translated():
+        with self._lock, _translate_errors():
             if self._forward is None:
                 raise Unavailable("the encoder is closed", remedy="open the model again")
             return self._forward(torch.tensor(ids, device=self._device)).cpu().numpy()
@@ -174,7 +174,7 @@ class _Forward:
         )
         with torch.inference_mode():
             if _is_short(self.model):
-                embedding = self.model.trunk(self.model.normalized(batch).bfloat16())
+                embedding = self.model.trunk(self.model.normalize(batch).bfloat16())
                 return functional.normalize(embedding.float(), dim=1)
             with bf16:
                 rows: Tensor = self.model(batch)
@@ -190,7 +190,7 @@ def _forward(
 ) -> _Forward:
     """Takes over a model, rounds it to the precision and moves it to the device."""
     _check_precision(precision, device)
-    with _translated():
+    with _translate_errors():
         if precision == "bf16":
             if device.type == "cuda":
                 fold_activations(model)
@@ -263,24 +263,24 @@ class _Graphs:
                     raise
             self._most //= 2
             torch.cuda.synchronize(self._forward.device)  # copies of the failed part are under way
-            kept = (bucket for bucket in self._recorded if bucket <= self._most)
-            self._recorded = {bucket: self._recorded[bucket] for bucket in kept}
+            fitting = (bucket for bucket in self._recorded if bucket <= self._most)
+            self._recorded = {bucket: self._recorded[bucket] for bucket in fitting}
             torch.cuda.empty_cache()
 
     def _in_parts(self, images: ImageBatch) -> Embeddings:
-        found = np.empty((len(images), self._dimension), np.float32)
+        vectors = np.empty((len(images), self._dimension), np.float32)
         computing: list[tuple[int, _Slot]] = []
         for number, start in enumerate(range(0, len(images), self._most)):
             slot = self._slots[number % 2]
             if len(computing) == 2:
-                self._take(found, *computing.pop(0))
+                self._take(vectors, *computing.pop(0))
             part = images[start : start + self._most]
             slot.fill(part)
             self._start(slot, len(part))
             computing.append((start, slot))
         for start, slot in computing:
-            self._take(found, start, slot)
-        return found
+            self._take(vectors, start, slot)
+        return vectors
 
     def _start(self, slot: _Slot, num: int) -> None:
         """Queues the copy, the computation and the way back of a part; nothing is waited for."""
@@ -296,9 +296,9 @@ class _Graphs:
         slot.rows[:num].copy_(rows[:num], non_blocking=True)
         slot.done.record(compute)
 
-    def _take(self, found: Embeddings, start: int, slot: _Slot) -> None:
-        num = min(self._most, len(found) - start)
-        found[start : start + num] = slot.unit_rows(num)
+    def _take(self, vectors: Embeddings, start: int, slot: _Slot) -> None:
+        num = min(self._most, len(vectors) - start)
+        vectors[start : start + num] = slot.unit_rows(num)
 
     def _rows(self, bucket: int) -> Tensor:
         if self._records and bucket not in self._recorded:
@@ -363,9 +363,11 @@ def _check_precision(precision: Precision, device: torch.device) -> None:
         raise ConfigInvalid("torch does not compute int8", remedy="use engine openvino")
     if device.type == "cuda":
         if not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise ConfigInvalid("this GPU has no bf16 instructions", remedy="use precision fp32")
+            raise ConfigInvalid(
+                "bf16 needs a GPU with bf16 instructions", remedy="use precision fp32"
+            )
     elif not computes_bf16():
-        raise ConfigInvalid("this CPU has no bf16 instructions", remedy="use precision fp32")
+        raise ConfigInvalid("bf16 needs a CPU with bf16 instructions", remedy="use precision fp32")
 
 
 def computes_bf16() -> bool:
@@ -380,7 +382,7 @@ def computes_bf16() -> bool:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:

@@ -76,17 +76,17 @@ _Answer = TypeVar("_Answer")
 class _Served:
     """The facts about one version from the model's configuration.
 
-    stated: what `mlcd export` wrote of this version, by name.
+    parameters: what `mlcd export` wrote of this version, by name.
     """
 
-    stated: Mapping[str, str]
+    parameters: Mapping[str, str]
     dims: list[int]
     dimension: int
     max_batch: int
 
     @property
     def fingerprint(self) -> Fingerprint:
-        return self.stated["fingerprint"]
+        return self.parameters["fingerprint"]
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,12 @@ class _Work:
     @classmethod
     def of(cls, answer: Any) -> "_Work":
         """Reads a ModelStatisticsResponse of one version."""
-        (found,) = answer.model_stats
+        (statistics,) = answer.model_stats
         batches = {
             row.batch_size: (row.compute_infer.count, row.compute_infer.ns)
-            for row in found.batch_stats
+            for row in statistics.batch_stats
         }
-        return cls(found.inference_count, batches)
+        return cls(statistics.inference_count, batches)
 
     def slowest_since(self, earlier: "_Work") -> float:
         """Returns the mean seconds of the batches of the size that took longest."""
@@ -163,7 +163,7 @@ async def open_triton_text(
     digest = sha256((folder / TOKENIZER).read_bytes()).hexdigest()
 
     def make(connection: "_OpenedVersion", served: _Served) -> TritonTextEncoder:
-        if served.stated["tokenizer"] != digest:
+        if served.parameters["tokenizer"] != digest:
             raise ArtifactInvalid(
                 f"{folder / TOKENIZER} is not the tokenizer of Triton's model {connection.name}",
                 remedy="give the folder of the version that is loaded",
@@ -181,7 +181,7 @@ async def _open(
     url: str,
     name: str,
     version: int | None,
-    given: "_TowerInput",
+    tower_input: "_TowerInput",
     make: Callable[["_OpenedVersion", _Served], "_Opened"],
     timeout_s: float,
 ) -> "_Opened":
@@ -190,9 +190,9 @@ async def _open(
     client = InferenceServerClient(url, channel_args=CHANNEL)
     try:
         async with asyncio.timeout(timeout_s):
-            found = version if version is not None else await _latest(client, url, name, timeout_s)
-            connection = _OpenedVersion(client, url, name, found, given)
-            encoder = make(connection, await connection.served(timeout_s))
+            number = version if version is not None else await _latest(client, url, name, timeout_s)
+            connection = _OpenedVersion(client, url, name, number, tower_input)
+            encoder = make(connection, await connection.read_config(timeout_s))
             await _until_it_embeds(encoder, timeout_s)
     except TimeoutError as error:
         await client.close()
@@ -212,7 +212,7 @@ class _TowerInput:
 
     name: str
     kind: str
-    stated: str
+    parameter: str
 
 
 _IMAGES: Final = _TowerInput("image_u8", "UINT8", "preprocess")
@@ -227,32 +227,34 @@ class _OpenedVersion:
     url: str
     name: str
     version: int
-    given: _TowerInput
+    tower_input: _TowerInput
 
     async def answer(self, request: Coroutine[Any, Any, _Answer]) -> _Answer:
-        return await translated(request, self.url, self.name, self.version)
+        return await translate_answer(request, self.url, self.name, self.version)
 
-    async def served(self, timeout_s: float) -> _Served:
+    async def read_config(self, timeout_s: float) -> _Served:
         """Reads the model's configuration; raises ArtifactInvalid for one that is not ours."""
         request = self.client.get_model_config(
             self.name, str(self.version), client_timeout=timeout_s
         )
         config = (await self.answer(request)).config
-        found = {key: parameter.string_value for key, parameter in config.parameters.items()}
-        keys = {name: f"{name}.{self.version}" for name in ("fingerprint", self.given.stated)}
+        parameters = {key: parameter.string_value for key, parameter in config.parameters.items()}
+        keys = {
+            name: f"{name}.{self.version}" for name in ("fingerprint", self.tower_input.parameter)
+        }
         keys["precision"] = "precision"
-        if missing := set(keys.values()) - found.keys():
+        if missing := set(keys.values()) - parameters.keys():
             raise ArtifactInvalid(
                 f"Triton's model {self.name} does not state its {min(missing)}", remedy=_REMEDY
             )
         inputs = {tensor.name: list(tensor.dims) for tensor in config.input}
         outputs = {tensor.name: list(tensor.dims) for tensor in config.output}
-        fits = list(inputs) == [self.given.name] and list(outputs) == [_OUTPUT]
+        fits = list(inputs) == [self.tower_input.name] and list(outputs) == [_OUTPUT]
         if not fits or config.max_batch_size < 1 or len(outputs[_OUTPUT]) != 1:
             raise _not_ours(self.name)
         return _Served(
-            {name: found[key] for name, key in keys.items()},
-            inputs[self.given.name],
+            {name: parameters[key] for name, key in keys.items()},
+            inputs[self.tower_input.name],
             outputs[_OUTPUT][0],
             config.max_batch_size,
         )
@@ -269,7 +271,7 @@ class _TritonTower(ABC):
         self, connection: _OpenedVersion, served: _Served, *, probe_timeout_s: float
     ) -> None:
         self.version, self.url = connection.version, connection.url
-        self.fingerprint, self.precision = served.fingerprint, served.stated["precision"]
+        self.fingerprint, self.precision = served.fingerprint, served.parameters["precision"]
         self.dimension, self.max_batch = served.dimension, served.max_batch
         # the event loop's time at which an inference of this version was last seen to end, whoever
         # requested it
@@ -321,8 +323,8 @@ class _TritonTower(ABC):
         except ExceptionGroup as failures:
             # `except*` is not used: in Python 3.11.2, Debian 12's, it wraps a member that it raises
             # in a group again.
-            ours, others = failures.split(MlcdError)
-            if ours is None or others is not None:
+            ours, unexpected = failures.split(MlcdError)
+            if ours is None or unexpected is not None:
                 raise
             raise _first(ours) from None
         return [task.result() for task in tasks]
@@ -356,11 +358,13 @@ class _TritonTower(ABC):
         self, batch: NDArray[Any], timeout_s: float, traceparent: str | None
     ) -> Embeddings:
         connection = self._connection
-        given = InferInput(connection.given.name, list(batch.shape), connection.given.kind)
-        given.set_data_from_numpy(np.ascontiguousarray(batch))
+        tensor = InferInput(
+            connection.tower_input.name, list(batch.shape), connection.tower_input.kind
+        )
+        tensor.set_data_from_numpy(np.ascontiguousarray(batch))
         request = connection.client.infer(
             connection.name,
-            [given],
+            [tensor],
             model_version=str(self.version),
             outputs=[InferRequestedOutput(_OUTPUT)],
             timeout=max(1, int(timeout_s * _MICROSECONDS)),
@@ -375,10 +379,10 @@ class _TritonTower(ABC):
                 f"Triton's model {connection.name} gave other than its configuration says",
                 remedy="reload it",
             )
-        self._succeeded(clock() - started)
+        self._note_success(clock() - started)
         return unit_or_zero(rows)
 
-    def _succeeded(self, seconds: float) -> None:
+    def _note_success(self, seconds: float) -> None:
         self.last_success = asyncio.get_running_loop().time()
         self.slowest_s = max(seconds, _FORGETTING * self.slowest_s)
 
@@ -404,8 +408,8 @@ class _TritonTower(ABC):
             await self._see_one_end()
 
     async def _see_one_end(self) -> None:
-        """Raises where an empty image fails, or hangs while no other inference ends; one that only
-        waits is no fault.
+        """Raises where an empty image fails, or hangs while no other inference ends. A queued probe
+        is not a failure.
         """
         started = self.last_success
         probe = asyncio.create_task(self.probe(self.patience_s))
@@ -432,20 +436,20 @@ class _TritonTower(ABC):
             connection.name, str(self.version), client_timeout=_READY_TIMEOUT_S
         )
         try:
-            found = _Work.of(await connection.answer(request))
+            work = _Work.of(await connection.answer(request))
         except DeadlineExceeded:
             raise  # the server hangs
         except MlcdError:
             return
-        if found.num_images > self._work.num_images:
-            self._succeeded(found.slowest_since(self._work))
-        self._work = found
+        if work.num_images > self._work.num_images:
+            self._note_success(work.slowest_since(self._work))
+        self._work = work
 
     async def _refuse_another(self) -> None:
         """Raises where the server came back with another model, whose vectors must not answer for
         ours.
         """
-        served = await self._connection.served(_READY_TIMEOUT_S)
+        served = await self._connection.read_config(_READY_TIMEOUT_S)
         if served.fingerprint != self.fingerprint:
             raise Unavailable(
                 f"Triton's model {self._connection.name} version {self.version} is another than the"
@@ -526,8 +530,8 @@ class TritonTextEncoder(_TritonTower):
         parts = self._batches.split(ids, max_batch=self.max_batch, multiple=_LENGTHS)
         rows = np.empty((len(ids), self.dimension), np.float32)
         encoded = await self._encode_parts([part for _, part in parts], timeout_s, traceparent)
-        for (numbers, _), found in zip(parts, encoded, strict=True):
-            rows[numbers] = found
+        for (numbers, _), vectors in zip(parts, encoded, strict=True):
+            rows[numbers] = vectors
         return rows
 
     def _smallest(self) -> NDArray[Any]:
@@ -549,7 +553,7 @@ async def _until_it_embeds(encoder: _TritonTower, timeout_s: float) -> None:
 
 
 async def _latest(client: InferenceServerClient, url: str, name: str, timeout_s: float) -> int:
-    metadata = await translated(
+    metadata = await translate_answer(
         client.get_model_metadata(name, client_timeout=timeout_s), url, name, None
     )
     return max(int(version) for version in metadata.versions)
@@ -557,7 +561,7 @@ async def _latest(client: InferenceServerClient, url: str, name: str, timeout_s:
 
 def _read_preprocess(name: str, served: _Served) -> PreprocessSpec:
     try:
-        preprocess = PreprocessSpec.from_dict(json.loads(served.stated["preprocess"]))
+        preprocess = PreprocessSpec.from_dict(json.loads(served.parameters["preprocess"]))
     except ValueError as error:
         raise ArtifactInvalid(
             f"Triton's model {name} states no readable preprocessing", remedy=_REMEDY
@@ -573,7 +577,7 @@ def _not_ours(name: str) -> ArtifactInvalid:
     )
 
 
-async def translated(
+async def translate_answer(
     request: Coroutine[Any, Any, _Answer], url: str, name: str, version: int | None
 ) -> _Answer:
     """Returns the answer, or raises our error for Triton's.
@@ -616,4 +620,4 @@ def _first(errors: ExceptionGroup[MlcdError]) -> MlcdError:
 def _check_address(url: str) -> None:
     host, _, port = url.rpartition(":")
     if not host or not port.isdecimal() or "/" in url:
-        raise ConfigInvalid(f"{url!r} is no address of Triton's gRPC", remedy="give HOST:PORT")
+        raise ConfigInvalid(f"the address of Triton's gRPC must be HOST:PORT, got {url!r}")

@@ -34,24 +34,24 @@ async def load_version(url: str, name: str, version: int | None, *, timeout_s: f
     number.
 
     version: None takes the newest that the repository holds. timeout_s: for each call. Raises
-    NotFound where there is no such version, ArtifactInvalid where Triton cannot load the model,
+    NotFound for an unknown version, ArtifactInvalid where Triton cannot load the model,
     ConfigInvalid where it does not allow clients to load models, and Unavailable.
     """
-    async with _connected(url, name, timeout_s) as control:
-        if version is not None and version in await control.loaded():
+    async with _connect(url, name, timeout_s) as control:
+        if version is not None and version in await control.loaded_versions():
             return version
         await control.load()
         config = await control.config()
-        listed = _listed(config)
-        for wanted in listed if version is None else {version} & set(listed):
-            if wanted not in (loaded := await control.loaded()):
-                await control.load(config, loaded | {wanted})
-            if wanted in await control.loaded():
-                return wanted
+        listed = _list_versions(config)
+        for candidate in listed if version is None else {version} & set(listed):
+            if candidate not in (loaded := await control.loaded_versions()):
+                await control.load(config, loaded | {candidate})
+            if candidate in await control.loaded_versions():
+                return candidate
     which = "no version that mlcd exported" if version is None else f"no version {version}"
-    known = ", ".join(map(str, sorted(listed))) or "none"
+    shown = ", ".join(map(str, sorted(listed))) or "none"
     raise NotFound(
-        f"Triton's repository holds {which} of the model {name}", remedy=f"it lists: {known}"
+        f"Triton's repository holds {which} of the model {name}", remedy=f"it lists: {shown}"
     )
 
 
@@ -60,13 +60,13 @@ async def keep_version(url: str, name: str, version: int, *, timeout_s: float) -
 
     Raises what `load_version` raises.
     """
-    async with _connected(url, name, timeout_s) as control:
-        if await control.loaded() != {version}:
+    async with _connect(url, name, timeout_s) as control:
+        if await control.loaded_versions() != {version}:
             await control.load(await control.config(), {version})
 
 
 @asynccontextmanager
-async def _connected(url: str, name: str, timeout_s: float) -> AsyncIterator["_Control"]:
+async def _connect(url: str, name: str, timeout_s: float) -> AsyncIterator["_Control"]:
     client = InferenceServerClient(url, channel_args=CHANNEL)
     try:
         yield _Control(client, name, timeout_s)
@@ -85,10 +85,10 @@ class _Control:
         request = self._client.get_model_config(
             self._name, as_json=True, client_timeout=self._timeout_s
         )
-        found: dict[str, Any] = (await self._answer(request))["config"]
-        return found
+        config: dict[str, Any] = (await self._answer(request))["config"]
+        return config
 
-    async def loaded(self) -> set[int]:
+    async def loaded_versions(self) -> set[int]:
         """Returns the loaded versions; none where the model is not loaded."""
         try:
             metadata = await self._answer(
@@ -105,9 +105,9 @@ class _Control:
         `versions`.
         """
         policy = {"version_policy": {"specific": {"versions": sorted(versions)}}}
-        given = None if config is None else json.dumps({**config, **policy})
+        override = None if config is None else json.dumps({**config, **policy})
         await self._answer(
-            self._client.load_model(self._name, config=given, client_timeout=self._timeout_s)
+            self._client.load_model(self._name, config=override, client_timeout=self._timeout_s)
         )
 
     async def _answer(self, request: Coroutine[Any, Any, _Answer]) -> _Answer:
@@ -117,7 +117,7 @@ class _Control:
             raise _error(error, self._name) from error
 
 
-def _listed(config: dict[str, Any]) -> list[int]:
+def _list_versions(config: dict[str, Any]) -> list[int]:
     """Returns the versions in config.pbtxt, newest first."""
     numbers = [
         key.removeprefix(_OF_VERSION)

@@ -38,7 +38,7 @@ def encode_in_parts(
 
 
 def unit_or_zero(rows: NDArray[np.floating]) -> Embeddings:
-    """Returns unit rows; zeros where a row has no direction (norm 0 or not finite)."""
+    """Returns unit rows; zeros where the norm of a row is 0 or not finite."""
     wide = np.asarray(rows, dtype=np.float64)
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
     usable = np.isfinite(norms) & (norms > 0)

@@ -45,12 +45,12 @@ class Pivots:
 
     def part(self, low: float, high: float) -> "Pivots":
         """Returns the images at positions in (low, high]."""
-        kept = (self.positions > low) & (self.positions <= high)
+        in_part = (self.positions > low) & (self.positions <= high)
         return Pivots(
-            self.source[kept],
-            self.target[kept],
-            self.positions[kept],
-            self.class_of[kept],
+            self.source[in_part],
+            self.target[in_part],
+            self.positions[in_part],
+            self.class_of[in_part],
             self.names,
             self.text_mean,
         )
@@ -92,7 +92,7 @@ def fit_bridge(kind: BridgeKind, pivots: Pivots) -> FittedBridge:
     fit: Callable[[Pivots, float], _Fit] = _fit_linear if kind == "ridge" else _fit_mixture
     strengths = _PENALTIES if kind == "ridge" else _TEMPERATURES
     tried = [fit(pivots.part(2 * HELD_OUT_FRACTION, 1), strength) for strength in strengths]
-    scores = [_score(each, choosing) for each in tried]
+    scores = [_score(candidate, choosing) for candidate in tried]
     best = int(np.argmax(scores))
     scale = _best_scale(*_questions(tried[best], choosing))
     final = fit(pivots.part(HELD_OUT_FRACTION, 1), strengths[best])

@@ -43,7 +43,7 @@ class Mixture:
     mean: Rows | None = None
 
     def apply(self, rows_NF: Rows) -> Embeddings:
-        rows = _centered(rows_NF, self.mean)
+        rows = _center(rows_NF, self.mean)
         scores_NK = rows @ self.keys.T / self.temperature + self._log_shares()
         weights_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
         return _unit(weights_NK @ self.values)
@@ -72,7 +72,7 @@ class Linear:
     mean: Rows | None = None
 
     def apply(self, rows_NF: Rows) -> Embeddings:
-        return _unit(_centered(rows_NF, self.mean) @ self.matrix)
+        return _unit(_center(rows_NF, self.mean) @ self.matrix)
 
     def add(self, graph: GraphWriter, rows: str) -> str:
         rows = _add_centered(graph, rows, self.mean)
@@ -80,7 +80,7 @@ class Linear:
         return graph.unit_rows(graph.add("MatMul", rows, matrix))
 
 
-def _centered(rows: Rows, mean: Rows | None) -> Rows:
+def _center(rows: Rows, mean: Rows | None) -> Rows:
     return rows if mean is None else _unit(rows - mean)
 
 

@@ -47,10 +47,10 @@ def write_graph(
 
 
 def _name_once(graph: onnx.ModelProto) -> None:
-    """Renames values that have the name of the graph's output and come before it.
+    """Renames values before the graph's output that have the same name.
 
-    The exporter calls the rows of a look-up table `embedding`, whatever the outputs are called. A
-    name with two values is no ONNX, and ONNX Runtime refuses it.
+    The exporter calls the rows of a look-up table `embedding`, whatever the outputs are called.
+    ONNX Runtime refuses a name with two values.
     """
     last = {name: at for at, node in enumerate(graph.graph.node) for name in node.output}
     renamed: dict[str, str] = {}

@@ -59,19 +59,23 @@ class Int8Agreement:
             )
 
 
-def compare_rows(exact: Embeddings, found: Embeddings, centers: Centers | None) -> Int8Agreement:
+def compare_rows(exact: Embeddings, rounded: Embeddings, centers: Centers | None) -> Int8Agreement:
     """Compares the unit rows [N, D] of images in int8 with those in fp32.
 
     A label is the nearest of the centers; without centers, the nearest other of the N images.
     """
-    cosines = (exact.astype(np.float64) * found.astype(np.float64)).sum(axis=1)
+    cosines = (exact.astype(np.float64) * rounded.astype(np.float64)).sum(axis=1)
     if centers is None:
-        labels, same = NEAREST_IMAGE, _nearest_others(exact) == _nearest_others(found)
+        labels, has_same_label = NEAREST_IMAGE, _nearest_others(exact) == _nearest_others(rounded)
     else:
         labels = f"the nearest of {len(centers.vectors)} centers"
-        same = _nearest(exact, centers) == _nearest(found, centers)
+        has_same_label = _nearest(exact, centers) == _nearest(rounded, centers)
     return Int8Agreement(
-        float(cosines.mean()), float(cosines.min()), float(same.mean()), labels, len(exact)
+        float(cosines.mean()),
+        float(cosines.min()),
+        float(has_same_label.mean()),
+        labels,
+        len(exact),
     )
 
 

@@ -30,7 +30,7 @@ def require_nncf() -> None:
         )
 
 
-def quantized(model: ov.Model, images: ImageBatch) -> ov.Model:
+def quantize_graph(model: ov.Model, images: ImageBatch) -> ov.Model:
     """Returns a graph that computes in eight-bit integers as `model` does in fp32.
 
     images: prepared pixels [N, 3, S, S], on which the ranges of its values are measured. Weights
@@ -40,7 +40,7 @@ def quantized(model: ov.Model, images: ImageBatch) -> ov.Model:
 
     nncf.set_log_level(ERROR)
     with _without_output():
-        found: ov.Model = nncf.quantize(
+        graph: ov.Model = nncf.quantize(
             model,
             nncf.Dataset([image[None] for image in images]),
             subset_size=len(images),
@@ -54,7 +54,7 @@ def quantized(model: ov.Model, images: ImageBatch) -> ov.Model:
                 overflow_fix=nncf.OverflowFix.DISABLE
             ),
         )
-    return found
+    return graph
 
 
 def is_transformer(model: ov.Model) -> bool:

@@ -26,7 +26,7 @@ from mlcd.export.text_tower import (
     write_hf_both,
     write_text,
 )
-from mlcd.locations import seen_from
+from mlcd.locations import relative_location
 from mlcd.models import hub
 from mlcd.models.checkpoints import write_state
 from mlcd.models.configs import write_hf_config, write_hf_preprocessing
@@ -87,7 +87,7 @@ def _find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
             text=text_of_artifact(model) if options.projection else None,
         )
     if not holds_checkpoints(path):
-        location = spec if spec.startswith(hub.PREFIX) else seen_from(path, out)
+        location = spec if spec.startswith(hub.PREFIX) else relative_location(path, out)
         return Weights(
             Parent("weights", location, digest_of_weights(spec)),
             None,
@@ -213,13 +213,13 @@ def _write_hf_images(model: Servable, draft: Draft) -> None:
 
 
 def _request(kind: str, weights: Weights, options: LoadOptions, name: str) -> Request:
-    config = {"name": model_name(name), **chosen_options(options)}
+    config = {"name": model_name(name), **non_default_options(options)}
     if weights.text is not None:
         config["text"] = True
     return Request(kind, config, (weights.parent,), weights.fingerprint)
 
 
-def chosen_options(options: LoadOptions) -> dict[str, Any]:
+def non_default_options(options: LoadOptions) -> dict[str, Any]:
     """Returns the options that are not the defaults, for the manifest."""
     return {
         field: value

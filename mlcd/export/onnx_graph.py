@@ -93,4 +93,4 @@ def embedding_output(dimension: int) -> Any:
 
 def opset_of(model: Any) -> int:
     """Returns the version of ONNX's operators that a model uses."""
-    return int(next(each.version for each in model.opset_import if not each.domain))
+    return int(next(operators.version for operators in model.opset_import if not operators.domain))

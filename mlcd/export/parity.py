@@ -76,11 +76,11 @@ def check_parity(
     """
     batch, source = _parity_images(model, images)
 
-    def served(precision: Precision) -> NDArray[np.float32]:
+    def serve(precision: Precision) -> NDArray[np.float32]:
         return _graph_rows(model, path, batch, name, precision)
 
-    return _compared(
-        model, torch.from_numpy(batch), served, precision, f"an image of {source}", source
+    return _compare(
+        model, torch.from_numpy(batch), serve, precision, f"an image of {source}", source
     )
 
 
@@ -95,7 +95,7 @@ def check_text_parity(
     """
     ids = model.tokenizer(CAPTIONS.read_text(encoding="utf-8").splitlines())
 
-    def served(precision: Precision) -> NDArray[np.float32]:
+    def serve(precision: Precision) -> NDArray[np.float32]:
         part = TextPart(name, "", path.parent, model.settings, model.tokenizer)
         encoder = open_text(part, EncoderOptions(precision=precision))
         try:
@@ -103,25 +103,25 @@ def check_text_parity(
         finally:
             encoder.close()
 
-    return _compared(model, torch.from_numpy(ids), served, precision, "a caption", "captions")
+    return _compare(model, torch.from_numpy(ids), serve, precision, "a caption", "captions")
 
 
-def _compared(
+def _compare(
     model: Servable | ServableText,
     batch: Tensor,
-    served: Callable[[Precision], NDArray[np.float32]],
+    serve: Callable[[Precision], NDArray[np.float32]],
     precision: GraphPrecision,
     item: str,
     source: str,
 ) -> Parity:
     """Compares the rows that are served in a precision with those of the model."""
     if precision == "fp32" or (precision == "bf16" and computes_bf16()):
-        found, expected = served(precision), _model_rows(model, batch)
+        rows, expected = serve(precision), _model_rows(model, batch)
         measured = f"{precision} by OpenVINO"
     else:
-        found, expected = served("fp32"), _rounded_rows(model, batch, _HALF[precision])
+        rows, expected = serve("fp32"), _round_and_compute(model, batch, _HALF[precision])
         measured = f"emulated {precision}: weights and activations rounded"
-    worst = float((found.astype(np.float64) * expected.astype(np.float64)).sum(axis=1).min())
+    worst = float((rows.astype(np.float64) * expected.astype(np.float64)).sum(axis=1).min())
     if not worst >= MIN_COSINE[precision]:
         raise ArtifactInvalid(
             f"the exported model differs from the trained one: cosine {worst:.6f} on {item},"
@@ -149,7 +149,7 @@ def _model_rows(model: nn.Module, batch: Tensor) -> NDArray[np.float32]:
         return rows
 
 
-def _rounded_rows(
+def _round_and_compute(
     model: Servable | ServableText, batch: Tensor, dtype: torch.dtype
 ) -> NDArray[np.float32]:
     """Computes the model as an engine of half precision does: rounded numbers, but sums and the
@@ -157,9 +157,9 @@ def _rounded_rows(
 
     A CPU without the instructions would compute in the dtype itself a hundred times slower.
     """
-    with torch.inference_mode(), _rounded_activations(model.trunk, dtype):
+    with torch.inference_mode(), _rounding_activations(model.trunk, dtype):
         weights = {
-            f"trunk.{name}": tensor if "rope" in name.split(".") else _rounded(tensor, dtype)
+            f"trunk.{name}": tensor if "rope" in name.split(".") else _round(tensor, dtype)
             for name, tensor in model.trunk.named_parameters()
         }
         rows: NDArray[np.float32] = functional_call(model, weights, batch).numpy()
@@ -167,17 +167,19 @@ def _rounded_rows(
 
 
 @contextmanager
-def _rounded_activations(trunk: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+def _rounding_activations(trunk: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Rounds the inputs and outputs of layers, and never the angles of positions."""
 
-    def of_input(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    def of_input(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(
-            _rounded(one, dtype) if isinstance(one, Tensor) and one.is_floating_point() else one
-            for one in given
+            _round(value, dtype)
+            if isinstance(value, Tensor) and value.is_floating_point()
+            else value
+            for value in inputs
         )
 
     def of_output(_: nn.Module, __: tuple[Any, ...], result: Tensor) -> Tensor:
-        return _rounded(result, dtype)
+        return _round(result, dtype)
 
     with ExitStack() as hooks:
         for module in trunk.modules():
@@ -187,7 +189,7 @@ def _rounded_activations(trunk: nn.Module, dtype: torch.dtype) -> Iterator[None]
         yield
 
 
-def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _round(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype).to(tensor.dtype)
 
 

@@ -119,8 +119,8 @@ def write_hf_both(images: Servable, origin: TextOrigin, folder: Path) -> str:
     """Writes what CLIPModel or SiglipModel and their processors load, reads the texts back, and
     returns the digest of the text part.
 
-    Raises ConfigInvalid where transformers has no class for the towers, ArtifactInvalid where the
-    text tower does not read back as it was.
+    Raises ConfigInvalid where transformers lacks a class for the towers, ArtifactInvalid where the
+    text tower changes when it is read back.
     """
     if origin.load is None:
         raise ConfigInvalid(
@@ -138,11 +138,11 @@ def write_hf_both(images: Servable, origin: TextOrigin, folder: Path) -> str:
     family: HfFamily = "siglip" if settings.tower == "siglip" else "clip"
     write_two_towers(TwoTowerModel(towers, images.preprocess, text.tokenizer), folder, family)
     again = _load(str(folder))
-    same = again.settings == settings and all(
+    is_same = again.settings == settings and all(
         torch.equal(tensor, text.trunk.state_dict()[name])
         for name, tensor in again.trunk.state_dict().items()
     )
-    if not same:
+    if not is_same:
         raise ArtifactInvalid(
             "the exported texts do not read back as the model's",
             remedy="nothing was exported; report this",

@@ -16,15 +16,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from mlcd.artifacts.disk import lock_directory, translated_os_errors, write_synced
+from mlcd.artifacts.disk import lock_directory, translate_os_errors, write_synced
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Request, open_artifact
 from mlcd.cores import available_cores
 from mlcd.errors import Conflict
-from mlcd.export.model_artifact import Weights, chosen_options, find_weights, load_weights
+from mlcd.export.model_artifact import Weights, find_weights, load_weights, non_default_options
 from mlcd.export.text_tower import text_of_artifact, write_text
 from mlcd.export.triton_config import TritonOptions, write_config
-from mlcd.export.triton_towers import Tower, image_tower, stated_by, text_tower
+from mlcd.export.triton_towers import Tower, image_tower, read_facts, text_tower
 from mlcd.models.servable import Servable
 from mlcd.models.text_part import FOLDER, TEXT_SUFFIX, digest_of_both, text_digest
 from mlcd.models.zoo import LoadOptions
@@ -58,13 +58,13 @@ def export_triton(
     a later version, or one of other sizes or another backend.
     """
     options, load_options = options or TritonOptions(), load_options or LoadOptions()
-    graph = _exported(spec) if load_options == LoadOptions() else None
+    graph = _open_exported(spec) if load_options == LoadOptions() else None
     name = model_name(name or (graph.config["name"] if graph else DEFAULT_NAME))
     weights = find_weights(spec, out / name / str(version), load_options, text=text)
-    config = {"version": version, **_stated(options), **chosen_options(load_options)}
+    config = {"version": version, **_given_fields(options), **non_default_options(load_options)}
     if weights.text is not None:
         config["text"] = True
-    repository = _Repository(out, config, weights, _known_fingerprint(weights, graph), options)
+    repository = _Repository(out, config, weights, _fingerprint_if_known(weights, graph), options)
     with TemporaryDirectory() as temporary:
         model = _Model(weights, spec, graph, Path(temporary))
         if weights.text is not None:
@@ -90,11 +90,11 @@ def export_triton(
         )
 
 
-def _stated(options: TritonOptions) -> dict[str, Any]:
+def _given_fields(options: TritonOptions) -> dict[str, Any]:
     return {field: value for field, value in asdict(options).items() if value is not None}
 
 
-def _known_fingerprint(weights: Weights, graph: Artifact | None) -> Fingerprint | None:
+def _fingerprint_if_known(weights: Weights, graph: Artifact | None) -> Fingerprint | None:
     """Returns the fingerprint of what is exported, where it is known before the weights are
     read.
     """
@@ -149,7 +149,7 @@ class _Repository:
     options: TritonOptions
 
     def export(self, name: str, tower: Callable[[], Tower], reporter: Reporter) -> Artifact:
-        """Writes the version of one tower, or finds it there."""
+        """Writes the version of one tower, unless it is there."""
         folder, number = self.out / name, self.config["version"]
         request = Request(
             "triton", {"name": name, **self.config}, (self.weights.parent,), self.fingerprint
@@ -158,34 +158,34 @@ class _Repository:
         with alone(folder):
             if (done := find_published(folder / str(number), request)) is None:
                 earlier = _earlier(folder, number, self.options)
-                made = tower()
-                versions = _versions(earlier, number, made)
+                tower_to_write = tower()
+                versions = _versions(earlier, number, tower_to_write)
                 with (
                     Draft(folder / str(number), request) as draft,
                     reporter.stage("export", None) as meter,
                 ):
-                    made.write(draft.path)
+                    tower_to_write.write(draft.path)
                     meter.advance(1)
-                    facts = made.check(draft.path)
+                    facts = tower_to_write.check(draft.path)
                     meter.advance(1, cosine=facts.get("parity_min_cosine"))
-                    done = _publish(draft, made, self.options, versions, facts)
+                    done = _publish(draft, tower_to_write, self.options, versions, facts)
             show(folder)
         return done
 
 
 def versions_of(folder: Path) -> dict[int, Artifact]:
-    """Returns the versions of a model in a repository, by number; none where there is no such
+    """Returns the versions of a model in a repository, by number; none without such a
     folder.
     """
-    found = (
+    folders = (
         path
         for path in folder.glob("[0-9]*")
         if path.name.isdecimal() and (path / MANIFEST).is_file()
     )
-    return {int(path.name): open_artifact(path, "triton", verify_files=False) for path in found}
+    return {int(path.name): open_artifact(path, "triton", verify_files=False) for path in folders}
 
 
-def _exported(spec: str) -> Artifact | None:
+def _open_exported(spec: str) -> Artifact | None:
     """Returns the model artifact at `spec`, whose graph needs no second export."""
     if (
         not (Path(spec) / MANIFEST).is_file()
@@ -212,7 +212,7 @@ def alone(folder: Path) -> Iterator[None]:
     """Lets one export to a model run at a time, because each lists in config.pbtxt what
     it found.
     """
-    with translated_os_errors(folder):
+    with translate_os_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         descriptor = lock_directory(folder, fcntl.LOCK_EX)
     try:
@@ -247,9 +247,9 @@ def _versions(
     """Returns each version's entry in config.pbtxt; all have one size, because it is
     stated once.
     """
-    versions = {number: tower.stated}
-    for other, artifact in earlier.items():
-        versions[other], sizes = stated_by(artifact)
+    versions = {number: tower.facts}
+    for earlier_number, artifact in earlier.items():
+        versions[earlier_number], sizes = read_facts(artifact)
         if sizes != tower.sizes:
             raise Conflict(
                 f"{artifact.path} gives {sizes}, this model {tower.sizes}: versions of one model"
@@ -269,7 +269,7 @@ def _publish(
     text = write_config(
         draft.out.parent.name,
         options,
-        given=tower.given,
+        graph_input=tower.graph_input,
         dimension=tower.dimension,
         versions=versions,
         num_threads=options.num_threads or available_cores(),
@@ -293,5 +293,5 @@ def show(folder: Path) -> None:
     shown = folder / CONFIG_FILE
     if shown.is_file() and shown.read_bytes() == newest:
         return
-    with translated_os_errors(folder):
+    with translate_os_errors(folder):
         write_synced(shown, newest)

@@ -60,7 +60,8 @@ class TritonOptions:
             )
         if self.num_threads is not None and self.backend in _ON_GPU:
             raise ConfigInvalid(
-                f"backend {self.backend} has no threads to set", remedy="leave --threads out"
+                f"--threads is for backends on a CPU, got backend {self.backend}",
+                remedy="leave it out",
             )
         if self.max_batch < 1 or (self.num_threads is not None and self.num_threads < 1):
             raise ConfigInvalid("the largest batch and the number of threads must be at least 1")
@@ -101,7 +102,7 @@ def write_config(
     name: str,
     options: TritonOptions,
     *,
-    given: GraphInput,
+    graph_input: GraphInput,
     dimension: int,
     versions: Mapping[int, Mapping[str, str]],
     num_threads: int,
@@ -113,20 +114,20 @@ def write_config(
     kind = "KIND_GPU" if options.on_gpu else "KIND_CPU"
     numbers = ", ".join(map(str, sorted(versions)))
     blocks = [
-        f"name: {_quoted(name)}",
-        f"backend: {_quoted('python' if options.backend == 'python' else 'onnxruntime')}",
+        f"name: {_quote(name)}",
+        f"backend: {_quote('python' if options.backend == 'python' else 'onnxruntime')}",
         f"max_batch_size: {options.max_batch}",
-        _input(given),
+        _input(graph_input),
         f'output [ {{ name: "embedding" data_type: TYPE_FP32 dims: [ {dimension} ] }} ]',
         f"instance_group [ {{ count: 1 kind: {kind} }} ]",
         _batching(),
-        _warmup(options.max_batch, given),
+        _warmup(options.max_batch, graph_input),
         f"version_policy {{ specific {{ versions: [ {numbers} ] }} }}",
-        *_execution(options, given, num_threads),
+        *_execution(options, graph_input, num_threads),
         _parameter("precision", options.precision),
     ]
-    for number, stated in sorted(versions.items()):
-        blocks += [_parameter(f"{name}.{number}", value) for name, value in stated.items()]
+    for number, facts in sorted(versions.items()):
+        blocks += [_parameter(f"{name}.{number}", value) for name, value in facts.items()]
     return "\n".join(blocks) + "\n"
 
 
@@ -137,23 +138,23 @@ def write_labels(
     dimension: int,
     top: int,
     number: int,
-    stated: Mapping[str, str],
+    facts: Mapping[str, str],
 ) -> str:
     """Returns the config.pbtxt of a model of embeddings to their `top` nearest centers.
 
-    number: of the version. stated: what it states to the gateway, by name.
+    number: of the version. facts: what it states to the gateway, by name.
     """
-    given = GraphInput("embedding", "TYPE_FP32", (dimension,), "zero_data")
+    graph_input = GraphInput("embedding", "TYPE_FP32", (dimension,), "zero_data")
     blocks = [
-        f"name: {_quoted(name)}",
+        f"name: {_quote(name)}",
         'backend: "python"',
         f"max_batch_size: {options.max_batch}",
-        _input(given),
+        _input(graph_input),
         _labels(top),
         f"instance_group [ {{ count: 1 kind: {'KIND_GPU' if options.on_gpu else 'KIND_CPU'} }} ]",
         _batching(),
-        _warmup(options.max_batch, given),
-        *_of_version(number, stated),
+        _warmup(options.max_batch, graph_input),
+        *_of_version(number, facts),
     ]
     return "\n".join(blocks) + "\n"
 
@@ -162,32 +163,34 @@ def write_ensemble(
     name: str,
     options: TritonOptions,
     *,
-    given: GraphInput,
+    graph_input: GraphInput,
     dimension: int,
     top: int,
     number: int,
-    stated: Mapping[str, str],
+    facts: Mapping[str, str],
 ) -> str:
     """Returns the config.pbtxt of the ensemble of the model `name` and its labels."""
     blocks = [
-        f"name: {_quoted(name + LABELED_SUFFIX)}",
+        f"name: {_quote(name + LABELED_SUFFIX)}",
         'platform: "ensemble"',
         f"max_batch_size: {options.max_batch}",
-        _input(given),
+        _input(graph_input),
         f'output [ {{ name: "embedding" data_type: TYPE_FP32 dims: [ {dimension} ] }} ]',
         _labels(top),
         "ensemble_scheduling {",
-        _step(name, number, given.name, "embedding"),
+        _step(name, number, graph_input.name, "embedding"),
         _step(name + LABELS_SUFFIX, number, "embedding", "ids", "similarity"),
         "}",
-        *_of_version(number, stated),
+        *_of_version(number, facts),
     ]
     return "\n".join(blocks) + "\n"
 
 
-def _input(given: GraphInput) -> str:
-    dims = ", ".join(map(str, given.dims))
-    return f'input [ {{ name: "{given.name}" data_type: {given.kind} dims: [ {dims} ] }} ]'
+def _input(graph_input: GraphInput) -> str:
+    dims = ", ".join(map(str, graph_input.dims))
+    return (
+        f'input [ {{ name: "{graph_input.name}" data_type: {graph_input.kind} dims: [ {dims} ] }} ]'
+    )
 
 
 def _labels(top: int) -> str:
@@ -197,16 +200,16 @@ def _labels(top: int) -> str:
 ]"""
 
 
-def _step(name: str, number: int, given: str, *made: str) -> str:
-    maps = [f'input_map {{ key: "{given}" value: "{given}" }}']
-    maps += [f'output_map {{ key: "{each}" value: "{each}" }}' for each in made]
-    lines = "\n    ".join([f"model_name: {_quoted(name)} model_version: {number}", *maps])
+def _step(name: str, number: int, input_name: str, *output_names: str) -> str:
+    maps = [f'input_map {{ key: "{input_name}" value: "{input_name}" }}']
+    maps += [f'output_map {{ key: "{output}" value: "{output}" }}' for output in output_names]
+    lines = "\n    ".join([f"model_name: {_quote(name)} model_version: {number}", *maps])
     return f"  step [ {{\n    {lines}\n  }} ]"
 
 
-def _of_version(number: int, stated: Mapping[str, str]) -> list[str]:
+def _of_version(number: int, facts: Mapping[str, str]) -> list[str]:
     policy = f"version_policy {{ specific {{ versions: [ {number} ] }} }}"
-    return [policy, *(_parameter(f"{key}.{number}", value) for key, value in stated.items())]
+    return [policy, *(_parameter(f"{key}.{number}", value) for key, value in facts.items())]
 
 
 def _batching() -> str:
@@ -221,20 +224,20 @@ def _batching() -> str:
 }}"""
 
 
-def _warmup(max_batch: int, given: GraphInput) -> str:
-    dims = ", ".join(map(str, given.shape(given.longest)))
+def _warmup(max_batch: int, tensor: GraphInput) -> str:
+    dims = ", ".join(map(str, tensor.shape(tensor.longest)))
     batches = ",\n".join(
-        f"""  {{ name: "batch_{batch}" batch_size: {batch} inputs {{ key: "{given.name}" value {{
-      data_type: {given.kind} dims: [ {dims} ] {given.warmup}: true }} }} }}"""
+        f"""  {{ name: "batch_{batch}" batch_size: {batch} inputs {{ key: "{tensor.name}" value {{
+      data_type: {tensor.kind} dims: [ {dims} ] {tensor.warmup}: true }} }} }}"""
         for batch in sorted({1, max_batch})
     )
     return f"model_warmup [\n{batches}\n]"
 
 
-def _execution(options: TritonOptions, given: GraphInput, num_threads: int) -> list[str]:
+def _execution(options: TritonOptions, graph_input: GraphInput, num_threads: int) -> list[str]:
     """Returns the lines of the chosen backend."""
     if options.backend == "tensorrt":
-        return [_tensorrt(options, given)]
+        return [_tensorrt(options, graph_input)]
     if options.backend == "cpu":
         return [_parameter("intra_op_thread_count", str(num_threads))]
     if options.backend == "openvino":
@@ -250,15 +253,15 @@ def _execution(options: TritonOptions, given: GraphInput, num_threads: int) -> l
     return [_parameter("arena_extend_strategy", "1")]
 
 
-def _tensorrt(options: TritonOptions, given: GraphInput) -> str:
+def _tensorrt(options: TritonOptions, graph_input: GraphInput) -> str:
     """Returns one profile over all sizes; without it a new size would build another engine, which
     takes minutes.
     """
     half = max(1, options.max_batch // 2)
     shapes = {
-        "min": [1, *given.shape(1)],
-        "opt": [half, *given.shape(max(1, given.longest // 2))],
-        "max": [options.max_batch, *given.shape(given.longest)],
+        "min": [1, *graph_input.shape(1)],
+        "opt": [half, *graph_input.shape(max(1, graph_input.longest // 2))],
+        "max": [options.max_batch, *graph_input.shape(graph_input.longest)],
     }
     settings = {
         "precision_mode": options.precision.upper(),
@@ -267,12 +270,12 @@ def _tensorrt(options: TritonOptions, given: GraphInput) -> str:
         "trt_engine_cache_enable": "true",
         "trt_engine_cache_path": _ENGINE_CACHE,
         **{
-            f"trt_profile_{end}_shapes": f"{given.name}:{'x'.join(map(str, shape))}"
+            f"trt_profile_{end}_shapes": f"{graph_input.name}:{'x'.join(map(str, shape))}"
             for end, shape in shapes.items()
         },
     }
     lines = "\n".join(
-        f"    parameters {{ key: {_quoted(key)} value: {_quoted(settings[key])} }}"
+        f"    parameters {{ key: {_quote(key)} value: {_quote(settings[key])} }}"
         for key in settings
     )
     return f"""optimization {{ execution_accelerators {{ gpu_execution_accelerator: [ {{
@@ -282,9 +285,9 @@ def _tensorrt(options: TritonOptions, given: GraphInput) -> str:
 
 
 def _parameter(key: str, value: str) -> str:
-    return f"parameters {{ key: {_quoted(key)} value: {{ string_value: {_quoted(value)} }} }}"
+    return f"parameters {{ key: {_quote(key)} value: {{ string_value: {_quote(value)} }} }}"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Quotes ASCII text by JSON's escapes, which are protobuf's too."""
     return json.dumps(text)

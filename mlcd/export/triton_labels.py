@@ -150,7 +150,7 @@ class _Export:
             dimension=self.centers.vectors.shape[1],
             top=self.top,
             number=self.number,
-            stated=self._stated(),
+            facts=self._facts(),
         )
 
     def ensemble_config(self) -> str:
@@ -158,12 +158,12 @@ class _Export:
         return write_ensemble(
             self.name,
             self.options,
-            given=image_input(crop),
+            graph_input=image_input(crop),
             dimension=self.centers.vectors.shape[1],
             top=self.top,
             number=self.number,
-            stated=self._stated(),
+            facts=self._facts(),
         )
 
-    def _stated(self) -> dict[str, str]:
+    def _facts(self) -> dict[str, str]:
         return {"fingerprint": self.centers.fingerprint, "centers": self.centers.digest}

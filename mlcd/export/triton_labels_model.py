@@ -45,24 +45,26 @@ class TritonPythonModel:
         """Runs one scan for all requests of Triton's batch, except those whose callers have
         gone.
         """
-        wanted = [not request.is_cancelled() for request in requests]
-        given = [
+        is_wanted = [not request.is_cancelled() for request in requests]
+        batches = [
             triton.get_input_tensor_by_name(request, "embedding").as_numpy()
-            for request, want in zip(requests, wanted, strict=True)
+            for request, want in zip(requests, is_wanted, strict=True)
             if want
         ]
-        found = iter(self._label(given))
-        return [next(found) if want else _failure("the request was cancelled") for want in wanted]
+        answers = iter(self._label(batches))
+        return [
+            next(answers) if want else _failure("the request was cancelled") for want in is_wanted
+        ]
 
-    def _label(self, given: list[Any]) -> list[Any]:
-        if not given:
+    def _label(self, batches: list[Any]) -> list[Any]:
+        if not batches:
             return []
         try:
-            ids, similarities = self._nearest(np.concatenate(given))
+            ids, similarities = self._nearest(np.concatenate(batches))
         except Exception as error:  # noqa: BLE001 - Triton would unload the model
             triton.Logger.log_error(f"the look-up of centers failed: {error}")
-            return [_failure("the look-up of centers failed") for _ in given]
-        ends = np.cumsum([len(part) for part in given])[:-1]
+            return [_failure("the look-up of centers failed") for _ in batches]
+        ends = np.cumsum([len(part) for part in batches])[:-1]
         return [
             triton.InferenceResponse(
                 [triton.Tensor("ids", part), triton.Tensor("similarity", scores)]

@@ -39,24 +39,24 @@ class TritonPythonModel:
         """Runs one inference for all requests of Triton's batch, except those whose callers have
         gone.
         """
-        wanted = [not request.is_cancelled() for request in requests]
-        given = [
+        is_wanted = [not request.is_cancelled() for request in requests]
+        batches = [
             triton.get_input_tensor_by_name(request, self._input).as_numpy()
-            for request, want in zip(requests, wanted, strict=True)
+            for request, want in zip(requests, is_wanted, strict=True)
             if want
         ]
-        rows = iter(self._embed(given))
-        return [next(rows) if want else _failure("the request was cancelled") for want in wanted]
+        rows = iter(self._embed(batches))
+        return [next(rows) if want else _failure("the request was cancelled") for want in is_wanted]
 
-    def _embed(self, given: list[Any]) -> list[Any]:
-        if not given:
+    def _embed(self, batches: list[Any]) -> list[Any]:
+        if not batches:
             return []
         try:
             # The result is the request's own memory, which the next inference overwrites.
-            rows = self._request.infer([np.concatenate(given)], share_inputs=True)[0].copy()
+            rows = self._request.infer([np.concatenate(batches)], share_inputs=True)[0].copy()
         except RuntimeError:
-            return [_failure("the inference failed") for _ in given]
-        parts = np.split(rows, np.cumsum([len(part) for part in given])[:-1])
+            return [_failure("the inference failed") for _ in batches]
+        parts = np.split(rows, np.cumsum([len(part) for part in batches])[:-1])
         return [triton.InferenceResponse([triton.Tensor("embedding", part)]) for part in parts]
 
 

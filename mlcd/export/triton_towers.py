@@ -24,16 +24,16 @@ from mlcd.types import Fingerprint
 class Tower:
     """One tower of a model, as a version in a repository.
 
-    dimension: of its rows. sizes: what all versions of a model share, in words. stated: what
+    dimension: of its rows. sizes: what all versions of a model share, in words. facts: what
     config.pbtxt says of the version, by name. write: puts its files into a folder. check: measures
     the parity of the graph there, and returns the facts for the manifest.
     """
 
-    given: GraphInput
+    graph_input: GraphInput
     dimension: int
     sizes: str
     fingerprint: Fingerprint
-    stated: Mapping[str, str]
+    facts: Mapping[str, str]
     write: Callable[[Path], None]
     check: Callable[[Path], dict[str, Any]]
 
@@ -79,7 +79,7 @@ def text_tower(
 ) -> Tower:
     """Returns the tower of texts. part: the text part of a model artifact.
 
-    Raises ConfigInvalid for half precision where there are no weights to measure it by.
+    Raises ConfigInvalid for half precision without weights to measure it by.
     """
     has_weights = (part / WEIGHTS).is_file()
     if precision != "fp32" and not has_weights:
@@ -117,7 +117,7 @@ def text_tower(
     )
 
 
-def stated_by(version: Artifact) -> tuple[Mapping[str, str], str]:
+def read_facts(version: Artifact) -> tuple[Mapping[str, str], str]:
     """Returns what config.pbtxt says of an existing version, and its sizes in words."""
     assert version.fingerprint is not None
     if TOKENIZER in version.files:

@@ -6,7 +6,7 @@ from typing import IO, Any, Final
 
 from mlcd.errors import InvalidInput
 from mlcd.images.names import printable
-from mlcd.text_tables import csv_rows, decode_text, json_rows, open_text, shown_columns, split_lines
+from mlcd.text_tables import csv_rows, decode_text, join_columns, json_rows, open_text, split_lines
 
 SIDECARS: Final = (".json", ".txt")  # the first that states a caption counts
 TABLES: Final = tuple(
@@ -62,7 +62,7 @@ def captions_in_table(
     is_separated_otherwise = len(seen) == 1 and any(mark in seen[0] for mark in ";\t")
     if seen and not is_captioned and (is_of_captions or is_separated_otherwise):
         raise InvalidInput(
-            f"{name} has the columns {shown_columns(seen)}, and no captions",
+            f"{name} has the columns {join_columns(seen)}, and no captions",
             remedy=f"give a path in one of {', '.join(_PATH_COLUMNS)} and a text in "
             f"one of {', '.join(CAPTION_COLUMNS)}, separated by commas",
         )
@@ -109,6 +109,6 @@ def _path(row: Mapping[str, Any], item: str) -> str:
     except UnicodeEncodeError:
         pass
     raise InvalidInput(
-        f"{item} names no image: it has the columns {shown_columns(tuple(row))}",
+        f"{item} names no image: it has the columns {join_columns(tuple(row))}",
         remedy=f"give the image's path in a column {', '.join(_PATH_COLUMNS)}",
     )

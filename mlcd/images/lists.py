@@ -13,7 +13,7 @@ from mlcd.images.names import encoded, printable
 from mlcd.images.remote_files import shown, threads
 from mlcd.images.source import FilesSource
 from mlcd.locations import check_no_credentials
-from mlcd.store_errors import translated
+from mlcd.store_errors import translate_error
 from mlcd.text_tables import read_list
 
 _WEB: Final = ("http://", "https://")
@@ -104,7 +104,7 @@ def files_of_a_store(location: str, lines: Sequence[str]) -> tuple[Any, str, lis
         try:
             return described(filesystem, path)
         except Exception as error:  # each file system has its own errors
-            raise translated(shown(filesystem, path), error) from error
+            raise translate_error(shown(filesystem, path), error) from error
 
     with threads(_ASKED) as pool:
         return filesystem, folder, list(pool.map(info, paths))

@@ -14,7 +14,7 @@ from mlcd.errors import InvalidInput
 from mlcd.images.checksums import stored_checksum
 from mlcd.images.names import printable
 from mlcd.images.streamed_file import StreamedFile
-from mlcd.store_errors import is_final, translated
+from mlcd.store_errors import is_final, translate_error
 
 RANGE_BYTES: Final = 8 << 20  # of one request: large beside what a request costs
 CONNECTIONS: Final = 4  # ranges that are on their way at one time
@@ -67,7 +67,7 @@ def _read_patiently(filesystem: Any, path: str, start: int | None, end: int | No
                 raise
             pause_s = pauses.next_s()
             if time.monotonic() + pause_s > until:
-                raise translated(shown(filesystem, path), error) from error
+                raise translate_error(shown(filesystem, path), error) from error
         time.sleep(pause_s)
     if start is not None and end is not None and len(data) > end - start:
         raise InvalidInput(
@@ -98,7 +98,7 @@ def opened(filesystem: Any, path: str) -> Iterator[IO[bytes]]:
             with _streamed(filesystem, path) as file:
                 yield file
         except (FileNotFoundError, PermissionError) as error:
-            raise translated(shown(filesystem, path), error) from error
+            raise translate_error(shown(filesystem, path), error) from error
     else:
         with filesystem.open(path, "rb") as file:
             yield file
@@ -109,7 +109,7 @@ def _streamed(filesystem: Any, path: str) -> Iterator[IO[bytes]]:
     try:
         size = int(filesystem.info(path)["size"])
     except Exception as error:  # as above
-        raise translated(shown(filesystem, path), error) from error
+        raise translate_error(shown(filesystem, path), error) from error
     checksum = stored_checksum(filesystem, path)
     with threads(CONNECTIONS) as pool:
 

@@ -35,7 +35,7 @@ from mlcd.images.source import FilesSource, Source
 from mlcd.images.tar import TarSource
 from mlcd.images.zip import ZipSource
 from mlcd.locations import check_no_credentials, install_command_for_url, is_url
-from mlcd.store_errors import translated
+from mlcd.store_errors import translate_error
 
 _ARCHIVES: Final[dict[str, type[FilesSource]]] = {
     ".tar": TarSource,
@@ -90,7 +90,7 @@ def open_source(location: str, *, urls: UrlOptions | None = None) -> Source:
         ) from error
     except Exception as error:  # each file system behind a URL has its own errors
         if is_url(location) and not isinstance(error, ValueError):
-            raise translated(location, error) from error
+            raise translate_error(location, error) from error
         refuse_fault(location, error)
         raise InvalidInput(
             f"{location} is not a place that can be read ({type(error).__name__})",

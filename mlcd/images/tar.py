@@ -32,7 +32,7 @@ from mlcd.images.sidecars import Spellings, sample_of, stem_of, stems_of
 from mlcd.images.source import FilesSource, ListingProblem
 from mlcd.images.tar_members import TarMember, TarMembers
 from mlcd.images.tar_spans import NOWHERE, spans_ahead
-from mlcd.store_errors import translated
+from mlcd.store_errors import translate_error
 from mlcd.text_tables import decode_text
 
 _CLASS: Final = ".cls"
@@ -200,7 +200,7 @@ class TarSource(FilesSource):
             return read(self._filesystem, name, start, end)
         except OSError as error:
             if is_remote(self._filesystem) and not ends_before(error):
-                raise translated(shown(self._filesystem, name), error) from error
+                raise translate_error(shown(self._filesystem, name), error) from error
             raise ImageRejected("unreadable", "the shard cannot be read") from error
 
 

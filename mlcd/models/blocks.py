@@ -100,24 +100,24 @@ class Attention(nn.Module):
         if num_queries is None:
             query, key, value = (self._heads(part) for part in self.qkv(x_BTW).chunk(3, dim=-1))
         else:
-            query, key, value = self._projected(x_BTW[:, :num_queries], x_BTW)
+            query, key, value = self._project(x_BTW[:, :num_queries], x_BTW)
         if rotation is not None:
             cos_TR, sin_TR = rotation
             query = rotate(query, cos_TR[: query.shape[2]], sin_TR[: query.shape[2]])
             key = rotate(key, cos_TR, sin_TR)
-        return self._mixed(query, key, value)
+        return self._attend(query, key, value)
 
     def attend(self, query_BQW: Tensor, x_BTW: Tensor) -> Tensor:
         """Attends from queries that are not among the tokens, [B, Q, W]."""
-        return self._mixed(*self._projected(query_BQW, x_BTW))
+        return self._attend(*self._project(query_BQW, x_BTW))
 
-    def _projected(self, query_BQW: Tensor, x_BTW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, query_BQW: Tensor, x_BTW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         width, weight, bias = x_BTW.shape[2], self.qkv.weight, self.qkv.bias
         query = functional.linear(query_BQW, weight[:width], bias[:width])
         key, value = functional.linear(x_BTW, weight[width:], bias[width:]).chunk(2, dim=-1)
         return self._heads(query), self._heads(key), self._heads(value)
 
-    def _mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         projected: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return projected
@@ -137,7 +137,7 @@ class MLP(nn.Module):
         self._is_folded = False
 
     def forward(self, x_BTW: Tensor) -> Tensor:
-        projected: Tensor = self.fc2(self._activated(self.fc1(x_BTW)))
+        projected: Tensor = self.fc2(self._activate(self.fc1(x_BTW)))
         return projected
 
     @torch.no_grad()
@@ -153,7 +153,7 @@ class MLP(nn.Module):
         self.fc2.weight.div_(_QUICK_GELU)
         self._is_folded = True
 
-    def _activated(self, hidden: Tensor) -> Tensor:
+    def _activate(self, hidden: Tensor) -> Tensor:
         if self._is_folded:
             return functional.silu(hidden)
         if self.activation == "quick_gelu":
@@ -186,8 +186,8 @@ class TransformerBlock(nn.Module):
         attended = self.attn(self.norm1(x_BTW), rotation, num_queries=num_queries)
         if branch_scale_2B is None:
             x_BTW = x_BTW[:, :num_queries] + attended
-            whole: Tensor = x_BTW + self.mlp(self.norm2(x_BTW))
-            return whole
+            output: Tensor = x_BTW + self.mlp(self.norm2(x_BTW))
+            return output
         of_attention, of_mlp = branch_scale_2B.to(attended.dtype)[:, :, None, None]
         x_BTW = x_BTW[:, :num_queries] + of_attention * attended
         scaled: Tensor = x_BTW + of_mlp * self.mlp(self.norm2(x_BTW))

@@ -20,7 +20,7 @@ from typing import Final
 from torch import Tensor
 
 from mlcd.errors import ArtifactInvalid
-from mlcd.models.key_map import Layout, State, renamed_state, split_qkv, to_theirs
+from mlcd.models.key_map import Layout, State, rename_state, split_qkv, to_theirs
 
 _WRAPPERS: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
 _NOT_THE_TOWER: Final = (
@@ -34,14 +34,14 @@ _NOT_THE_TOWER: Final = (
 def read_state(state: Mapping[str, Tensor], source: str) -> tuple[Layout, State]:
     """Returns the layout of a file's tensors, and the vision tower among them in our names.
 
-    Tensors of a text tower are left out; any other that has no equivalent raises ArtifactInvalid
+    Tensors of a text tower are left out; any other without an equivalent raises ArtifactInvalid
     naming it and `source`.
     """
-    tower = _vision_tower(unwrapped(state))
+    tower = _vision_tower(strip_wrappers(state))
     layout = _layout(tower, source)
     if layout == "ours":
         return layout, tower
-    ours = renamed_state(tower, "vision", layout, source)
+    ours = rename_state(tower, "vision", layout, source)
     if layout != "hf" and "proj.weight" in ours:
         ours["proj.weight"] = ours["proj.weight"].T.contiguous()  # theirs is x @ proj
     if "rope.cls_angle" in ours:
@@ -76,7 +76,7 @@ def write_state(state: Mapping[str, Tensor], layout: Layout) -> State:
     return theirs
 
 
-def unwrapped(state: Mapping[str, Tensor]) -> State:
+def strip_wrappers(state: Mapping[str, Tensor]) -> State:
     """Returns the tensors without the prefixes that DDP and torch.compile put before a name."""
     return {_WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
 
@@ -101,8 +101,8 @@ def _vision_tower(state: State) -> State:
             for name, tensor in state.items()
             if name.startswith("visual.")
         }
-    kept = {name: tensor for name, tensor in state.items() if not name.startswith(_NOT_THE_TOWER)}
-    return {name.removeprefix("vision_model."): tensor for name, tensor in kept.items()}
+    vision = {name: tensor for name, tensor in state.items() if not name.startswith(_NOT_THE_TOWER)}
+    return {name.removeprefix("vision_model."): tensor for name, tensor in vision.items()}
 
 
 def _layout(tower: State, source: str) -> Layout:
@@ -121,7 +121,7 @@ def _layout(tower: State, source: str) -> Layout:
         )
     shown = ", ".join(sorted(tower)[:3]) or "none"
     raise ArtifactInvalid(
-        f"{source} holds no vision tower that we know; its tensors: {shown}",
+        f"{source} must hold a vision tower of a known layout, got the tensors {shown}",
         remedy="give a checkpoint of MLCD, CLIP, SigLIP or open_clip",
     )
 

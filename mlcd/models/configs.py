@@ -155,11 +155,12 @@ def _image_size(path: Path, fields: Mapping[str, Any]) -> int:
 
 def write_hf_config(config: ViTConfig) -> dict[str, Any]:
     """Returns the config.json of the class that holds this tower; raises ConfigInvalid where
-    transformers has none.
+    transformers lacks such a class.
     """
     if config.registers:
         raise ConfigInvalid(
-            "transformers has no such tower with registers", remedy="export with --format onnx"
+            "a tower with registers cannot be written for transformers",
+            remedy="export with --format onnx",
         )
     fields = {
         "hidden_size": config.width,
@@ -176,7 +177,7 @@ def write_hf_config(config: ViTConfig) -> dict[str, Any]:
     if config.positions == "rope":
         if config.embedding_dim is not None:
             raise ConfigInvalid(
-                "transformers has no MLCD tower with a projection",
+                "an MLCD tower with a projection cannot be written for transformers",
                 remedy="export with --no-projection",
             )
         return {"architectures": ["MLCDVisionModel"], "model_type": "mlcd_vision_model", **fields}

@@ -25,9 +25,7 @@ def fetch(spec: str) -> Path:
     """
     name = spec.removeprefix(PREFIX)
     if not looks_like_hub_name(name):
-        raise ConfigInvalid(
-            f"{spec} names no model of the hub", remedy=f"write {PREFIX}ORGANIZATION/MODEL"
-        )
+        raise ConfigInvalid(f"a model of the hub is {PREFIX}ORGANIZATION/MODEL, got {spec}")
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:

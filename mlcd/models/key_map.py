@@ -104,21 +104,21 @@ def to_theirs(tower: Tower, layout: Foreign) -> Callable[[str], str | None]:
 
 
 def to_ours(tower: Tower, layout: Foreign) -> Callable[[str], str | None]:
-    """Returns the function from their name of a tensor to ours, None where it has no place."""
+    """Returns the function from their name of a tensor to ours; it gives None for unknown names."""
     block, prefix = _BLOCKS[layout]
     return _renaming(_inverse(_ROOTS[tower, layout]), _inverse(block), prefix, "blocks.")
 
 
-def renamed_state(state: Mapping[str, Tensor], tower: Tower, layout: Foreign, source: str) -> State:
+def rename_state(state: Mapping[str, Tensor], tower: Tower, layout: Foreign, source: str) -> State:
     """Returns the tensors of one tower in our names; raises ArtifactInvalid for one without a
     place in it.
     """
     rename = to_ours(tower, layout)
     ours = {}
-    for name, tensor in (joined_qkv(state, source) if layout == "hf" else state).items():
+    for name, tensor in (join_qkv(state, source) if layout == "hf" else state).items():
         renamed = rename(name)
         if renamed is None:
-            raise ArtifactInvalid(f"tensor {name} in {source} has no place in a {tower} tower")
+            raise ArtifactInvalid(f"tensor {name} in {source} does not belong to a {tower} tower")
         ours[renamed] = tensor
     return ours
 
@@ -134,14 +134,14 @@ def _renaming(
 
     def rename(name: str) -> str | None:
         if (match := in_block.fullmatch(name)) is None:
-            return _renamed(name, root)
-        inner = _renamed(match[2], block)
+            return _rename(name, root)
+        inner = _rename(match[2], block)
         return None if inner is None else f"{new_prefix}{match[1]}.{inner}"
 
     return rename
 
 
-def _renamed(name: str, table: Mapping[str, str]) -> str | None:
+def _rename(name: str, table: Mapping[str, str]) -> str | None:
     if name in table:
         return table[name]
     stem, _, last = name.rpartition(".")
@@ -150,7 +150,7 @@ def _renamed(name: str, table: Mapping[str, str]) -> str | None:
     return None
 
 
-def joined_qkv(tower: Mapping[str, Tensor], source: str) -> State:
+def join_qkv(tower: Mapping[str, Tensor], source: str) -> State:
     """Joins q_proj, k_proj and v_proj of each block into one `qkv`, in this order."""
     joined = dict(tower)
     for name in tower:

@@ -55,7 +55,8 @@ def find_checkpoint(path: Path) -> Path:
     steps = checkpoint_steps(path / "checkpoints")
     if not steps:
         raise ArtifactInvalid(
-            f"{path} holds no checkpoint", remedy="give a run or one of its checkpoints/step_N"
+            f"{path} must hold a checkpoint, found none",
+            remedy="give a run or one of its checkpoints/step_N",
         )
     return path / "checkpoints" / checkpoint_name(steps[-1])
 

@@ -49,10 +49,10 @@ class Servable(nn.Module):
         """Returns the embedding before it is normalized, as training takes it, or another output of
         the tower.
         """
-        embedding: Tensor = self.trunk(self.normalized(image_u8), output)
+        embedding: Tensor = self.trunk(self.normalize(image_u8), output)
         return embedding
 
-    def normalized(self, image_u8: Tensor) -> Tensor:
+    def normalize(self, image_u8: Tensor) -> Tensor:
         """Returns the pixels as the trunk takes them."""
         return (image_u8.float() / 255.0 - self.mean) / self.std
 
@@ -103,7 +103,7 @@ class Servable(nn.Module):
             state = load_file(directory / WEIGHTS)
         except (OSError, ValueError, SafetensorError) as error:
             raise ArtifactInvalid(
-                f"{directory} holds no readable weights", remedy=f"it needs {WEIGHTS}, {CONFIG}"
+                f"the weights in {directory} cannot be read", remedy=f"it needs {WEIGHTS}, {CONFIG}"
             ) from error
         trunk = tower_of(config, state, str(directory / WEIGHTS))
         return cls(trunk, PreprocessSpec.read(directory / PREPROCESS)).eval()

@@ -78,7 +78,8 @@ class ServableText(nn.Module):
             state = load_file(directory / WEIGHTS)
         except (OSError, TypeError, SafetensorError) as error:
             raise ArtifactInvalid(
-                f"{directory} holds no readable weights", remedy=f"it needs {WEIGHTS}, {SETTINGS}"
+                f"the weights in {directory} cannot be read",
+                remedy=f"it needs {WEIGHTS}, {SETTINGS}",
             ) from error
         with torch.device("meta"):
             trunk = TextTower(config)

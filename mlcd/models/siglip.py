@@ -48,7 +48,7 @@ class SiglipViT(VisionTower):
         Raises ConfigInvalid for the projection, which these towers lack.
         """
         if output == "projected":
-            raise ConfigInvalid("this tower has no projection", remedy="take the output pooled")
+            raise ConfigInvalid("this tower lacks a projection", remedy="take the output pooled")
         patch_BWhw = self.patch(pixels_BCHW)
         grid = (patch_BWhw.shape[2], patch_BWhw.shape[3])
         x_BTW: Tensor = patch_BWhw.flatten(2).transpose(1, 2) + self._positions(grid)

@@ -38,7 +38,7 @@ def _check_complete(
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ArtifactInvalid(
-            f"{file} has no tensor {missing[0]}{more}, which {index_name} names there",
+            f"{file} lacks the tensor {missing[0]}{more}, which {index_name} lists there",
             remedy="restore both files from one version of the model",
         )
 
@@ -58,7 +58,7 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
     """Reads tensors only: a pickle that would run anything is refused before it does."""
     if path.suffix not in _PICKLED:
         raise ConfigInvalid(
-            f"{path} is no file of weights", remedy=f"known: .safetensors, {', '.join(_PICKLED)}"
+            f"weights must be in a file of .safetensors, {', '.join(_PICKLED)}, got {path}"
         )
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
@@ -76,9 +76,10 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
     if not isinstance(content, dict) or not all(
-        isinstance(each, Tensor) for each in content.values()
+        isinstance(value, Tensor) for value in content.values()
     ):
         raise ArtifactInvalid(
-            f"{path} holds no state dict", remedy="save the model's state_dict() and give that file"
+            f"{path} must hold a state dict of tensors",
+            remedy="save the model's state_dict() and give that file",
         )
     return dict(content)

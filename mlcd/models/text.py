@@ -56,7 +56,7 @@ class TextTower(nn.Module):
     """A tower of int64 [N, T], T at most the context length, to the embedding [N, D] (not of unit
     length).
 
-    There is no mask for padding: causal towers pool before it, and SigLIP's are trained with it.
+    Padding is not masked: causal towers pool before it, and SigLIP's are trained with it.
     """
 
     def __init__(self, config: TextConfig) -> None:
@@ -87,10 +87,10 @@ class TextTower(nn.Module):
             x_NTW = block(x_NTW)
         # shape, not len, which would fix the number of rows in an exported graph
         rows = torch.arange(ids_NT.shape[0], device=ids_NT.device)
-        embedding_ND: Tensor = self.proj(self.norm_post(x_NTW[rows, self._pooled_token(ids_NT)]))
+        embedding_ND: Tensor = self.proj(self.norm_post(x_NTW[rows, self._place_to_pool(ids_NT)]))
         return embedding_ND
 
-    def _pooled_token(self, ids_NT: Tensor) -> Tensor:
+    def _place_to_pool(self, ids_NT: Tensor) -> Tensor:
         if (eos := self.config.eos_token_id) is not None:
             return torch.eq(ids_NT, eos).int().argmax(dim=1)
         if self.config.pooling == "highest_id":

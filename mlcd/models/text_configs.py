@@ -57,7 +57,7 @@ def read_hf_text_config(path: Path) -> TextConfig:
     kind = config.get("model_type")
     if kind not in ("clip", "siglip", "siglip2"):
         raise ConfigInvalid(
-            f"{path} is of a {kind!r} model, which has no text tower that we know",
+            f"the text tower of a {kind!r} model is not supported: {path}",
             remedy="clip, siglip, siglip2 are known",
         )
     section = hf_section(config, "text_config")
@@ -101,10 +101,12 @@ def write_hf_two_tower_config(towers: TwoTowers, family: HfFamily) -> dict[str, 
     """
     vision = towers.vision.config
     expected = _CLIP_SHAPE if family == "clip" else _SIGLIP_SHAPE
-    found = _shape(towers)
+    shape = _shape(towers)
     for part, value in expected.items():
-        if found[part] != value:
-            raise ConfigInvalid(f"transformers has no {family} model whose {part} is {found[part]}")
+        if shape[part] != value:
+            raise ConfigInvalid(
+                f"a {family} model of transformers needs {part} {value}, got {shape[part]}"
+            )
     vision_fields = write_hf_config(vision)
     del vision_fields["architectures"]
     if family == "siglip2":

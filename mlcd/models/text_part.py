@@ -72,7 +72,7 @@ def text_digest(folder: Path) -> str:
     """Returns the SHA-256 that identifies the text part in `folder`.
 
     It covers settings and tokenizer as canonical JSON, and the tower: name, dtype, shape and bytes
-    of every tensor, or the bytes of the graph where there are no weights. Raises ArtifactInvalid
+    of every tensor, or, without weights, the bytes of the graph. Raises ArtifactInvalid
     where a file is missing or damaged.
     """
     sha256 = hashlib.sha256()
@@ -84,7 +84,7 @@ def text_digest(folder: Path) -> str:
             sha256.update(part)
     except (OSError, ValueError, SafetensorError) as error:
         raise ArtifactInvalid(
-            f"{folder} holds no readable text tower", remedy="export the model again"
+            f"the text tower in {folder} cannot be read", remedy="export the model again"
         ) from error
     return sha256.hexdigest()
 

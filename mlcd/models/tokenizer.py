@@ -28,7 +28,7 @@ except ImportError as error:
 TOKENIZER: Final = "tokenizer.json"
 _CONFIG: Final = "tokenizer_config.json"
 _SPECIAL_TOKENS: Final = "special_tokens_map.json"
-_NOT_UNICODE: Final = "a text is no valid Unicode"
+_NOT_UNICODE: Final = "a text must be valid Unicode, got half of a surrogate pair"
 # Of a long text so many characters for each token of the context are read at first, then so many,
 # then all. Ordinary text has about 5 a token.
 _CHARS_PER_TOKEN: Final = (6, 24)
@@ -85,7 +85,7 @@ class Tokenizer:
         """Tells whether the token that ends a text also pads, as in CLIP's vocabulary."""
         nothing = self._backend.encode("")
         pairs = zip(nothing.ids, nothing.attention_mask, strict=True)
-        return [id_ for id_, seen in pairs if seen][-1:] == [self.pad_id]
+        return [id_ for id_, is_token in pairs if is_token][-1:] == [self.pad_id]
 
     @property
     def _padding(self) -> dict[str, Any]:
@@ -129,9 +129,9 @@ class Tokenizer:
                 if len(encoding.overflowing) >= (1 if at_space else 2):
                     _check_unicode(texts[place])
                     encodings[place] = encoding
-        rest = [place for place in range(len(texts)) if place not in encodings]
-        whole = self._encode([texts[place] for place in rest])
-        encodings.update(zip(rest, whole, strict=True))
+        remaining = [place for place in range(len(texts)) if place not in encodings]
+        encodings_of_rest = self._encode([texts[place] for place in remaining])
+        encodings.update(zip(remaining, encodings_of_rest, strict=True))
         return [encodings[place] for place in range(len(texts))]
 
     def _encode(self, texts: list[str]) -> list[tokenizers.Encoding]:
@@ -155,7 +155,7 @@ class Tokenizer:
         path = directory / TOKENIZER
         if not path.is_file():
             raise ArtifactInvalid(
-                f"{directory} holds no {TOKENIZER}",
+                f"{directory} lacks {TOKENIZER}",
                 remedy="save it with transformers: AutoTokenizer.from_pretrained(NAME)"
                 ".save_pretrained(DIRECTORY)",
             )
@@ -163,7 +163,7 @@ class Tokenizer:
         settings = read_object(directory / _CONFIG)
         pad_token = _pad_token(directory, settings)
         if (pad_id := backend.token_to_id(pad_token)) is None:
-            raise ArtifactInvalid(f"{path} has no token {pad_token}, which {_CONFIG} pads with")
+            raise ArtifactInvalid(f"{path} lacks the token {pad_token}, which {_CONFIG} pads with")
         kind = settings.get("tokenizer_class")
         # Siglip2Tokenizer pads on the left where nothing is stated, all others on the right
         padded = _side(directory, settings, "padding_side", "left" if kind == _SIGLIP2 else "right")
@@ -187,8 +187,8 @@ class Tokenizer:
                 f"{path} does not state one length for padding and truncation",
                 remedy="export the model again",
             )
-        stated = directory / _CONFIG
-        settings = read_object(stated) if stated.is_file() else {}
+        config = directory / _CONFIG
+        settings = read_object(config) if config.is_file() else {}
         return cls(backend, settings, int(padding["length"]))
 
     def definition(self) -> str:

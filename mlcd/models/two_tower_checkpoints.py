@@ -13,8 +13,8 @@ from typing import Final, Literal
 from torch import Tensor
 
 from mlcd.errors import ArtifactInvalid
-from mlcd.models.checkpoints import read_state, unwrapped, write_state
-from mlcd.models.key_map import Foreign, State, renamed_state, split_qkv, to_theirs
+from mlcd.models.checkpoints import read_state, strip_wrappers, write_state
+from mlcd.models.key_map import Foreign, State, rename_state, split_qkv, to_theirs
 from mlcd.models.two_towers import TwoTowers
 
 HfFamily = Literal["clip", "siglip", "siglip2"]
@@ -57,9 +57,11 @@ class TwoTowerState:
 def read_two_tower_state(state: Mapping[str, Tensor], source: str) -> TwoTowerState:
     """Returns the tensors of both towers in our names.
 
-    Raises ArtifactInvalid naming `source`, and the tensor that is missing or has no place.
+    Raises ArtifactInvalid naming `source`, and the tensor that is missing or unknown.
     """
-    state = {name: tensor for name, tensor in unwrapped(state).items() if name not in _NO_WEIGHTS}
+    state = {
+        name: tensor for name, tensor in strip_wrappers(state).items() if name not in _NO_WEIGHTS
+    }
     family = _family(state, source)
     text = _open_clip_text(state) if family == "open_clip" else _hf_text(state)
     for name in _SCALARS[family]:
@@ -70,7 +72,7 @@ def read_two_tower_state(state: Mapping[str, Tensor], source: str) -> TwoTowerSt
     return TwoTowerState(
         family=family,
         vision=read_state(state, source)[1],
-        text=renamed_state(text, "text", _layout(family), source),
+        text=rename_state(text, "text", _layout(family), source),
         logit_scale=state["logit_scale"],
         logit_bias=state.get("logit_bias"),
     )
@@ -112,7 +114,7 @@ def _family(state: State, source: str) -> Family:
     if f"text_model.{_SIGLIP_PROJECTION}" in state and _PATCHES in state:
         return "siglip" if state[_PATCHES].dim() > 2 else "siglip2"
     raise ArtifactInvalid(
-        f"{source} holds no two towers that we know",
+        f"{source} must hold the two towers of a known layout",
         remedy="give a CLIPModel, SiglipModel or Siglip2Model of transformers, or a CLIP of"
         " OpenAI or open_clip",
     )

@@ -30,8 +30,8 @@ Output = Literal["projected", "pooled", "patches", "penultimate_patches"]
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """The sizes of a tower. With embedding_dim None there is no projection: the embedding is the
-    pooled output.
+    """The sizes of a tower. With embedding_dim None the embedding is the pooled output, without a
+    projection.
 
     registers: learned tokens that stand for no place and no output (Darcet et al., 2024).
     """
@@ -120,7 +120,7 @@ class VisionTower(nn.Module):
 
     def _positions(self, grid: tuple[int, int]) -> Tensor:
         side = self.config.image_size // self.config.patch_size
-        return self.pos if grid == (side, side) else resized_positions(self.pos, grid)
+        return self.pos if grid == (side, side) else resize_positions(self.pos, grid)
 
 
 class ViT(VisionTower):
@@ -172,10 +172,10 @@ class ViT(VisionTower):
         pooled.
 
         branch_scales: [blocks, 2, B], see `TransformerBlock.forward`. Raises ConfigInvalid for the
-        projection of a tower that has none.
+        projection of a tower without one.
         """
         if output == "projected" and self.config.embedding_dim is None:
-            raise ConfigInvalid("this tower has no projection", remedy="take the output pooled")
+            raise ConfigInvalid("this tower lacks a projection", remedy="take the output pooled")
         patch_BWhw = self.patch(pixels_BCHW)
         grid = (patch_BWhw.shape[2], patch_BWhw.shape[3])
         x_BTW = torch.cat(
@@ -210,7 +210,7 @@ class ViT(VisionTower):
         return torch.cat([x_BTW[:, :1], registers, x_BTW[:, 1:]], dim=1)
 
 
-def resized_positions(pos_TW: Tensor, grid: tuple[int, int]) -> Tensor:
+def resize_positions(pos_TW: Tensor, grid: tuple[int, int]) -> Tensor:
     """Resizes learned positions of a square grid to another one: bicubic, as in transformers.
 
     The class token's, where the table has one more row than a square, stays.

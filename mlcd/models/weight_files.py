@@ -42,7 +42,7 @@ def locate(spec: str) -> Path:
         )
         if hub.looks_like_hub_name(spec):
             remedy = f"for Hugging Face's hub write {hub.PREFIX}{spec}"
-        raise NotFound(f"there is no model {spec}", remedy=remedy)
+        raise NotFound(f"the model {spec} does not exist", remedy=remedy)
     return path
 
 
@@ -76,13 +76,13 @@ def weights_in(folder: Path) -> Path:
             return folder / name
     meant = near(folder, *_KINDS)
     remedy = f"it needs one of {', '.join(_WEIGHTS)}" if meant is None else f"did you mean {meant}?"
-    raise ArtifactInvalid(f"{folder} holds no weights", remedy=remedy)
+    raise ArtifactInvalid(f"{folder} must hold weights, found none", remedy=remedy)
 
 
 def weight_files(path: Path) -> list[Path]:
     """Returns the shards of an index, or the file itself.
 
-    Raises ArtifactInvalid naming one that is missing or that holds no weights.
+    Raises ArtifactInvalid naming the file that is missing or a pointer of Git LFS.
     """
     names = sorted(set((read_index(path) or {}).values()))
     files = [path.with_name(name) for name in names] or [path]
@@ -92,7 +92,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def read_index(path: Path) -> dict[str, str] | None:
-    """Returns the name of the shard of each tensor in an index; None where the file is none.
+    """Returns the name of the shard of each tensor in an index; None for other files.
 
     Raises ArtifactInvalid for one that is damaged.
     """
@@ -112,7 +112,7 @@ def read_index(path: Path) -> dict[str, str] | None:
                 remedy="restore the file",
             )
     if not index:
-        raise ArtifactInvalid(f"{path} names no tensor", remedy="restore the file")
+        raise ArtifactInvalid(f"{path} must list at least one tensor", remedy="restore the file")
     return index
 
 
@@ -124,9 +124,9 @@ def _check_file(path: Path, index: str | None) -> None:
     except OSError as error:
         reason = os.strerror(error.errno).lower() if error.errno else "it cannot be read"
         problem = "is missing" if isinstance(error, FileNotFoundError) else f"is unusable: {reason}"
-        named = f", which {index} names" if index else ""
+        listing = f", which {index} names" if index else ""
         raise ArtifactInvalid(
-            f"{path}{named}, {problem}" if named else f"{path} {problem}",
+            f"{path}{listing}, {problem}" if listing else f"{path} {problem}",
             remedy="restore the file, or download the model again",
         ) from error
     if start == _LFS:

@@ -20,7 +20,7 @@ from mlcd.models.configs import (
 )
 from mlcd.models.servable import PREPROCESS, Servable, tower_of
 from mlcd.models.tensor_files import read_tensors
-from mlcd.models.vit import ViTConfig, resized_positions
+from mlcd.models.vit import ViTConfig, resize_positions
 from mlcd.models.weight_files import (
     HF_CONFIG,
     HF_PREPROCESSING,
@@ -108,7 +108,7 @@ def load(spec: str, options: LoadOptions | None = None) -> Servable:
     if (path / MANIFEST).is_file():
         open_artifact(path)
     model = Servable.read(path) if (path / PREPROCESS).is_file() else _load_foreign(path, options)
-    return _adjusted(model, options)
+    return _adjust(model, options)
 
 
 def _load_foreign(path: Path, options: LoadOptions) -> Servable:
@@ -116,7 +116,7 @@ def _load_foreign(path: Path, options: LoadOptions) -> Servable:
     weights = weights_in(path) if path.is_dir() else path
     layout, state = read_state(read_tensors(weights), str(weights))
     if options.like is not None:
-        published = _published(options.like)
+        published = _find_published(options.like)
         embedding_dim = published.config.embedding_dim if "proj.weight" in state else None
         config, preprocess = (
             replace(published.config, embedding_dim=embedding_dim),
@@ -160,15 +160,13 @@ def _hf_preprocessing(folder: Path, config: ViTConfig, options: LoadOptions) -> 
     )
 
 
-def _published(name: str) -> Published:
+def _find_published(name: str) -> Published:
     if name not in PUBLISHED:
-        raise ConfigInvalid(
-            f"there is no published tower {name}", remedy=f"known: {', '.join(PUBLISHED)}"
-        )
+        raise ConfigInvalid(f"a published tower is one of {', '.join(PUBLISHED)}, got {name}")
     return PUBLISHED[name]
 
 
-def _adjusted(model: Servable, options: LoadOptions) -> Servable:
+def _adjust(model: Servable, options: LoadOptions) -> Servable:
     config, preprocess = model.trunk.config, model.preprocess
     state = dict(model.trunk.state_dict())
     if not options.projection and config.embedding_dim is not None:
@@ -197,5 +195,5 @@ def at_resolution(model: Servable, size: int) -> Servable:
         config = replace(config, image_size=size)
         if "pos" in state:
             side = size // config.patch_size
-            state["pos"] = resized_positions(state["pos"], (side, side))
+            state["pos"] = resize_positions(state["pos"], (side, side))
     return Servable(tower_of(config, state, "the model"), preprocess).eval()

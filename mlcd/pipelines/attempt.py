@@ -30,13 +30,13 @@ class Attempt:
         self._descriptor = -1
 
     def __enter__(self) -> Self:
-        for other in list(self._folder.glob(f"{_PREFIX}*")):
-            _remove(other)
+        for leftover in list(self._folder.glob(f"{_PREFIX}*")):
+            _remove(leftover)
         try:
             self.path.mkdir()
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError as error:
-            raise self._gone() from error
+            raise self._removed_error() from error
         return self
 
     def check(self) -> None:
@@ -44,7 +44,7 @@ class Attempt:
         folders again.
         """
         if not self._stands():
-            raise self._gone()
+            raise self._removed_error()
 
     def __exit__(
         self,
@@ -54,14 +54,14 @@ class Attempt:
     ) -> None:
         try:
             if isinstance(error, OSError | MlcdError) and not self._stands():
-                raise self._gone() from error
+                raise self._removed_error() from error
         finally:
             os.close(self._descriptor)
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # a folder in use is not empty
                 self._folder.rmdir()
 
-    def _gone(self) -> Conflict:
+    def _removed_error(self) -> Conflict:
         return Conflict(f"{self.path} was removed meanwhile", remedy="see who else is at this work")
 
     def _stands(self) -> bool:
@@ -76,7 +76,7 @@ def _remove(path: Path) -> None:
     """Hides the directory by one rename before any file in it goes, so that its user cannot publish
     half of it.
     """
-    gone = path.with_name(f"{_PREFIX}{secrets.token_hex(4)}")
+    hidden = path.with_name(f"{_PREFIX}{secrets.token_hex(4)}")
     with suppress(FileNotFoundError):
-        path.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+        path.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)

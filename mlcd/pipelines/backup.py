@@ -28,7 +28,7 @@ from mlcd.artifacts.disk import (
     replacing,
     sync_path,
     temporary_path,
-    translated_os_errors,
+    translate_os_errors,
 )
 from mlcd.artifacts.manifest import draft_path
 from mlcd.artifacts.sealed_json import read_sealed, write_sealed
@@ -76,15 +76,18 @@ class _Gone(Exception):
 def back_up(state: Path, out: Path) -> Backup:
     """Copies the state to a new directory `out`, which is published by one rename.
 
-    A damaged part is left out, and named in the result. Raises NotFound, InvalidInput where there
-    is no state, Conflict where something is at `out`.
+    A damaged part is left out, and named in the result. Raises NotFound, InvalidInput where
+    `state` is empty, Conflict where `out` exists.
     """
     if not state.is_dir():
-        raise NotFound(f"there is no directory {state}", remedy="name that of `mlcd serve --state`")
+        raise NotFound(
+            f"the state must be a directory, got {state}",
+            remedy="name the directory of `mlcd serve --state`",
+        )
     if out.resolve().is_relative_to(state.resolve()):
         raise InvalidInput(f"{out} is in {state}", remedy="name a place outside of it")
     _check_empty(out, remedy="name a new directory")
-    with translated_os_errors(out):
+    with translate_os_errors(out):
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             with replacing(out) as draft:
@@ -111,7 +114,7 @@ def restore(backup: Path, state: Path) -> Backup:
     if manifest["format"] > _FORMAT:
         raise ArtifactInvalid(f"{backup} is of a later format", remedy="upgrade mlcd to read it")
     _check_empty(state, remedy="end the server and move what is there away")
-    with translated_os_errors(state):
+    with translate_os_errors(state):
         try:
             state.mkdir(parents=True, exist_ok=True)
             draft = temporary_path(state / "restored")
@@ -125,13 +128,13 @@ def restore(backup: Path, state: Path) -> Backup:
         except OSError as error:
             refuse_full_disk(error, state)
             raise
-    return _described(manifest)
+    return _summarize(manifest)
 
 
 def _check_empty(path: Path, *, remedy: str) -> None:
     if path.exists() and not path.is_dir():
         raise Conflict(f"{path} exists", remedy=remedy)
-    if path.is_dir() and {each.name for each in path.iterdir()} - _ORDINARY:
+    if path.is_dir() and {entry.name for entry in path.iterdir()} - _ORDINARY:
         raise Conflict(f"{path} is not empty", remedy=remedy)
 
 
@@ -165,7 +168,7 @@ def _fill(state: Path, draft: Path) -> Backup:
     }
     if not files and not left_out:
         raise InvalidInput(
-            f"{state} holds no collections, jobs, names or {KEYS}",
+            f"{state} must hold collections, jobs, names or {KEYS}, found none of them",
             remedy="name the directory of `mlcd serve --state`",
         )
     manifest = {
@@ -177,7 +180,7 @@ def _fill(state: Path, draft: Path) -> Backup:
         "files": files,
     }
     write_sealed(draft / BACKUP, manifest)
-    return _described(manifest)
+    return _summarize(manifest)
 
 
 def _refuse_to_go_on(error: MlcdError) -> None:
@@ -186,7 +189,7 @@ def _refuse_to_go_on(error: MlcdError) -> None:
         raise error
 
 
-def _described(manifest: dict[str, Any]) -> Backup:
+def _summarize(manifest: dict[str, Any]) -> Backup:
     files = manifest["files"]
     return Backup(
         files=len(files),

@@ -31,7 +31,7 @@ from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import split_positions
-from mlcd.locations import seen_from
+from mlcd.locations import relative_location
 from mlcd.models.text_part import (
     FOLDER,
     GRAPH,
@@ -104,7 +104,8 @@ def bridge_model(
 def _open_model(spec: str, path: str) -> Artifact:
     if not (Path(path) / MANIFEST).is_file():
         raise ConfigInvalid(
-            f"{spec} is no model that can be exported", remedy="give a model artifact or weights"
+            f"a bridge needs a model artifact or weights, got {spec}",
+            remedy="give a model that `mlcd export` takes",
         )
     if has_text(path):
         raise ConfigInvalid(
@@ -158,7 +159,7 @@ def _pivots(ours: EncodedPart, theirs: EncodedPart, encoder: TextEncoder) -> Piv
     both = [row for row, entry in enumerate(ours.entries) if entry.key in row_of]
     entries = [ours.entries[row] for row in both]
     classes = sorted({entry.class_name for entry in entries if entry.class_name is not None})
-    number_of = {each: number for number, each in enumerate(classes)}
+    number_of = {name: number for number, name in enumerate(classes)}
     return Pivots(
         source=theirs.embeddings[[row_of[entry.key] for entry in entries]],
         target=ours.embeddings[both],
@@ -166,7 +167,7 @@ def _pivots(ours: EncodedPart, theirs: EncodedPart, encoder: TextEncoder) -> Piv
             (entry.key for entry in entries), (entry.class_name for entry in entries)
         ),
         class_of=np.array([number_of.get(entry.class_name or "", -1) for entry in entries]),
-        names=_embed(encoder, [f"a photo of a {_in_words(each)}" for each in classes]),
+        names=_embed(encoder, [f"a photo of a {_in_words(name)}" for name in classes]),
         text_mean=_embed(encoder, _captions()).mean(axis=0),
     )
 
@@ -197,11 +198,11 @@ def _copy_images(model: Artifact, draft: Draft) -> None:
 def _write_text(
     draft: Draft, texts: Artifact, fitted: FittedBridge, kind: BridgeKind, *, dimension: int
 ) -> TextSettings:
-    """Writes `text/`; raises ArtifactInvalid where its graph is not the other model's texts through
-    the bridge.
+    """Writes `text/`; raises ArtifactInvalid where its graph differs from the other model's texts
+    through the bridge.
     """
     folder = texts.file(f"{FOLDER}/{SETTINGS}").parent
-    stated = TextSettings.read(folder)
+    text_settings = TextSettings.read(folder)
     inner = onnx.load(folder / GRAPH)
     graph = GraphWriter()
     (rows,) = graph.include(inner, "texts", {"ids": "ids"})
@@ -215,9 +216,9 @@ def _write_text(
         shutil.copyfile(folder / TOKENIZER, path)
     settings = TextSettings(
         tower=kind,
-        context_length=stated.context_length,
-        pad_id=stated.pad_id,
-        trims_padding=stated.trims_padding,
+        context_length=text_settings.context_length,
+        pad_id=text_settings.pad_id,
+        trims_padding=text_settings.trims_padding,
         dimension=dimension,
         logit_scale=math.log(fitted.scale),
     )
@@ -240,7 +241,7 @@ def _write_centers(path: Path, draft: Draft, fingerprint: Fingerprint) -> None:
     """Writes the model's centers as those of the new fingerprint: its images have not changed."""
     before = open_artifact(path, "centers")
     out = draft.out / _CENTERS
-    parent = Parent("centers", seen_from(path, out), before.digest)
+    parent = Parent("centers", relative_location(path, out), before.digest)
     request = Request("centers", before.config, (parent,), fingerprint)
     if (draft.path / _CENTERS).is_dir():
         return

@@ -28,28 +28,28 @@ from mlcd.types import Embeddings, unit_rows
 _LEAST: Final = 5  # images of a new cluster
 Step = Mapping[str, Any]
 # the artifacts that a step uses, by digest
-Given = Mapping[str, Artifact]
+ArtifactsByDigest = Mapping[str, Artifact]
 Changed = tuple[LivingCenters, dict[str, Any]]
 
 
-def changed(state: LivingCenters, step: Step, given: Given) -> Changed:
+def apply_step(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Changed:
     """Returns the centers after one step, and facts about it.
 
     Raises InvalidInput where the step cannot be taken.
     """
-    return _CHANGES[step["change"]](state, step, given)
+    return _CHANGES[step["change"]](state, step, artifacts)
 
 
-def _updated(state: LivingCenters, step: Step, given: Given) -> Changed:
-    centers, added = state.centers, EmbeddingsArtifact(given[step["added"]])
+def _update(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Changed:
+    centers, added = state.centers, EmbeddingsArtifact(artifacts[step["added"]])
     num, quantiles = len(centers.vectors), state.quantiles
     if "members" in step:
-        members = EmbeddingsArtifact(given[step["members"]])
+        members = EmbeddingsArtifact(artifacts[step["members"]])
         own, distances = nearest(_rows(centers, members), centers.vectors)
         measured = own_quantiles(own, distances, num, step["quantile"])
         quantiles = np.where(np.isnan(quantiles), measured, quantiles)
     rows = _rows(centers, added)
-    found, aside = new_centers(
+    new_vectors, aside = new_centers(
         rows,
         centers.vectors,
         quantiles,
@@ -58,18 +58,20 @@ def _updated(state: LivingCenters, step: Step, given: Given) -> Changed:
         least=_LEAST,
         seed=step["seed"],
     )
-    vectors = np.concatenate([centers.vectors, found])
+    vectors = np.concatenate([centers.vectors, new_vectors])
     now, distances = nearest(rows, vectors)
     joined = now >= num
     sizes = np.bincount(now, minlength=len(vectors))
     sizes[:num] += centers.sizes
     examples = centers.examples
-    if examples is not None and len(found):
-        examples = examples.extended(_examples(added, joined, now - num, distances, len(found)))
-    if len(found):
-        new = own_quantiles(now[joined] - num, distances[joined], len(found), step["quantile"])
+    if examples is not None and len(new_vectors):
+        examples = examples.append(_examples(added, joined, now - num, distances, len(new_vectors)))
+    if len(new_vectors):
+        new = own_quantiles(
+            now[joined] - num, distances[joined], len(new_vectors), step["quantile"]
+        )
         quantiles = np.concatenate([quantiles, new])
-    changed = replace(
+    apply_step = replace(
         state,
         centers=replace(
             centers, vectors=vectors, sizes=sizes, examples=examples, names=None, audit_rows=None
@@ -78,30 +80,32 @@ def _updated(state: LivingCenters, step: Step, given: Given) -> Changed:
         clusters=np.concatenate([state.clusters, np.arange(num, len(vectors), dtype=np.int32)]),
     )
     facts = {
-        "new": len(found),
+        "new": len(new_vectors),
         "images": len(rows),
         "aside": int(aside.sum()),
         "in_new": int(joined.sum()),
         "still_beyond": int((distances > quantiles[now]).sum()),
     }
-    return changed, facts
+    return apply_step, facts
 
 
-def _merged(state: LivingCenters, step: Step, _: Given) -> Changed:
+def _merge(state: LivingCenters, step: Step, _: ArtifactsByDigest) -> Changed:
     ids = step["ids"]
     if len(ids) < 2 or len(set(ids)) < len(ids):
-        raise InvalidInput("that is nothing to merge", remedy="give two ids or more")
-    for each in ids:
-        _check_id(state, each)
+        raise InvalidInput(
+            f"a merge needs two different ids or more, got {ids}", remedy="name each cluster once"
+        )
+    for cluster in ids:
+        _check_id(state, cluster)
     joined = np.isin(state.clusters, state.clusters[ids])
     clusters = np.where(joined, state.clusters[ids].min(), state.clusters).astype(np.int32)
     return replace(state, clusters=clusters), {"merged": len(ids)}
 
 
-def _divided(state: LivingCenters, step: Step, given: Given) -> Changed:
+def _divide(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Changed:
     centers, center = state.centers, step["id"]
     _check_id(state, center)
-    members = EmbeddingsArtifact(given[step["members"]])
+    members = EmbeddingsArtifact(artifacts[step["members"]])
     rows = _rows(centers, members)
     own, _ = nearest(rows, centers.vectors)
     inside = own == center
@@ -124,12 +128,12 @@ def _divided(state: LivingCenters, step: Step, given: Given) -> Changed:
     quantiles[center] = parts[0]
     examples = centers.examples
     if examples is not None:
-        kept, new = (
-            _examples(members, inside & (part == each), np.zeros_like(part), distances, 1)
-            for each in (0, 1)
+        first_examples, second_examples = (
+            _examples(members, inside & (part == half), np.zeros_like(part), distances, 1)
+            for half in (0, 1)
         )
-        examples = examples.with_center(center, kept).extended(new)
-    changed = replace(
+        examples = examples.with_center(center, first_examples).append(second_examples)
+    apply_step = replace(
         state,
         centers=replace(
             centers, vectors=vectors, sizes=sizes, examples=examples, names=None, audit_rows=None
@@ -137,35 +141,35 @@ def _divided(state: LivingCenters, step: Step, given: Given) -> Changed:
         quantiles=quantiles.astype(np.float32),
         clusters=np.append(state.clusters, np.int32(len(vectors) - 1)),
     )
-    return changed, {"new": 1, "images": int(inside.sum())}
+    return apply_step, {"new": 1, "images": int(inside.sum())}
 
 
-def _aligned(state: LivingCenters, step: Step, given: Given) -> Changed:
-    centers, others = state.centers, LivingCenters.read(given[step["to"]]).centers
-    members = EmbeddingsArtifact(given[step["members"]])
+def _align(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Changed:
+    centers, target = state.centers, LivingCenters.read(artifacts[step["to"]]).centers
+    members = EmbeddingsArtifact(artifacts[step["members"]])
     ids, _ = nearest(_rows(centers, members), centers.vectors)
-    rows = _rows(others, members)
-    now, distances = nearest(rows, others.vectors)
-    num, num_others = len(centers.vectors), len(others.vectors)
+    rows = _rows(target, members)
+    now, distances = nearest(rows, target.vectors)
+    num, num_others = len(centers.vectors), len(target.vectors)
     own = state.clusters[ids]
-    found = matched(own, now, (num, num_others))
-    fresh = np.flatnonzero(found < 0)
-    found[fresh] = num + np.arange(len(fresh))
-    clusters = _heirs(ids, found[now], num, found)
-    vectors = np.empty((len(clusters), others.vectors.shape[1]), np.float32)
-    vectors[found] = others.vectors
+    ids_now = matched(own, now, (num, num_others))
+    fresh = np.flatnonzero(ids_now < 0)
+    ids_now[fresh] = num + np.arange(len(fresh))
+    clusters = _heirs(ids, ids_now[now], num, ids_now)
+    vectors = np.empty((len(clusters), target.vectors.shape[1]), np.float32)
+    vectors[ids_now] = target.vectors
     vectors = vectors[clusters]  # an id without a counterpart has the center of its heir
     sizes = np.zeros(len(clusters), np.int64)
-    sizes[found] = others.sizes
+    sizes[ids_now] = target.sizes
     examples = None
-    if others.examples is not None:
+    if target.examples is not None:
         examples = _examples(
-            members, np.ones(len(rows), np.bool_), found[now], distances, len(clusters)
+            members, np.ones(len(rows), np.bool_), ids_now[now], distances, len(clusters)
         )
-    quantiles = own_quantiles(found[now], distances, len(clusters), step["quantile"])
-    changed = replace(
+    quantiles = own_quantiles(ids_now[now], distances, len(clusters), step["quantile"])
+    apply_step = replace(
         state,
-        centers=replace(others, vectors=vectors, sizes=sizes, examples=examples, names=None),
+        centers=replace(target, vectors=vectors, sizes=sizes, examples=examples, names=None),
         quantiles=quantiles[clusters],
         clusters=clusters,
     )
@@ -173,27 +177,27 @@ def _aligned(state: LivingCenters, step: Step, given: Given) -> Changed:
         "kept": num_others - len(fresh),
         "new": len(fresh),
         "images": len(rows),
-        "stay": float((found[now] == own).mean()),
+        "stay": float((ids_now[now] == own).mean()),
     }
-    return changed, facts
+    return apply_step, facts
 
 
 def _heirs(
-    ids: NDArray[np.int32], now: NDArray[np.int64], num: int, found: NDArray[np.int64]
+    ids: NDArray[np.int32], now: NDArray[np.int64], num: int, ids_now: NDArray[np.int64]
 ) -> NDArray[np.int32]:
     """Returns the cluster of each id after an alignment.
 
-    ids, now: the id of each row before, and its cluster now. num: how many ids there were. found:
-    the ids that the clusters have now. An id that none has goes where most of its rows went, or,
+    ids, now: the id of each row before, and its cluster now. num: how many ids there were. ids_now:
+    the ids that the clusters have now. An id that disappeared goes where most of its rows went, or,
     without rows, to the first cluster.
     """
-    total = max(num, int(found.max()) + 1)
+    total = max(num, int(ids_now.max()) + 1)
     clusters = np.arange(total, dtype=np.int32)
     order = np.lexsort((now, ids))
     bounds = np.searchsorted(ids[order], np.arange(num + 1))
-    for gone in np.setdiff1d(np.arange(num), found):
-        went = now[order[bounds[gone] : bounds[gone + 1]]]
-        clusters[gone] = np.bincount(went).argmax() if len(went) else found.min()
+    for dropped in np.setdiff1d(np.arange(num), ids_now):
+        went = now[order[bounds[dropped] : bounds[dropped + 1]]]
+        clusters[dropped] = np.bincount(went).argmax() if len(went) else ids_now.min()
     return clusters
 
 
@@ -204,14 +208,14 @@ def _rows(centers: Centers, embeddings: EmbeddingsArtifact) -> Embeddings:
 
 def _examples(
     embeddings: EmbeddingsArtifact,
-    wanted: NDArray[np.bool_],
+    is_wanted: NDArray[np.bool_],
     clusters: NDArray[np.integer],
     distances: NDArray[np.float32],
     num: int,
 ) -> Examples:
-    """Returns the nearest of the wanted rows for each of `num` clusters."""
+    """Returns the nearest of the rows in `is_wanted` for each of `num` clusters."""
     members = NearestMembers(num, NUM_EXAMPLES)
-    numbers = np.flatnonzero(wanted)
+    numbers = np.flatnonzero(is_wanted)
     members.add(clusters[numbers], 1 - distances[numbers].astype(np.float64), numbers)
     present = members.rows >= 0
     keys = embeddings.keys_at(members.rows[present])
@@ -226,16 +230,16 @@ def _check_id(state: LivingCenters, center: int) -> None:
         )
 
 
-_CHANGES: Final[dict[str, Callable[[LivingCenters, Step, Given], Changed]]] = {
-    "update": _updated,
-    "merge": _merged,
-    "split": _divided,
-    "align": _aligned,
+_CHANGES: Final[dict[str, Callable[[LivingCenters, Step, ArtifactsByDigest], Changed]]] = {
+    "update": _update,
+    "merge": _merge,
+    "split": _divide,
+    "align": _align,
 }
 
 
 def carry_levels(before: Artifact, after: Centers, draft: Draft) -> None:
-    """Writes the levels of the centers `before`, where they have any, for those since.
+    """Writes the levels of the centers `before`, if any, extended to the centers `after`.
 
     A center that stays keeps its path; a new one joins the nearest group of the finest coarser
     level, and the groups above it.
@@ -244,14 +248,14 @@ def carry_levels(before: Artifact, after: Centers, draft: Draft) -> None:
         return
     table = pq.read_table(before.file(LEVELS))
     names = [name for name in table.column_names if name.startswith("of_")]
-    known = [table[name].to_numpy() for name in names]
+    groups_before = [table[name].to_numpy() for name in names]
     centers = [read_level_centers(before, name) for name in names]
-    joined, _ = nearest(after.vectors[len(known[0]) :], centers[0])
+    joined, _ = nearest(after.vectors[len(groups_before[0]) :], centers[0])
     groups: list[NDArray[np.int32]] = []
-    for level, group in enumerate(known):
+    for level, group in enumerate(groups_before):
         if level:
             parents = np.empty(len(centers[level - 1]), np.int32)
-            parents[known[level - 1]] = group
+            parents[groups_before[level - 1]] = group
             joined = parents[joined]
         groups.append(np.concatenate([group, joined]).astype(np.int32))
     write_levels(draft, after.sizes, groups, centers)

@@ -38,7 +38,13 @@ from mlcd.clustering.seeding import distinct_rows, sampled
 from mlcd.clustering.sums import mean_of
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.keys import HELD_OUT_FRACTION
-from mlcd.pipelines.cluster_report import PICTURE, REPORT, summarized, write_coarser, write_report
+from mlcd.pipelines.cluster_report import (
+    PICTURE,
+    REPORT,
+    summarize_clusters,
+    write_coarser,
+    write_report,
+)
 from mlcd.pipelines.seen_members import SeenMembers
 from mlcd.progress import Meter, Reporter
 from mlcd.world import World
@@ -131,21 +137,21 @@ def cluster(
     request, done = _request(embeddings, out, options, world)
     if done is not None:
         return done
-    rows, numbers = _select(embeddings, _clustered(embeddings, options), options)
+    rows, numbers = _select(embeddings, _not_held_out(embeddings, options), options)
     bound = _bound(rows, options)
     with Draft(out, request) if world.rank == 0 else nullcontext() as draft:
         for part in range(world.rank, embeddings.num_parts, world.size):
             verify_file(embeddings.artifact, part_name(part))
-        mean = _checked_mean(rows, world) if options.subtract_mean else None
+        mean = _find_mean(rows, world) if options.subtract_mean else None
         unit = UnitRows(rows, mean)
         members = find_members(numbers, mean) if find_members else None
-        result = _found(unit, options, draft, members, reporter=reporter, world=world)
+        result = _run_kmeans(unit, options, draft, members, reporter=reporter, world=world)
         if bound:
-            result = _bounded(unit, result, bound, options.seed, reporter)
-        assignment = _gathered(result.assignment, rows.num_rows, world)
-        seen = SeenMembers.of(unit, result, options.examples, world)
+            result = _limit_sizes(unit, result, bound, options.seed, reporter)
+        assignment = _gather(result.assignment, rows.num_rows, world)
+        seen_members = SeenMembers.of(unit, result, options.examples, world)
         if draft:
-            classes = _chosen(embeddings.class_names, numbers)
+            classes = _pick(embeddings.class_names, numbers)
             Centers(
                 vectors=result.centers,
                 sizes=result.sizes,
@@ -154,13 +160,13 @@ def cluster(
                 if options.names
                 else None,
                 mean=mean,
-                examples=seen.examples(embeddings, numbers) if options.examples else None,
+                examples=seen_members.examples(embeddings, numbers) if options.examples else None,
                 audit_rows=_audit_rows(embeddings, numbers)
                 if options.num_clusters >= MIN_CENTERS
                 else None,
-                quantiles=seen.quantiles(result, assignment),
+                quantiles=seen_members.quantiles(result, assignment),
             ).write(draft)
-            summary = summarized(result, assignment, classes)
+            summary = summarize_clusters(result, assignment, classes)
             if bound:
                 # the objective of the bounded clusters follows those of k-means
                 summary |= {"bound": bound, "objective_unbounded": result.objective[-2]}
@@ -206,10 +212,10 @@ def choose_number(
 ) -> ClusterOptions:
     """Returns the options with the number of clusters at which unseen rows are best separated."""
     least = replace(options, num_clusters=min(nums), sample=None)
-    rows, _ = _select(embeddings, _clustered(embeddings, least), least)
-    mean = _checked_mean(rows, _ALONE) if options.subtract_mean else None
-    found = candidates(UnitRows(rows, mean), nums, seed=options.seed)
-    return replace(options, num_clusters=best(found), chosen_of=found)
+    rows, _ = _select(embeddings, _not_held_out(embeddings, least), least)
+    mean = _find_mean(rows, _ALONE) if options.subtract_mean else None
+    scored_numbers = candidates(UnitRows(rows, mean), nums, seed=options.seed)
+    return replace(options, num_clusters=best(scored_numbers), chosen_of=scored_numbers)
 
 
 def plan(
@@ -220,7 +226,7 @@ def plan(
     Raises what `cluster` would raise, but for what a pass over all rows finds.
     """
     _request(embeddings, out, options, world)
-    rows, _ = _select(embeddings, _clustered(embeddings, options), options)
+    rows, _ = _select(embeddings, _not_held_out(embeddings, options), options)
     _bound(rows, options)
     if options.num_clusters <= MANY_CLUSTERS:  # more first centers would take a while
         distinct_rows(UnitRows(rows), options.num_clusters, options.seed)
@@ -234,11 +240,11 @@ def plan(
     )
 
 
-def clustered_rows(
+def rows_to_cluster(
     embeddings: EmbeddingsArtifact, options: ClusterOptions
 ) -> NDArray[np.int64] | None:
-    """Returns the numbers of the rows that `cluster` with the same arguments uses; None for all."""
-    return _select(embeddings, _clustered(embeddings, options), options)[1]
+    """Returns the numbers of the rows that `cluster` uses with the same arguments; None for all."""
+    return _select(embeddings, _not_held_out(embeddings, options), options)[1]
 
 
 class KeyedRows(FileRows):
@@ -254,10 +260,12 @@ class KeyedRows(FileRows):
         return f"embeddings row {row} ({self._embeddings.keys[row]})"
 
 
-def _clustered(embeddings: EmbeddingsArtifact, options: ClusterOptions) -> NDArray[np.int64] | None:
+def _not_held_out(
+    embeddings: EmbeddingsArtifact, options: ClusterOptions
+) -> NDArray[np.int64] | None:
     """Returns the numbers of the rows that are not held out; None for all."""
-    kept = ~embeddings.held_out(options.hold_out) if options.hold_out else None
-    num_kept = embeddings.num_rows if kept is None else int(kept.sum())
+    is_kept = ~embeddings.held_out(options.hold_out) if options.hold_out else None
+    num_kept = embeddings.num_rows if is_kept is None else int(is_kept.sum())
     if options.num_clusters > num_kept:
         raise InvalidInput(
             f"{options.num_clusters} clusters were asked of {num_kept} embeddings",
@@ -266,7 +274,7 @@ def _clustered(embeddings: EmbeddingsArtifact, options: ClusterOptions) -> NDArr
             if num_kept
             else "embed more images, or hold out fewer",
         )
-    return None if kept is None else np.flatnonzero(kept)
+    return None if is_kept is None else np.flatnonzero(is_kept)
 
 
 def _select(
@@ -292,11 +300,11 @@ def _bound(rows: Rows, options: ClusterOptions) -> int | None:
     return checked_bound(rows.num_rows, options.num_clusters, options.largest)
 
 
-def _chosen(names: list[str | None], numbers: NDArray[np.int64] | None) -> list[str | None]:
+def _pick(names: list[str | None], numbers: NDArray[np.int64] | None) -> list[str | None]:
     return names if numbers is None else [names[row] for row in numbers]
 
 
-def _found(
+def _run_kmeans(
     rows: UnitRows,
     options: ClusterOptions,
     draft: Draft | None,
@@ -306,7 +314,7 @@ def _found(
     world: World,
 ) -> KMeansResult:
     """Runs k-means from the checkpoint in the draft on, where there is one."""
-    start = world.share(_saved_state(draft) if draft else None)
+    start = world.share(_read_state(draft) if draft else None)
     done = start.iteration if start else 0
     with reporter.stage("cluster", options.passes + 1, done=done) as meter:
         return kmeans(
@@ -322,7 +330,7 @@ def _found(
         )
 
 
-def _bounded(
+def _limit_sizes(
     rows: UnitRows, result: KMeansResult, bound: int, seed: int, reporter: Reporter
 ) -> KMeansResult:
     with reporter.stage("balance", TURNS) as meter:
@@ -335,11 +343,12 @@ def _bounded(
         )
 
 
-def _checked_mean(rows: Rows, world: World) -> NDArray[np.float32]:
+def _find_mean(rows: Rows, world: World) -> NDArray[np.float32]:
     mean = mean_of(UnitRows(rows), world)
     if all(np.allclose(block, mean, atol=1e-6) for _, block in rows.blocks(0, rows.num_rows)):
         raise InvalidInput(
-            "the images are all alike", remedy="give different ones: there is nothing to cluster"
+            "clustering needs different images, got images that are all alike",
+            remedy="give different ones",
         )
     return mean
 
@@ -356,7 +365,7 @@ def _save_state(draft: Draft, state: State) -> None:
         )
 
 
-def _saved_state(draft: Draft) -> State | None:
+def _read_state(draft: Draft) -> State | None:
     """Returns the state where an earlier attempt at the same request stopped; its checkpoint names
     input and settings.
     """
@@ -378,7 +387,7 @@ def _saved_state(draft: Draft) -> State | None:
         ValueError,
         KeyError,
         BadZipFile,
-    ):  # a damaged checkpoint: the same centers are found from the start
+    ):  # a damaged checkpoint: the run starts again and gives the same centers
         return None
 
 
@@ -396,7 +405,7 @@ def _show(meter: Meter, progress: Progress) -> None:
     )
 
 
-def _gathered(own: NDArray[np.int32], num_rows: int, world: World) -> NDArray[np.int32]:
+def _gather(own: NDArray[np.int32], num_rows: int, world: World) -> NDArray[np.int32]:
     if world.size == 1:
         return own
     every = np.zeros(num_rows, dtype=np.int32)
@@ -412,8 +421,8 @@ def _audit_rows(
     The result is [n, D] as the model gives the rows.
     """
     if numbers is not None and embeddings.num_rows - len(numbers) >= MIN_AUDITED_ROWS:
-        others = np.delete(np.arange(embeddings.num_rows), numbers)
-        drawn = others[lowest_hashed(len(others), AUDITED_ROWS, _AUDITED_STREAM)]
+        held_out = np.delete(np.arange(embeddings.num_rows), numbers)
+        drawn = held_out[lowest_hashed(len(held_out), AUDITED_ROWS, _AUDITED_STREAM)]
     else:
         drawn = lowest_hashed(embeddings.num_rows, AUDITED_ROWS, _AUDITED_STREAM)
     return UnitRows(KeyedRows(embeddings)).read(np.sort(drawn)).astype(np.float16)

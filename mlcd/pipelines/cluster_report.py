@@ -35,7 +35,7 @@ _INK: Final = "#1f2933"
 _FILL: Final = "#3b7ea1"
 
 
-def summarized(
+def summarize_clusters(
     result: KMeansResult, assignment: NDArray[np.int32], class_names: Sequence[str | None]
 ) -> dict[str, Any]:
     summary: dict[str, Any] = {
@@ -49,14 +49,14 @@ def summarized(
         "empty": int((result.sizes == 0).sum()),
         "splits": result.num_splits,
     }
-    members, classes = _known(assignment, class_names)
+    members, classes = _select_named(assignment, class_names)
     if classes:
         summary["purity"] = purity(members, classes)
         summary["nmi"] = normalized_mutual_information(members, classes)
     return summary
 
 
-def _known(
+def _select_named(
     assignment: NDArray[np.int32], class_names: Sequence[str | None]
 ) -> tuple[NDArray[np.int32], list[str]]:
     rows = [row for row, name in enumerate(class_names) if name is not None]
@@ -70,7 +70,7 @@ def write_report(
     class_names: Sequence[str | None],
 ) -> dict[str, Any]:
     """Writes report.json and sizes.png, and returns their part of the summary."""
-    members, classes = _known(assignment, class_names)
+    members, classes = _select_named(assignment, class_names)
     histogram = size_histogram(result.sizes)
     extra: dict[str, Any] = {
         "sizes": [{"at_least": smallest, "clusters": count} for smallest, count in histogram],
@@ -80,7 +80,7 @@ def write_report(
     if classes:
         extra["ari"] = adjusted_rand_index(members, classes)
         extra["conflict_rate"] = conflict_rate(members, classes)
-    draft.write_json(REPORT, summarized(result, assignment, class_names) | extra)
+    draft.write_json(REPORT, summarize_clusters(result, assignment, class_names) | extra)
     with draft.write(PICTURE) as path:
         _draw_histogram(histogram, "clusters by number of members").save(path, format="PNG")
     return extra
@@ -117,12 +117,12 @@ def _draw_histogram(bins: Sequence[tuple[int, int]], title: str) -> Image.Image:
     floor = _MARGIN + _HEIGHT
     tallest = max((count for _, count in bins), default=1) or 1
     for index, (smallest, count) in enumerate(bins):
-        left = _MARGIN + index * _WIDTH
-        top = floor - round(_HEIGHT * count / tallest)
-        draw.rectangle((left, top, left + _BAR, floor), fill=_FILL)
-        draw.text((left + _BAR / 2, top - 2), str(count), fill=_INK, font=font, anchor="mb")
+        x = _MARGIN + index * _WIDTH
+        y = floor - round(_HEIGHT * count / tallest)
+        draw.rectangle((x, y, x + _BAR, floor), fill=_FILL)
+        draw.text((x + _BAR / 2, y - 2), str(count), fill=_INK, font=font, anchor="mb")
         following = bins[index + 1][0] if index + 1 < len(bins) else 2 * smallest
         label = str(smallest) if following - smallest <= 1 else f"{smallest}-{following - 1}"
-        draw.text((left + _BAR / 2, floor + 6), label, fill=_INK, font=font, anchor="mt")
+        draw.text((x + _BAR / 2, floor + 6), label, fill=_INK, font=font, anchor="mt")
     draw.line((_MARGIN, floor, image.width - _MARGIN, floor), fill=_INK)
     return image

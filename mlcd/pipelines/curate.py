@@ -49,8 +49,8 @@ class CurateInputs:
             "centers": self.centers,
             "against": against,
         }
-        given = {role: artifact for role, artifact in roles.items() if artifact is not None}
-        return tuple(artifact.as_parent_of(out, role) for role, artifact in given.items())
+        artifacts = {role: artifact for role, artifact in roles.items() if artifact is not None}
+        return tuple(artifact.as_parent_of(out, role) for role, artifact in artifacts.items())
 
 
 class Curating:
@@ -74,13 +74,13 @@ class Curating:
     def make(self, draft: Draft, reporter: Stages) -> None:
         """Decides, and writes the decisions last."""
         embeddings = self.inputs.embeddings
-        found = decide(self.inputs, self.options, reporter, notes=draft.path)
+        decisions = decide(self.inputs, self.options, reporter, notes=draft.path)
         if self.options.report:
-            page = selection_page(found, *open_embedded_images(embeddings))
+            page = selection_page(decisions, *open_embedded_images(embeddings))
             with draft.write(PAGE) as path:
                 path.write_text(page, encoding="utf-8")
         with draft.write(DECISIONS) as path:
-            pq.write_table(found.table(embeddings), path)
+            pq.write_table(decisions.table(embeddings), path)
 
     def publish(self, draft: Draft) -> Artifact:
         return draft.publish(summary=Decisions.read(draft.path / DECISIONS).facts())
@@ -117,10 +117,10 @@ def decide(
 ) -> Decisions:
     """Returns the decision on each image.
 
-    notes: the folder for hidden files of what is found meanwhile; None writes nothing. Raises
-    InvalidInput or NotFound for a similarity that is none, and where there are no images to look
-    at; ConfigInvalid for what needs centers or other embeddings without them, for those of another
-    model, and for a hierarchical sample of clusters without levels.
+    notes: the folder for hidden files of intermediate results; None writes nothing. Raises
+    InvalidInput for a similarity out of range, NotFound where the images are missing, and
+    ConfigInvalid where centers or other embeddings are missing or of another model, and for a
+    hierarchical sample of clusters without levels.
     """
     options.check(has_centers=inputs.centers is not None, has_others=inputs.against is not None)
     embeddings = inputs.embeddings

@@ -47,12 +47,12 @@ def embed(
     *,
     selection: Selection | None = None,
 ) -> Artifact:
-    """Encodes every image of `source`, or those that a selection keeps; images that cannot be used
+    """Encodes the images of `source`, or those that a selection keeps. Images that cannot be used
     are listed in errors.jsonl.
 
     Work is committed in parts of consecutive entries: a rerun after a crash starts at the first
-    unfinished part and ends with the same bytes. Raises InvalidInput when there is no image, or no
-    usable one.
+    unfinished part and ends with the same bytes. Raises InvalidInput without a usable
+    image.
     """
     embedding = Embedder(source, encoder, out, num_threads=available_cores(), selection=selection)
     if (done := find_published(out, embedding.request)) is not None:
@@ -88,10 +88,10 @@ class Embedder:
         thumbnail_side: int | None = None,
         selection: Selection | None = None,
     ) -> None:
-        """num_threads: those that decode. in_flight: see `encode_entries`. thumbnail_side: pixels
-        of the thumbnails that are written beside; None for none. selection: the images that are
-        encoded; None for all. part_entries: see `choose_part_entries`, which chooses it by default.
-        Raises InvalidInput where there is no image.
+        """num_threads: number of decoding threads. in_flight: see `encode_entries`. thumbnail_side:
+        pixels of the thumbnails to write beside; None for none. selection: the images to encode;
+        None for all. part_entries: images of a part, by default from `choose_part_entries`.
+        Raises InvalidInput for an empty source.
         """
         check_source(source, out)
         self._all = source
@@ -132,13 +132,13 @@ class Embedder:
     def make(self, draft: Draft, part: int, on_done: OnDone) -> None:
         """Writes one part; its errors come last and mark it as finished."""
         if self._thumbnail_side is not None:
-            made = thumbnails_all(
+            thumbnails = thumbnails_all(
                 self.source,
                 self.entries(part),
                 side=self._thumbnail_side,
                 num_threads=self._num_threads,
             )
-            write_thumbnails(draft, part, made, lambda: on_done(0, 0))
+            write_thumbnails(draft, part, thumbnails, lambda: on_done(0, 0))
         encoded = encode_entries(
             self.source,
             self.entries(part),

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mlcd.artifacts.addition import Addition, open_addition
-from mlcd.artifacts.embeddings import EmbeddingsArtifact, added_errors_name, keys_name
+from mlcd.artifacts.embeddings import EmbeddingsArtifact, errors_name_from, keys_name
 from mlcd.artifacts.manifest import Artifact, Parent
 from mlcd.cores import available_cores
 from mlcd.encoders.encoder import Encoder
@@ -30,7 +30,7 @@ from mlcd.progress import Reporter
 
 
 def embed_more(source: Source, encoder: Encoder, out: Path, reporter: Reporter) -> Artifact:
-    """Adds the images of `source` that have no row in the embeddings at `out`; existing rows stay.
+    """Adds the images of `source` that the embeddings at `out` lack; existing rows stay.
 
     Images that could not be used before are tried again. Killed at any moment, the artifact is in
     its old or its new state, and the same call continues. Raises ConfigInvalid where the rows would
@@ -73,7 +73,7 @@ def _add(
                 on_done=lambda _, errors: meter.advance(1, errors=errors),
             )
             write_encoded(draft, part, encoded, splits)
-    errors = merge_errors(draft, parts, source.problems, added_errors_name(first))
+    errors = merge_errors(draft, parts, source.problems, errors_name_from(first))
     num_rows = sum(pq.read_metadata(draft.path / keys_name(part)).num_rows for part in parts)
     before = [json.loads(line) for line in embeddings.errors_file.read_text().splitlines()]
     if not num_rows and errors == before:  # the same images failed again
@@ -86,10 +86,10 @@ def _add(
 
 
 def _new_entries(source: Source, embeddings: EmbeddingsArtifact) -> Entries:
-    """Returns the images that have no row yet."""
-    known = pa.chunked_array([pa.array(embeddings.keys, pa.large_string())])
+    """Returns the images that have yet to be embedded."""
+    stored_keys = pa.chunked_array([pa.array(embeddings.keys, pa.large_string())])
     is_new = np.ones(len(source.entries), dtype=np.bool_)
-    indices = source.entries.find(known)
+    indices = source.entries.find(stored_keys)
     is_new[indices[indices >= 0]] = False
     return source.entries.select(np.flatnonzero(is_new))
 
@@ -101,21 +101,23 @@ def _check_alike(artifact: Artifact, parent: Parent, encoder: Encoder) -> None:
             f" {encoder.fingerprint[:12]})",
             remedy="give the --model that it was made with, or embed all images anew",
         )
-    made, now = (
+    recorded, requested = (
         (artifact.config["engine"], artifact.config["precision"]),
         (encoder.engine, encoder.precision),
     )
-    if made != now:
+    if recorded != requested:
         raise ConfigInvalid(
-            f"{artifact.path} was made by {made[0]} in {made[1]}, not by {now[0]} in {now[1]}",
-            remedy=f"give --engine {made[0]} --precision {made[1]}, or embed all images anew",
+            f"{artifact.path} was made by {recorded[0]} in {recorded[1]}, not by {requested[0]}"
+            f" in {requested[1]}",
+            remedy=f"give --engine {recorded[0]} --precision {recorded[1]}, or embed all images"
+            " anew",
         )
-    if any(each.role == "selection" for each in artifact.parents):
+    if any(origin.role == "selection" for origin in artifact.parents):
         raise ConfigInvalid(
-            f"{artifact.path} holds the images of a selection, to which none are added",
+            f"{artifact.path} holds the images of a selection, which cannot be extended",
             remedy="embed all images to another output",
         )
-    locations = [each.path for each in artifact.parents if each.role == "images"]
+    locations = [origin.path for origin in artifact.parents if origin.role == "images"]
     if locations != [parent.path]:
         raise InvalidInput(
             f"{artifact.path} was made of the images at {' and '.join(locations)}, seen from there",

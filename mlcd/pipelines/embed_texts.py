@@ -26,7 +26,7 @@ from mlcd.pipelines.encoded import (
 from mlcd.pipelines.ownership import take_over
 from mlcd.pipelines.text_files import MAX_CHARS, TextFile
 from mlcd.progress import Meter, Reporter
-from mlcd.text_checks import checked_text
+from mlcd.text_checks import check_text
 from mlcd.types import SampleKey
 
 if TYPE_CHECKING:  # it needs the package tokenizers, which images do not
@@ -68,12 +68,12 @@ def embed_texts(
         with reporter.stage("embed", sum(sizes), done=done_before) as meter:
             for part in missing:
                 chosen = part_slice(part, part_entries)
-                encoded = _encoded(texts.keys[chosen], texts.texts[chosen], encoder, meter)
+                encoded = _encode(texts.keys[chosen], texts.texts[chosen], encoder, meter)
                 write_encoded(draft, part, encoded, split_of)
-        return _published(draft, texts, encoder, len(sizes))
+        return _publish(draft, texts, encoder, len(sizes))
 
 
-def _encoded(
+def _encode(
     keys: Sequence[SampleKey], texts: Sequence[object], encoder: "TextEncoder", meter: Meter
 ) -> EncodedPart:
     """Encodes the texts of a part, whose rows depend on nothing else."""
@@ -84,15 +84,15 @@ def _encoded(
     for start in range(0, len(keys), _CHUNK):
         chunk = slice(start, start + _CHUNK)
         chosen = _usable(keys[chunk], texts[chunk], errors)
-        found = encoder.encode(encoder.tokenizer([text for _, text in chosen]))
-        for (key, text), row in zip(chosen, found, strict=True):
+        vectors = encoder.encode(encoder.tokenizer([text for _, text in chosen]))
+        for (key, text), row in zip(chosen, vectors, strict=True):
             if row.any():
                 data = text.encode()
                 entries.append(Entry(key, None, len(data), ()))
                 digests.append(hashlib.sha256(data).digest())
                 rows.append(row[np.newaxis])
             else:
-                detail = f"{encoder.name} finds nothing in this text to describe"
+                detail = f"{encoder.name} maps this text to a row of zeros"
                 errors.append(_error(key, TextRejected("no-embedding", detail)))
         meter.advance(len(keys[chunk]), errors=len(errors))
     return EncodedPart(entries, digests, np.concatenate(rows), errors)
@@ -101,22 +101,22 @@ def _encoded(
 def _usable(
     keys: Sequence[SampleKey], texts: Sequence[object], errors: list[dict[str, str]]
 ) -> list[tuple[SampleKey, str]]:
-    """Returns the texts that a tokenizer takes, and adds the errors of the others."""
-    found: list[tuple[SampleKey, str]] = []
+    """Returns the texts that a tokenizer accepts, and adds the errors of the others."""
+    usable: list[tuple[SampleKey, str]] = []
     for key, text in zip(keys, texts, strict=True):
-        checked = checked_text(text, max_chars=MAX_CHARS)
+        checked = check_text(text, max_chars=MAX_CHARS)
         if isinstance(checked, TextRejected):
             errors.append(_error(key, checked))
         else:
-            found.append((key, checked))
-    return found
+            usable.append((key, checked))
+    return usable
 
 
 def _error(key: SampleKey, rejection: TextRejected) -> dict[str, str]:
     return {"key": key, "reason": rejection.reason, "detail": rejection.message}
 
 
-def _published(draft: Draft, texts: TextFile, encoder: "TextEncoder", num_parts: int) -> Artifact:
+def _publish(draft: Draft, texts: TextFile, encoder: "TextEncoder", num_parts: int) -> Artifact:
     errors = merge_errors(draft, range(num_parts))
     num_rows = sum(
         pq.read_metadata(draft.path / keys_name(part)).num_rows for part in range(num_parts)

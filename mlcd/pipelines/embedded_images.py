@@ -18,26 +18,27 @@ def open_embedded_images(
 ) -> tuple[Source, Entries]:
     """Returns the source of the images, and the image of each row.
 
-    Raises InvalidInput for embeddings of no images, NotFound where there are none, or the first
-    that is missing.
+    Raises InvalidInput for embeddings that were not made from images, NotFound where an image is
+    missing.
     """
-    place = recorded_images(embeddings)
+    place = read_images_place(embeddings)
     source = open_source(place)
-    found = source.entries.find(pa.chunked_array([embeddings.keys], pa.large_string()))
-    if (found < 0).any():
+    indices = source.entries.find(pa.chunked_array([embeddings.keys], pa.large_string()))
+    if (indices < 0).any():
         raise NotFound(
-            f"{place} lacks the image {embeddings.keys[int((found < 0).argmax())]}",
+            f"{place} lacks the image {embeddings.keys[int((indices < 0).argmax())]}",
             remedy="put the images back where they were embedded from",
         )
-    return source, source.entries.select(found.astype("int64"))
+    return source, source.entries.select(indices.astype("int64"))
 
 
-def recorded_images(embeddings: EmbeddingsArtifact) -> str:
+def read_images_place(embeddings: EmbeddingsArtifact) -> str:
     """Returns the place of the images, as the manifest has it. Raises InvalidInput."""
     artifact = embeddings.artifact
-    place = next((each.path for each in artifact.parents if each.role == "images"), None)
+    place = next((parent.path for parent in artifact.parents if parent.role == "images"), None)
     if place is None:
         raise InvalidInput(
-            f"{artifact.path} is of no images", remedy="give embeddings that `mlcd embed` made"
+            f"{artifact.path} must be made from images, found no place of images in its manifest",
+            remedy="give embeddings that `mlcd embed` made",
         )
     return place if is_url(place) else os.path.normpath(Path(artifact.path).resolve() / place)

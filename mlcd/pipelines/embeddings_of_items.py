@@ -34,15 +34,15 @@ def write_embeddings(
 ) -> Artifact:
     """Writes the rows of the items whose ids are keys of the source, in the source's order.
 
-    encoder: the one that made them. image_sha256: of each such item's image. errors: key, reason
-    and detail of the images without a row. Raises InvalidInput where there is no row.
+    encoder: the encoder of the items. image_sha256: the digest of each item's image. errors: key,
+    reason and detail of the images without a row. Raises InvalidInput without any row.
     """
     entries = source.entries
     blocks = [(item.id, item.embedding) for block in collection.items(_BLOCK) for item in block]
-    found = entries.find(
+    indices = entries.find(
         pa.chunked_array([pa.array([key for key, _ in blocks], pa.large_string())])
     )
-    by_entry = {int(at): row for at, (_, row) in zip(found, blocks, strict=True) if at >= 0}
+    by_entry = {int(at): row for at, (_, row) in zip(indices, blocks, strict=True) if at >= 0}
     if not by_entry:
         raise InvalidInput(
             f"none of the images in {source.location} has a row", remedy="embed them first"

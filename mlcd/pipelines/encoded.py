@@ -22,7 +22,7 @@ from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.entries import Entry
 from mlcd.images.prefetch import Prepared, prepare_all
 from mlcd.images.source import ListingProblem, Source
-from mlcd.locations import is_url, seen_from, url_of
+from mlcd.locations import is_url, relative_location, url_of
 from mlcd.types import Embeddings, ImageBatch
 
 PART_ENTRIES: Final = 2048
@@ -46,7 +46,7 @@ class EncodedPart:
 
 
 def check_source(source: Source, out: Path) -> None:
-    """Raises InvalidInput where there is no image, or where `out` would become one of the images'
+    """Raises InvalidInput for an empty source, and where `out` would become one of the images'
     files.
     """
     check_outside(source.location, out)
@@ -88,11 +88,9 @@ def encode_entries(
         num_threads=num_threads,
         ahead=2 * job_batch(encoder),
     )
-    for batch, rows in _encoded(
-        encoder, _batches(prepared, len(entries), part, on_done), in_flight
-    ):
+    for batch, rows in _encode(encoder, _batches(prepared, len(entries), part, on_done), in_flight):
         part.add(batch, rows)
-    return part.finished()
+    return part.finish()
 
 
 def _batches(
@@ -114,19 +112,19 @@ def _batches(
         on_done(done, len(part.errors))
 
 
-def _encoded(
+def _encode(
     encoder: Encoder, batches: Iterator[list[Prepared]], in_flight: int
 ) -> Iterator[tuple[list[Prepared], Embeddings]]:
     """Yields every batch with its rows, in order."""
     # in this thread, because an engine's thread budget may belong to the thread that opened it
     if in_flight == 1:
         for batch in batches:
-            yield batch, encoder.encode(_stacked(batch))
+            yield batch, encoder.encode(_stack(batch))
         return
     with ThreadPoolExecutor(in_flight, thread_name_prefix="encode") as pool:
         waiting: deque[tuple[list[Prepared], Future[Embeddings]]] = deque()
         for batch in batches:
-            waiting.append((batch, pool.submit(encoder.encode, _stacked(batch))))
+            waiting.append((batch, pool.submit(encoder.encode, _stack(batch))))
             if len(waiting) == in_flight:
                 done, rows = waiting.popleft()
                 yield done, rows.result()
@@ -135,7 +133,7 @@ def _encoded(
             yield done, rows.result()
 
 
-def _stacked(batch: list[Prepared]) -> ImageBatch:
+def _stack(batch: list[Prepared]) -> ImageBatch:
     return np.stack([prepared.pixels for prepared in batch if prepared.pixels is not None])
 
 
@@ -162,7 +160,7 @@ class _Growing:
                 detail = f"{self.encoder.name} finds nothing in this image to describe"
                 self.reject(prepared.entry, ImageRejected("no-embedding", detail))
 
-    def finished(self) -> EncodedPart:
+    def finish(self) -> EncodedPart:
         rows = (
             np.stack(self.rows) if self.rows else np.zeros((0, self.encoder.dimension), np.float32)
         )
@@ -246,5 +244,9 @@ def images_parent(source: Source, out: Path, listing: str | None = None) -> Pare
 
     listing: the digest of the listing, where it is known.
     """
-    location = source.location if is_url(source.location) else seen_from(Path(source.location), out)
+    location = (
+        source.location
+        if is_url(source.location)
+        else relative_location(Path(source.location), out)
+    )
     return Parent("images", location, listing or source.listing_digest())

@@ -24,7 +24,7 @@ from mlcd.images.folder import FolderSource
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.locations import is_url
-from mlcd.pipelines.embedded_images import recorded_images
+from mlcd.pipelines.embedded_images import read_images_place
 from mlcd.pipelines.encoded import check_outside, images_parent
 from mlcd.pipelines.used_embeddings import open_used_embeddings
 from mlcd.progress import Meter, Stages
@@ -58,15 +58,15 @@ class KeptImages:
     @classmethod
     def open(cls, selection: Selection, images: str | None) -> "KeptImages":
         """images: their place, where it is not that of the embeddings. Raises NotFound."""
-        place = images or recorded_images(open_used_embeddings(selection.artifact, None))
-        kept, source = selection.kept_keys(), open_source(place)
-        missing = source.entries.find(kept) < 0
+        place = images or read_images_place(open_used_embeddings(selection.artifact, None))
+        kept_keys, source = selection.kept_keys(), open_source(place)
+        missing = source.entries.find(kept_keys) < 0
         if missing.any():
             raise NotFound(
-                f"{place} lacks the image {kept[int(missing.argmax())].as_py()}",
+                f"{place} lacks the image {kept_keys[int(missing.argmax())].as_py()}",
                 remedy="put it back, or give the images' place with --images",
             )
-        return cls(source.only(kept), source)
+        return cls(source.only(kept_keys), source)
 
     def read(self, entry: Entry) -> bytes:
         try:
@@ -101,33 +101,36 @@ def extract(
     """Writes the images that a selection keeps to `out`, and returns their number.
 
     Killed at any moment, the same call goes on; tar shards and parquet files have the same bytes
-    then. Raises InvalidInput for links to what are no files of this disk, NotFound where an image
-    is gone, Conflict where something else is at `out`.
+    then. Raises InvalidInput for links to images that are not files on this disk, NotFound
+    where an image is gone, Conflict where something else is at `out`.
     """
-    kept = KeptImages.open(selection, images)
-    check_outside(kept.source.location, out)
-    parents = (selection.artifact.as_parent_of(out, "selection"), images_parent(kept.source, out))
+    images_to_write = KeptImages.open(selection, images)
+    check_outside(images_to_write.source.location, out)
+    parents = (
+        selection.artifact.as_parent_of(out, "selection"),
+        images_parent(images_to_write.source, out),
+    )
     request = Request("images", {"form": form, "shard_images": _SHARD_IMAGES}, parents)
-    num = len(kept.source.entries)
+    num = len(images_to_write.source.entries)
     if form == "links":
         if out.exists():
             raise Conflict(f"{out} exists", remedy="give another directory")
         with Draft(out, request) as draft, reporter.stage("link", num) as meter:
-            _link_all(kept, draft.path, meter)
+            _link_all(images_to_write, draft.path, meter)
             draft.hand_over()
         return num
     if find_published(out, request) is None:
         with Draft(out, request) as draft, reporter.stage("write", num) as meter:
-            _write_shards(kept.with_captions(), draft, form, meter)
+            _write_shards(images_to_write.with_captions(), draft, form, meter)
             draft.publish(summary={"images": num})
     return num
 
 
-def _link_all(kept: KeptImages, folder: Path, meter: Meter) -> None:
-    source = kept.source
+def _link_all(images: KeptImages, folder: Path, meter: Meter) -> None:
+    source = images.source
     if not isinstance(source, FolderSource) or is_url(source.location):
         raise InvalidInput(
-            f"the images of {source.location} are no files on this disk, which links could lead to",
+            f"links need images that are files on this disk, got {source.location}",
             remedy="write them with --as tar or --as parquet",
         )
     for entry, path in zip(source.entries, source.files_of(source.entries), strict=True):
@@ -146,56 +149,56 @@ def _link_all(kept: KeptImages, folder: Path, meter: Meter) -> None:
         meter.advance()
 
 
-def _write_shards(kept: KeptImages, draft: Draft, form: Form, meter: Meter) -> None:
-    entries = kept.source.entries
+def _write_shards(images: KeptImages, draft: Draft, form: Form, meter: Meter) -> None:
+    entries = images.source.entries
     for start in range(0, len(entries), _SHARD_IMAGES):
-        some = entries[start : start + _SHARD_IMAGES]
+        shard = entries[start : start + _SHARD_IMAGES]
         name = f"images-{start // _SHARD_IMAGES:05d}.{form}"
         if draft.has(name):
-            meter.advance(len(some))
+            meter.advance(len(shard))
             continue
         with draft.write(name) as path:
             if form == "tar":
-                _write_tar(kept, list(some), start, path, meter)
+                _write_tar(images, list(shard), start, path, meter)
             else:
-                _write_parquet(kept, list(some), path, meter)
+                _write_parquet(images, list(shard), path, meter)
 
 
 def _write_tar(
-    kept: KeptImages, entries: list[Entry], start: int, path: Path, meter: Meter
+    images: KeptImages, entries: list[Entry], start: int, path: Path, meter: Meter
 ) -> None:
     """Writes a shard in webdataset's layout; the samples are named by their number."""
-    captions = kept.captions_of(entries)
+    captions = images.captions_of(entries)
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
         for number, entry in enumerate(entries, start):
-            for suffix, data in _members(kept, entry, captions[entry.key]):
+            for suffix, data in _members(images, entry, captions[entry.key]):
                 member = tarfile.TarInfo(f"{number:09d}{suffix}")
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
             meter.advance()
 
 
-def _members(kept: KeptImages, entry: Entry, captions: list[str]) -> Iterator[tuple[str, bytes]]:
-    yield PurePosixPath(entry.key).suffix.lower() or ".image", kept.read(entry)
+def _members(images: KeptImages, entry: Entry, captions: list[str]) -> Iterator[tuple[str, bytes]]:
+    yield PurePosixPath(entry.key).suffix.lower() or ".image", images.read(entry)
     if entry.class_name is not None:
         yield ".cls", entry.class_name.encode()
     facts = {"key": entry.key, "captions": captions}
     yield ".json", json.dumps({name: value for name, value in facts.items() if value}).encode()
 
 
-def _write_parquet(kept: KeptImages, entries: list[Entry], path: Path, meter: Meter) -> None:
-    captions = kept.captions_of(entries)
+def _write_parquet(images: KeptImages, entries: list[Entry], path: Path, meter: Meter) -> None:
+    captions = images.captions_of(entries)
     with pq.ParquetWriter(path, _SCHEMA) as writer:
         for first in range(0, len(entries), _GROUP_ROWS):
-            some = entries[first : first + _GROUP_ROWS]
+            group = entries[first : first + _GROUP_ROWS]
             rows = [
                 {
                     "key": entry.key,
-                    "image": {"bytes": kept.read(entry), "path": entry.key},
+                    "image": {"bytes": images.read(entry), "path": entry.key},
                     "class_name": entry.class_name,
                     "captions": captions[entry.key] or None,
                 }
-                for entry in some
+                for entry in group
             ]
             writer.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA))
-            meter.advance(len(some))
+            meter.advance(len(group))

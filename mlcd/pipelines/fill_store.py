@@ -48,25 +48,25 @@ def copy_items(
     new or of the same model, and indexes them. thumbnails: those of a collection are copied.
     """
     if source == out:
-        with _opened_collection(source) as collection:
+        with _open_collection(source) as collection:
             return collection.describe()
     with (
-        _opened_source(source, thumbnails=thumbnails) as given,
-        _opened_target(out, given, recall) as target,
+        _open_source(source, thumbnails=thumbnails) as items,
+        _open_target(out, items, recall) as target,
     ):
-        return fill(target, given.blocks, given.num_items, reporter)
+        return fill(target, items.blocks, items.num_items, reporter)
 
 
 @contextmanager
-def _opened_source(place: str, *, thumbnails: bool) -> Iterator[CopiedItems]:
+def _open_source(place: str, *, thumbnails: bool) -> Iterator[CopiedItems]:
     with ExitStack() as stack:
         if is_store(place) or (Path(place) / LEDGER).is_file():
-            one = stack.enter_context(_opened_collection(place))
-            facts = one.describe()
-            blocks = one.items(_BLOCK_ROWS)
+            collection = stack.enter_context(_open_collection(place))
+            facts = collection.describe()
+            blocks = collection.items(_BLOCK_ROWS)
             if thumbnails:
-                blocks = (_with_thumbnails(one, block) for block in blocks)
-            yield CopiedItems(one.fingerprint, one.dimension, facts.items, blocks)
+                blocks = (_with_thumbnails(collection, block) for block in blocks)
+            yield CopiedItems(collection.fingerprint, collection.dimension, facts.items, blocks)
         elif place.endswith(".parquet"):
             file = ParquetItems.open(Path(place))
             yield CopiedItems(file.fingerprint, file.dimension, file.num_items, file.blocks())
@@ -87,7 +87,7 @@ def _with_thumbnails(collection: CollectionPort, items: list[Item]) -> list[Item
 
 
 @contextmanager
-def _opened_collection(place: str) -> Iterator[CollectionPort]:
+def _open_collection(place: str) -> Iterator[CollectionPort]:
     if not is_store(place):
         with Collection.open(Path(place), background=False, read_only=True) as collection:
             yield collection
@@ -98,22 +98,22 @@ def _opened_collection(place: str) -> Iterator[CollectionPort]:
 
 
 @contextmanager
-def _opened_target(out: str, given: CopiedItems, recall: float | None) -> Iterator[CollectionPort]:
+def _open_target(out: str, items: CopiedItems, recall: float | None) -> Iterator[CollectionPort]:
     if is_store(out):
         url, name = split_collection(out)
         with closing(open_store(url, background=False)) as store:
             yield store.create(
-                name, fingerprint=given.fingerprint, dimension=given.dimension, recall=recall
+                name, fingerprint=items.fingerprint, dimension=items.dimension, recall=recall
             )[0]
         return
     path = Path(out)
     if not (path / LEDGER).is_file():
-        wanted = DEFAULT_RECALL if recall is None else recall
+        target_recall = DEFAULT_RECALL if recall is None else recall
         Collection.create(
-            path, fingerprint=given.fingerprint, dimension=given.dimension, recall=wanted
+            path, fingerprint=items.fingerprint, dimension=items.dimension, recall=target_recall
         ).close()
     with Collection.open(path, background=False) as collection:
-        collection.check_fingerprint(given.fingerprint)
+        collection.check_fingerprint(items.fingerprint)
         if recall not in (None, collection.recall_target):
             raise Conflict(
                 f"{out} is there, for a recall of {collection.recall_target:g}",

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mlcd.artifacts.addition import first_part_after
-from mlcd.artifacts.disk import refuse_full_disk, replacing, translated_os_errors
+from mlcd.artifacts.disk import refuse_full_disk, replacing, translate_os_errors
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Parent
 from mlcd.clustering.cells import Take
@@ -48,7 +48,7 @@ def index(
     source = source or embeddings.artifact.as_parent_of(out / GENERATIONS / "0", "embeddings")
     if append and (out / LEDGER).is_file():
         return _index_more(embeddings, out, reporter, recall=recall, source=source)
-    with _opened(
+    with _open_or_create(
         out, embeddings.fingerprint, embeddings.dimension, recall, asdict(source)
     ) as collection:
         blocks = (
@@ -99,7 +99,7 @@ def import_parquet(
     same model.
     """
     items = ParquetItems.open(path)
-    with _opened(out, items.fingerprint, items.dimension, recall, None) as collection:
+    with _open_or_create(out, items.fingerprint, items.dimension, recall, None) as collection:
         return fill(collection, items.blocks(), items.num_items, reporter)
 
 
@@ -136,30 +136,30 @@ def duplicates(
             if similarity is None:
                 read = thumbnails_of(collection, ids)
                 with reporter.stage("compare", len(ids)) as meter:
-                    found = copy_groups(len(ids), take, read, meter=meter).groups
+                    groups = copy_groups(len(ids), take, read, meter=meter).groups
             else:
-                found = _grouped(len(ids), take, similarity, reporter)
+                groups = _find_groups(len(ids), take, similarity, reporter)
     elif similarity is None:
         raise InvalidInput(
-            f"copies are found by thumbnails, and {source} has none",
+            f"copies are found by thumbnails, but {source} is not a collection with thumbnails",
             remedy="give the collection of these embeddings, or a cosine",
         )
     else:
         embeddings = EmbeddingsArtifact.open(source)
-        found = _grouped(embeddings.num_rows, embeddings.unit_rows_at, similarity, reporter)
+        groups = _find_groups(embeddings.num_rows, embeddings.unit_rows_at, similarity, reporter)
         ids = embeddings.keys
-    with translated_os_errors(out):
+    with translate_os_errors(out):
         try:
             with replacing(out) as temporary, temporary.open("w", encoding="utf-8") as file:
-                for group in found:
+                for group in groups:
                     file.write(json.dumps(group.record(ids), ensure_ascii=False) + "\n")
         except OSError as error:
             refuse_full_disk(error, out)
             raise
-    return len(found), sum(len(group.rows) for group in found)
+    return len(groups), sum(len(group.rows) for group in groups)
 
 
-def _opened(
+def _open_or_create(
     out: Path, fingerprint: str, dimension: int, recall: float | None, source: dict[str, str] | None
 ) -> Collection:
     if not (out / LEDGER).is_file():
@@ -226,6 +226,6 @@ def items_of(embeddings: EmbeddingsArtifact, start: int, block: Embeddings) -> l
     ]
 
 
-def _grouped(num_rows: int, take: Take, similarity: float, reporter: Reporter) -> list[Group]:
+def _find_groups(num_rows: int, take: Take, similarity: float, reporter: Reporter) -> list[Group]:
     with reporter.stage("compare", num_rows) as meter:
         return duplicate_groups(num_rows, take, similarity, meter=meter)

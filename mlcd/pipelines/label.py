@@ -77,7 +77,7 @@ class LabelOptions:
     def __post_init__(self) -> None:
         if self.threshold is not None and not -1.0 <= self.threshold <= 1.0:
             raise ConfigInvalid(
-                f"the threshold {self.threshold} is no cosine", remedy="give one between -1 and 1"
+                f"the threshold must be a cosine between -1 and 1, got {self.threshold}"
             )
         if self.mode == "exact" and self.probes is not None:
             raise ConfigInvalid("exact labels look at every center", remedy="leave out --probes")
@@ -133,16 +133,16 @@ class Labeling:
         """Writes one part and its notes; the part's file comes last and marks it as finished."""
         rows = self.rows.read(part, on_done)
         with draft.all_or_none(part_name(part)):
-            found = self.search.nearest(draft, part, rows.embeddings)
+            neighbors = self.search.nearest(draft, part, rows.embeddings)
             write_errors(draft, part, rows.errors)
-            kept = rows.embeddings if self.options.embeddings else None
+            vectors = rows.embeddings if self.options.embeddings else None
             write_part(
                 draft,
                 part,
                 rows.keys,
                 rows.image_sha256,
-                found,
-                kept,
+                neighbors,
+                vectors,
                 self.centers.label_columns,
             )
         on_done(self.sizes[part], len(rows.errors))
@@ -258,8 +258,8 @@ def _check_fingerprint(rows: LabelInput, centers: Centers, centers_path: str) ->
 def make_parts(
     labeling: Labeling, draft: Draft, *, wait: bool, on_progress: Callable[[int, int], None]
 ) -> None:
-    """Makes every missing part that no other process is making; with `wait` also theirs, once they
-    are gone.
+    """Makes every missing part that no other process is making; with `wait`, also the parts of
+    processes that have died.
 
     on_progress: is called with (part, how much of it is done).
     """
@@ -267,8 +267,8 @@ def make_parts(
         for part in range(len(labeling.sizes)):
             if draft.has(part_name(part)):
                 continue
-            with claims.hold(part, wait=wait) as held:
-                if held and not draft.has(part_name(part)):
+            with claims.hold(part, wait=wait) as is_held:
+                if is_held and not draft.has(part_name(part)):
                     labeling.make(
                         draft,
                         part,

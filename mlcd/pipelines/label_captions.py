@@ -37,7 +37,7 @@ def label_captions(images: str, out: Path, reporter: Reporter, *, top: int) -> A
     if captions.unmatched.num:
         _log.warning("captions of %s: %s", images, captions.unmatched)
     tokens = _tokens(tokenizer, captions)
-    images_of = Counter(token for each in tokens for token in each)
+    images_of = Counter(token for image_tokens in tokens for token in image_tokens)
     chosen = sorted(token for token, num in images_of.items() if num >= _FEWEST)
     if len(chosen) < 2:
         raise InvalidInput(
@@ -49,9 +49,9 @@ def label_captions(images: str, out: Path, reporter: Reporter, *, top: int) -> A
     rows = dict(zip(source.entries.keys(), tokens, strict=True))
 
     def labels_of(entry: Entry) -> list[tuple[int, float]]:
-        known = [token for token in rows[entry.key] if token in number]
-        known.sort(key=lambda token: (-score_of[token], token))
-        return [(number[token], score_of[token]) for token in known]
+        chosen_tokens = [token for token in rows[entry.key] if token in number]
+        chosen_tokens.sort(key=lambda token: (-score_of[token], token))
+        return [(number[token], score_of[token]) for token in chosen_tokens]
 
     names = [tokenizer.id_to_token(token) for token in chosen]
     # Captions are no part of what identifies the images.
@@ -71,8 +71,8 @@ def _tokenizer() -> Any:
 
 def _tokens(tokenizer: Any, captions: Captions) -> Sequence[tuple[int, ...]]:
     """Returns the distinct tokens of each image."""
-    found = []
+    tokens = []
     for index in range(len(captions)):
         encoded = tokenizer.encode_batch(list(captions.of(index)), add_special_tokens=False)
-        found.append(tuple({token: None for each in encoded for token in each.ids}))
-    return found
+        tokens.append(tuple({token: None for encoding in encoded for token in encoding.ids}))
+    return tokens

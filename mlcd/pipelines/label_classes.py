@@ -1,4 +1,4 @@
-"""Images to labels that are no clusters: their folders' classes, or any ids that a caller names.
+"""Images to labels from other sources than clusters: folders' classes, or any ids.
 
 The artifact is the one that `mlcd label` makes, without centers: training takes either.
 """

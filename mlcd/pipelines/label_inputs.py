@@ -190,5 +190,5 @@ def _check_directions(rows: Embeddings, start: int, keys: list[SampleKey]) -> No
     """
     squares = np.einsum("nd,nd->n", rows, rows)
     for row in np.flatnonzero(~np.isfinite(squares) | (squares == 0))[:1].tolist():
-        why = "has no direction (norm 0)" if squares[row] == 0 else "holds NaN or Inf"
+        why = "has norm 0" if squares[row] == 0 else "holds NaN or Inf"
         raise InvalidInput(f"embeddings row {start + row} ({keys[row]}) {why}", remedy="remove it")

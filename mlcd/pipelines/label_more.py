@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from mlcd.artifacts.addition import first_part_after, open_addition
 from mlcd.artifacts.draft import Draft
-from mlcd.artifacts.embeddings import EmbeddingsArtifact, added_errors_name
+from mlcd.artifacts.embeddings import EmbeddingsArtifact, errors_name_from
 from mlcd.artifacts.labels import LabelTable, part_name
 from mlcd.artifacts.manifest import GROWN, Artifact, Parent, open_artifact
 from mlcd.cores import available_cores
@@ -95,26 +95,26 @@ def _add_images(
             for part in missing:
                 adding.make(draft, part, lambda _done, _errors: None)
                 meter.advance(rows.sizes[part])
-        errors = merge_errors(draft, parts, images.source.problems, added_errors_name(first))
+        errors = merge_errors(draft, parts, images.source.problems, errors_name_from(first))
         num_rows = _count_rows(draft, parts)
         if not num_rows:  # the same images failed again
             addition.discard()
             return labels
-        found = _added_up(labels.summary, labeling.search.summary(draft, parts))
+        totals = _add_counts(labels.summary, labeling.search.summary(draft, parts))
         counts = {"images": labels.summary["images"] + num_rows, "errors": len(errors)}
-        return addition.publish({**found, **counts, "added": num_rows})
+        return addition.publish({**totals, **counts, "added": num_rows})
 
 
 def _check_made_from_images(labels: Artifact, labeling: Labeling) -> None:
-    made = {parent.role: parent for parent in labels.parents}
-    now = {parent.role: parent for parent in labeling.request.parents}
+    parents_before = {parent.role: parent for parent in labels.parents}
+    parents_now = {parent.role: parent for parent in labeling.request.parents}
     config = {name: value for name, value in labels.config.items() if name != GROWN}
     if (
         config != dict(labeling.request.config)
         or labels.fingerprint != labeling.rows.fingerprint
-        or made["centers"].digest != now["centers"].digest
-        or "images" not in made
-        or made["images"].path != now["images"].path
+        or parents_before["centers"].digest != parents_now["centers"].digest
+        or "images" not in parents_before
+        or parents_before["images"].path != parents_now["images"].path
     ):
         raise _other_input(labels)
 
@@ -134,17 +134,19 @@ def _add(
     with open_addition(labels, labeling.request.parents, first) as addition:
         draft = addition.draft
         missing = [part for part in parts if not labeling.has(draft, part)]
-        total, left = (sum(labeling.sizes[part] for part in some) for some in (parts, missing))
-        with reporter.stage("label", total, done=total - left) as meter:
+        total, num_missing = (
+            sum(labeling.sizes[part] for part in chosen_parts) for chosen_parts in (parts, missing)
+        )
+        with reporter.stage("label", total, done=total - num_missing) as meter:
             for part in missing:
                 labeling.make(draft, part, lambda _done, _errors: None)
                 meter.advance(labeling.sizes[part])
-        with draft.write(added_errors_name(first)) as path:
+        with draft.write(errors_name_from(first)) as path:
             shutil.copyfile(embeddings.errors_file, path)
         num_rows = _count_rows(draft, parts)
-        found = _added_up(labels.summary, labeling.search.summary(draft, parts))
+        totals = _add_counts(labels.summary, labeling.search.summary(draft, parts))
         return addition.publish(
-            {**found, "images": labels.summary["images"] + num_rows, "added": num_rows}
+            {**totals, "images": labels.summary["images"] + num_rows, "added": num_rows}
         )
 
 
@@ -152,13 +154,17 @@ def _was_made_from(labels: Artifact, embeddings: EmbeddingsArtifact, labeling: L
     """Tells whether the labels cover all rows. Raises Conflict where they were made from other
     input.
     """
-    made = {parent.role: parent.digest for parent in labels.parents}
-    now = {parent.role: parent.digest for parent in labeling.request.parents}
+    digests_before = {parent.role: parent.digest for parent in labels.parents}
+    digests_now = {parent.role: parent.digest for parent in labeling.request.parents}
     config = {name: value for name, value in labels.config.items() if name != GROWN}
-    alike = config == dict(labeling.request.config) and made.get("centers") == now["centers"]
-    is_same = made.get("embeddings") == now["embeddings"]
+    alike = (
+        config == dict(labeling.request.config)
+        and digests_before.get("centers") == digests_now["centers"]
+    )
+    is_same = digests_before.get("embeddings") == digests_now["embeddings"]
     if not alike or not (
-        is_same or first_part_after(embeddings.artifact, made.get("embeddings", "")) is not None
+        is_same
+        or first_part_after(embeddings.artifact, digests_before.get("embeddings", "")) is not None
     ):
         raise _other_input(labels)
     return is_same
@@ -171,7 +177,7 @@ def _other_input(labels: Artifact) -> Conflict:
     )
 
 
-def _added_up(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+def _add_counts(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Adds up the counts of two summaries of exact labels."""
     scans = old["scan"], new["scan"]
     levels = {name: sum(scan[name] for scan in scans) for name in scans[0] if name != "products"}

@@ -72,12 +72,14 @@ class ExactSearch:
     def prepare(self, draft: Draft) -> None: ...
 
     def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
-        wanted = _wanted(self._top, self._threshold)
+        num_labels = _wanted(self._top, self._threshold)
         rows = self._centers.align(embeddings)
-        found = self._scan.nearest(rows, wanted, _least(self._threshold)).as_cosines()
-        assert found.scan is not None
-        draft.write_json(_note_name(part), asdict(found.scan) | _truncated(found, self._top))
-        return _first(found, self._top)
+        neighbors = self._scan.nearest(rows, num_labels, _least(self._threshold)).as_cosines()
+        assert neighbors.scan is not None
+        draft.write_json(
+            _note_name(part), asdict(neighbors.scan) | _count_truncated(neighbors, self._top)
+        )
+        return _first(neighbors, self._top)
 
     def summary(self, draft: Draft, parts: Sequence[int]) -> dict[str, Any]:
         """Counts the arithmetics of the parts' scans, and the rows that each level settled."""
@@ -107,12 +109,12 @@ def _least(threshold: float | None) -> float | None:
     return None if threshold is None else least_product(threshold)
 
 
-def _first(found: Neighbors, top: int) -> Neighbors:
-    return Neighbors(found.ids[:, :top], found.scores[:, :top], found.scan)
+def _first(neighbors: Neighbors, top: int) -> Neighbors:
+    return Neighbors(neighbors.ids[:, :top], neighbors.scores[:, :top], neighbors.scan)
 
 
-def _truncated(found: Neighbors, top: int) -> dict[str, int]:
-    return {_TRUNCATED: int((found.ids[:, top:] >= 0).sum())}
+def _count_truncated(neighbors: Neighbors, top: int) -> dict[str, int]:
+    return {_TRUNCATED: int((neighbors.ids[:, top:] >= 0).sum())}
 
 
 def _all_truncated(notes: list[dict[str, Any]], threshold: float | None) -> dict[str, int]:
@@ -154,25 +156,25 @@ class ApproximateSearch:
         exact = CenterScan(self._centers.vectors).nearest(rows, self._top).ids
         tuning, audited = slice(0, None, 2), slice(1 if len(rows) > 1 else 0, None, 2)
         probes = self._wanted or fewest_probes(scan, rows[tuning], exact[tuning])
-        found = audit(scan, rows[audited], exact[audited], probes)
+        recall = audit(scan, rows[audited], exact[audited], probes)
         draft.write_json(
-            _AUDIT, {"probes": probes, "cells": scan.num_cells, "top": self._top, **asdict(found)}
+            _AUDIT, {"probes": probes, "cells": scan.num_cells, "top": self._top, **asdict(recall)}
         )
 
     def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
-        scan, probes = self._opened(draft)
-        wanted = _wanted(self._top, self._threshold)
-        found = scan.nearest(
-            self._centers.align(embeddings), wanted, _least(self._threshold), probes=probes
+        scan, probes = self._open(draft)
+        num_labels = _wanted(self._top, self._threshold)
+        neighbors = scan.nearest(
+            self._centers.align(embeddings), num_labels, _least(self._threshold), probes=probes
         ).as_cosines()
-        draft.write_json(_note_name(part), _truncated(found, self._top))
-        return _first(found, self._top)
+        draft.write_json(_note_name(part), _count_truncated(neighbors, self._top))
+        return _first(neighbors, self._top)
 
     def summary(self, draft: Draft, parts: Sequence[int]) -> dict[str, Any]:
         notes = [_read_note(draft, part) for part in parts]
         return {"audit": _read_audit(draft), **_all_truncated(notes, self._threshold)}
 
-    def _opened(self, draft: Draft) -> tuple[ApproximateScan, int]:
+    def _open(self, draft: Draft) -> tuple[ApproximateScan, int]:
         if self._prepared is None:
             cells = Cells(*(np.load(draft.file(name), allow_pickle=False) for name in _CELLS))
             self._prepared = (
@@ -183,8 +185,8 @@ class ApproximateSearch:
 
 
 def _read_audit(draft: Draft) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(draft.file(_AUDIT).read_text())
-    return found
+    facts: dict[str, Any] = json.loads(draft.file(_AUDIT).read_text())
+    return facts
 
 
 def _sample(rows: EmbeddingsInput, num: int) -> Embeddings:

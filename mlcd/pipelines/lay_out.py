@@ -72,11 +72,11 @@ def make_layout(path: Path, method: Method, reporter: Stages) -> None:
             )
         order = np.argsort(searcher.rows[np.flatnonzero(searcher.alive)])
         positions = np.flatnonzero(searcher.alive)[order]
-        points = _embedded(searcher, positions, reporter)
+        points = _embed(searcher, positions, reporter)
         write_layout(path, ByRow(rows, squared(points)), about)
 
 
-def _embedded(
+def _embed(
     searcher: Searcher, positions: NDArray[np.int64], reporter: Stages
 ) -> NDArray[np.float64]:
     from openTSNE import TSNEEmbedding
@@ -93,7 +93,7 @@ def _embedded(
     initial *= _INITIAL_DEVIATION / (initial[:, 0].std() or 1.0)
     with reporter.stage("layout", _EARLY + _LATE) as meter:
 
-        def told(*_: object) -> None:
+        def report_progress(*_: object) -> None:
             meter.advance(_EVERY)
 
         points: Any = TSNEEmbedding(
@@ -101,7 +101,7 @@ def _embedded(
             affinities,
             random_state=_SEED,
             n_jobs=1,
-            callbacks=told,
+            callbacks=report_progress,
             callbacks_every_iters=_EVERY,
         )
         points = points.optimize(n_iter=_EARLY, exaggeration=_EXAGGERATION, momentum=0.5)
@@ -120,13 +120,13 @@ def _neighbors(
     distances = np.empty((len(positions), _NEIGHBORS))
     for start in range(0, len(positions), _ROWS):
         block = positions[start : start + _ROWS]
-        found = searcher.nearest_indexed(searcher.vectors(block), _NEIGHBORS + 1, alive)
+        neighbors = searcher.nearest_indexed(searcher.vectors(block), _NEIGHBORS + 1, alive)
         # the item itself is left out; among equal vectors another one may stand in its place
-        scores = np.where(found.ids == block[:, None], -np.inf, found.scores)
-        kept = np.argsort(-scores, axis=1, kind="stable")[:, :_NEIGHBORS]
+        scores = np.where(neighbors.ids == block[:, None], -np.inf, neighbors.scores)
+        nearest = np.argsort(-scores, axis=1, kind="stable")[:, :_NEIGHBORS]
         rows = slice(start, start + len(block))
-        found_ids[rows] = number_of[np.take_along_axis(found.ids, kept, axis=1)]
-        cosines = np.take_along_axis(scores, kept, axis=1)
+        found_ids[rows] = number_of[np.take_along_axis(neighbors.ids, nearest, axis=1)]
+        cosines = np.take_along_axis(scores, nearest, axis=1)
         distances[rows] = np.sqrt(np.maximum(0.0, 2 - 2 * cosines))
         advance(len(block))
     return found_ids, distances

@@ -28,8 +28,8 @@ _BATCH: Final = 256
 class MadeThumbnails:
     """The outcome of a run.
 
-    items: those that have a thumbnail now. unusable: images that have none. missing: items without
-    one that the source has no image of. full: the collection takes no more bytes.
+    items: number with a thumbnail now. unusable: images that cannot be shown. missing: items that
+    lack a thumbnail because the source lacks their image. full: the collection takes no more bytes.
     """
 
     items: int
@@ -56,7 +56,7 @@ def open_images(source: str | Path, images: str | None) -> Source | None:
     location = parent_path(artifact, parents[0])
     if location is None:
         raise NotFound(
-            f"the images of {source} are not at {_shown(parents[0])} any more",
+            f"the images of {source} are not at {_name_of(parents[0])} any more",
             remedy="run the command again with --images",
         )
     return open_source(location)
@@ -68,16 +68,16 @@ def make_thumbnails(
     """Makes the thumbnails that items of the collection at `out` lack; an item's id is the key of
     its image.
 
-    It continues where an earlier attempt was stopped. max_bytes: those of all thumbnails of a
+    It continues where an earlier attempt was stopped. max_bytes: bytes of all thumbnails of a
     collection in a folder.
     """
-    with _opened(out, max_bytes) as collection:
+    with _open_collection(out, max_bytes) as collection:
         lacking = set(collection.without_thumbnail())
         entries = [entry for entry in source.entries if entry.key in lacking] if lacking else []
         unusable, batch = 0, dict[str, Thumbnail]()
         with reporter.stage("thumbnails", len(entries)) as meter:
-            made = thumbnails_all(source, entries, side=side, num_threads=available_cores())
-            for num, (entry, picture) in enumerate(made, 1):
+            thumbnails = thumbnails_all(source, entries, side=side, num_threads=available_cores())
+            for num, (entry, picture) in enumerate(thumbnails, 1):
                 if picture is None:
                     unusable += 1
                 else:
@@ -95,7 +95,7 @@ def make_thumbnails(
 
 
 @contextmanager
-def _opened(place: str, max_bytes: int) -> Iterator[CollectionPort]:
+def _open_collection(place: str, max_bytes: int) -> Iterator[CollectionPort]:
     if is_store(place):
         url, name = split_collection(place)
         with closing(open_store(url, background=False)) as store:
@@ -106,5 +106,5 @@ def _opened(place: str, max_bytes: int) -> Iterator[CollectionPort]:
         yield collection
 
 
-def _shown(parent: Parent) -> str:
+def _name_of(parent: Parent) -> str:
     return Path(parent.path).name or parent.path

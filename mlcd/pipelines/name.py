@@ -50,10 +50,10 @@ class Members:
 
 
 def set_names(path: Path, file: Path) -> Naming:
-    """Gives the centers at `path` the names in `file`; all other centers keep theirs."""
+    """Gives the centers at `path` the names in `file`; other centers keep their names."""
     artifact, centers = open_centers(path)
     changes = read_names_file(file, len(centers.sizes), digest=artifact.digest)
-    return _naming(artifact, *change_names(artifact, lambda given: given.set_by_hand(changes)))
+    return _naming(artifact, *change_names(artifact, lambda names: names.set_by_hand(changes)))
 
 
 def name_members(path: Path, members: Members, *, least_share: float) -> Naming:
@@ -64,7 +64,7 @@ def name_members(path: Path, members: Members, *, least_share: float) -> Naming:
     """
     artifact, centers = open_centers(path)
     _check_share(least_share)
-    named = name_clusters(
+    cluster_names = name_clusters(
         members.terms,
         members.assignment,
         nearest_others(centers),
@@ -72,10 +72,12 @@ def name_members(path: Path, members: Members, *, least_share: float) -> Naming:
         least_share=least_share,
     )
     made_of = {**members.made_of, "least_share": least_share, "shuffles": SHUFFLES}
-    evidence = NameEvidence(made_of, [_record(each, members.shown) for each in named])
+    evidence = NameEvidence(
+        made_of, [_record(cluster_name, members.shown) for cluster_name in cluster_names]
+    )
     file = write_evidence(artifact, evidence)
     return _naming(
-        artifact, *change_names(artifact, lambda given: given.set_from(file, evidence.names))
+        artifact, *change_names(artifact, lambda names: names.set_from(file, evidence.names))
     )
 
 
@@ -96,22 +98,22 @@ def _naming(artifact: Artifact, before: GivenNames, since: GivenNames) -> Naming
 
 def _check_share(least_share: float) -> None:
     if not 0 <= least_share <= 1:
-        raise InvalidInput(f"{least_share:g} is no share", remedy="give one in [0, 1]")
+        raise InvalidInput(f"the least share must be in [0, 1], got {least_share:g}")
 
 
 def nearest_others(centers: Centers) -> NDArray[np.int64]:
     """Returns the nearest other center of each, [K]; -1 for one alone."""
     num = len(centers.vectors)
-    found = CenterScan(centers.vectors).nearest(centers.vectors, 2).ids
-    itself = found == np.arange(num)[:, None]
+    center_ids = CenterScan(centers.vectors).nearest(centers.vectors, 2).ids
+    itself = center_ids == np.arange(num)[:, None]
     itself[~itself.any(axis=1), 1] = True  # its equals have lower ids
-    nearest: NDArray[np.int64] = found[~itself].astype(np.int64)
+    nearest: NDArray[np.int64] = center_ids[~itself].astype(np.int64)
     return nearest
 
 
-def _record(named: ClusterName, shown: list[dict[str, str]] | None) -> dict[str, Any]:
+def _record(cluster_name: ClusterName, shown: list[dict[str, str]] | None) -> dict[str, Any]:
     """Returns the evidence for a name in the form of its file."""
-    record = asdict(named)
+    record = asdict(cluster_name)
     typical = record.pop("typical")
     if shown is not None:
         record["typical"] = [shown[member] for member in typical]

@@ -51,26 +51,28 @@ def name_by_captions(
     matched.unmatched.check(str(captions.path), str(labels), may_be_unmatched=may_be_unmatched)
     if matched.unmatched.num:
         _log.warning("%s: %s", captions.path, matched.unmatched)
-    known = [
+    captioned = [
         (key, text, int(centers[index]))
         for key, text, index in zip(
             captions.keys, captions.texts, matched.indices.tolist(), strict=True
         )
         if index >= 0 and isinstance(text, str)
     ]
-    if not known:
-        raise InvalidInput(f"{captions.path} holds no text of an image in {labels}")
-    lists = [[each for each in tokens(text) if fits_a_name(each)] for _, text, _ in known]
+    if not captioned:
+        raise InvalidInput(
+            f"{captions.path} must hold texts of the images in {labels}, found none of them"
+        )
+    lists = [[term for term in tokens(text) if fits_a_name(term)] for _, text, _ in captioned]
     members = Members(
         MemberTerms.of_lists(lists),
-        np.array([center for _, _, center in known]),
+        np.array([center for _, _, center in captioned]),
         class_tf_idf,
         {
             "method": "captions",
-            "captions": {"sha256": captions.sha256, "used": len(known)},
+            "captions": {"sha256": captions.sha256, "used": len(captioned)},
             "labels": table.artifact.digest,
         },
-        [{"key": key, "caption": text[:_SHOWN_CAPTION]} for key, text, _ in known],
+        [{"key": key, "caption": text[:_SHOWN_CAPTION]} for key, text, _ in captioned],
     )
     return name_members(path, members, least_share=least_share)
 

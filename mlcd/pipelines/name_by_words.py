@@ -24,7 +24,7 @@ from mlcd.pipelines.name import Members, Naming, name_members, open_centers
 from mlcd.pipelines.text_files import TextFile
 from mlcd.pipelines.used_embeddings import open_used_embeddings
 from mlcd.progress import Stages
-from mlcd.text_checks import checked_text
+from mlcd.text_checks import check_text
 from mlcd.types import Embeddings
 
 if TYPE_CHECKING:  # it needs the package tokenizers
@@ -63,22 +63,22 @@ def members_by_words(
     embeddings: Path | None = None,
     template_set: TemplateSet = "simple",
 ) -> Members:
-    """Returns the members that are asked, each with the words nearest to it."""
+    """Returns a sample of the members, each with the words nearest to it."""
     artifact, centers = open_centers(path)
     members = open_used_embeddings(artifact, embeddings)
-    for fingerprint, what in (
+    for fingerprint, described in (
         (encoder.fingerprint, "the words"),
         (members.fingerprint, "the embeddings"),
     ):
         if fingerprint != centers.fingerprint:
             raise InvalidInput(
-                f"{what} are of another model than the centers",
+                f"{described} are of another model than the centers",
                 remedy="give the model that embedded the images",
             )
-    vocabulary, rows = _embedded(words, encoder, template_set, reporter)
+    vocabulary, rows = _embed_words(words, encoder, template_set, reporter)
     assignment = _assignment(members, centers)
-    asked = drawn_members(assignment, len(centers.vectors))
-    best = nearest_words(_read(members, asked), rows)
+    member_rows = drawn_members(assignment, len(centers.vectors))
+    best = nearest_words(_read(members, member_rows), rows)
     facts = {
         "method": "words",
         "words": {"sha256": words.sha256, "used": len(vocabulary)},
@@ -92,51 +92,51 @@ def members_by_words(
         "embeddings": members.artifact.digest,
     }
     terms = MemberTerms.of_ranked(vocabulary, best)
-    return Members(terms, assignment[asked], contrast, facts)
+    return Members(terms, assignment[member_rows], contrast, facts)
 
 
 def _usable_words(words: TextFile) -> list[str]:
-    """Returns the words of a file, each once and in its order; empty lines are no words."""
-    found: dict[str, None] = {}
+    """Returns the words of a file, each once and in its order; empty lines are skipped."""
+    unique_words: dict[str, None] = {}
     for key, text in zip(words.keys, words.texts, strict=True):
         word = text.strip() if isinstance(text, str) else text
         if word == "":
             continue
-        checked = checked_text(word, max_chars=MAX_NAME)
+        checked = check_text(word, max_chars=MAX_NAME)
         if isinstance(checked, TextRejected) or not fits_a_name(checked):
             raise InvalidInput(
-                f"text {key} of {words.path} is no name",
+                f"text {key} of {words.path} cannot be a name",
                 remedy=f"give printable text of at most {MAX_NAME} characters",
             )
-        found[checked] = None
-    return list(found)
+        unique_words[checked] = None
+    return list(unique_words)
 
 
-def _embedded(
+def _embed_words(
     words: TextFile, encoder: "TextEncoder", template_set: TemplateSet, reporter: Stages
 ) -> tuple[list[str], Embeddings]:
-    """Returns the words in which the model finds something, and their rows, [W, D].
+    """Returns the words with a row other than zeros, and their rows, [W, D].
 
     Raises InvalidInput where there are fewer than two.
     """
     vocabulary = _usable_words(words)
-    found = _cached_rows(vocabulary, encoder, template_set, reporter)
-    kept = np.flatnonzero(found.any(axis=1))
-    if len(kept) < 2:
+    rows = _load_or_embed(vocabulary, encoder, template_set, reporter)
+    usable = np.flatnonzero(rows.any(axis=1))
+    if len(usable) < 2:
         raise InvalidInput(
             f"{words.path} holds fewer than two words that {encoder.name} can embed",
             remedy="give more words",
         )
-    return [vocabulary[number] for number in kept], found[kept]
+    return [vocabulary[number] for number in usable], rows[usable]
 
 
-def _cached_rows(
+def _load_or_embed(
     vocabulary: list[str],
     encoder: "TextEncoder",
     template_set: TemplateSet,
     reporter: Stages,
 ) -> Embeddings:
-    """Returns the rows of all words, [W, D], zeros where the model finds nothing in one.
+    """Returns the rows of all words, [W, D]; zeros for a word that the model cannot embed.
 
     They are computed once for a model and kept in the user's cache, whatever they name.
     """
@@ -150,9 +150,9 @@ def _cached_rows(
     blocks = [np.zeros((0, encoder.dimension), np.float32)]
     with reporter.stage("words", len(vocabulary)) as meter:
         for start in range(0, len(vocabulary), _WORDS_AT_ONCE):
-            some = vocabulary[start : start + _WORDS_AT_ONCE]
-            blocks.append(_word_rows(some, encoder, template_set))
-            meter.advance(len(some))
+            batch = vocabulary[start : start + _WORDS_AT_ONCE]
+            blocks.append(_word_rows(batch, encoder, template_set))
+            meter.advance(len(batch))
     rows = np.concatenate(blocks)
     with suppress(OSError):  # a cache that cannot be written only costs time
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,31 +162,31 @@ def _cached_rows(
 
 
 def _word_rows(words: list[str], encoder: "TextEncoder", template_set: TemplateSet) -> Embeddings:
-    """Returns the row of each word, the mean over its prompts; zeros where a prompt has none."""
+    """Returns the mean row of each word's prompts; zeros where a prompt's row is zeros."""
     chosen = templates(template_set)
     prompts = [prompt(template, word) for word in words for template in chosen]
     rows = encoder.encode(encoder.tokenizer(prompts)).reshape(len(words), len(chosen), -1)
-    found = np.zeros((len(words), rows.shape[2]), np.float32)
+    word_rows = np.zeros((len(words), rows.shape[2]), np.float32)
     usable = (rows != 0).any(axis=2).all(axis=1)
     if usable.any():
-        found[usable] = class_rows(rows[usable])
-    return found
+        word_rows[usable] = class_rows(rows[usable])
+    return word_rows
 
 
 def _assignment(members: EmbeddingsArtifact, centers: Centers) -> NDArray[np.int32]:
     """Returns the nearest center of each row, [N]."""
     scan = CenterScan(centers.vectors)
-    found = [
+    blocks = [
         scan.nearest(centers.align(block), 1).ids[:, 0].astype(np.int32)
         for _, block in members.blocks()
     ]
-    return np.concatenate(found)
+    return np.concatenate(blocks)
 
 
 def _read(members: EmbeddingsArtifact, rows: NDArray[np.int64]) -> Embeddings:
     """Returns the rows of these ascending numbers; one block is in memory beside them."""
-    found = []
+    blocks = []
     for start, block in members.blocks():
-        wanted = rows[slice(*np.searchsorted(rows, [start, start + len(block)]))]
-        found.append(block[wanted - start])
-    return np.concatenate(found)
+        in_block = rows[slice(*np.searchsorted(rows, [start, start + len(block)]))]
+        blocks.append(block[in_block - start])
+    return np.concatenate(blocks)

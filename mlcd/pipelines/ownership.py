@@ -14,7 +14,7 @@ from mlcd.artifacts.disk import (
     refuse_full_disk,
     replacing,
     sync_path,
-    translated_os_errors,
+    translate_os_errors,
 )
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import draft_path
@@ -61,11 +61,11 @@ def claim(path: Path, owner: str) -> None:
     """
     if owner_of(path) == owner:
         return
-    with translated_os_errors(path):
+    with translate_os_errors(path):
         try:
-            with replacing(path) as made:
-                made.mkdir()
-                write_owner(made, owner)
+            with replacing(path) as draft:
+                draft.mkdir()
+                write_owner(draft, owner)
         except OSError as error:
             refuse_full_disk(error, path)
             if error.errno not in _TAKEN:

@@ -28,7 +28,7 @@ from mlcd.encoders.openvino import (
 )
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, InvalidInput
 from mlcd.export.int8_agreement import MIN_MEAN_COSINE, Int8Agreement, compare_rows
-from mlcd.export.int8_graph import quantized, quantizer_versions, require_nncf, write_int8
+from mlcd.export.int8_graph import quantize_graph, quantizer_versions, require_nncf, write_int8
 from mlcd.images.entries import Entries
 from mlcd.images.prefetch import prepare_all
 from mlcd.images.source import Source
@@ -60,9 +60,9 @@ def quantize_model(
 ) -> Artifact:
     """Writes the model artifact of `spec` with a graph in int8 beside its own.
 
-    It is the same model, of the same fingerprint: precision is no part of that. num: images of the
-    user's to calibrate on at most, and as many others, held out by hash of their keys, to measure
-    on. centers: those whose labels are compared; None takes the model's own, where it has some.
+    The fingerprint stays, as it does not depend on the precision. num: most images to calibrate
+    on; as many others, held out by hash of their keys, are measured. centers: the centers whose
+    labels are compared; None takes the model's own, if any.
     Raises ConfigInvalid, and publishes nothing, where the mean cosine to fp32 is below
     `min_cosine`.
     """
@@ -81,40 +81,40 @@ def quantize_model(
     check_precision("int8")
     require_nncf()
     with Draft(out, request) as draft:
-        made = _Quantization(model, source, None if judge is None else Centers.read(judge))
+        quantization = _Quantization(model, source, None if judge is None else Centers.read(judge))
         # begins and ends as what a killed writer leaves, which the next attempt removes
         with TemporaryDirectory(dir=draft.path, prefix=".int8-", suffix=".tmp") as temporary:
-            facts = made.write(Path(temporary), num, reporter)
+            facts = quantization.write(Path(temporary), num, reporter)
             facts.agreement.check(spec, min_cosine)
             for name in _INT8_FILES:
                 with draft.write(name) as path:
                     (Path(temporary) / name).replace(path)
         _copy(model, draft)
-        kept = {key: value for key, value in model.summary.items() if not key.startswith(_FACTS)}
-        return draft.publish(summary={**kept, **facts.summary()})
+        summary = {key: value for key, value in model.summary.items() if not key.startswith(_FACTS)}
+        return draft.publish(summary={**summary, **facts.summary()})
 
 
 def _open_model(spec: str, path: str) -> Artifact:
     if not (Path(path) / MANIFEST).is_file():
         raise ConfigInvalid(
-            f"{spec} is no exported model",
+            f"quantization needs an exported model, got {spec}",
             remedy="give a directory made by `mlcd export`, or weights that it takes",
         )
     model = open_artifact(Path(path), "model")
     if model.fingerprint is None:
-        raise ArtifactInvalid(f"{spec} has no fingerprint", remedy="export the model again")
+        raise ArtifactInvalid(f"{spec} lacks a fingerprint", remedy="export the model again")
     return model
 
 
-def _open_centers(model: Artifact, given: Path | None) -> Artifact | None:
-    """Returns the centers that give the labels: those that are named, else the model's own."""
-    if given is None:
+def _open_centers(model: Artifact, path: Path | None) -> Artifact | None:
+    """Returns the centers at `path`, else the model's own; None without either."""
+    if path is None:
         own = _CENTERS in model.children
         return open_artifact(model.path / _CENTERS, _CENTERS) if own else None
-    centers = open_artifact(given, _CENTERS)
+    centers = open_artifact(path, _CENTERS)
     if centers.fingerprint != model.fingerprint:
         raise ConfigInvalid(
-            f"{given} are centers of another model",
+            f"{path} are centers of another model",
             remedy="give centers of embeddings by this one, or leave out --centers",
         )
     return centers
@@ -176,14 +176,14 @@ class _Quantization:
                 for chosen in (calibration, held_out)
             )
         with reporter.stage("quantize", None):
-            graph = quantized(read_onnx(self._model.file(ONNX)), calibrated.images)
+            graph = quantize_graph(read_onnx(self._model.file(ONNX)), calibrated.images)
             write_int8(graph, folder)
         with reporter.stage("compare", 2 * len(judged.images)) as meter:
             exact = self._encode("fp32", self._model.path / ONNX, judged.images)
             meter.advance(len(exact))
-            found = self._encode("int8", folder / INT8_GRAPH, judged.images)
-            meter.advance(len(found))
-        agreement = compare_rows(exact, found, self._centers)
+            rounded = self._encode("int8", folder / INT8_GRAPH, judged.images)
+            meter.advance(len(rounded))
+        agreement = compare_rows(exact, rounded, self._centers)
         return _Facts(len(calibrated.images), calibrated.digest(), agreement)
 
     def _read(self, entries: Entries, meter: Meter) -> _Pixels:

@@ -13,8 +13,8 @@ from typing import Final
 
 from platformdirs import user_cache_path
 
-from mlcd.artifacts.copies import brought
-from mlcd.artifacts.disk import locked, translated_os_errors
+from mlcd.artifacts.copies import fetch_copy
+from mlcd.artifacts.disk import hold_lock, translate_os_errors
 from mlcd.artifacts.manifest import MANIFEST, open_artifact
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
 from mlcd.export.starter.artifact import STARTER, starter_digest
@@ -40,16 +40,16 @@ def resolve_model(spec: str, announce: Callable[[str], None] = lambda _: None) -
     errors of `mlcd export`.
     """
     if is_url(spec):
-        spec = str(brought(spec))
+        spec = str(fetch_copy(spec))
     path = Path(spec)
     if spec in _CLASSICAL or path.suffix == ".onnx":
         return spec
     if spec == STARTER:
-        return _exported_once(spec, STARTER, starter_digest(), announce)
+        return _export_once(spec, STARTER, starter_digest(), announce)
     if (path / MANIFEST).is_file() and open_artifact(path, verify_files=False).kind == "model":
         return spec
     refuse_part(spec)
-    return _exported_once(spec, _name(spec), _digest_of_weights(spec, path), announce)
+    return _export_once(spec, _name(spec), _digest_of_weights(spec, path), announce)
 
 
 def model_everywhere(spec: str) -> str:
@@ -64,15 +64,15 @@ def _digest_of_weights(spec: str, path: Path) -> str:
     return digest_of_weights(spec)
 
 
-def _exported_once(spec: str, name: str, identity: str, announce: Callable[[str], None]) -> str:
+def _export_once(spec: str, name: str, identity: str, announce: Callable[[str], None]) -> str:
     """Returns the artifact in the cache for these weights, which this version of mlcd exported."""
     # both towers: an export of an earlier version held that of images alone
     digest = hashlib.sha256(f"{__version__} both towers {identity}".encode()).hexdigest()
     out = user_cache_path("mlcd", appauthor=False) / "models" / f"{name}-{digest[:16]}"
-    with translated_os_errors(out, remedy="name another cache with XDG_CACHE_HOME"):
+    with translate_os_errors(out, remedy="name another cache with XDG_CACHE_HOME"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        # one process exports, and the others wait and then find the result
-        with locked(out.with_name(f".{out.name}.lock")):
+        # one process exports, and the others wait for its result
+        with hold_lock(out.with_name(f".{out.name}.lock")):
             if not (out / MANIFEST).is_file():
                 announce(f"exporting {spec} once, into {out}")
                 _export(spec, out, name, announce)
@@ -90,7 +90,7 @@ def _name(spec: str) -> str:
 def _export(spec: str, out: Path, name: str, announce: Callable[[str], None]) -> None:
     if spec != STARTER and importlib.util.find_spec("torch") is None:
         raise ConfigInvalid(
-            f"{spec} is no exported model, and torch is not installed to export it",
+            f"{spec} must be exported first, and torch is not installed to do so",
             remedy=f"{install_command('train')}; or run `mlcd export` where that is installed, and"
             " give the directory it makes",
         )

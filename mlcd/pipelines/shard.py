@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.copies import brought
+from mlcd.artifacts.copies import fetch_copy
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Artifact, draft_path
 from mlcd.encoders.encoder import Encoder
@@ -120,12 +120,12 @@ def open_shards(
     """Lists the input of a job and cuts it into shards of `part_entries` images, or as many as
     `choose_part_entries` says; that of `curate` is one shard.
 
-    owner: whose work the unfinished output is; all of it is in `draft_path(job.output)`.
-    check_files: called with the files that a shard is made of, before they are read; what it
-    raises, `make` raises.
+    owner: owner of the unfinished output, all of which is in `draft_path(job.output)`.
+    check_files: called with the files of a shard before they are read; `make` passes on what it
+    raises.
 
-    Raises NotFound or InvalidInput where there is no input, ConfigInvalid where labels lack centers
-    of the model or images are at URLs and none is fetched.
+    Raises NotFound or InvalidInput for a missing or empty input, ConfigInvalid where labels lack
+    centers of the model or images are at URLs and fetching is off.
     """
     out = artifact_path(job.output)
     if job.kind == "curate":
@@ -154,18 +154,18 @@ def open_shards(
         in_flight=equipment.in_flight,
         thumbnail_side=thumbnails.side if thumbnails else None,
     )
-    made = PartShards(embedding, embedding, embeddings_out, owner, check_files)
+    embeddings = PartShards(embedding, embedding, embeddings_out, owner, check_files)
     if job.kind == "embed":
-        return made
+        return embeddings
     max_bytes = thumbnails.max_bytes if thumbnails else 0
-    return CollectionShards(made, source, out, owner, max_thumbnail_bytes=max_bytes)
+    return CollectionShards(embeddings, source, out, owner, max_thumbnail_bytes=max_bytes)
 
 
 def _labeling(
     job: LabelJob, rows: ImagesInput, equipment: Equipment, part_entries: int | None
 ) -> Making:
     if equipment.centers is None:
-        raise ConfigInvalid("there are no centers to label with", remedy="give --centers")
+        raise ConfigInvalid("labeling needs centers, got none", remedy="give --centers")
     artifact, centers = equipment.centers.artifact, equipment.centers.centers
     options = LabelOptions(
         job.input,
@@ -191,7 +191,7 @@ def _urls(job: LabelJob, equipment: Equipment) -> UrlOptions | None:
 
 
 def _curate_inputs(job: LabelJob, equipment: Equipment) -> CurateInputs:
-    embeddings = EmbeddingsArtifact.open(brought(job.input))
+    embeddings = EmbeddingsArtifact.open(fetch_copy(job.input))
     if embeddings.fingerprint != equipment.encoder.fingerprint:
         raise ConfigInvalid(
             f"{job.input} are embeddings of another model", remedy="embed the images by this one"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mlcd.artifacts.disk import refuse_full_disk, sync_path, translated_os_errors
+from mlcd.artifacts.disk import refuse_full_disk, sync_path, translate_os_errors
 from mlcd.artifacts.embeddings import ERRORS, EmbeddingsArtifact
 from mlcd.artifacts.manifest import draft_path
 from mlcd.collections.collection import Collection
@@ -48,8 +48,8 @@ class CollectionShards:
         *,
         max_thumbnail_bytes: int,
     ) -> None:
-        """embeddings: those at `EMBEDDINGS` in the draft of `out`. max_thumbnail_bytes: above this,
-        items have no thumbnails.
+        """embeddings: the parts at `EMBEDDINGS` in the draft of `out`. max_thumbnail_bytes: limit
+        above which items lack thumbnails.
         """
         self._embeddings, self._source, self._out, self._owner = embeddings, source, out, owner
         self._draft, self._max_thumbnail_bytes = draft_path(out), max_thumbnail_bytes
@@ -57,20 +57,20 @@ class CollectionShards:
 
     def plan(self) -> None:
         self._check_items()
-        if self._entered(begins=True):
+        if self._enter(begins=True):
             self._embeddings.plan()
 
     def check(self) -> None:
-        if self._entered():
+        if self._enter():
             self._embeddings.check()
 
     def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
-        if self._entered():
+        if self._enter():
             return self._embeddings.make(shard, on_done, is_last_try=is_last_try)
         return num_listed(self._out / ERRORS, self._embeddings.keys(shard))
 
     def publish(self, on_done: OnDone) -> None:
-        if self._entered():
+        if self._enter():
             try:
                 self._embeddings.publish(lambda *_: on_done(0, 0))
             except NoUsableImage:
@@ -84,38 +84,38 @@ class CollectionShards:
         is any work.
         """
         entries = self._source.entries
-        seen: set[str | None] = set()
+        checked_classes: set[str | None] = set()
         for key, class_name in zip(entries.keys(), entries.class_names(), strict=True):
             try:
                 check_new_id(key)
-                if class_name not in seen:
-                    seen.add(class_name)
+                if class_name not in checked_classes:
+                    checked_classes.add(class_name)
                     encode_metadata(key, metadata_of(class_name))
             except InvalidInput as error:
                 raise InvalidInput(
-                    f"a collection cannot hold {_shown(key)} of {self._source.location}",
+                    f"a collection cannot hold {_shorten(key)} of {self._source.location}",
                     remedy=f"shorten its name or class, or leave it out ({error.remedy})",
                 ) from error
 
-    def _entered(self, *, begins: bool = False) -> bool:
-        """Tells whether there still is something to do. Raises Conflict where something else stands
-        there, OutputGone.
+    def _enter(self, *, begins: bool = False) -> bool:
+        """Tells whether work is left. Raises Conflict where something else is at the output, and
+        OutputGone.
         """
-        if self._published():
+        if self._is_published():
             return False
         if begins:
             claim(self._draft, self._owner)
-        elif owner_of(self._draft) != self._owner and not self._published():
+        elif owner_of(self._draft) != self._owner and not self._is_published():
             raise OutputGone.of(self._draft)
         # published meanwhile: no other process comes back for what was claimed
-        if self._published():
+        if self._is_published():
             discard(self._draft, self._owner)
             return False
         return True
 
-    def _published(self) -> bool:
-        """Tells whether the collection is published. A mark says so, as the server of a collection
-        lets nobody else open it.
+    def _is_published(self) -> bool:
+        """Tells whether the collection is published, by a mark: the server of a collection lets
+        nobody else open it.
         """
         if not os.path.lexists(self._out):
             return False
@@ -128,7 +128,7 @@ class CollectionShards:
         on_done(
             0, 0
         )  # who lost the work meanwhile stops here, before the attempt of who has it goes
-        with translated_os_errors(self._out), Attempt(self._draft) as attempt:
+        with translate_os_errors(self._out), Attempt(self._draft) as attempt:
             try:
                 building = attempt.path / _COLLECTION
                 self._build(building, on_done)
@@ -139,7 +139,7 @@ class CollectionShards:
             except OSError as error:
                 refuse_full_disk(error, self._out)
                 is_taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
-                if not (is_taken and self._published()):  # by another process at the same work
+                if not (is_taken and self._is_published()):  # by another process at the same work
                     raise
 
     def _build(self, building: Path, on_done: OnDone) -> None:
@@ -170,7 +170,7 @@ class CollectionShards:
                         return
 
 
-def _shown(key: str) -> str:
+def _shorten(key: str) -> str:
     """Returns a key, or both ends of a long one: they tell it from others."""
     return key if len(key) <= 2 * _SHOWN else f"{key[:_SHOWN]}…{key[-_SHOWN:]}"
 

@@ -81,7 +81,7 @@ class DraftShards:
 
     def plan(self) -> None:
         if self.published() is None:
-            with self._entered(begins=True) as draft:
+            with self._enter(begins=True) as draft:
                 self._making.prepare(draft)
 
     def missing(self) -> list[int]:
@@ -92,7 +92,7 @@ class DraftShards:
     def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
         if (artifact := self.published()) is not None:
             return self._num_failed_of(artifact, shard)
-        with self._entered() as draft:
+        with self._enter() as draft:
             self._make(draft, shard, on_done, is_last_try=is_last_try)
             return self._num_failed(draft, shard)
 
@@ -102,7 +102,7 @@ class DraftShards:
             self._making.make(draft, shard, on_done)
 
     def _num_failed(self, draft: Draft, shard: int) -> int:
-        """Returns how many images of a shard have no result."""
+        """Returns how many images of a shard failed."""
         del draft, shard
         return 0
 
@@ -115,7 +115,7 @@ class DraftShards:
         if self.published() is not None:
             return
         try:
-            with self._entered() as draft:
+            with self._enter() as draft:
                 draft.fetch_all()
                 for shard in range(len(self.sizes)):
                     on_done(0, 0)
@@ -133,7 +133,7 @@ class DraftShards:
                 raise OutputGone.of(draft.path)
 
     def published(self) -> Artifact | None:
-        """Returns the finished artifact; None where it is not there."""
+        """Returns the finished artifact; None before it is published."""
         return find_published(self._out, self._making.request)
 
     def _draft(self) -> Draft:
@@ -145,7 +145,7 @@ class DraftShards:
         return draft
 
     @contextmanager
-    def _entered(self, *, begins: bool = False) -> Iterator[Draft]:
+    def _enter(self, *, begins: bool = False) -> Iterator[Draft]:
         draft = self._draft()
         if not begins and owner_of_draft(draft) != self._owner:
             raise OutputGone.of(draft.path)

@@ -10,7 +10,7 @@ from mlcd.label_job import LabelJob
 from mlcd.locations import artifact_path, url_of
 from mlcd.pipelines.curate import CurateInputs, Curating
 from mlcd.pipelines.curation.decisions import CurateOptions
-from mlcd.pipelines.embedded_images import recorded_images
+from mlcd.pipelines.embedded_images import read_images_place
 from mlcd.pipelines.encoded import OnDone
 from mlcd.pipelines.shard_parts import DraftShards
 
@@ -33,7 +33,7 @@ class SelectionShards(DraftShards):
             check_files([str(artifact.path / name) for name in artifact.files])
         curating = Curating(inputs, CurateOptions(**job.options), out)
         if curating.options.reads_images:
-            check_files([recorded_images(inputs.embeddings)])
+            check_files([read_images_place(inputs.embeddings)])
         super().__init__(_Made(curating), out, owner, damaged_files=0)
 
 

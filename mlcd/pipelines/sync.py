@@ -1,7 +1,7 @@
 """`mlcd sync`: an artifact copied from one location to another, byte for byte.
 
 On this machine the copy is made in TARGET.partial and appears by one rename. In an object store,
-which has no rename, the manifest is written last, and only where there is none: without it nothing
+which has no rename, the manifest is written last, and only where none exists: without it nothing
 is an artifact. What an earlier attempt has copied is compared and not copied again.
 """
 
@@ -39,7 +39,7 @@ def sync(source: Location, target: Location, reporter: Stages) -> Synced:
     """Copies the artifact at `source` to `target`, and compares every byte there with the manifest.
 
     Files beside it that no manifest lists, such as given names, are copied where they are missing.
-    Raises NotFound where there is no artifact, ArtifactInvalid for one that is damaged, Conflict
+    Raises NotFound for a missing source, ArtifactInvalid for a damaged one, Conflict
     where something else is at the target, InvalidInput for one inside the source, Unavailable
     where a store cannot be reached.
     """
@@ -49,24 +49,26 @@ def sync(source: Location, target: Location, reporter: Stages) -> Synced:
     listed = read_listed(origin)
     if destination.local_path is not None:
         return _sync_to_disk(origin, destination.local_path, listed, reporter)
-    there = destination.sizes()
-    _check_target(destination, there, listed)
+    sizes = destination.sizes()
+    _check_target(destination, sizes, listed)
     destination.abort_uploads()
-    synced = _copy(origin, destination, there, listed, reporter)
-    if MANIFEST not in there and not destination.create(MANIFEST, listed.manifest):
+    synced = _copy(origin, destination, sizes, listed, reporter)
+    if MANIFEST not in sizes and not destination.create(MANIFEST, listed.manifest):
         _check_target(destination, destination.sizes(), listed)  # another process was first
     return synced
 
 
 def _sync_to_disk(origin: Directory, out: Path, listed: ListedFiles, reporter: Stages) -> Synced:
     if (out / MANIFEST).is_file():
-        there = Directory.at(out)
-        _check_target(there, there.sizes(), listed)
-        return _copy(origin, there, there.sizes(), listed, reporter)
+        copy = Directory.at(out)
+        _check_target(copy, copy.sizes(), listed)
+        return _copy(origin, copy, copy.sizes(), listed, reporter)
     if out.exists():
-        raise Conflict(f"{out} exists and is no artifact", remedy="give another target")
+        raise Conflict(
+            f"the target must be new or an artifact, got {out}", remedy="give another target"
+        )
     draft = draft_path(out)
-    with _held(draft, listed.artifact.digest):
+    with _hold_draft(draft, listed.artifact.digest):
         copied = Directory.at(draft)
         synced = _copy(origin, copied, copied.sizes(), listed, reporter)
         write_synced(draft / MANIFEST, listed.manifest)
@@ -77,7 +79,7 @@ def _sync_to_disk(origin: Directory, out: Path, listed: ListedFiles, reporter: S
 
 
 @contextmanager
-def _held(draft: Path, digest: str) -> Iterator[None]:
+def _hold_draft(draft: Path, digest: str) -> Iterator[None]:
     """Holds the draft of a copy of this artifact. Raises Conflict where it is something else's."""
     draft.parent.mkdir(parents=True, exist_ok=True)
     descriptor = lock_directory(draft, fcntl.LOCK_EX)
@@ -95,17 +97,17 @@ def _held(draft: Path, digest: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _check_target(target: Directory, there: dict[str, int], listed: ListedFiles) -> None:
-    """Raises Conflict where there are files of anything else."""
-    if MANIFEST in there:
-        found = parse_manifest(target.read(MANIFEST), Path(target.location))
-        if found.digest != listed.artifact.digest:
+def _check_target(target: Directory, sizes: dict[str, int], listed: ListedFiles) -> None:
+    """Raises Conflict where the target holds other files."""
+    if MANIFEST in sizes:
+        artifact = parse_manifest(target.read(MANIFEST), Path(target.location))
+        if artifact.digest != listed.artifact.digest:
             raise Conflict(
-                f"{target.location} holds another artifact, of digest {found.digest[:12]}",
+                f"{target.location} holds another artifact, of digest {artifact.digest[:12]}",
                 remedy="give another target, or remove it",
             )
         return
-    strange = sorted(there.keys() - listed.files.keys())
+    strange = sorted(sizes.keys() - listed.files.keys())
     if strange:
         raise Conflict(
             f"{target.location} holds other files, such as {strange[0]}",
@@ -116,17 +118,17 @@ def _check_target(target: Directory, there: dict[str, int], listed: ListedFiles)
 def _copy(
     origin: Directory,
     target: Directory,
-    there: dict[str, int],
+    sizes: dict[str, int],
     listed: ListedFiles,
     reporter: Stages,
 ) -> Synced:
-    """Makes every file but the manifest the same, and returns what it took."""
+    """Copies every file but the manifest, and returns what that took."""
 
     def is_there(name: str) -> bool:
         entry = listed.files[name]
-        if there.get(name) == entry.size_bytes and target.measure(name) == entry:
+        if sizes.get(name) == entry.size_bytes and target.measure(name) == entry:
             return True
-        if MANIFEST not in there or name not in there:
+        if MANIFEST not in sizes or name not in sizes:
             return False
         if listed.of_manifest(name):
             target.check(name, target.measure(name), entry)

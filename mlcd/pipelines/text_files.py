@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 
 from mlcd.artifacts.manifest import Parent, measure
 from mlcd.errors import InvalidInput, NotFound
-from mlcd.locations import Location, local_path, seen_from
+from mlcd.locations import Location, local_path, relative_location
 from mlcd.text_checks import is_unicode
-from mlcd.text_tables import csv_rows, json_rows, open_text, shown_columns
+from mlcd.text_tables import csv_rows, join_columns, json_rows, open_text
 from mlcd.types import SampleKey
 
 # what a tokenizer still reads within a second; far more than any model takes
@@ -35,7 +35,7 @@ class TextFile:
     sha256: str
 
     def parent_of(self, out: Path) -> Parent:
-        location = seen_from(self.path, out)
+        location = relative_location(self.path, out)
         return Parent("texts", location, self.sha256)
 
 
@@ -47,9 +47,9 @@ def read_texts(location: Location) -> TextFile:
     """
     path = local_path(location)
     if not path.exists():
-        raise NotFound(f"there is no file {path}")
+        raise NotFound(f"the file {path} does not exist")
     if path.suffix not in _READERS or not path.is_file():
-        raise InvalidInput(f"{path} is no file of texts", remedy=f"known: {', '.join(_READERS)}")
+        raise InvalidInput(f"texts must be in a file of {', '.join(_READERS)}, got {path}")
     try:
         rows = list(_READERS[path.suffix](path))
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -57,7 +57,7 @@ def read_texts(location: Location) -> TextFile:
             f"{path} cannot be read as {path.suffix}: {error}", remedy="restore the file"
         ) from error
     if not rows:
-        raise InvalidInput(f"{path} holds no text")
+        raise InvalidInput(f"{path} must hold at least one text")
     keys = [_key(path, number, key) for number, key, _ in rows]
     (key, num), *_ = Counter(keys).most_common(1)
     if num > 1:
@@ -84,7 +84,7 @@ _Row: TypeAlias = tuple[int, object, object]  # number of the line or row, id, t
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yields lines; bytes that are no UTF-8 make theirs alone unusable."""
+    """Yields lines; invalid UTF-8 makes only its own line unusable."""
     with (
         path.open("rb") as file,
         open_text(file, str(path), errors="surrogateescape", newline="\n") as lines,
@@ -129,7 +129,7 @@ def _parquet(path: Path) -> Iterator[_Row]:
 def _check_columns(path: Path, names: Sequence[str]) -> None:
     if "text" not in names:
         raise InvalidInput(
-            f"{path} has the columns {shown_columns(names)}, and no column `text`",
+            f"{path} has the columns {join_columns(names)}, and no column `text`",
             remedy="name the column of texts so",
         )
     for name in _COLUMNS:

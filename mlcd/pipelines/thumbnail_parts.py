@@ -32,16 +32,20 @@ class ThumbnailChoice:
 def write_thumbnails(
     draft: Draft,
     part: int,
-    made: Iterable[tuple[Entry, Thumbnail | None]],
+    thumbnails: Iterable[tuple[Entry, Thumbnail | None]],
     on_each: Callable[[], None],
 ) -> None:
-    """Writes the thumbnails of a part. made: its images in order, None for one that has none.
+    """Writes the thumbnails of a part. thumbnails: of its images in order, None for an image
+    without.
 
     `on_each` is called after each image and may raise, to stop: nothing is written then.
     """
     with draft.write(_name(part)) as path, pq.ParquetWriter(path, _SCHEMA) as writer:
-        for batch in _batches(made, on_each):
-            columns = {"key": list(batch), "picture": [each.data for each in batch.values()]}
+        for batch in _batches(thumbnails, on_each):
+            columns = {
+                "key": list(batch),
+                "picture": [thumbnail.data for thumbnail in batch.values()],
+            }
             writer.write_table(pa.table(columns, schema=_SCHEMA))
 
 
@@ -61,10 +65,10 @@ def _name(part: int) -> str:
 
 
 def _batches(
-    made: Iterable[tuple[Entry, Thumbnail | None]], on_each: Callable[[], None]
+    thumbnails: Iterable[tuple[Entry, Thumbnail | None]], on_each: Callable[[], None]
 ) -> Iterator[dict[SampleKey, Thumbnail]]:
     batch: dict[SampleKey, Thumbnail] = {}
-    for entry, picture in made:
+    for entry, picture in thumbnails:
         if picture is not None:
             batch[entry.key] = picture
         if len(batch) >= _BATCH:

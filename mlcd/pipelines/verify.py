@@ -49,19 +49,20 @@ def verify(directory: Path) -> Iterator[Finding]:
     )
     if not manifests:
         raise ArtifactInvalid(
-            f"{directory} holds no artifact", remedy="give a directory made by an mlcd command"
+            f"{directory} must hold an artifact, found no {MANIFEST}",
+            remedy="give a directory made by an mlcd command",
         )
-    seen: dict[Path, Artifact] = {}
+    visited: dict[Path, Artifact] = {}
     for manifest in manifests:
-        yield from _walk(manifest.parent, seen)
+        yield from _walk(manifest.parent, visited)
 
 
-def _walk(path: Path, seen: dict[Path, Artifact]) -> Iterator[Finding]:
+def _walk(path: Path, visited: dict[Path, Artifact]) -> Iterator[Finding]:
     resolved = path.resolve()
-    if resolved in seen:
+    if resolved in visited:
         return
     artifact = open_artifact(path)
-    seen[resolved] = artifact
+    visited[resolved] = artifact
     yield Finding(
         str(path),
         artifact.kind,
@@ -75,15 +76,15 @@ def _walk(path: Path, seen: dict[Path, Artifact]) -> Iterator[Finding]:
     if artifact.kind == "collection-index":
         yield _check_collection(artifact.path.resolve().parents[1])
     for parent in artifact.parents:
-        yield from _walk_parent(artifact, parent, seen)
+        yield from _walk_parent(artifact, parent, visited)
 
 
 def _check_given_names(centers: Artifact) -> None:
     """Checks given names and their evidence by reading them, because they are in no manifest."""
     num_centers = len(np.load(centers.file("sizes.npy"), allow_pickle=False))
-    given = read_given_names(centers, num_centers)
-    if given is not None and given.evidence is not None:
-        read_evidence(centers, given.evidence)
+    given_names = read_given_names(centers, num_centers)
+    if given_names is not None and given_names.evidence is not None:
+        read_evidence(centers, given_names.evidence)
 
 
 def _check_triton_config(version: Artifact) -> None:
@@ -91,17 +92,17 @@ def _check_triton_config(version: Artifact) -> None:
     newest.
     """
     numbers = [int(path.parent.name) for path in version.path.parent.glob(f"[0-9]*/{MANIFEST}")]
-    shown, stated = version.path.parent / "config.pbtxt", version.file("config.pbtxt")
+    shown, newest_config = version.path.parent / "config.pbtxt", version.file("config.pbtxt")
     if version.config["version"] == max(numbers) and (
-        not shown.is_file() or shown.read_bytes() != stated.read_bytes()
+        not shown.is_file() or shown.read_bytes() != newest_config.read_bytes()
     ):
         raise ArtifactInvalid(
-            f"{shown} is not that of its newest version", remedy=f"copy {stated} there"
+            f"{shown} is not that of its newest version", remedy=f"copy {newest_config} there"
         )
 
 
 def _walk_parent(
-    artifact: Artifact, parent: Parent, seen: dict[Path, Artifact]
+    artifact: Artifact, parent: Parent, visited: dict[Path, Artifact]
 ) -> Iterator[Finding]:
     # A checkpoint is inside its run and states its parents relative to the run.
     bases = (
@@ -124,9 +125,12 @@ def _walk_parent(
     if path is None:
         yield Finding(parent.path, parent.role, False, "not on this machine, not checked")
     else:
-        yield from _walk(path.resolve(), seen)
-        found = seen[path.resolve()]
-        if found.digest != parent.digest and first_part_after(found, parent.digest) is None:
+        yield from _walk(path.resolve(), visited)
+        parent_artifact = visited[path.resolve()]
+        if (
+            parent_artifact.digest != parent.digest
+            and first_part_after(parent_artifact, parent.digest) is None
+        ):
             raise ArtifactInvalid(
                 f"{path.resolve() / MANIFEST} is not the {parent.role} that {artifact.path} was"
                 " made from",

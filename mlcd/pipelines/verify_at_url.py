@@ -26,26 +26,26 @@ def verify_at_url(url: str) -> Iterator[Finding]:
     yield from _walk(url.rstrip("/"), {})
 
 
-def _walk(url: str, seen: dict[str, Artifact]) -> Iterator[Finding]:
-    if url in seen:
+def _walk(url: str, visited: dict[str, Artifact]) -> Iterator[Finding]:
+    if url in visited:
         return
-    artifact = seen[url] = _checked(Directory.at(url))
+    artifact = visited[url] = _check_files(Directory.at(url))
     facts = f"{len(artifact.files)} files, digest {artifact.digest[:12]}"
     yield Finding(url, artifact.kind, True, facts)
     for parent in artifact.parents:
-        yield from _walk_parent(url, artifact, parent, seen)
+        yield from _walk_parent(url, artifact, parent, visited)
 
 
-def _checked(there: Directory) -> Artifact:
+def _check_files(directory: Directory) -> Artifact:
     """Reads every file of the artifact and compares it with the manifests."""
-    listed = read_listed(there)
-    for name, found in zip(listed.files, for_files(there.measure, listed.files), strict=True):
-        there.check(name, found, listed.files[name])
+    listed = read_listed(directory)
+    for name, actual in zip(listed.files, for_files(directory.measure, listed.files), strict=True):
+        directory.check(name, actual, listed.files[name])
     return listed.artifact
 
 
 def _walk_parent(
-    url: str, artifact: Artifact, parent: Parent, seen: dict[str, Artifact]
+    url: str, artifact: Artifact, parent: Parent, visited: dict[str, Artifact]
 ) -> Iterator[Finding]:
     place = parent.path if is_url(parent.path) else _beside(url, parent.path)
     if parent.role in _NO_ARTIFACTS:
@@ -55,12 +55,15 @@ def _walk_parent(
         yield Finding(parent.path, parent.role, False, _NOT_HERE)
         return
     try:
-        yield from _walk(place, seen)
+        yield from _walk(place, visited)
     except NotFound:
         yield Finding(parent.path, parent.role, False, _NOT_HERE)
         return
-    found = seen[place]
-    if parent.digest not in (found.digest, *found.config.get(GROWN, {}).values()):
+    parent_artifact = visited[place]
+    if parent.digest not in (
+        parent_artifact.digest,
+        *parent_artifact.config.get(GROWN, {}).values(),
+    ):
         raise ArtifactInvalid(
             f"{place} is not the {parent.role} that {artifact.path} was made from",
             remedy="make the later artifact again, or restore the earlier one",

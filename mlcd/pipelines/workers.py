@@ -2,7 +2,7 @@
 parent.
 
 The parent's message is the task. A worker's messages are {"part", "done"}, or {"bug"} with the
-traceback of an error that is none of the user's.
+traceback of an unexpected error.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from mlcd.child import (
     Message,
     Parent,
-    blocked_stops,
+    block_stops,
     child_command,
     from_line,
     serve_parent,
@@ -81,7 +81,7 @@ class _Crew:
         self.lines: SimpleQueue[tuple[_Process, bytes]] = SimpleQueue()
 
     def start(self) -> None:
-        with blocked_stops():
+        with block_stops():
             process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 
 from platformdirs import user_cache_path
 
-from mlcd.artifacts.disk import replacing, sync_path, translated_os_errors
+from mlcd.artifacts.disk import replacing, sync_path, translate_os_errors
 from mlcd.errors import ArtifactInvalid, Conflict, NotFound
 from mlcd.locations import is_url
 
@@ -111,7 +111,7 @@ class PlaceState:
             ) from error
 
     def write(self, facts: PlaceFacts) -> None:
-        with translated_os_errors(self.path):
+        with translate_os_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             with replacing(self.path / _FACTS) as temporary:
                 temporary.write_text(json.dumps(asdict(facts), indent=2) + "\n", encoding="utf-8")
@@ -133,7 +133,7 @@ class PlaceState:
     @contextmanager
     def locked(self) -> Iterator["PlaceLock"]:
         """Holds the exploration for this process. Raises AlreadyOpen where another one has it."""
-        with translated_os_errors(self.path):
+        with translate_os_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:

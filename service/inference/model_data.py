@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.copies import brought
+from mlcd.artifacts.copies import fetch_copy
 from mlcd.artifacts.manifest import MANIFEST, Artifact, open_artifact
 from mlcd.collections.places import open_place
 from mlcd.collections.port import CollectionPort, CollectionsPort
@@ -157,7 +157,7 @@ def _open_centers(
     if path is None:
         return None
     artifact = open_artifact(path, "centers")
-    centers = Centers.read(artifact, named=False)  # the look-up reads their names
+    centers = Centers.read(artifact, with_names=False)  # the look-up reads their names
     if strict:
         check_centers(path, centers, fingerprint)
     return artifact, centers
@@ -166,7 +166,7 @@ def _open_centers(
 def find_centers(settings: Settings, folder: str) -> Path | None:
     """Returns the path of the named centers, else of those that the model's folder holds."""
     if settings.centers is not None:
-        return brought(settings.centers)
+        return fetch_copy(settings.centers)
     shipped = Path(folder) / "centers"
     return shipped if (shipped / MANIFEST).is_file() else None
 

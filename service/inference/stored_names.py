@@ -17,13 +17,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlcd.artifacts.disk import locked, translated_os_errors
+from mlcd.artifacts.disk import hold_lock, translate_os_errors
 from mlcd.artifacts.given_names import (
     GIVEN_NAMES,
     GivenNames,
     change_names,
     current_names,
-    made_names,
+    original_names,
 )
 from mlcd.artifacts.manifest import Artifact, read_manifest
 from mlcd.artifacts.sealed_json import read_sealed, write_sealed
@@ -106,9 +106,9 @@ class StoredNames:
         return tuple(None if path is None else _version(path) for path in paths)
 
     def _change(self, path: Path, center: int, name: str | None) -> GivenNames:
-        with translated_os_errors(path):
+        with translate_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path.with_name(_LOCK)):
+            with hold_lock(path.with_name(_LOCK)):
                 base = current_names(self._artifact)
                 content = self._read_changes()
                 before = self._changed(base, content)
@@ -128,7 +128,7 @@ class StoredNames:
         except ArtifactInvalid as error:
             _log.error("the names of the centers: %s", error)
             sizes = np.load(self._artifact.file("sizes.npy"), mmap_mode="r", allow_pickle=False)
-            names = made_names(self._artifact) or (None,) * len(sizes)
+            names = original_names(self._artifact) or (None,) * len(sizes)
             return GivenNames(names, frozenset()), GIVEN_NAMES
 
     def _read_changes(self) -> dict[str, Any]:

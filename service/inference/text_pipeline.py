@@ -15,7 +15,7 @@ import numpy as np
 
 from mlcd.errors import DeadlineExceeded, Rejection, TextRejected
 from mlcd.models.tokenizer import Tokenizer
-from mlcd.text_checks import checked_text, too_long
+from mlcd.text_checks import check_text, too_long
 from service.inference.admission import Places
 from service.inference.contract import Dispatcher, Engine, refuse_when_down
 from service.inference.decoding_threads import DecodingThreads
@@ -117,7 +117,7 @@ def _read(
     found: list[bytes | TextRejected] = []
     usable: list[str] = []
     for text in texts:
-        checked = checked_text(text, max_chars=max_chars)
+        checked = check_text(text, max_chars=max_chars)
         if isinstance(checked, str):
             usable.append(checked)
             found.append(b"")

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError, model_validator
 
-from mlcd.artifacts.disk import locked, sync_path
+from mlcd.artifacts.disk import hold_lock, sync_path
 from mlcd.errors import ConfigInvalid, NotFound
 
 Scope = Literal["embed", "search", "write", "jobs", "admin"]
@@ -167,7 +167,7 @@ def _digest(token: str) -> str:
 def _alone(path: Path) -> Iterator[None]:
     """Locks the file for one writer."""
     try:
-        with locked(path.with_name(f".{path.name}.lock"), mode=_MODE):
+        with hold_lock(path.with_name(f".{path.name}.lock"), mode=_MODE):
             yield
     except OSError as error:
         raise _unwritable(path) from error

@@ -88,7 +88,7 @@ class Supervisor:
         backoff = Backoff(SERVER_BACKOFF_S, SERVER_MAX_BACKOFF_S, at_once=True)
         while True:
             born = time.monotonic()
-            status = await self._processes[slot].ended()
+            status = await self._processes[slot].wait()
             mark_process_dead(slot, str(multiprocess_dir))
             if self._stopping.is_set():
                 # A process that is just starting has no handler yet and ends by FINISH itself.
@@ -163,7 +163,7 @@ class Supervisor:
     async def _end(self) -> None:
         self._kill()
         for process in self._processes.values():
-            await process.ended()
+            await process.wait()
 
     def _kill(self) -> None:
         self._send(signal.SIGKILL)

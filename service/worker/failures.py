@@ -11,7 +11,7 @@ from mlcd.errors import (
     MlcdError,
     NotFound,
 )
-from mlcd.locations import shown
+from mlcd.locations import show_location
 from mlcd.pipelines.shard import InputChanged, NotRemoved, OtherSettings, OutputGone
 from service.errors import OutsideRoots
 from service.jobs.job import JobProblem, Stage, printable
@@ -56,8 +56,8 @@ def problem_of(error: BaseException) -> JobProblem:
     problem = _problem_of(error)
     return JobProblem(
         problem.code,
-        printable(shown(problem.message)),
-        problem.remedy and printable(shown(problem.remedy)),
+        printable(show_location(problem.message)),
+        problem.remedy and printable(show_location(problem.remedy)),
     )
 
 

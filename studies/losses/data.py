@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlcd.artifacts.disk import locked
+from mlcd.artifacts.disk import hold_lock
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST
 from mlcd.errors import InvalidInput, NotFound
@@ -82,7 +82,7 @@ class PretrainingData:
         wait.
         """
         self.state.mkdir(parents=True, exist_ok=True)
-        with locked(self.state / ".making"):
+        with hold_lock(self.state / ".making"):
             return self._labels(spec)
 
     def _labels(self, spec: RunSpec) -> Path:

@@ -13,7 +13,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.collection import Collection
-from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
+from mlcd.pipelines.cluster import ClusterOptions, rows_to_cluster
 from tests.conftest import refuse, run_python, succeed, write_digits
 from training.evaluation.representations import digest_rows
 from training.evaluation.seen import seen_by
@@ -131,7 +131,7 @@ def test_a_run_knows_what_its_centers_were_made_from_after_images_were_added(fol
     )
     done("train", "demo-digits", *data, *short, f"out={run}")
     clustered = ClusterOptions(num_clusters=8)
-    rows = clustered_rows(EmbeddingsArtifact.open(folder / "embeddings"), clustered)
+    rows = rows_to_cluster(EmbeddingsArtifact.open(folder / "embeddings"), clustered)
     done(*embed(folder, "--append"))
     done(*label(folder, "--append"))
     seen = seen_by(open_artifact(run / "checkpoints" / "step_000001"))

@@ -135,7 +135,7 @@ def test_verify_passes_and_names_the_file_of_a_flipped_byte(journey, digits, tmp
         with pytest.raises(ArtifactInvalid, match=path.name):
             list(verify(copy))
         path.write_bytes(original)
-    refuse("verify", digits, contains="holds no artifact")
+    refuse("verify", digits, contains="must hold an artifact")
 
 
 def test_json_lines_are_for_machines(digits, tmp_path):
@@ -165,7 +165,14 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     refuse("embed", tmp_path / "absent", out, "--model", "hog", contains="no images")
     refuse("embed", tmp_path / "rubbish", out, "--model", "hog", contains="a.png")
     refuse("embed", digits, out, contains="--model is required: give --model starter")
-    refuse("embed", digits, out, "--model", "resnet", contains="no model resnet: give starter")
+    refuse(
+        "embed",
+        digits,
+        out,
+        "--model",
+        "resnet",
+        contains="the model resnet does not exist: give starter",
+    )
     below = tmp_path / "file" / "out"
     refuse("embed --model hog", digits, below, contains="cannot be made a directory")
     refuse("embed", digits, "/proc/out", "--model", "hog", contains="/proc/out")
@@ -183,7 +190,7 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
         refuse("train", "--resume", tmp_path / "broken", contains="config.yaml is damaged")
     places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", f"out={digits / 'run'}"]
     refuse("train", "demo-digits", *places, contains="lies inside the images")
-    refuse("export", features, out, contains="holds no weights")
+    refuse("export", features, out, contains="must hold weights")
     refuse("evaluate", "knn", tmp_path / "absent", contains="absent does not exist")
     refuse("index", tmp_path / "absent", out, contains="not a finished artifact")
     refuse("nonsense", contains="nonsense")

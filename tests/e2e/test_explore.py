@@ -59,7 +59,7 @@ def test_from_python_it_is_a_page_that_can_be_stopped(photos, tmp_path):
     with pytest.raises(httpx.ConnectError):
         httpx.get(explored.url)
     explored.stop()
-    with pytest.raises(mlcd.MlcdError, match="there is no model nowhere"):
+    with pytest.raises(mlcd.MlcdError, match="the model nowhere does not exist"):
         mlcd.explore(photos, model="nowhere", state=tmp_path / "other")
 
 

@@ -168,7 +168,7 @@ def test_killed_anywhere_it_goes_on_elsewhere(used, here, images, tmp_path, monk
                     ("verify", "s3://bucket/killed"),
                     ("cluster", "s3://bucket/killed", tmp_path / "no", "--clusters", 2),
                 ):
-                    assert "no finished artifact at s3://bucket/killed" in refused(*reading)
+                    assert "s3://bucket/killed must hold a finished artifact" in refused(*reading)
     elsewhere(monkeypatch, tmp_path, "new")
     done("embed", images, "s3://bucket/killed", *MODEL)
     check_alike(used, "killed", here / "features")
@@ -228,7 +228,7 @@ def test_mistakes_are_one_line_each(used, images, tmp_path, monkeypatch):
         (("verify", "s3:/bucket/x"), "neither a path nor a URL: write s3://"),
         (("index", features, "s3://bucket/x"), "is a URL, and this has to be on this machine"),
         (("embed", images, "s3://nowhere/x", *MODEL), "there is no s3://nowhere/x"),
-        (("cluster", features, "s3://bucket//x", "--clusters", 2), "names no artifact: write it"),
+        (("cluster", features, "s3://bucket//x", "--clusters", 2), "s3://bucket//x: write it"),
         (("embed", images, f"s3://a:{SECRET}@bucket/x", *MODEL), "a password in the s3:// URL"),
         (("export", "pixels", "s3://bucket/x", "--format", "triton"), "has to be on this machine"),
     ):

@@ -138,7 +138,7 @@ def test_killed_anywhere_nothing_half_is_readable_and_no_upload_is_left(used, ar
             process.send_signal(signal.SIGKILL)
             process.wait()
             if not files.exists("bucket/killed/manifest.json"):
-                with pytest.raises(NotFound, match="no finished artifact"):
+                with pytest.raises(NotFound, match="must hold a finished artifact"):
                     sync("s3://bucket/killed", tmp_path / "half", SILENT)
     sync(artifact, "s3://bucket/killed", SILENT)
     # Another test's faults may have kept an answer back: the upload that it named is nobody's.
@@ -170,7 +170,7 @@ def test_what_is_damaged_or_something_else_is_told(used, artifact, tmp_path):
     with pytest.raises(Conflict, match=r"given\.json differs from .*: remove the one that is out"):
         sync(other, "s3://bucket/other/one", SILENT)
     (tmp_path / "taken").mkdir()
-    with pytest.raises(Conflict, match="exists and is no artifact"):
+    with pytest.raises(Conflict, match="must be new or an artifact"):
         sync(artifact, tmp_path / "taken", SILENT)
     (tmp_path / "draft.partial").mkdir()
     (tmp_path / "draft.partial" / "theirs").touch()
@@ -182,9 +182,14 @@ def test_places_that_cannot_be_reached_are_told(used, artifact, tmp_path, monkey
     for source, target, error, message in (
         (artifact, "s3://nowhere/x", NotFound, "there is no s3://nowhere/x"),
         ("s3://nowhere/x", tmp_path / "x", NotFound, "there is no s3://nowhere/x"),
-        ("s3://bucket/nothing", tmp_path / "x", NotFound, "no finished artifact at s3://bucket/n"),
+        (
+            "s3://bucket/nothing",
+            tmp_path / "x",
+            NotFound,
+            "s3://bucket/nothing must hold a finished artifact",
+        ),
         ("s3:/bucket/x", tmp_path / "x", ConfigInvalid, "neither a path nor a URL: write s3://"),
-        (artifact, "foo://bucket/x", ConfigInvalid, "not a URL that is known"),
+        (artifact, "foo://bucket/x", ConfigInvalid, "URL of a supported store, got foo://bucket/x"),
         (artifact, "", ConfigInvalid, "a location is empty"),
         (artifact, artifact / "copy", InvalidInput, "copy is inside"),
         ("s3://bucket/x", "s3://bucket/x", InvalidInput, "x is inside"),

@@ -140,7 +140,7 @@ def test_one_that_cannot_start_again_is_tried_until_it_can(started, journey, tmp
     shutil.copytree(journey / "model", model)
     until(lambda: server.metric("mlcd_processes") == 2, 60, server)
     _, output = server.stop()
-    assert "server process 0 cannot be started: there is no model" in output
+    assert "server process 0 cannot be started: the model" in output
 
 
 def test_a_process_that_would_serve_something_else_does_not_serve(tmp_path):

@@ -212,8 +212,8 @@ def test_what_cannot_be_is_refused(digits, photos, tmp_path):
         (lambda: mlcd.embed(digits, model="nothing"), NotFound, "nothing"),
         (lambda: mlcd.cluster(rows, 201), InvalidInput, "201"),
         (lambda: mlcd.cluster(np.full((3, 4), np.nan), 2), InvalidInput, "row 0"),
-        (lambda: mlcd.cluster(rows, 2, out=tmp_path / "out"), ConfigInvalid, "no keys"),
-        (lambda: mlcd.cluster(rows, 2, hold_out=0.5), ConfigInvalid, "no keys"),
+        (lambda: mlcd.cluster(rows, 2, out=tmp_path / "out"), ConfigInvalid, "need the keys"),
+        (lambda: mlcd.cluster(rows, 2, hold_out=0.5), ConfigInvalid, "need the keys"),
         (lambda: mlcd.label(rows, np.ones((4, 9))), InvalidInput, "9"),
         (lambda: mlcd.label(rows, rows[:4], mode="approximate"), ConfigInvalid, "in memory"),
         (lambda: mlcd.label(rows, rows[:4], top=0), ConfigInvalid, "top"),
@@ -221,14 +221,14 @@ def test_what_cannot_be_is_refused(digits, photos, tmp_path):
         (
             lambda: mlcd.embed(digits, model="hog", out="https://images.example/out"),
             ConfigInvalid,
-            "is of a web server",
+            "got the address of a web server",
         ),
         (lambda: mlcd.cluster("s3:/bucket/e", 2), ConfigInvalid, "neither a path nor a URL"),
         (lambda: mlcd.index(rows, ids=["a"]), InvalidInput, "200 rows and 1 ids"),
         (lambda: mlcd.index(rows, out=tmp_path / "out"), ConfigInvalid, "made of an artifact"),
         (lambda: index.search(rows[:, :9]), InvalidInput, "shape"),
         (lambda: index.search(rows[0]), InvalidInput, "shape"),
-        (lambda: index.search(rows * 0), InvalidInput, "no direction"),
+        (lambda: index.search(rows * 0), InvalidInput, "positive norm"),
         (lambda: index.search(rows, top=0), ConfigInvalid, "top"),
     ]
     for call, error, said in cases:

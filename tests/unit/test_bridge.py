@@ -221,7 +221,7 @@ def test_the_same_request_finds_what_is_there(models, bridged, digits):
     [
         ("texts", "texts", "has a text tower already.*--no-text"),
         ("images", "images", "embeds no texts, which --text asks"),
-        ("hog", "texts", "no model that can be exported"),
+        ("hog", "texts", "needs a model artifact or weights, got hog"),
     ],
 )
 def test_models_that_do_not_fit_are_refused(models, digits, tmp_path, spec, text_from, message):

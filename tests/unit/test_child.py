@@ -65,7 +65,7 @@ def test_messages_go_both_ways_and_the_end_of_input_ends_the_child(module):
             child.send({"do": "answer", "text": text})
             assert await child.receive() == {"of": {"do": "answer", "text": text}}
         await child.end(patience_s=10)
-        assert (await child.receive(), await child.ended()) == (None, 0)
+        assert (await child.receive(), await child.wait()) == (None, 0)
 
     talk(module, conversation)
 
@@ -83,7 +83,7 @@ def test_an_error_of_the_child_is_raised_as_the_parents_own(module, order, kind,
         with pytest.raises(MlcdError) as caught:
             await child.receive()
         assert (type(caught.value), str(caught.value)) == (kind, text)
-        assert await child.ended() == 2
+        assert await child.wait() == 2
 
     talk(module, conversation)
 
@@ -91,7 +91,7 @@ def test_an_error_of_the_child_is_raised_as_the_parents_own(module, order, kind,
 def test_a_line_that_was_not_finished_is_no_message(module):
     async def conversation(child):
         child.send({"do": "break off"})
-        assert (await child.receive(), await child.ended()) == (None, -signal.SIGKILL)
+        assert (await child.receive(), await child.wait()) == (None, -signal.SIGKILL)
 
     talk(module, conversation)
 
@@ -103,7 +103,7 @@ def test_a_child_heeds_no_stop_signal_and_ends_by_force(module):
             child.signal(number)
         started = time.monotonic()
         await child.end(patience_s=0.3)
-        assert await child.ended() == -signal.SIGKILL
+        assert await child.wait() == -signal.SIGKILL
         assert 0.3 <= time.monotonic() - started < 10
         child.signal(signal.SIGTERM)  # nobody hears it
 

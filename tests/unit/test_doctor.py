@@ -10,7 +10,7 @@ from mlcd import doctor
 from mlcd.cores import available_cores, cpu_features, quota_cores
 from mlcd.doctor import examine, memory_limit_bytes, report
 from mlcd.encoders.openvino import computes_int8
-from mlcd.export.starter.packages import installed
+from mlcd.export.starter.packages import is_installed
 from mlcd.extras import install_command
 from tests.conftest import call_mlcd, run_mlcd, run_python
 
@@ -22,7 +22,7 @@ def test_the_command_reports_and_exits_0():
     assert facts["choice"]["engine"] in plain.stdout
     assert facts["cores"]["usable"] == available_cores()
     assert facts["packages"]["openvino"] in plain.stdout
-    assert facts["starter"] == installed()
+    assert facts["starter"] == is_installed()
     assert facts["cpu"]["int8"] == computes_int8()
     assert ("int8          computed here" in plain.stdout) == computes_int8()
 

@@ -149,7 +149,7 @@ def test_a_largest_batch_of_one_is_warmed_up_once(model, tmp_path):
     [
         ({"backend": "cuda", "precision": "fp16"}, "cuda does not compute in fp16: use fp32"),
         ({"backend": "tensorrt", "precision": "bf16"}, "use fp32 or fp16"),
-        ({"backend": "cuda", "num_threads": 2}, "no threads to set"),
+        ({"backend": "cuda", "num_threads": 2}, "threads is for backends on a CPU"),
         ({"max_batch": 0}, "at least 1"),
     ],
 )

@@ -132,7 +132,7 @@ def test_merged_split_and_replayed(place, tmp_path):
     assert "used the artifact of digest" in message
     message = refused("clusters", "replay", split, merged, tmp_path / "x", *given)
     assert "is not where the journal" in message
-    assert "has no journal" in refused(
+    assert "needs the journal" in refused(
         "clusters", "replay", place / "centers", place / "centers", tmp_path / "x"
     )
 
@@ -211,8 +211,8 @@ def test_a_changed_journal_does_not_replay(place, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("merge", "{centers}", 1, "{out}"), "nothing to merge"),
-        (("merge", "{centers}", 1, 1, "{out}"), "nothing to merge"),
+        (("merge", "{centers}", 1, "{out}"), "needs two different ids or more"),
+        (("merge", "{centers}", 1, 1, "{out}"), "needs two different ids or more"),
         (
             ("merge", "{centers}", 1, 14, "{out}"),
             "14 is the id of no center: there are 14: 0 to 13",

@@ -10,7 +10,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.encoders.openvino import read_onnx
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.export.int8_agreement import Int8Agreement, compare_rows
-from mlcd.export.int8_graph import _tail, is_transformer, quantized
+from mlcd.export.int8_graph import _tail, is_transformer, quantize_graph
 from mlcd.images.entries import Entries
 from mlcd.keys import held_out, split_positions
 from mlcd.pipelines.quantize import MIN_HELD_OUT, choose
@@ -120,7 +120,7 @@ def convolutions():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_layers_become_integers_and_what_makes_the_rows_does_not(quantizer, capfd):
     images = np.random.default_rng(1).integers(0, 256, (20, 3, 16, 16), dtype=np.uint8)
-    graph = quantized(convolutions(), images)
+    graph = quantize_graph(convolutions(), images)
     nodes = {node.get_friendly_name(): node for node in graph.get_ops()}
     kinds = [node.get_type_name() for node in graph.get_ops()]
     assert kinds.count("FakeQuantize") >= 2  # the input of each convolution

@@ -119,7 +119,7 @@ def test_the_export_s_own_words_reach_the_user(weights, cache, tmp_path, monkeyp
     (weights / "preprocessor_config.json").unlink()
     with pytest.raises(ConfigInvalid, match="--preprocess clip"):
         resolve_model(str(weights))
-    with pytest.raises(NotFound, match="there is no model"):
+    with pytest.raises(NotFound, match="does not exist"):
         resolve_model(str(tmp_path / "nothing"))
     monkeypatch.setattr(resolve.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigInvalid, match="torch is not installed"):
@@ -293,5 +293,5 @@ def test_the_artifact_of_the_right_kind_one_level_away_is_named(tmp_path):
 
 def test_the_working_directory_is_no_model_and_no_traceback(tmp_path, monkeypatch, cache):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ArtifactInvalid, match="holds no weights"):
+    with pytest.raises(ArtifactInvalid, match="must hold weights"):
         resolve_model(".")

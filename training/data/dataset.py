@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.copies import brought
+from mlcd.artifacts.copies import fetch_copy
 from mlcd.artifacts.labels import DIGEST_BYTES, LabelTable
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.selection import Selection
@@ -120,7 +120,7 @@ def open_dataset(config: RunConfig) -> Dataset:
 def label_tables(config: RunConfig, *, verify_files: bool = True) -> tuple[LabelTable, ...]:
     """Opens the labels of every data set. Raises ConfigInvalid if they are of different centers."""
     tables = tuple(
-        LabelTable(open_artifact(brought(source.labels), "labels", verify_files=verify_files))
+        LabelTable(open_artifact(fetch_copy(source.labels), "labels", verify_files=verify_files))
         for source in config.data.sources
     )
     _refuse_other_centers(tables)
@@ -173,7 +173,7 @@ def _left_out(entries: Entries, mixed: MixedSource) -> NDArray[np.bool_]:
     """Returns which images the selection of a data set does not keep, [N]."""
     left_out = np.ones(len(entries), np.bool_)
     assert mixed.selection is not None
-    kept = Selection.open(brought(mixed.selection)).kept_keys()
+    kept = Selection.open(fetch_copy(mixed.selection)).kept_keys()
     left_out[entries.indices_of(kept, mixed.selection)] = False
     return left_out
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import ConfigInvalid
-from mlcd.randomness import Stream, permuted
+from mlcd.randomness import Stream, permute_positions
 
 # A mixture's shares are exact in every block of this many positions.
 BLOCK: Final = 4096
@@ -53,7 +53,7 @@ def locate(
         epochs, offsets = np.divmod(indices[of_part], size)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            rows[of_part[here]] = permuted(
+            rows[of_part[here]] = permute_positions(
                 offsets[here], size, seed, Stream.EPOCHS, part, int(epoch)
             )
     return parts, rows
@@ -73,7 +73,7 @@ def part_indices(
     parts, indices = np.empty_like(positions), np.empty_like(positions)
     for block in np.unique(blocks):
         here = blocks == block
-        drawn = permuted(np.arange(BLOCK), BLOCK, seed, Stream.MIXTURE, int(block))
+        drawn = permute_positions(np.arange(BLOCK), BLOCK, seed, Stream.MIXTURE, int(block))
         part_of_slot = np.searchsorted(ends, drawn, side="right")
         before = np.empty(BLOCK, dtype=np.int64)
         for part, share in enumerate(shares):

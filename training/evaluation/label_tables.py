@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.images.matched_keys import match_keys
 from mlcd.keys import normalize_class
-from mlcd.text_tables import decode_text, json_rows, shown_columns, split_lines
+from mlcd.text_tables import decode_text, join_columns, json_rows, split_lines
 from mlcd.types import SampleKey
 
 # A label that an image may have or not: it counts neither way, as VOC's "difficult" objects.
@@ -51,7 +51,7 @@ def read_labels(path: Path) -> SeveralLabels:
         try:
             key, labels, difficult = _row(row)
         except (KeyError, TypeError) as error:
-            seen = f" (it has {shown_columns(tuple(row))})" if isinstance(row, dict) else ""
+            seen = f" (it has {join_columns(tuple(row))})" if isinstance(row, dict) else ""
             raise InvalidInput(
                 f"{path}, line {number} has not the fields of a table of labels{seen}", remedy=_FORM
             ) from error

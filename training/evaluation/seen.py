@@ -20,7 +20,7 @@ from mlcd.artifacts.labels import DIGEST_BYTES
 from mlcd.artifacts.manifest import Artifact, Parent, open_artifact
 from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.models.runs import parent_path
-from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
+from mlcd.pipelines.cluster import ClusterOptions, rows_to_cluster
 from mlcd.types import SampleKey
 from training.config import RunConfig, states_pairs, validated
 from training.data.dataset import open_dataset
@@ -248,7 +248,7 @@ def _rows_of(centers: Artifact) -> _Digests:
     options = ClusterOptions(
         **{name: value for name, value in centers.config.items() if name in known}
     )
-    rows, digests = clustered_rows(embeddings, options), digest_rows(embeddings.image_sha256)
+    rows, digests = rows_to_cluster(embeddings, options), digest_rows(embeddings.image_sha256)
     return digests if rows is None else digests[rows]
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.copies import brought
+from mlcd.artifacts.copies import fetch_copy
 from mlcd.artifacts.directories import Directory
 from mlcd.artifacts.manifest import MANIFEST
 from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
@@ -391,7 +391,7 @@ def _here(location: str) -> str:
     """
     is_of_store = is_url(check_no_credentials(location)) and "::" not in location
     if is_of_store and Directory.at(location).has(MANIFEST):
-        return str(brought(location))
+        return str(fetch_copy(location))
     return location
 
 

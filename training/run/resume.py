@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.artifacts.draft import change_begun
-from mlcd.artifacts.manifest import MANIFEST, draft_path, published_path
+from mlcd.artifacts.manifest import MANIFEST, draft_path, final_path
 from mlcd.errors import ConfigInvalid, Conflict
 from mlcd.models.runs import checkpoint_steps
 from mlcd.world import is_first
@@ -29,7 +29,7 @@ def resume_config(run: Path, overrides: Sequence[str]) -> RunConfig | PairsConfi
 
     Raises Conflict naming each setting that may not change.
     """
-    out = published_path(run)
+    out = final_path(run)
     config = change_config(read_run_fields(out), overrides).model_copy(update={"out": str(out)})
     wanted = config.identity()
     begun = begun_identity(out)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.copies import brought
+from mlcd.artifacts.copies import fetch_copy
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_artifact
@@ -162,7 +162,7 @@ def _initial_centers(config: RunConfig, dataset: Dataset, start: Start | None) -
     Raises ConfigInvalid if those of the start are asked for and are of other classes.
     """
     if config.data.centers is not None:
-        return Centers.open(brought(config.data.centers))
+        return Centers.open(fetch_copy(config.data.centers))
     if start is None or config.model.head == "new":
         return None
     kept = agreeing_centers(start, dataset.classes)
@@ -268,7 +268,7 @@ def _parents(
         yield replace(images_parent(part.source, out, part.listing_digest), role=f"images{suffix}")
     if config.data.centers is not None:
         yield open_artifact(
-            brought(config.data.centers), "centers", verify_files=False
+            fetch_copy(config.data.centers), "centers", verify_files=False
         ).as_parent_of(out, "centers")
     if start is not None:
         yield start.parent

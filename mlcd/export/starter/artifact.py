@@ -12,7 +12,7 @@ from typing import Any, Final
 from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.manifest import Artifact, Parent, Request
 from mlcd.export.starter.packages import IMAGES, SENTENCES, WeightsFile, require_libraries
-from mlcd.locations import seen_from
+from mlcd.locations import relative_location
 from mlcd.models.text_part import FOLDER, GRAPH, SETTINGS, TOKENIZER, TextSettings, digest_of_both
 from mlcd.models.weight_files import digest_of_weights
 from mlcd.progress import Reporter
@@ -100,7 +100,7 @@ def starter_digest() -> str:
 def _tower_digests() -> tuple[str, str]:
     """Returns the identity of each tower by what it is made from."""
     data = [files("mlcd.export.starter").joinpath(name).read_bytes() for name in _DATA]
-    parts = [SENTENCES.sha256, *(hashlib.sha256(each).hexdigest() for each in data)]
+    parts = [SENTENCES.sha256, *(hashlib.sha256(content).hexdigest() for content in data)]
     images = f"starter {_REVISION} {IMAGES.sha256}"
     texts = f"{images} {' '.join(parts)}"
     return hashlib.sha256(images.encode()).hexdigest(), hashlib.sha256(texts.encode()).hexdigest()
@@ -108,4 +108,4 @@ def _tower_digests() -> tuple[str, str]:
 
 def _parent(weights: WeightsFile, out: Path) -> Parent:
     file = weights.locate()
-    return Parent("weights", seen_from(file, out), digest_of_weights(str(file)))
+    return Parent("weights", relative_location(file, out), digest_of_weights(str(file)))

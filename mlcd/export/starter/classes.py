@@ -31,7 +31,11 @@ class ImageClass:
 
 def imagenet_words() -> list[str]:
     """Returns the names of all classes and their synonyms, each once."""
-    words = (word for each in imagenet_classes() for word in (each.name, *each.words))
+    words = (
+        word
+        for image_class in imagenet_classes()
+        for word in (image_class.name, *image_class.words)
+    )
     first: dict[str, str] = {}
     for word in words:
         first.setdefault(word.casefold(), word)
@@ -40,7 +44,7 @@ def imagenet_words() -> list[str]:
 
 def class_descriptions() -> list[str]:
     """Returns the descriptions of all classes, one class after the other."""
-    return [text for each in imagenet_classes() for text in each.descriptions()]
+    return [text for image_class in imagenet_classes() for text in image_class.descriptions()]
 
 
 def class_sentences() -> Embeddings:

@@ -1,7 +1,7 @@
 """EfficientNet-Lite0 (Tan and Le, 2019; the variant of TensorFlow for mobile devices) as an
 ONNX graph.
 
-Its blocks have no squeeze-and-excitation and ReLU6 in place of swish. Batch normalization is
+Its blocks leave out squeeze-and-excitation and use ReLU6 in place of swish. Batch normalization is
 folded into the convolutions. Padding is TensorFlow's "same": the odd pixel is on the right and
 below.
 """
@@ -54,7 +54,7 @@ def write_tower(state: Arrays) -> Any:
     """Returns the graph from uint8 pixels to the unit rows of pooled features less their mean."""
     tower = _Tower(state)
     pixels = tower.graph.add("Cast", "image_u8", to=1)
-    value = tower.convolution(_scaled(tower.graph, pixels), "_conv_stem", "_bn0", stride=2)
+    value = tower.convolution(_scale(tower.graph, pixels), "_conv_stem", "_bn0", stride=2)
     value = tower.relu6(value)
     num_channels, number = 32, 0
     for stage in _STAGES:
@@ -110,7 +110,7 @@ class _Tower:
         self, value: str, name: str, norm: str, *, stride: int = 1, separate: bool = False
     ) -> str:
         """Adds a convolution with the batch normalization that follows it."""
-        weight, bias = self._folded(name, norm)
+        weight, bias = self._fold(name, norm)
         kernel = weight.shape[2]
         # every side of a stride of 2 is even
         before, after = (kernel - stride) // 2, (kernel - stride + 1) // 2
@@ -128,7 +128,7 @@ class _Tower:
     def relu6(self, value: str) -> str:
         return self.graph.add("Clip", value, self.graph.number(0), self.graph.number(6))
 
-    def _folded(self, name: str, norm: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _fold(self, name: str, norm: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         def read(field: str) -> NDArray[np.float64]:
             return self._state[f"{norm}.{field}"].astype(np.float64)
 
@@ -138,7 +138,7 @@ class _Tower:
         return weight.astype(np.float32), bias.astype(np.float32)
 
 
-def _scaled(graph: GraphWriter, pixels: str) -> str:
+def _scale(graph: GraphWriter, pixels: str) -> str:
     """Applies (x - 127) / 128."""
     shifted = graph.add("Sub", pixels, graph.number(127))
     return graph.add("Mul", shifted, graph.number(1 / 128))

@@ -35,10 +35,10 @@ class WeightsFile:
         if not file.is_file():
             raise ArtifactInvalid(f"{file} is missing", remedy=self._reinstall)
         with file.open("rb") as opened:
-            found = hashlib.file_digest(opened, "sha256").hexdigest()
-        if found != self.sha256:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        if digest != self.sha256:
             raise ArtifactInvalid(
-                f"{file} has the SHA-256 {found[:12]}… and not {self.sha256[:12]}…: it holds other"
+                f"{file} has the SHA-256 {digest[:12]}… and not {self.sha256[:12]}…: it holds other"
                 " weights than those of the starter",
                 remedy=self._reinstall,
             )
@@ -65,7 +65,7 @@ SENTENCES: Final = WeightsFile(
 )
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Tells whether all packages of the starter are installed, by a look at their folders."""
     modules = (IMAGES.module, SENTENCES.module, "onnx", "tokenizers", "openvino")
     return all(find_spec(module) is not None for module in modules)

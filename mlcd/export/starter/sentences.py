@@ -27,13 +27,13 @@ def read_sentence_encoder(path: Path) -> Any:
     """
     model = onnx.load(path)
     graph = model.graph
-    constants = {each.name: each for each in graph.initializer}
-    casts = {each.output[0]: each for each in graph.node if each.input[0] in constants}
-    for product in [each for each in graph.node if each.op_type == "Mul"]:
+    constants = {entry.name: entry for entry in graph.initializer}
+    casts = {entry.output[0]: entry for entry in graph.node if entry.input[0] in constants}
+    for product in [entry for entry in graph.node if entry.op_type == "Mul"]:
         cast = casts.get(product.input[0])
         if cast is None or cast.op_type != "Cast" or product.input[1] not in constants:
             continue
-        rounded, scale = (constants.pop(each) for each in (cast.input[0], product.input[1]))
+        rounded, scale = (constants.pop(entry) for entry in (cast.input[0], product.input[1]))
         value = numpy_helper.to_array(rounded) * numpy_helper.to_array(scale)
         name = product.output[0]
         constants[name] = numpy_helper.from_array(value.astype(np.float32), name)
@@ -49,8 +49,8 @@ def add_sentence_encoder(graph: GraphWriter, encoder: Any, ids: str) -> str:
 
     encoder: the graph that `read_sentence_encoder` returns.
     """
-    seen = graph.add("Not", graph.add("Equal", ids, graph.integers(PAD_ID)))
-    mask = graph.add("Cast", seen, to=onnx.TensorProto.INT64)
+    is_token = graph.add("Not", graph.add("Equal", ids, graph.integers(PAD_ID)))
+    mask = graph.add("Cast", is_token, to=onnx.TensorProto.INT64)
     segments = graph.add("Mul", ids, graph.integers(0))
     (states,) = graph.include(
         encoder,
@@ -59,7 +59,7 @@ def add_sentence_encoder(graph: GraphWriter, encoder: Any, ids: str) -> str:
     )
     weights = graph.add(
         "Unsqueeze",
-        graph.add("Cast", seen, to=onnx.TensorProto.FLOAT),
+        graph.add("Cast", is_token, to=onnx.TensorProto.FLOAT),
         graph.integers(-1),
     )
     # the direction of a sum is that of the mean

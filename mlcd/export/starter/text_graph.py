@@ -41,7 +41,7 @@ def class_mixture(
     texts_TF: Embeddings, classes: list[ImageClass], classifier_KD: NDArray[np.float32]
 ) -> Mixture:
     """Returns the mixture over all descriptions of all classes; each class has the same share."""
-    counts = np.array([len(each.descriptions()) for each in classes])
+    counts = np.array([len(image_class.descriptions()) for image_class in classes])
     class_T = np.repeat(np.arange(len(classes)), counts)
     rows_KD = unit_rows(classifier_KD - classifier_KD.mean(axis=0))
     return Mixture(texts_TF, rows_KD[class_T], TEMPERATURE, shares=1 / counts[class_T])

@@ -60,7 +60,7 @@ class _Reader(pickle.Unpickler):
     def persistent_load(self, identity: Any) -> str:
         kind, dtype, key, *_ = identity
         if kind != "storage":
-            raise pickle.UnpicklingError(f"{kind} is no storage")
+            raise pickle.UnpicklingError(f"a persistent id must be of a storage, got {kind}")
         self.dtypes[key] = dtype
         return str(key)
 
@@ -71,7 +71,7 @@ class _Reader(pickle.Unpickler):
             return _view
         if module == "torch" and name in _DTYPES:
             return _DTYPES[name]
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a state dict")
+        raise pickle.UnpicklingError(f"a state dict cannot contain {module}.{name}")
 
 
 def _view(

@@ -69,12 +69,13 @@ class CurateOptions:
         return chosen
 
     def check(self, *, has_centers: bool, has_others: bool) -> None:
-        """Raises InvalidInput or ConfigInvalid for options that are none, or not these together."""
+        """Raises InvalidInput for a value out of range, ConfigInvalid for options that do not go
+        together.
+        """
         for cosine in (self.duplicates, self.leaks):
             if cosine is not None and not 0 < cosine <= 1:
                 raise InvalidInput(
-                    f"{cosine:g} is no similarity of near duplicates",
-                    remedy="give a cosine in (0, 1]",
+                    f"the similarity of near duplicates must be a cosine in (0, 1], got {cosine:g}"
                 )
         if (self.leaks is not None) != has_others:
             raise ConfigInvalid(

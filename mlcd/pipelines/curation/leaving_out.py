@@ -55,11 +55,11 @@ def leave_out_issues(
     source, entries = open_embedded_images(embeddings)
     with reporter.stage("pixels", len(entries)) as meter:
         scores = image_scores(source, entries, meter=meter, notes=notes)
-    found = issues_of(scores)
+    has_issue = issues_of(scores)
     decisions.leave_out(np.flatnonzero(np.isnan(scores[:, 0])), UNREADABLE)
     for issue in ISSUES:
         if issue in options.issues:
-            decisions.leave_out(np.flatnonzero(found[issue]), issue)
+            decisions.leave_out(np.flatnonzero(has_issue[issue]), issue)
 
 
 def leave_out_leaks(
@@ -103,15 +103,15 @@ def leave_out_duplicates(
     ranked, take = _ranking(embeddings, options.keep), embeddings.unit_rows_at
     note = None if notes is None else notes / _NOTE
     with reporter.stage("duplicates", embeddings.num_rows) as meter:
-        found = duplicate_groups(
+        groups = duplicate_groups(
             embeddings.num_rows, take, options.duplicates, meter=meter, note=note
         )
-    for number, group in enumerate(found):
+    for number, group in enumerate(groups):
         decisions.groups[group.rows] = number
-        left = group.rows[decisions.keep[group.rows]]
-        if len(left):
-            best = ranked(left).argmax()
-            decisions.leave_out(np.delete(left, best), DUPLICATE)
+        remaining = group.rows[decisions.keep[group.rows]]
+        if len(remaining):
+            best = ranked(remaining).argmax()
+            decisions.leave_out(np.delete(remaining, best), DUPLICATE)
 
 
 def sample_clusters(
@@ -120,7 +120,7 @@ def sample_clusters(
     options: CurateOptions,
     centers: Artifact,
 ) -> None:
-    """Leaves out outliers, and then what a sample does not draw."""
+    """Leaves out outliers, and then the images that the sample does not draw."""
     opened = Centers.read(centers)
     if opened.fingerprint != embeddings.fingerprint:
         raise ConfigInvalid(
@@ -129,20 +129,21 @@ def sample_clusters(
     levels = read_groups(centers)
     if options.hierarchical is not None and not levels:
         raise ConfigInvalid(
-            f"{centers.path} has no levels", remedy="make them with `mlcd cluster --levels K,K,…`"
+            f"a hierarchical sample needs levels of clusters, found none in {centers.path}",
+            remedy="make them with `mlcd cluster --levels K,K,…`",
         )
     ids, distances = _nearest_centers(embeddings, opened)
     if options.outliers is not None:
-        left = decisions.left
-        out = outliers(ids[left], distances[left], options.outliers)
-        decisions.leave_out(left[out], OUTLIER)
-    left, num = decisions.left, options.balance
-    drawn = [ids[left]]
+        remaining = decisions.left
+        out = outliers(ids[remaining], distances[remaining], options.outliers)
+        decisions.leave_out(remaining[out], OUTLIER)
+    remaining, num = decisions.left, options.balance
+    drawn = [ids[remaining]]
     if options.hierarchical is not None:
         num = options.hierarchical
-        drawn += [level[ids[left]] for level in levels]
+        drawn += [level[ids[remaining]] for level in levels]
     if num is not None:
-        decisions.leave_out(left[~balanced(drawn, num, seed=options.seed)], SURPLUS)
+        decisions.leave_out(remaining[~balanced(drawn, num, seed=options.seed)], SURPLUS)
 
 
 @dataclass(frozen=True)
@@ -158,11 +159,11 @@ class _TwoSets:
 
     def take(self, rows: NDArray[np.int64]) -> Embeddings:
         """Returns unit rows by their numbers."""
-        taken = np.empty((len(rows), self.own.dimension), np.float32)
+        vectors = np.empty((len(rows), self.own.dimension), np.float32)
         own = rows < self.own.num_rows
-        taken[own] = self.own.unit_rows_at(rows[own])
-        taken[~own] = self.others.unit_rows_at(rows[~own] - self.own.num_rows)
-        return taken
+        vectors[own] = self.own.unit_rows_at(rows[own])
+        vectors[~own] = self.others.unit_rows_at(rows[~own] - self.own.num_rows)
+        return vectors
 
 
 def _nearest_centers(
@@ -225,8 +226,8 @@ def image_scores(
             scores[part] = np.load(note, allow_pickle=False)
             meter.advance(part.stop - part.start)
             continue
-        found = scores_all(source, entries[part], num_threads=available_cores())
-        for row, score in enumerate(found, start):
+        scored_images = scores_all(source, entries[part], num_threads=available_cores())
+        for row, score in enumerate(scored_images, start):
             if score is not None:
                 scores[row] = score
             meter.advance()

@@ -91,8 +91,8 @@ def _largest_groups(groups: NDArray[np.int64]) -> list[NDArray[np.int64]]:
 
 
 def _pictures(source: Source, entries: Entries) -> Iterator[str]:
-    made = thumbnails_all(source, entries, side=_SIDE, num_threads=available_cores())
-    for entry, thumbnail in made:
+    thumbnails = thumbnails_all(source, entries, side=_SIDE, num_threads=available_cores())
+    for entry, thumbnail in thumbnails:
         name = escape(entry.key)
         if thumbnail is None:
             yield f"<em>not readable</em><figcaption>{name}</figcaption>"

@@ -1,6 +1,6 @@
-"""Pure functions that are mapped over blocks by calls on a Ray cluster.
+"""Maps pure functions over blocks by calls on a Ray cluster.
 
-The calls hold no state, and Ray makes those of a lost node again.
+The calls are stateless, so Ray repeats the calls of a lost node.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ _LOOK_S: Final = 10.0
 class RayCalls:
     """The calls of functions on the connected cluster.
 
-    on_wait: is called once with a line for people where the cluster has no room.
+    on_wait: called once with a line for people where the cluster is full.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class RayCalls:
         """Puts a value where every call may have it, and returns its reference."""
         return self._ray.put(value)
 
-    def call(self, function: Callable[..., Any], *given: Any, num_returns: int = 1) -> Any:
+    def call(self, function: Callable[..., Any], *arguments: Any, num_returns: int = 1) -> Any:
         """Begins `function(*given)` in a worker and returns the reference of its result, or of
         each of several; references among the given stand for their values.
         """
-        return self._called(self._options.demand, num_returns, function, given)
+        return self._submit(self._options.demand, num_returns, function, arguments)
 
-    def reduce(self, function: Callable[..., Any], *given: Any, num_returns: int = 1) -> Any:
+    def reduce(self, function: Callable[..., Any], *arguments: Any, num_returns: int = 1) -> Any:
         """Begins a call, as `call` does, of a function that only joins results of others."""
-        return self._called({"num_cpus": 0}, num_returns, function, given)
+        return self._submit({"num_cpus": 0}, num_returns, function, arguments)
 
     def result(self, call: Any) -> Any:
         """Returns the result of a call. Raises its error, and Unavailable where its workers are
@@ -64,7 +64,7 @@ class RayCalls:
                 remedy="give each more of a node (--cpus, --memory); the same command goes on",
             ) from error
 
-    def mapped(
+    def map(
         self, function: Callable[..., Any], items: Iterable[Any], *common: Any
     ) -> Iterator[Any]:
         """Yields `function(item, *common)` of each item, in order; some calls are under way."""
@@ -83,33 +83,31 @@ class RayCalls:
             values = [self.reduce(function, *pair) if len(pair) == 2 else pair[0] for pair in pairs]
         return values[0]
 
-    def _called(
+    def _submit(
         self,
         demand: dict[str, float],
         num_returns: int,
         function: Callable[..., Any],
-        given: tuple[Any, ...],
+        arguments: tuple[Any, ...],
     ) -> Any:
         kind = (*demand.items(), num_returns)
         if kind not in self._kinds:  # Ray stores each once on the cluster
             options = {**demand, "max_retries": _TRIES, "num_returns": num_returns}
             self._kinds[kind] = self._ray.remote(**options)(run_here)
-        return self._kinds[kind].remote(__version__, self._options.gpus, function, *given)
+        return self._kinds[kind].remote(__version__, self._options.gpus, function, *arguments)
 
     def _look_for_room(self, call: Any) -> None:
         """Waits for the first call, and tells people where none has begun."""
-        if not self._ray.wait([call], num_returns=1, timeout=_LOOK_S)[0] and not self._begun():
+        if not self._ray.wait([call], num_returns=1, timeout=_LOOK_S)[0] and not self._has_begun():
             self._on_wait(self._options.no_room)
         self._probe = None
 
-    def _begun(self) -> bool:
+    def _has_begun(self) -> bool:
         return bool(self._ray.wait([self._probe], num_returns=1, timeout=0)[0])
 
 
-def run_here(version: str, num_gpus: float, function: Callable[..., Any], *given: Any) -> Any:
-    """Calls the function on the node. version: that of the driver's mlcd. num_gpus: those of one
-    worker.
-    """
+def run_here(version: str, num_gpus: float, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls the function on the node. version: the driver's. num_gpus: GPUs of one worker."""
     check_version(version)
     hide_gpus(num_gpus)
-    return function(*given)
+    return function(*arguments)

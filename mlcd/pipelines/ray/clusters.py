@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.copies import brought
+from mlcd.artifacts.copies import fetch_copy
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Artifact
 from mlcd.clustering.kmeans import (
@@ -95,10 +95,10 @@ class _MembersOnRay:
             ids, sums = self._at_once(centers)
         moved = 0
         for own, call in zip(self._slices, ids, strict=True):
-            found = self._calls.result(call)
-            moved += int((found != self.assignment[own]).sum())
-            self.assignment[own] = found
-        self._totals = _joined([self._calls.result(each) for each in sums])
+            block_ids = self._calls.result(call)
+            moved += int((block_ids != self.assignment[own]).sum())
+            self.assignment[own] = block_ids
+        self._totals = _join([self._calls.result(reference) for reference in sums])
         return moved
 
     def totals(self) -> ClusterSums:
@@ -108,14 +108,14 @@ class _MembersOnRay:
     def _at_once(self, centers: Embeddings) -> tuple[list[Any], list[Any]]:
         """Returns the ids of each block of rows, and the sums of all, as references."""
         to_all, is_first = self._calls.share(centers), self._totals is None
-        found = [
+        pairs = [
             self._calls.call(
-                _assigned, block, to_all, None if is_first else self.assignment[own], num_returns=2
+                _assign, block, to_all, None if is_first else self.assignment[own], num_returns=2
             )
             for own, block in zip(self._slices, self._blocks, strict=True)
         ]
-        sums = self._calls.in_a_tree(_added, [sums for _, sums in found])
-        return [ids for ids, _ in found], [sums]
+        sums = self._calls.in_a_tree(_add, [sums for _, sums in pairs])
+        return [ids for ids, _ in pairs], [sums]
 
     def _in_parts(self, centers: Embeddings, parts: list[range]) -> tuple[list[Any], list[Any]]:
         """Returns the ids of each block of rows, and the sums of each part of the centers."""
@@ -123,16 +123,16 @@ class _MembersOnRay:
         shared = [calls.share(centers[part.start : part.stop]) for part in parts]
         ids = []
         for block in self._blocks:
-            found = [
-                calls.call(_assigned_in_part, block, some, part.start)
-                for part, some in zip(parts, shared, strict=True)
+            candidates = [
+                calls.call(_assign_in_part, block, shared_part, part.start)
+                for part, shared_part in zip(parts, shared, strict=True)
             ]
-            ids.append(calls.reduce(nearest_of_blocks, *found))
+            ids.append(calls.reduce(nearest_of_blocks, *candidates))
         sums = [
             calls.in_a_tree(
-                _added,
+                _add,
                 [
-                    calls.call(_summed, block, own, part)
+                    calls.call(_sum, block, own, part)
                     for block, own in zip(self._blocks, ids, strict=True)
                 ],
             )
@@ -145,19 +145,19 @@ def _block_rows(num_rows: int, num_workers: int) -> int:
     return int(np.clip(-(-num_rows // (_BLOCKS_EACH * num_workers)), _LEAST_ROWS, _MOST_ROWS))
 
 
-def _assigned(
+def _assign(
     block: _Block, centers: Embeddings, previous: NDArray[np.int32] | None
 ) -> tuple[NDArray[np.int32], ClusterSums]:
     return assigned(_rows_of(block), centers, previous)
 
 
-def _assigned_in_part(
+def _assign_in_part(
     block: _Block, centers: Embeddings, first: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     return assigned_in_block(_rows_of(block), centers, first)
 
 
-def _summed(block: _Block, assignment: NDArray[np.int32], centers: range) -> ClusterSums:
+def _sum(block: _Block, assignment: NDArray[np.int32], centers: range) -> ClusterSums:
     return summed_in_block(_rows_of(block), assignment, centers)
 
 
@@ -169,18 +169,18 @@ def _rows_of(block: _Block) -> UnitRows:
 @lru_cache(maxsize=1)
 def _rows_at(place: str) -> KeyedRows:
     """Opens the rows once for all calls in this process."""
-    return KeyedRows(EmbeddingsArtifact.open(brought(place)))
+    return KeyedRows(EmbeddingsArtifact.open(fetch_copy(place)))
 
 
-def _added(one: ClusterSums, other: ClusterSums) -> ClusterSums:
-    return ClusterSums(one.sums + other.sums, one.sizes + other.sizes).check()
+def _add(first: ClusterSums, second: ClusterSums) -> ClusterSums:
+    return ClusterSums(first.sums + second.sums, first.sizes + second.sizes).check()
 
 
-def _joined(parts: list[ClusterSums]) -> ClusterSums:
+def _join(parts: list[ClusterSums]) -> ClusterSums:
     """Returns the sums of all centers; parts: those of blocks of them, in order."""
     if len(parts) == 1:
         return parts[0]
     return ClusterSums(
-        np.concatenate([each.sums for each in parts]),
-        np.concatenate([each.sizes for each in parts]),
+        np.concatenate([part.sums for part in parts]),
+        np.concatenate([part.sizes for part in parts]),
     )

@@ -44,8 +44,10 @@ class RayOptions:
     @property
     def demand(self) -> dict[str, float]:
         """The resources of one worker, by Ray's names of its options."""
-        given = {"num_cpus": self.cpus, "num_gpus": self.gpus}
-        return given if self.memory_gib is None else given | {"memory": int(self.memory_gib * _GIB)}
+        demand = {"num_cpus": self.cpus, "num_gpus": self.gpus}
+        return (
+            demand if self.memory_gib is None else demand | {"memory": int(self.memory_gib * _GIB)}
+        )
 
     @property
     def no_room(self) -> str:
@@ -53,15 +55,15 @@ class RayOptions:
         memory = "" if self.memory_gib is None else f" and {self.memory_gib:g} GiB"
         return (
             f"no worker of {self.cpus:g} CPUs, {self.gpus:g} GPUs{memory} has begun yet; the"
-            " cluster may have no room for it (`ray status`)"
+            " cluster may be full (`ray status`)"
         )
 
     def num_workers(self, resources: dict[str, float]) -> int:
         """Returns the number of workers for a cluster of these resources."""
         if self.workers is not None:
             return self.workers
-        wanted = {"CPU": self.cpus, "GPU": self.gpus, "memory": int((self.memory_gib or 0) * _GIB)}
-        return max(1, min(int(resources.get(k, 0) / each) for k, each in wanted.items() if each))
+        demand = {"CPU": self.cpus, "GPU": self.gpus, "memory": int((self.memory_gib or 0) * _GIB)}
+        return max(1, min(int(resources.get(k, 0) / least) for k, least in demand.items() if least))
 
     def memory_bytes(self, resources: dict[str, float]) -> float:
         """Returns the memory of one worker: what was asked for, or its share by its CPUs."""
@@ -78,10 +80,10 @@ def centers_at_once(num: int, center_bytes: int, memory_bytes: float) -> int:
 
 
 def check_address(address: str) -> str:
-    """Returns the address. Raises ConfigInvalid where it names no cluster."""
+    """Returns the address. Raises ConfigInvalid unless it names a cluster."""
     host, _, port = address.removeprefix(_ADDRESS).rpartition(":")
     if address != NEAREST and not (address.startswith(_ADDRESS) and host and port.isdecimal()):
-        raise ConfigInvalid(f"{address} is no cluster", remedy="give ray, or ray://HOST:PORT")
+        raise ConfigInvalid(f"a cluster must be ray or ray://HOST:PORT, got {address}")
     return address
 
 
@@ -133,8 +135,8 @@ def require_ray() -> None:
 
 @contextmanager
 def ray_session(address: str) -> Iterator[Any]:
-    """Connects to the cluster and yields the module `ray`; all that was started ends with the
-    block. Raises Unavailable where there is no such cluster.
+    """Connects to the cluster and yields the module `ray`; everything started on it ends with
+    the block. Raises Unavailable where the cluster cannot be reached.
     """
     require_ray()
     # Ray reports its use to its maker unless the user's environment forbids it before the import.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol, Self
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.copies import brought
+from mlcd.artifacts.copies import fetch_copy
 from mlcd.artifacts.manifest import Artifact, open_artifact
 from mlcd.artifacts.selection import Selection
 from mlcd.cores import available_cores
@@ -46,7 +46,7 @@ class Recipe(Protocol):
         """Returns the recipe of a worker that has so much memory."""
         ...
 
-    def opened(self, num_threads: int) -> Iterator[DraftShards]: ...
+    def open(self, num_threads: int) -> Iterator[DraftShards]: ...
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class EmbedRecipe:
         del memory_bytes  # a part fits
         return self
 
-    def opened(self, num_threads: int) -> Iterator[DraftShards]:
+    def open(self, num_threads: int) -> Iterator[DraftShards]:
         out = artifact_path(self.out)
-        kept = None if self.selection is None else Selection.open(brought(self.selection))
+        selection = None if self.selection is None else Selection.open(fetch_copy(self.selection))
         source = open_source(self.images, urls=self.urls)
         options = replace(self.encoder, num_threads=num_threads)
         with closing(open_encoder(resolve_model(self.model), options)) as encoder:
@@ -78,7 +78,7 @@ class EmbedRecipe:
                 out,
                 num_threads=num_threads,
                 part_entries=self.part_entries,
-                selection=kept,
+                selection=selection,
             )
             yield PartShards(embedding, embedding, out, _OWNER)
 
@@ -94,20 +94,20 @@ class LabelRecipe:
     def within(self, memory_bytes: float) -> Self:
         if self.options.mode == "approximate":
             return self
-        artifact = open_artifact(brought(self.options.centers), "centers")
+        artifact = open_artifact(fetch_copy(self.options.centers), "centers")
         num, dimension = Centers.read(artifact, mapped=True).vectors.shape
         at_once = centers_at_once(num, _NUMBER_BYTES * dimension, memory_bytes)
-        some = None if at_once >= num else at_once
-        return replace(self, options=replace(self.options, centers_at_once=some))
+        block_centers = None if at_once >= num else at_once
+        return replace(self, options=replace(self.options, centers_at_once=block_centers))
 
-    def opened(self, num_threads: int) -> Iterator[DraftShards]:
-        given, out = self.options, artifact_path(self.out)
-        here = replace(given, centers=str(brought(given.centers)))
-        if given.model is None:
-            here = replace(here, source=str(brought(given.source)))
+    def open(self, num_threads: int) -> Iterator[DraftShards]:
+        options, out = self.options, artifact_path(self.out)
+        resolved = replace(options, centers=str(fetch_copy(options.centers)))
+        if options.model is None:
+            resolved = replace(resolved, source=str(fetch_copy(options.source)))
         else:
-            here = replace(here, model=resolve_model(given.model))
-        with open_labeling(here, out, num_threads=num_threads) as labeling:
+            resolved = replace(resolved, model=resolve_model(options.model))
+        with open_labeling(resolved, out, num_threads=num_threads) as labeling:
             if isinstance(labeling.rows, ImagesInput):
                 yield PartShards(labeling, labeling.rows, out, _OWNER)
             else:
@@ -137,7 +137,7 @@ def embed_on_ray(
         selection=None if selection is None else location_of(selection),
         part_entries=part_entries,
     )
-    return _made(recipe, out, ray_options, reporter, announce)
+    return _make(recipe, out, ray_options, reporter, announce)
 
 
 def label_on_ray(
@@ -162,10 +162,10 @@ def label_on_ray(
         centers_at_once=_DRIVERS_CENTERS if options.mode == "exact" else None,
     )
     recipe = LabelRecipe(everywhere, location_of(out))
-    return _made(recipe, out, ray_options, reporter, announce)
+    return _make(recipe, out, ray_options, reporter, announce)
 
 
-def _made(
+def _make(
     recipe: Recipe,
     out: Path,
     ray_options: RayOptions,
@@ -174,7 +174,7 @@ def _made(
 ) -> Artifact:
     with (
         gpus_hidden(ray_options.gpus),  # the driver plans for the engine of the workers
-        contextmanager(recipe.opened)(available_cores()) as shards,
+        contextmanager(recipe.open)(available_cores()) as shards,
     ):
         if shards.published() is None:
             shards.plan()
@@ -203,7 +203,7 @@ def _make_missing(
 
         with ray_session(ray_options.address) as ray:
             memory = ray_options.memory_bytes(ray.cluster_resources())
-            opener = contextmanager(recipe.within(memory).opened)
+            opener = contextmanager(recipe.within(memory).open)
             make_shards(ray, opener, missing, ray_options, on_made=show, on_wait=announce)
 
 

@@ -51,7 +51,7 @@ class ShardWorker:
         self._shards.check()
 
     def make(self, shard: int, *, is_last_try: bool) -> int:
-        """Returns how many images of the shard have no result."""
+        """Returns how many images of the shard failed."""
         return self._shards.make(shard, lambda _done, _errors: None, is_last_try=is_last_try)
 
 
@@ -66,8 +66,8 @@ def make_shards(
 ) -> None:
     """Makes these shards on the connected cluster; a lost worker is replaced.
 
-    on_made: is called with (shard, images of it without a result). on_wait: is called once with a
-    line for people where the cluster has no room. Raises what a worker raised, and Unavailable
+    on_made: is called with (shard, images of it without a result). on_wait: called once with a
+    line for people where the cluster is full. Raises what a worker raised, and Unavailable
     where workers are lost over and over.
     """
     crew = _Crew(ray, opener, shards, options)

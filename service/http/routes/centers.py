@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from mlcd.artifacts.given_names import checked_name
+from mlcd.artifacts.given_names import check_name
 from mlcd.collections.item import MAX_FIELD_BYTES
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.wire.nearest_centers import (
@@ -151,7 +151,7 @@ async def rename_center(
     Later names from evidence leave it alone. A center whose name was taken away is free for them.
     """
     lookup = _lookup_of(center, resources)
-    name = checked_name(asked.name)
+    name = check_name(asked.name)
     names = await change(request, resources, partial(lookup.rename, center, name))
     return RenamedCenter(centers=lookup.centers.digest, id=center, name=name, version=names.version)
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from mlcd.encoders.text_encoder import Calibration
 from mlcd.errors import InvalidInput, Rejection, TextRejected
 from mlcd.models.prompts import class_rows, prompt, templates
-from mlcd.text_checks import checked_text
+from mlcd.text_checks import check_text
 from mlcd.types import Embeddings, cosines
 from mlcd.wire.embedding import ClassifiedImages, ClassifyOptions, ClassifyRequest
 from service.deadline import within_deadline
@@ -204,7 +204,7 @@ def _prompts(options: ClassifyOptions, limits: Limits) -> list[str]:
     chosen = _templates(options)
     _check_unique(options.names)
     for index, name in enumerate(options.names):
-        if isinstance(bad := checked_text(name, max_chars=limits.max_text_chars), TextRejected):
+        if isinstance(bad := check_text(name, max_chars=limits.max_text_chars), TextRejected):
             raise _bad_name(index, bad)
         try:
             found += [prompt(template, name) for template in chosen]

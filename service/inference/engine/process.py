@@ -141,10 +141,10 @@ class EngineProcess:
         self.on_end()
         self._process.signal(signal.SIGKILL)
 
-    async def ended(self) -> int:
+    async def wait(self) -> int:
         """Waits for the process's end, and returns its exit status, negative for a signal."""
         await asyncio.wait([self._reader])
-        return await self._process.ended()
+        return await self._process.wait()
 
     async def close(self) -> None:
         """Ends the process, by force where it does not end in ENGINE_END_S."""

@@ -160,7 +160,7 @@ class SupervisedEngine:
         while True:
             assert self._process is not None
             born = loop.time()
-            status = await self._process.ended()
+            status = await self._process.wait()
             self._up.clear()
             await self._process.close()
             self._process = None

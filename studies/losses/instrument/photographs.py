@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.disk import locked
+from mlcd.artifacts.disk import hold_lock
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
 
@@ -36,7 +36,7 @@ class Photographs:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         listed = path.with_suffix(".json")
-        with locked(path.with_suffix(".lock")):
+        with hold_lock(path.with_suffix(".lock")):
             if not path.is_file():
                 _decode(location, path, listed, side)
         keys, names = json.loads(listed.read_text())

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mlcd.artifacts.disk import locked
+from mlcd.artifacts.disk import hold_lock
 from mlcd.encoders import open_encoder
 from mlcd.encoders.options import EncoderOptions
 from mlcd.keys import held_out, split_positions
@@ -87,7 +87,7 @@ class Mosaics:
     def _rows(self, teacher: str, name: str, objects: int) -> NDArray[np.float32]:
         path = self.state / "features" / teacher / f"{name}-{objects}.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(path.with_suffix(".lock")):
+        with hold_lock(path.with_suffix(".lock")):
             if not path.is_file():
                 tiles = self.tiles(name)
                 num = _NUM_TRAINING if name == PRETRAINING else _NUM_ASKED

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from mlcd.artifacts.disk import locked
+from mlcd.artifacts.disk import hold_lock
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.types import Embeddings, unit_rows
 from studies.losses.data import make
@@ -89,7 +89,7 @@ def split_pairs(
 
 def _embedded_texts(captions: list[str], folder: Path) -> NDArray[np.float32]:
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / ".making"):
+    with hold_lock(folder / ".making"):
         listed, out = folder / "captions.txt", folder / "embeddings"
         listed.write_text("".join(f"{caption}\n" for caption in captions))
         make(out, "embed", listed, out, "--texts", "--model", _TEXTS)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.artifacts.disk import locked
+from mlcd.artifacts.disk import hold_lock
 from mlcd.keys import HELD_OUT_FRACTION, held_out, split_positions
 from mlcd.models.runs import find_checkpoint
 from mlcd.models.servable import Servable
@@ -55,7 +55,7 @@ class Towers:
         folder = self.state / "labels" / run.teacher / f"seed{run.seed}"
         folder.mkdir(parents=True, exist_ok=True)
         centers, labels = folder / "centers", folder / "labels"
-        with locked(folder / ".making"):
+        with hold_lock(folder / ".making"):
             rows = self._features(run.teacher, run.seed, folder)
             options = ("--clusters", self.size.clusters, "--seed", run.seed, "--subtract-mean")
             make(centers, "cluster", rows, centers, *options, "--hold-out", HELD_OUT_FRACTION)
@@ -75,7 +75,7 @@ class Towers:
         """Trains the tower of a run, or goes on with it, and returns the finished training."""
         folder = self.folder(run)
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / ".training"):
+        with hold_lock(folder / ".training"):
             run_training(self.config(run), Reporter("silent"))
         return folder / "run"
 

@@ -15,7 +15,7 @@ from mlcd.images import read_ahead, remote_files, tar_spans
 from mlcd.images.checksums import stored_checksum
 from mlcd.images.folder import FolderSource
 from mlcd.images.tar import TarSource
-from mlcd.store_errors import translated
+from mlcd.store_errors import translate_error
 
 ROWS = 40
 
@@ -254,7 +254,7 @@ def test_a_streamed_file_reads_as_a_file_does(store):
     ],
 )
 def test_errors_of_a_store_are_one_line_without_its_words(error, message):
-    found = translated("s3://b/x", error)
+    found = translate_error("s3://b/x", error)
     with pytest.raises(type(found), match=message):
         raise found
     assert "SECRET" not in str(found)

@@ -456,7 +456,7 @@ def no_file(name):
         ("clip", without("text_model.encoder.layers.1.self_attn.k_proj.weight"), ArtifactInvalid, "k_proj.weight is missing"),
         ("clip", without("vision_model.embeddings.class_embedding"), ArtifactInvalid, "class_embedding is missing"),
         ("clip", without("logit_scale"), ArtifactInvalid, "logit_scale is missing"),
-        ("clip", without("text_projection.weight"), ArtifactInvalid, "no two towers"),
+        ("clip", without("text_projection.weight"), ArtifactInvalid, "must hold the two towers"),
         ("clip", with_tensor("text_model.extra", 3), ArtifactInvalid, "tensor extra .* no place in a text tower"),
         ("clip", with_config("text_config", hidden_act="relu"), ConfigInvalid, "hidden_act is 'relu'"),
         ("clip", with_config("text_config", vocab_size=51), ArtifactInvalid, "token_embedding.weight .* is \\[50, 32\\], not \\[51, 32\\]"),

@@ -149,7 +149,7 @@ def test_words_name_clusters_and_names_by_hand_stay(centers, journey, tmp_path):
         name_by_words(journey / "centers", read_texts(words), model, SILENT)
     for bad in ("a\u0007b", "x" * 201):
         words.write_text(f"one\n{bad}\n")
-        with pytest.raises(InvalidInput, match=r"text 2 of .* is no name"):
+        with pytest.raises(InvalidInput, match=r"text 2 of .* cannot be a name"):
             name_by_words(centers, read_texts(words), FakeEncoder(images), SILENT, **options)
     words.write_text("one\nnothing\n")
     with pytest.raises(InvalidInput, match="fewer than two words"):

@@ -21,7 +21,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.labels import LabelTable, write_part
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.progress import Reporter
-from mlcd.randomness import permuted
+from mlcd.randomness import permute_positions
 from mlcd.types import Neighbors
 from tests.unit.training.running import configured
 from training.config import AugmentConfig, RunConfig
@@ -45,17 +45,17 @@ from training.run.run_training import run_training
 @given(num=st.integers(1, 3000), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_permuted_is_a_permutation_of_any_number(num, seed, epoch):
-    assert sorted(permuted(np.arange(num), num, seed, epoch)) == list(range(num))
+    assert sorted(permute_positions(np.arange(num), num, seed, epoch)) == list(range(num))
 
 
 def test_permuted_costs_nothing_for_what_is_not_asked():
     num = 400_000_000
     positions = np.random.default_rng(0).integers(0, num, 50_000)
-    reached = permuted(positions, num, 1, 2)
+    reached = permute_positions(positions, num, 1, 2)
     assert reached.min() >= 0
     assert reached.max() < num
     assert len(np.unique(reached)) == len(np.unique(positions))
-    assert np.array_equal(permuted(positions[:7], num, 1, 2), reached[:7])
+    assert np.array_equal(permute_positions(positions[:7], num, 1, 2), reached[:7])
     # Even, and without memory of the position.
     assert np.histogram(reached, 20, (0, num))[0] == pytest.approx(np.full(20, 2500), abs=5 * 50)
     assert abs(np.corrcoef(positions, reached)[0, 1]) < 0.03
@@ -64,7 +64,7 @@ def test_permuted_costs_nothing_for_what_is_not_asked():
 @pytest.mark.parametrize("num", [2, 3, 5, 12])
 def test_every_element_goes_everywhere_and_pairs_are_torn(num):
     trials = 4000
-    drawn = np.stack([permuted(np.arange(num), num, seed, 0) for seed in range(trials)])
+    drawn = np.stack([permute_positions(np.arange(num), num, seed, 0) for seed in range(trials)])
     for position in range(num):
         counts = np.bincount(drawn[:, position], minlength=num)
         assert counts == pytest.approx(np.full(num, trials / num), abs=5 * math.sqrt(trials / num))

@@ -10,7 +10,7 @@ from PIL import Image
 from mlcd.errors import InvalidInput
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
-from mlcd.models.vit import ViT, ViTConfig, resized_positions
+from mlcd.models.vit import ViT, ViTConfig, resize_positions
 from tests.conftest import refuse, succeed
 from training.evaluation.patches.pca import border_of, colored, components
 from training.evaluation.patches.picture import patches_of
@@ -105,7 +105,7 @@ def test_positions_are_resized_to_the_grid(tower, tmp_path):
     pixels = write_square(tmp_path / "images").transpose(2, 0, 1)[None].copy()
     larger = ViT(ViTConfig(64, 8, 32, 2, 2, 64))
     state = dict(model.trunk.state_dict())
-    state["pos"] = resized_positions(state["pos"], (8, 8))
+    state["pos"] = resize_positions(state["pos"], (8, 8))
     larger.load_state_dict(state)
     there = Servable(larger, PreprocessSpec(resize_shortest=64, crop=64)).eval()
     assert np.allclose(patches_of(model, pixels), patches_of(there, pixels), atol=1e-6)

@@ -199,7 +199,7 @@ def test_a_contradiction_with_the_recipe_names_the_key(continued, tmp_path):
 def test_what_cannot_be_trained_is_refused_by_name(continued, tmp_path):
     with pytest.raises(ConfigInvalid, match="is an ONNX graph"):
         continued("run", tmp_path / "model.onnx")
-    with pytest.raises(NotFound, match="there is no model"):
+    with pytest.raises(NotFound, match="does not exist"):
         continued("run", tmp_path / "nothing")
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from mlcd.artifacts.disk import translated_os_errors, write_synced
+from mlcd.artifacts.disk import translate_os_errors, write_synced
 from mlcd.cores import available_cores
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.export.model_artifact import find_weights, load_weights
@@ -73,7 +73,7 @@ def draw(spec: str, location: str, path: Path, *, side: int, num: int, foregroun
     found = colored(patches_of(model, pixels), grid, foreground=foreground)
     buffer = io.BytesIO()
     _picture(pixels, found, grid).save(buffer, _SUFFIXES[path.suffix.lower()])
-    with translated_os_errors(path):
+    with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_synced(path, buffer.getvalue())
     protocol = {

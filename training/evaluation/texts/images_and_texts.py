@@ -22,7 +22,7 @@ from mlcd.pipelines.encoded import encode_entries, no_usable_image
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.pipelines.text_files import MAX_CHARS
 from mlcd.progress import Reporter
-from mlcd.text_checks import checked_text
+from mlcd.text_checks import check_text
 from mlcd.types import Embeddings, SampleKey
 from training.evaluation.representations import digest_rows
 
@@ -76,7 +76,7 @@ class ImagesAndTexts:
     def text_rows(self, texts: Sequence[str], reporter: Reporter) -> Embeddings:
         """Encodes texts. Raises InvalidInput naming one that the model cannot read."""
         for text in texts:
-            if isinstance(rejected := checked_text(text, max_chars=MAX_CHARS), TextRejected):
+            if isinstance(rejected := check_text(text, max_chars=MAX_CHARS), TextRejected):
                 raise InvalidInput(f"the text {text[:80]!r} cannot be used: {rejected.message}")
         rows = [np.zeros((0, self.texts.dimension), np.float32)]
         with reporter.stage("embed texts", len(texts)) as meter:

@@ -77,7 +77,6 @@ def test_labels_by_centers_of_another_digest_are_not_looked_at(centers, rows, mo
     assert found == lookup.nearest(rows, TOP).ids.tolist()
 
 
-
 @pytest.mark.parametrize(("id_before", "id_after"), [(0, -1), (NUM_CENTERS - 1, NUM_CENTERS)])
 def test_an_id_that_would_be_read_as_the_first_or_last_center_is_left_out(
     centers, rows, id_before, id_after

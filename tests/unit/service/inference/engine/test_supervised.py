@@ -69,7 +69,7 @@ async def test_a_batch_is_no_larger_than_what_fits_into_the_time_by_what_was_mea
 @pytest.mark.parametrize(
     ("spec", "error", "message"),
     [
-        ("absent", NotFound, "there is no model absent"),
+        ("absent", NotFound, "the model absent does not exist"),
         ("fake:latency=5", ConfigInvalid, "latency is not understood"),
     ],
 )
