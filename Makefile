@@ -15,6 +15,7 @@ S3RVER := tests/s3rver
 AZURITE := tests/azurite
 LOCK := .venv-lock
 COMPOSE_V2 := .venv-compose
+RELEASE := .venv-release
 TRITON_REPOSITORY ?= triton
 FUZZ_SECONDS ?= 60
 DEMO_ARGS ?=
@@ -36,7 +37,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && { echo $$python; break; }; \
 	done)
 
-.PHONY: help setup redis promtool bundled-triton page-tools s3rver azurite chromium demo explorer client test test-plain-cpu test-slow test-kernels test-sdk test-postgres test-milvus test-installs test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels docs clean
+.PHONY: help setup redis promtool bundled-triton page-tools s3rver azurite chromium demo explorer client test test-plain-cpu test-slow test-kernels test-sdk test-postgres test-milvus test-installs test-triton triton test-ray test-docker compose-up lock fuzz lint types fmt bench gpu gpu-wheels release coverage docs clean
 
 help: ## show the verbs
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -230,8 +231,21 @@ gpu-wheels: setup ## wheels/: what a machine with its own CUDA PyTorch, Python 3
 	@$(BIN)/python benchmarks/gpu.py --wheels wheels
 	@echo "there: pip install --no-index --no-deps --target .gpu wheels/*.whl, then make gpu"
 
+release: setup $(RELEASE)/.installed ## dist/: wheel, sdist, SBOM and checksums of this commit, checked, and the images; RELEASE_ARGS=--no-images
+	@PATH=$(abspath $(BIN)):$$PATH $(BIN)/python deploy/release/release.py dist --sbom $(RELEASE)/bin/cyclonedx-py $(RELEASE_ARGS)
+
+$(RELEASE)/.installed: deploy/release/requirements.txt | setup
+	@test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+coverage: setup redis bundled-triton page-tools s3rver chromium promtool ## the share of lines that the tests run; processes that they start count
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pytest-cov==7.1.0
+	@$(BIN)/python -m pytest -m "not gpu and not docker and not slow and not installs and not postgres and not milvus" $(IN_PARALLEL) \
+		--cov=mlcd --cov=service --cov=training --cov-report=term:skip-covered $(PYTEST_ARGS)
+
 docs: setup ## build the documentation, broken links are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove what the verbs made, the demo included
-	@rm -rf $(VENV) $(SDK) $(FUZZ) $(POSTGRES) $(MILVUS) $(TRITON) $(LOCK) $(COMPOSE_V2) demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@rm -rf $(VENV) $(SDK) $(FUZZ) $(POSTGRES) $(MILVUS) $(TRITON) $(LOCK) $(COMPOSE_V2) $(RELEASE) dist demo demo.partial site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
