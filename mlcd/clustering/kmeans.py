@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import Final, Protocol
 
@@ -20,9 +19,9 @@ from numpy.typing import NDArray
 
 from mlcd.clustering.arithmetics import DEVICE, MatmulName, fastest_matmuls
 from mlcd.clustering.exact_scores import exact_scores
-from mlcd.clustering.heads import Basis
+from mlcd.clustering.heads import Heads
 from mlcd.clustering.nearest import WORTH_COMPILING, CenterScan
-from mlcd.clustering.nearest_center import NearestCenter
+from mlcd.clustering.nearest_center import NearestCenter, heads_of
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers
 from mlcd.clustering.rows import BLOCK_ROWS, ArrayRows, Rows, UnitRows, kept_bytes
@@ -37,16 +36,13 @@ MANY_CLUSTERS: Final = 16_384  # above this, the first centers are found in two 
 _SEVERAL_CLUSTERS: Final = 2048
 _CELL_ITERATIONS: Final = 10
 _MANY_ROWS: Final = 16_384  # rows of one process; fewer do not repay the search for heads
-_MANY_COMPONENTS: Final = 64
-_BASIS_COST: Final = 16  # products of as many vectors for each pair of components
 _MANY_CENTERS: Final = 4096  # fewer do not repay eight bits or a GPU, unless passes are many
-_CHOOSING_PASSES: Final = 2  # one without known centers, one with them
 # 1 - J below this is the rounding of rows in float32, whose length is 1 only as nearly
 _LEAST_DISTANCE: Final = 2.0**-24
 _ALONE: Final = World()
 
 _NearestTo = Callable[[Embeddings, NDArray[np.int32] | None], NDArray[np.int32]]
-_ScanOf = Callable[[Embeddings, MatmulName], CenterScan | None]
+_OpenScan = Callable[[Embeddings, MatmulName], CenterScan | None]
 
 
 @dataclass(frozen=True)
@@ -265,9 +261,9 @@ def summed_in_block(rows: Rows, assignment: NDArray[np.int32], centers: range) -
 
 
 class _Nearest:
-    """The exact search for the nearest center, in the way that suits the machine and the rows:
-    every way gives the same answer. A GPU is first. Else heads rule centers out (`NearestCenter`);
-    where these rule few out, all centers are multiplied, in eight bits where torch does.
+    """The exact search for the nearest center in the way that suits the machine and the work; every
+    way gives the same answer. A GPU is first. Else heads rule centers out (`NearestCenter`); rows
+    of which they leave many are multiplied by all centers, in eight bits where torch does that.
     """
 
     def __init__(self, num_rows: int, num_passes: int = 1) -> None:
@@ -276,30 +272,32 @@ class _Nearest:
         """
         self._num_rows, self._most_passes = num_rows, num_passes
         self._matmul: MatmulName | None = None
-        self._scan_of: _ScanOf = _plain_scan
-        self._basis: Basis | None = None
-        self._last: NearestCenter | None = None
-        self._num_passes = 0
+        self._open_scan: _OpenScan = _plain_scan
+        self._heads: Heads | None = None
 
     def of(self, centers: Embeddings) -> _NearestTo:
         """Returns a function of rows [N, D] and the last ids of their centers ([N] or None) to ids
         int32 [N].
         """
         if self._matmul is None:
-            self._matmul, self._scan_of = self._whole_products(centers)
-        if self._matmul == DEVICE and (scan := self._scan_of(centers, DEVICE)) is not None:
-            return partial(_by_scan, scan)
-        if self._basis is None and self._repays_a_basis(*centers.shape):
-            self._basis = Basis(centers)
-        settled = self._last if self._num_passes >= _CHOOSING_PASSES else None
-        self._last = NearestCenter(centers, self._basis, settled.one_in if settled else None)
-        self._num_passes += 1
+            self._matmul, self._open_scan = self._whole_products(centers)
+        if self._matmul == DEVICE and (on_gpu := self._open_scan(centers, DEVICE)) is not None:
+            return lambda rows, _: _by_scan(on_gpu, rows)
+        if self._heads is None and self._num_rows >= _MANY_ROWS:
+            self._heads = heads_of(centers)
         if self._matmul != "torch-int8":
-            return self._last.nearest
-        return _PrunedOrWhole(self._last, partial(self._scan_of, centers, self._matmul))
+            return NearestCenter(centers, self._heads).nearest
+        scan: list[CenterScan] = []  # opened once it is needed
 
-    def _whole_products(self, centers: Embeddings) -> "tuple[MatmulName, _ScanOf]":
-        """Returns the arithmetic in which all centers are multiplied, and what makes a scan of it.
+        def search_all(rows: Embeddings) -> NDArray[np.int32]:
+            if not scan:
+                scan.append(self._open_scan(centers, "torch-int8"))
+            return _by_scan(scan[0], rows)
+
+        return NearestCenter(centers, self._heads, search_all).nearest
+
+    def _whole_products(self, centers: Embeddings) -> "tuple[MatmulName, _OpenScan]":
+        """Returns the arithmetic in which all centers are multiplied, and what opens a scan in it.
         In float32 `NearestCenter` does less than a scan.
         """
         work = self._num_rows * self._most_passes * centers.size
@@ -310,27 +308,6 @@ class _Nearest:
         if is_long and name == "torch-int8" and find_spec("numba") is not None:
             return name, _compiled_scan
         return name, _plain_scan
-
-    def _repays_a_basis(self, num_centers: int, dimension: int) -> bool:
-        """Tells whether one pass takes longer than to find the directions that hold most."""
-        many = self._num_rows >= _MANY_ROWS and dimension >= _MANY_COMPONENTS
-        return many and self._num_rows * num_centers >= _BASIS_COST * dimension**2
-
-
-class _PrunedOrWhole:
-    """The search of one pass by heads or, where these rule few centers out, by a scan of all."""
-
-    def __init__(self, pruned: NearestCenter, make_scan: Callable[[], CenterScan | None]) -> None:
-        self._pruned, self._make_scan = pruned, make_scan
-        self._scan: CenterScan | None = None
-
-    def __call__(self, rows: Embeddings, previous: NDArray[np.int32] | None) -> NDArray[np.int32]:
-        if self._pruned.prunes(rows, previous):
-            return self._pruned.nearest(rows, previous)
-        self._scan = self._scan or self._make_scan()
-        if self._scan is None:
-            return self._pruned.nearest(rows, previous)
-        return _by_scan(self._scan, rows)
 
 
 def _compiled_scan(centers: Embeddings, name: MatmulName) -> CenterScan:
@@ -344,9 +321,7 @@ def _plain_scan(centers: Embeddings, name: MatmulName) -> CenterScan | None:
         return None
 
 
-def _by_scan(
-    scan: CenterScan, rows: Embeddings, _: NDArray[np.int32] | None = None
-) -> NDArray[np.int32]:
+def _by_scan(scan: CenterScan, rows: Embeddings) -> NDArray[np.int32]:
     return scan.nearest(rows, 1).ids[:, 0].astype(np.int32)
 
 
