@@ -92,6 +92,14 @@ def nearest_centers(
     return CenterScan(centers, matmul="numpy").nearest(embeddings, top, threshold)
 
 
+def nearest_with_distances(
+    rows: Embeddings, centers: Embeddings
+) -> tuple[NDArray[np.integer], NDArray[np.float32]]:
+    """Returns the nearest center of each row and the distance to it, 1 - cosine, [N] each."""
+    found = nearest_centers(rows, centers, 1)
+    return found.ids[:, 0], 1 - found.scores[:, 0]
+
+
 class CenterScan:
     """A set of centers made ready for exact look-ups: checked, measured and rounded once."""
 

@@ -21,7 +21,8 @@ from mlcd.artifacts.living_centers import LivingCenters
 from mlcd.artifacts.manifest import Artifact
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.members import NUM_EXAMPLES, NearestMembers
-from mlcd.clustering.novelty import matched, nearest, new_centers, own_quantiles
+from mlcd.clustering.nearest import nearest_with_distances
+from mlcd.clustering.novelty import matched, new_centers, own_quantiles
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings, unit_rows
 
@@ -45,7 +46,7 @@ def _updated(state: LivingCenters, step: Step, given: Given) -> Changed:
     num, quantiles = len(centers.vectors), state.quantiles
     if "members" in step:
         members = EmbeddingsArtifact(given[step["members"]])
-        own, distances = nearest(_rows(centers, members), centers.vectors)
+        own, distances = nearest_with_distances(_rows(centers, members), centers.vectors)
         measured = own_quantiles(own, distances, num, step["quantile"])
         quantiles = np.where(np.isnan(quantiles), measured, quantiles)
     rows = _rows(centers, added)
@@ -59,7 +60,7 @@ def _updated(state: LivingCenters, step: Step, given: Given) -> Changed:
         seed=step["seed"],
     )
     vectors = np.concatenate([centers.vectors, found])
-    now, distances = nearest(rows, vectors)
+    now, distances = nearest_with_distances(rows, vectors)
     joined = now >= num
     sizes = np.bincount(now, minlength=len(vectors))
     sizes[:num] += centers.sizes
@@ -103,7 +104,7 @@ def _divided(state: LivingCenters, step: Step, given: Given) -> Changed:
     _check_id(state, center)
     members = EmbeddingsArtifact(given[step["members"]])
     rows = _rows(centers, members)
-    own, _ = nearest(rows, centers.vectors)
+    own, _ = nearest_with_distances(rows, centers.vectors)
     inside = own == center
     result = kmeans([rows[inside]], 2, seed=step["seed"]) if inside.sum() > 1 else None
     if result is None or not result.sizes.all():
@@ -118,7 +119,7 @@ def _divided(state: LivingCenters, step: Step, given: Given) -> Changed:
     # the members that are not among these rows are shared out in the same way
     sizes[-1] = round(sizes[center] * result.sizes[order[1]] / result.sizes.sum())
     sizes[center] -= sizes[-1]
-    part, distances = nearest(rows, np.stack([first, second]))
+    part, distances = nearest_with_distances(rows, np.stack([first, second]))
     parts = own_quantiles(part[inside], distances[inside], 2, step["quantile"])
     quantiles = np.append(state.quantiles, parts[1])
     quantiles[center] = parts[0]
@@ -143,9 +144,9 @@ def _divided(state: LivingCenters, step: Step, given: Given) -> Changed:
 def _aligned(state: LivingCenters, step: Step, given: Given) -> Changed:
     centers, others = state.centers, LivingCenters.read(given[step["to"]]).centers
     members = EmbeddingsArtifact(given[step["members"]])
-    ids, _ = nearest(_rows(centers, members), centers.vectors)
+    ids, _ = nearest_with_distances(_rows(centers, members), centers.vectors)
     rows = _rows(others, members)
-    now, distances = nearest(rows, others.vectors)
+    now, distances = nearest_with_distances(rows, others.vectors)
     num, num_others = len(centers.vectors), len(others.vectors)
     own = state.clusters[ids]
     found = matched(own, now, (num, num_others))
@@ -246,7 +247,7 @@ def carry_levels(before: Artifact, after: Centers, draft: Draft) -> None:
     names = [name for name in table.column_names if name.startswith("of_")]
     known = [table[name].to_numpy() for name in names]
     centers = [read_level_centers(before, name) for name in names]
-    joined, _ = nearest(after.vectors[len(known[0]) :], centers[0])
+    joined, _ = nearest_with_distances(after.vectors[len(known[0]) :], centers[0])
     groups: list[NDArray[np.int32]] = []
     for level, group in enumerate(known):
         if level:
