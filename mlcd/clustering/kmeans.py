@@ -133,18 +133,20 @@ def kmeans(
     Raises InvalidInput for rows that are not finite or are zero, naming the first one, and for more
     clusters than distinct rows.
     """
-    if num_clusters < 1 or iterations < 0:
-        raise ConfigInvalid(
-            f"{num_clusters} clusters and {iterations} iterations make no clustering"
-        )
-    unit = _unit(rows)
+    if num_clusters < 1:
+        raise ConfigInvalid(f"num_clusters must be at least 1, got {num_clusters}")
+    if iterations < 0:
+        raise ConfigInvalid(f"iterations must be at least 0, got {iterations}")
+    unit = _as_unit_rows(rows)
     if unit.num_rows == 0:
         raise InvalidInput("there are no rows to cluster", remedy="give embeddings")
     state = (
-        start if isinstance(start, State) else State(_first(unit, num_clusters, seed, start, world))
+        start
+        if isinstance(start, State)
+        else State(_first_centers(unit, num_clusters, seed, start, world))
     )
-    left = iterations - state.iteration + 1
-    members = members or _OwnMembers(unit, num_clusters, world, left)
+    num_passes = iterations - state.iteration + 1
+    members = members or _OwnMembers(unit, num_clusters, world, num_passes)
     while True:
         check_equal(world, state.centers, state.iteration)
         on_start(state)
@@ -155,7 +157,7 @@ def kmeans(
         history = (*state.objective, objective)
         speed = unit.num_rows / (time.perf_counter() - began)
         on_iteration(Progress(state.iteration, objective, imbalance(totals.sizes), moved, speed))
-        if state.iteration == iterations or _settled(history, state.repaired, tolerance):
+        if state.iteration == iterations or _has_settled(history, state.repaired, tolerance):
             cosines = totals.cosines(state.centers)
             return KMeansResult(
                 state.centers, totals.sizes, cosines, members.assignment, history, state.num_splits
@@ -176,7 +178,7 @@ class _OwnMembers:
         self.assignment = np.full(self._stop - self._start, -1, dtype=np.int32)
 
     def assign(self, centers: Embeddings) -> int:
-        nearest_to = self._nearest.of(centers)
+        nearest_to = self._nearest.open(centers)
         moved = np.zeros(1, dtype=np.int64)
         for start, block in self._blocks():
             own = self.assignment[start - self._start :][: len(block)]
@@ -205,52 +207,53 @@ class _OwnMembers:
         ).check()
 
 
-def assigned(
+def assign(
     rows: Rows, centers: Embeddings, previous: NDArray[np.int32] | None
 ) -> tuple[NDArray[np.int32], ClusterSums]:
     """Returns the nearest center of each row, and the sums of each center's rows.
 
     previous: the last centers of the rows, by which the search is faster.
     """
-    found = np.empty(rows.num_rows, np.int32)
-    sums, nearest_to = ClusterSums.zeros(*centers.shape), _Nearest(rows.num_rows).of(centers)
+    assignment = np.empty(rows.num_rows, np.int32)
+    sums, nearest_to = ClusterSums.zeros(*centers.shape), _Nearest(rows.num_rows).open(centers)
     for start, block in rows.blocks(0, rows.num_rows):
         own = slice(start, start + len(block))
-        found[own] = nearest_to(block, None if previous is None else previous[own])
-        sums.add(block, found[own])
-    return found, sums
+        assignment[own] = nearest_to(block, None if previous is None else previous[own])
+        sums.add(block, assignment[own])
+    return assignment, sums
 
 
-def assigned_in_block(
+def assign_in_block(
     rows: Rows, centers: Embeddings, first: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """Returns the nearest of a block of centers for each row, and its exact score. first: the
     number of the block's first center among all.
     """
-    found, scores = np.empty(rows.num_rows, np.int32), np.empty(rows.num_rows)
-    nearest_to = _Nearest(rows.num_rows).of(centers)
+    assignment, scores = np.empty(rows.num_rows, np.int32), np.empty(rows.num_rows)
+    nearest_to = _Nearest(rows.num_rows).open(centers)
     for start, block in rows.blocks(0, rows.num_rows):
         own = slice(start, start + len(block))
         ids = nearest_to(block, None)
-        found[own] = first + ids
+        assignment[own] = first + ids
         scores[own] = exact_scores(block, centers, np.arange(len(block)), ids)
-    return found, scores
+    return assignment, scores
 
 
 def nearest_of_blocks(
-    *found: tuple[NDArray[np.int32], NDArray[np.float64]],
+    *blocks: tuple[NDArray[np.int32], NDArray[np.float64]],
 ) -> NDArray[np.int32]:
-    """Returns the center of highest score of each row among what `assigned_in_block` found in
-    blocks in ascending order: of equals that of the lowest number.
+    """Returns the center of highest score of each row. Ties go to the lowest number.
+
+    blocks: what `assign_in_block` returns, in ascending order of the blocks.
     """
-    (best, highest), *others = ((ids.copy(), scores.copy()) for ids, scores in found)
+    (best, highest), *others = ((ids.copy(), scores.copy()) for ids, scores in blocks)
     for ids, scores in others:
         higher = scores > highest
         best[higher], highest[higher] = ids[higher], scores[higher]
     return best
 
 
-def summed_in_block(rows: Rows, assignment: NDArray[np.int32], centers: range) -> ClusterSums:
+def sum_in_block(rows: Rows, assignment: NDArray[np.int32], centers: range) -> ClusterSums:
     """Returns the sums of the rows of these centers alone. assignment: the center of each row."""
     sums = ClusterSums.zeros(len(centers), rows.dimension)
     own = np.flatnonzero((assignment >= centers.start) & (assignment < centers.stop))
@@ -275,7 +278,7 @@ class _Nearest:
         self._open_scan: _OpenScan = _plain_scan
         self._heads: Heads | None = None
 
-    def of(self, centers: Embeddings) -> _NearestTo:
+    def open(self, centers: Embeddings) -> _NearestTo:
         """Returns a function of rows [N, D] and the last ids of their centers ([N] or None) to ids
         int32 [N].
         """
@@ -325,21 +328,22 @@ def _by_scan(scan: CenterScan, rows: Embeddings) -> NDArray[np.int32]:
     return scan.nearest(rows, 1).ids[:, 0].astype(np.int32)
 
 
-def _unit(rows: Rows | Sequence[Embeddings]) -> UnitRows:
+def _as_unit_rows(rows: Rows | Sequence[Embeddings]) -> UnitRows:
     if isinstance(rows, UnitRows):
         return rows
     return UnitRows(ArrayRows(rows) if isinstance(rows, Sequence) else rows)
 
 
-def _first(
-    rows: Rows, num_clusters: int, seed: int, given: Embeddings | None, world: World
+def _first_centers(
+    rows: Rows, num_clusters: int, seed: int, start: Embeddings | None, world: World
 ) -> Embeddings:
-    if given is not None:
-        if given.shape != (num_clusters, rows.dimension):
+    if start is not None:
+        if start.shape != (num_clusters, rows.dimension):
             raise InvalidInput(
-                f"first centers {list(given.shape)} are not {[num_clusters, rows.dimension]}"
+                f"first centers must have shape {[num_clusters, rows.dimension]}, "
+                f"got {list(start.shape)}"
             )
-        return UnitRows(ArrayRows([given])).read(np.arange(num_clusters))
+        return UnitRows(ArrayRows([start])).read(np.arange(num_clusters))
     rows_abound = rows.num_rows >= SAMPLE_PER_CENTER * num_clusters
     if num_clusters > MANY_CLUSTERS or (num_clusters >= _SEVERAL_CLUSTERS and rows_abound):
         return two_level(rows, num_clusters, seed, _one_level, world)
@@ -351,7 +355,7 @@ def _one_level(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
     return kmeans(rows, num_clusters, iterations=_CELL_ITERATIONS, seed=seed, start=first).centers
 
 
-def _settled(history: tuple[float, ...], repaired: int, tolerance: float) -> bool:
+def _has_settled(history: tuple[float, ...], repaired: int, tolerance: float) -> bool:
     """Tells whether an update gained less than `tolerance` of 1 - J.
 
     A share of J would end at once where rows lie in a narrow cone and J is nearly 1 throughout.

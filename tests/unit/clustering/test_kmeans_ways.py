@@ -4,7 +4,7 @@ import pytest
 from mlcd.clustering import compiled_scan
 from mlcd.clustering import kmeans as kmeans_module
 from mlcd.clustering.arithmetics import DEVICE
-from mlcd.clustering.kmeans import assigned, kmeans
+from mlcd.clustering.kmeans import assign, kmeans
 from mlcd.clustering.nearest import CenterScan
 from mlcd.clustering.rows import ArrayRows
 from mlcd.types import unit_rows
@@ -79,7 +79,7 @@ def test_loops_that_fail_are_done_without(products, monkeypatch, caplog):
 def test_the_loops_are_not_loaded_for_a_single_pass(products, monkeypatch):
     monkeypatch.setattr(CenterScan, "compiled", None)
     rows = drawn_rows()
-    assigned(ArrayRows([rows]), rows[:100], None)
+    assign(ArrayRows([rows]), rows[:100], None)
     assert products == []
 
 
