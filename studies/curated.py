@@ -32,7 +32,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import MANIFEST, Request
 from mlcd.artifacts.selection import DECISIONS
 from mlcd.clustering.kmeans import kmeans
-from mlcd.clustering.novelty import nearest
+from mlcd.clustering.nearest import nearest_with_distances
 from mlcd.clustering.sampling import balanced
 from mlcd.collections.duplicates import duplicate_groups
 from mlcd.encoders import open_encoder
@@ -119,7 +119,9 @@ def _selections(
     copies = np.concatenate([pool[group.rows[1:]] for group in groups] or [pool[:0]])
     left = drawn[~np.isin(drawn, copies)]
     yield "deduplicated", left[: asked.num]
-    kept = balanced([nearest(vectors[left], centers.centers)[0]], asked.num, seed=seed)
+    kept = balanced(
+        [nearest_with_distances(vectors[left], centers.centers)[0]], asked.num, seed=seed
+    )
     yield "balanced", left[kept]
 
 

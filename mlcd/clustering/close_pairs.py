@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from mlcd.clustering.cells import SLACK, PivotCells, Take, find_cells
 from mlcd.clustering.exact_scores import exact_scores
+from mlcd.clustering.heads import main_directions
 from mlcd.types import Embeddings, least_product
 
 _BLOCK_ROWS: Final = 2048
 _HEADS: Final = (64, 192)
-_ROUNDS: Final = 2
 _SAMPLED_ROWS: Final = 4096
 # the share of pairs of a tile above which another product is cheaper than single pairs, and that
 # below which shorter heads will do
@@ -184,12 +184,3 @@ class _Heads:
             part[:, -1] = np.sqrt(np.maximum(rest, 0) + np.float32(SLACK / 4))
             self._tick()
         return heads
-
-
-def main_directions(sample: Embeddings, num: int) -> Embeddings:
-    """Returns about so many orthonormal directions that hold most of the sample, [D, H]."""
-    start = np.random.default_rng(0).standard_normal((sample.shape[1], num))
-    basis = start.astype(np.float32)
-    for _ in range(_ROUNDS):  # turns the directions to those that hold most
-        basis = np.linalg.qr((sample.T @ (sample @ basis)).astype(np.float64))[0].astype(np.float32)
-    return basis

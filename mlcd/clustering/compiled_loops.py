@@ -18,8 +18,6 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.eight_bit_rows import EightBitRows
-
 _Singles: TypeAlias = NDArray[np.float32]
 
 _GROUP: Final = 16  # entries in a group, of which only the largest is looked at first
@@ -27,7 +25,7 @@ _GROUPS_EACH: Final = 2  # groups at least for each entry that is looked for
 _HALVINGS: Final = 12  # of a range of values, in search of one
 AT_ONCE: Final = 8  # centers that are multiplied by a row at once: they are waited for together
 _FEW: Final = 16  # entries of a row, which are scored in any order
-_LEAST_SCALE: Final = np.float32(1e-30)  # `eight_bit_rows.TINY`
+_LEAST_SCALE: Final = np.float32(1e-30)  # as in `int8_matmul`
 _UPPER: Final = np.float32(0.1)  # of the range of products that are held: those scored first
 _NONE: Final = np.float32(-np.inf)
 _ALL: Final = np.float32(np.inf)
@@ -213,8 +211,8 @@ def _is_same(centers: _Singles, one: int, other: int) -> bool:
     return True
 
 
-def round_rows(rows_BD: _Singles, shift_D: _Singles, levels: int, rounded: EightBitRows) -> None:
-    """Does what `mlcd.clustering.eight_bit_rows.round_rows` does."""
+def round_rows(rows_BD: _Singles, shift_D: _Singles, levels: int, rounded: Any) -> None:
+    """Does what `mlcd.clustering.int8_matmul.round_in_numpy` does."""
     memory_4D = np.zeros((4, rows_BD.shape[1]), np.float32)
     _round_rows(read_only(rows_BD), shift_D, levels, memory_4D, tuple(rounded))
 

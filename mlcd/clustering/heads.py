@@ -1,5 +1,5 @@
-"""The heads of vectors: a few components along directions that hold most of the centers, and the
-length of the rest. Their inner products bound those of the vectors from above.
+"""The heads of vectors: a few components along directions that hold most of them, and the length of
+the rest. Their inner products bound those of the vectors from above.
 
 Let the columns of H be orthonormal but for E = H'H - I, Q the orthonormal matrix nearest to H, and
 y, w the heads H'x, H'c as computed in float32. A sum of D products is off by at most g = D u / (1 -
@@ -12,7 +12,7 @@ With the tails r_x, r_c that Q leaves out, by Cauchy-Schwarz,
     x.c = (Q'x).(Q'c) + r_x.r_c <= y.w + |r_x| |r_c| + (2 h + h^2) |x| |c|,
     |r|^2 = |x|^2 - |Q'x|^2 <= |x|^2 - |y|^2 + 2 h (1 + h) |x|^2.
 
-Shapes: N rows, B rows of a part, K centers, D dimension, H components of a head.
+Shapes: N rows, B rows of a part, D dimension, H components of a head.
 """
 
 from typing import Final
@@ -23,22 +23,19 @@ from numpy.typing import NDArray
 from mlcd.clustering.matmul import inner_products
 from mlcd.types import Embeddings
 
-_SAMPLE_CENTERS: Final = 8192
+_ROUNDS: Final = 2
 _ROWS_AT_ONCE: Final = 4096
 _ROUNDOFF: Final = 2.0**-24
 _TINY: Final = 2.0**-120  # squares of float32 below this lose digits
 
 
-class Basis:
-    """An orthonormal basis, [D, D] float32; the directions that hold most of the given centers come
-    first.
-    """
-
-    def __init__(self, centers_KD: Embeddings) -> None:
-        sample = centers_KD[:: max(1, len(centers_KD) // _SAMPLE_CENTERS)]
-        # float32 is faster. The bounds include the measured distance from orthonormal.
-        _, vectors = np.linalg.eigh(sample.T @ sample)
-        self.vectors_DD: Embeddings = np.ascontiguousarray(vectors[:, ::-1])
+def main_directions(sample: Embeddings, num: int) -> Embeddings:
+    """Returns about so many orthonormal directions that hold most of the sample, [D, H]."""
+    start = np.random.default_rng(0).standard_normal((sample.shape[1], num))
+    basis = start.astype(np.float32)
+    for _ in range(_ROUNDS):  # turns the directions to those that hold most
+        basis = np.linalg.qr((sample.T @ (sample @ basis)).astype(np.float64))[0].astype(np.float32)
+    return basis
 
 
 class Heads:
@@ -65,19 +62,14 @@ class Heads:
         heads = np.empty((len(rows_ND), self.basis.shape[1] + 1), dtype=np.float32)
         for start in range(0, len(rows_ND), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
-            of_head = rows_ND[part] @ self.basis
-            heads[part, :-1] = of_head
-            heads[part, -1] = self._tails(rows_ND[part], of_head)
+            heads[part, :-1] = rows_ND[part] @ self.basis
+            heads[part, -1] = self._tails(rows_ND[part], heads[part, :-1])
         return heads
 
     def _tails(self, rows_BD: Embeddings, heads_BH: Embeddings) -> NDArray[np.float32]:
         with np.errstate(over="ignore", invalid="ignore"):  # rows that float32 cannot square
             whole_B = inner_products(rows_BD, rows_BD).astype(np.float64) / (1 - self._growth)
             squares_B = whole_B * (1 + self._tail_slack) - inner_products(heads_BH, heads_BH)
-            return _raised(np.sqrt(np.maximum(squares_B + _TINY, 0)))
-
-
-def _raised(values: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Returns float32 numbers that are no lower."""
-    raised: NDArray[np.float32] = np.nextafter(values.astype(np.float32), np.float32(np.inf))
-    return raised
+            tails_B = np.sqrt(np.maximum(squares_B + _TINY, 0)).astype(np.float32)
+            raised_B: NDArray[np.float32] = np.nextafter(tails_B, np.float32(np.inf))
+            return raised_B

@@ -15,7 +15,7 @@ This module is imported only where torch is installed; the labels are the same w
 """
 
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.clustering.certificate import ROOM
-from mlcd.clustering.eight_bit_rows import EightBitRows, quantized
-from mlcd.clustering.eight_bit_rows import round_rows as round_in_numpy
 from mlcd.clustering.matmul import (
     Loaded,
     Rounding,
     RoundRows,
     Sums,
+    inner_products,
     lengths_of,
     mean_of,
 )
@@ -45,6 +44,26 @@ MOST_COMPONENTS: Final = 1 << 15  # int32 holds the sums of twice as many
 _MOST_PRODUCT: Final = 1 << 15  # of two numbers, one of them unsigned
 _BEYOND: Final = 2.0**200  # a length that no bound holds for
 _NEAR: Final = 1e-3
+_LEAST_SCALE: Final = np.float32(1e-30)  # which is not zero
+_AT_ONCE: Final = 1 << 18  # components: few, so that they stay in the cache
+
+
+class EightBitRows(NamedTuple):
+    """Rows y in whole numbers q, each with a scale s, so that s q is near y.
+
+    unsigned: q + levels + 1, uint8 [B, D]. The others are float32 [B]: scales; squares: the sum of
+    q^2; left_out: that of (y - s q)^2; and offsets: x.m for a row x = y + m, less the shift m.
+    """
+
+    unsigned: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    squares: NDArray[np.float32]
+    left_out: NDArray[np.float32]
+    offsets: NDArray[np.float32]
+
+    @classmethod
+    def unwritten(cls, num_rows: int, dimension: int) -> "EightBitRows":
+        return cls(np.empty((num_rows, dimension), np.uint8), *np.empty((4, num_rows), np.float32))
 
 
 class Int8Matmul:
@@ -82,7 +101,7 @@ class Int8Matmul:
         return Loaded(data, lengths, errors, rounded.offsets.astype(np.float64))
 
     def rounded_centers(self, centers_CD: Embeddings) -> NDArray[np.floating]:
-        numbers, scales = quantized(centers_CD - self.shift, _CENTER_LEVELS)
+        numbers, scales = quantize(centers_CD - self.shift, _CENTER_LEVELS)
         return numbers.astype(np.float64) * scales[:, None]
 
     def multiply(self, rows: tuple[Tensor, Tensor], start: int, stop: int) -> NDArray[np.float32]:
@@ -104,6 +123,31 @@ class Int8Matmul:
         return _product(numbers, self._zero, *packed), scales, terms[: stop - start]
 
 
+def round_in_numpy(
+    rows_BD: Embeddings, shift_D: NDArray[np.float32], levels: int, rounded: EightBitRows
+) -> None:
+    """Writes the rows, less the shift, in whole numbers of at most `levels` in size."""
+    at_once = max(1, _AT_ONCE // rows_BD.shape[1])
+    for start in range(0, len(rows_BD), at_once):
+        part = slice(start, start + at_once)
+        rows = rows_BD[part] - shift_D
+        numbers, scales = quantize(rows, levels)
+        rounded.scales[part] = scales
+        np.add(numbers, np.float32(levels + 1), out=rounded.unsigned[part], casting="unsafe")
+        rounded.squares[part] = inner_products(numbers, numbers)
+        rows -= numbers * scales[:, None]
+        rounded.left_out[part] = inner_products(rows, rows)
+        rounded.offsets[part] = rows_BD[part] @ shift_D
+
+
+def quantize(rows_BD: Embeddings, levels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Returns whole numbers of at most `levels` in size, and the scale of each row."""
+    largest = np.maximum(rows_BD.max(axis=1), -rows_BD.min(axis=1))
+    scales = np.maximum(largest / np.float32(levels), _LEAST_SCALE)
+    numbers = rows_BD / scales[:, None]
+    return np.rint(numbers, out=numbers), scales
+
+
 def _packed(
     centers_CD: Embeddings, shift: NDArray[np.float32]
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
@@ -112,7 +156,7 @@ def _packed(
     """
     full = -(-len(centers_CD) // _TILE) * _TILE
     centers_CD = np.pad(centers_CD, ((0, full - len(centers_CD)), (0, 0)))
-    numbers, scales = quantized(centers_CD, _CENTER_LEVELS)
+    numbers, scales = quantize(centers_CD, _CENTER_LEVELS)
     weights = torch.ops.onednn.qlinear_prepack(
         torch.from_numpy(numbers.astype(np.int8)), [_PACKED_FOR, centers_CD.shape[1]]
     )

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from typing import Final, Protocol
 
@@ -20,9 +19,9 @@ from numpy.typing import NDArray
 
 from mlcd.clustering.arithmetics import DEVICE, MatmulName, fastest_matmuls
 from mlcd.clustering.exact_scores import exact_scores
-from mlcd.clustering.heads import Basis
+from mlcd.clustering.heads import Heads
 from mlcd.clustering.nearest import WORTH_COMPILING, CenterScan
-from mlcd.clustering.nearest_center import NearestCenter
+from mlcd.clustering.nearest_center import NearestCenter, heads_of
 from mlcd.clustering.quality import imbalance
 from mlcd.clustering.repair import next_centers
 from mlcd.clustering.rows import BLOCK_ROWS, ArrayRows, Rows, UnitRows, kept_bytes
@@ -37,16 +36,13 @@ MANY_CLUSTERS: Final = 16_384  # above this, the first centers are found in two 
 _SEVERAL_CLUSTERS: Final = 2048
 _CELL_ITERATIONS: Final = 10
 _MANY_ROWS: Final = 16_384  # rows of one process; fewer do not repay the search for heads
-_MANY_COMPONENTS: Final = 64
-_BASIS_COST: Final = 16  # products of as many vectors for each pair of components
 _MANY_CENTERS: Final = 4096  # fewer do not repay eight bits or a GPU, unless passes are many
-_CHOOSING_PASSES: Final = 2  # one without known centers, one with them
 # 1 - J below this is the rounding of rows in float32, whose length is 1 only as nearly
 _LEAST_DISTANCE: Final = 2.0**-24
 _ALONE: Final = World()
 
 _NearestTo = Callable[[Embeddings, NDArray[np.int32] | None], NDArray[np.int32]]
-_ScanOf = Callable[[Embeddings, MatmulName], CenterScan | None]
+_OpenScan = Callable[[Embeddings, MatmulName], CenterScan | None]
 
 
 @dataclass(frozen=True)
@@ -137,18 +133,20 @@ def kmeans(
     Raises InvalidInput for rows that are not finite or are zero, naming the first one, and for more
     clusters than distinct rows.
     """
-    if num_clusters < 1 or iterations < 0:
-        raise ConfigInvalid(
-            f"{num_clusters} clusters and {iterations} iterations make no clustering"
-        )
-    unit = _unit(rows)
+    if num_clusters < 1:
+        raise ConfigInvalid(f"num_clusters must be at least 1, got {num_clusters}")
+    if iterations < 0:
+        raise ConfigInvalid(f"iterations must be at least 0, got {iterations}")
+    unit = _as_unit_rows(rows)
     if unit.num_rows == 0:
         raise InvalidInput("there are no rows to cluster", remedy="give embeddings")
     state = (
-        start if isinstance(start, State) else State(_first(unit, num_clusters, seed, start, world))
+        start
+        if isinstance(start, State)
+        else State(_first_centers(unit, num_clusters, seed, start, world))
     )
-    left = iterations - state.iteration + 1
-    members = members or _OwnMembers(unit, num_clusters, world, left)
+    num_passes = iterations - state.iteration + 1
+    members = members or _OwnMembers(unit, num_clusters, world, num_passes)
     while True:
         check_equal(world, state.centers, state.iteration)
         on_start(state)
@@ -159,7 +157,7 @@ def kmeans(
         history = (*state.objective, objective)
         speed = unit.num_rows / (time.perf_counter() - began)
         on_iteration(Progress(state.iteration, objective, imbalance(totals.sizes), moved, speed))
-        if state.iteration == iterations or _settled(history, state.repaired, tolerance):
+        if state.iteration == iterations or _has_settled(history, state.repaired, tolerance):
             cosines = totals.cosines(state.centers)
             return KMeansResult(
                 state.centers, totals.sizes, cosines, members.assignment, history, state.num_splits
@@ -180,7 +178,7 @@ class _OwnMembers:
         self.assignment = np.full(self._stop - self._start, -1, dtype=np.int32)
 
     def assign(self, centers: Embeddings) -> int:
-        nearest_to = self._nearest.of(centers)
+        nearest_to = self._nearest.open(centers)
         moved = np.zeros(1, dtype=np.int64)
         for start, block in self._blocks():
             own = self.assignment[start - self._start :][: len(block)]
@@ -209,52 +207,53 @@ class _OwnMembers:
         ).check()
 
 
-def assigned(
+def assign(
     rows: Rows, centers: Embeddings, previous: NDArray[np.int32] | None
 ) -> tuple[NDArray[np.int32], ClusterSums]:
     """Returns the nearest center of each row, and the sums of each center's rows.
 
     previous: the last centers of the rows, by which the search is faster.
     """
-    found = np.empty(rows.num_rows, np.int32)
-    sums, nearest_to = ClusterSums.zeros(*centers.shape), _Nearest(rows.num_rows).of(centers)
+    assignment = np.empty(rows.num_rows, np.int32)
+    sums, nearest_to = ClusterSums.zeros(*centers.shape), _Nearest(rows.num_rows).open(centers)
     for start, block in rows.blocks(0, rows.num_rows):
         own = slice(start, start + len(block))
-        found[own] = nearest_to(block, None if previous is None else previous[own])
-        sums.add(block, found[own])
-    return found, sums
+        assignment[own] = nearest_to(block, None if previous is None else previous[own])
+        sums.add(block, assignment[own])
+    return assignment, sums
 
 
-def assigned_in_block(
+def assign_in_block(
     rows: Rows, centers: Embeddings, first: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
     """Returns the nearest of a block of centers for each row, and its exact score. first: the
     number of the block's first center among all.
     """
-    found, scores = np.empty(rows.num_rows, np.int32), np.empty(rows.num_rows)
-    nearest_to = _Nearest(rows.num_rows).of(centers)
+    assignment, scores = np.empty(rows.num_rows, np.int32), np.empty(rows.num_rows)
+    nearest_to = _Nearest(rows.num_rows).open(centers)
     for start, block in rows.blocks(0, rows.num_rows):
         own = slice(start, start + len(block))
         ids = nearest_to(block, None)
-        found[own] = first + ids
+        assignment[own] = first + ids
         scores[own] = exact_scores(block, centers, np.arange(len(block)), ids)
-    return found, scores
+    return assignment, scores
 
 
 def nearest_of_blocks(
-    *found: tuple[NDArray[np.int32], NDArray[np.float64]],
+    *blocks: tuple[NDArray[np.int32], NDArray[np.float64]],
 ) -> NDArray[np.int32]:
-    """Returns the center of highest score of each row among what `assigned_in_block` found in
-    blocks in ascending order: of equals that of the lowest number.
+    """Returns the center of highest score of each row. Ties go to the lowest number.
+
+    blocks: what `assign_in_block` returns, in ascending order of the blocks.
     """
-    (best, highest), *others = ((ids.copy(), scores.copy()) for ids, scores in found)
+    (best, highest), *others = ((ids.copy(), scores.copy()) for ids, scores in blocks)
     for ids, scores in others:
         higher = scores > highest
         best[higher], highest[higher] = ids[higher], scores[higher]
     return best
 
 
-def summed_in_block(rows: Rows, assignment: NDArray[np.int32], centers: range) -> ClusterSums:
+def sum_in_block(rows: Rows, assignment: NDArray[np.int32], centers: range) -> ClusterSums:
     """Returns the sums of the rows of these centers alone. assignment: the center of each row."""
     sums = ClusterSums.zeros(len(centers), rows.dimension)
     own = np.flatnonzero((assignment >= centers.start) & (assignment < centers.stop))
@@ -265,9 +264,9 @@ def summed_in_block(rows: Rows, assignment: NDArray[np.int32], centers: range) -
 
 
 class _Nearest:
-    """The exact search for the nearest center, in the way that suits the machine and the rows:
-    every way gives the same answer. A GPU is first. Else heads rule centers out (`NearestCenter`);
-    where these rule few out, all centers are multiplied, in eight bits where torch does.
+    """The exact search for the nearest center in the way that suits the machine and the work; every
+    way gives the same answer. A GPU is first. Else heads rule centers out (`NearestCenter`); rows
+    of which they leave many are multiplied by all centers, in eight bits where torch does that.
     """
 
     def __init__(self, num_rows: int, num_passes: int = 1) -> None:
@@ -276,30 +275,32 @@ class _Nearest:
         """
         self._num_rows, self._most_passes = num_rows, num_passes
         self._matmul: MatmulName | None = None
-        self._scan_of: _ScanOf = _plain_scan
-        self._basis: Basis | None = None
-        self._last: NearestCenter | None = None
-        self._num_passes = 0
+        self._open_scan: _OpenScan = _plain_scan
+        self._heads: Heads | None = None
 
-    def of(self, centers: Embeddings) -> _NearestTo:
+    def open(self, centers: Embeddings) -> _NearestTo:
         """Returns a function of rows [N, D] and the last ids of their centers ([N] or None) to ids
         int32 [N].
         """
         if self._matmul is None:
-            self._matmul, self._scan_of = self._whole_products(centers)
-        if self._matmul == DEVICE and (scan := self._scan_of(centers, DEVICE)) is not None:
-            return partial(_by_scan, scan)
-        if self._basis is None and self._repays_a_basis(*centers.shape):
-            self._basis = Basis(centers)
-        settled = self._last if self._num_passes >= _CHOOSING_PASSES else None
-        self._last = NearestCenter(centers, self._basis, settled.one_in if settled else None)
-        self._num_passes += 1
+            self._matmul, self._open_scan = self._whole_products(centers)
+        if self._matmul == DEVICE and (on_gpu := self._open_scan(centers, DEVICE)) is not None:
+            return lambda rows, _: _by_scan(on_gpu, rows)
+        if self._heads is None and self._num_rows >= _MANY_ROWS:
+            self._heads = heads_of(centers)
         if self._matmul != "torch-int8":
-            return self._last.nearest
-        return _PrunedOrWhole(self._last, partial(self._scan_of, centers, self._matmul))
+            return NearestCenter(centers, self._heads).nearest
+        scan: list[CenterScan] = []  # opened once it is needed
 
-    def _whole_products(self, centers: Embeddings) -> "tuple[MatmulName, _ScanOf]":
-        """Returns the arithmetic in which all centers are multiplied, and what makes a scan of it.
+        def search_all(rows: Embeddings) -> NDArray[np.int32]:
+            if not scan:
+                scan.append(self._open_scan(centers, "torch-int8"))
+            return _by_scan(scan[0], rows)
+
+        return NearestCenter(centers, self._heads, search_all).nearest
+
+    def _whole_products(self, centers: Embeddings) -> "tuple[MatmulName, _OpenScan]":
+        """Returns the arithmetic in which all centers are multiplied, and what opens a scan in it.
         In float32 `NearestCenter` does less than a scan.
         """
         work = self._num_rows * self._most_passes * centers.size
@@ -310,27 +311,6 @@ class _Nearest:
         if is_long and name == "torch-int8" and find_spec("numba") is not None:
             return name, _compiled_scan
         return name, _plain_scan
-
-    def _repays_a_basis(self, num_centers: int, dimension: int) -> bool:
-        """Tells whether one pass takes longer than to find the directions that hold most."""
-        many = self._num_rows >= _MANY_ROWS and dimension >= _MANY_COMPONENTS
-        return many and self._num_rows * num_centers >= _BASIS_COST * dimension**2
-
-
-class _PrunedOrWhole:
-    """The search of one pass by heads or, where these rule few centers out, by a scan of all."""
-
-    def __init__(self, pruned: NearestCenter, make_scan: Callable[[], CenterScan | None]) -> None:
-        self._pruned, self._make_scan = pruned, make_scan
-        self._scan: CenterScan | None = None
-
-    def __call__(self, rows: Embeddings, previous: NDArray[np.int32] | None) -> NDArray[np.int32]:
-        if self._pruned.prunes(rows, previous):
-            return self._pruned.nearest(rows, previous)
-        self._scan = self._scan or self._make_scan()
-        if self._scan is None:
-            return self._pruned.nearest(rows, previous)
-        return _by_scan(self._scan, rows)
 
 
 def _compiled_scan(centers: Embeddings, name: MatmulName) -> CenterScan:
@@ -344,27 +324,26 @@ def _plain_scan(centers: Embeddings, name: MatmulName) -> CenterScan | None:
         return None
 
 
-def _by_scan(
-    scan: CenterScan, rows: Embeddings, _: NDArray[np.int32] | None = None
-) -> NDArray[np.int32]:
+def _by_scan(scan: CenterScan, rows: Embeddings) -> NDArray[np.int32]:
     return scan.nearest(rows, 1).ids[:, 0].astype(np.int32)
 
 
-def _unit(rows: Rows | Sequence[Embeddings]) -> UnitRows:
+def _as_unit_rows(rows: Rows | Sequence[Embeddings]) -> UnitRows:
     if isinstance(rows, UnitRows):
         return rows
     return UnitRows(ArrayRows(rows) if isinstance(rows, Sequence) else rows)
 
 
-def _first(
-    rows: Rows, num_clusters: int, seed: int, given: Embeddings | None, world: World
+def _first_centers(
+    rows: Rows, num_clusters: int, seed: int, start: Embeddings | None, world: World
 ) -> Embeddings:
-    if given is not None:
-        if given.shape != (num_clusters, rows.dimension):
+    if start is not None:
+        if start.shape != (num_clusters, rows.dimension):
             raise InvalidInput(
-                f"first centers {list(given.shape)} are not {[num_clusters, rows.dimension]}"
+                f"first centers must have shape {[num_clusters, rows.dimension]}, "
+                f"got {list(start.shape)}"
             )
-        return UnitRows(ArrayRows([given])).read(np.arange(num_clusters))
+        return UnitRows(ArrayRows([start])).read(np.arange(num_clusters))
     rows_abound = rows.num_rows >= SAMPLE_PER_CENTER * num_clusters
     if num_clusters > MANY_CLUSTERS or (num_clusters >= _SEVERAL_CLUSTERS and rows_abound):
         return two_level(rows, num_clusters, seed, _one_level, world)
@@ -376,7 +355,7 @@ def _one_level(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
     return kmeans(rows, num_clusters, iterations=_CELL_ITERATIONS, seed=seed, start=first).centers
 
 
-def _settled(history: tuple[float, ...], repaired: int, tolerance: float) -> bool:
+def _has_settled(history: tuple[float, ...], repaired: int, tolerance: float) -> bool:
     """Tells whether an update gained less than `tolerance` of 1 - J.
 
     A share of J would end at once where rows lie in a narrow cone and J is nearly 1 throughout.

@@ -69,7 +69,7 @@ class Sums(NamedTuple):
         return product_BC
 
 
-RoundRows: TypeAlias = Callable[..., None]  # as `mlcd.clustering.eight_bit_rows.round_rows`
+RoundRows: TypeAlias = Callable[..., None]  # see `int8_matmul.round_in_numpy`
 
 
 class Matmul(Protocol):

@@ -5,9 +5,9 @@ The score is the inner product of the float32 values, computed in float64. The a
 centers by score descending, then id ascending: ties, duplicate centers included, go to the lower
 id.
 
-The scan computes products in float32 or eight-bit integers, block by block. Each row has
-a threshold t, and entries above it are kept, at most M of them. A row is proven where nothing left
-out can belong to its answer. Where inputs are rounded, a shift m, the mean of the centers, is
+The scan computes products in float32 or eight-bit integers, block by block. Each row has a
+threshold t, and the entries above it are its candidates. A row is proven where nothing that was
+left out can belong to its answer. Where inputs are rounded, a shift m, the mean of the centers, is
 subtracted from each center c before: x.(c - m) orders the centers of a row x as x.c does, and what
 rounding loses grows with |c - m|. On the CPU m is subtracted from x as well, and m.(c - m) added
 to the product. Let d = c - m, y = x or x - m, y' and d' their rounded values, a the product and
@@ -17,15 +17,15 @@ s the exact score. Then
 
 with D' = max |d'|, by Cauchy-Schwarz for the inputs and g = D u / (1 - D u) for the sum (Higham,
 Accuracy and Stability, 3.1); `Slack` adds what x.m and m.d lose in float32. Any l centers bound the
-l-th best score from below by q, the least of their own: the last labels, or those of largest
-product so far. A center whose bound lies below q is not of the answer, so t is the largest a that,
-with max |d| and max |d - d'|, keeps the bound below q; it rises as better centers are known. Where
-more than M entries exceed it, t becomes the M-th of them. If the bound at a = t lies below the l-th
-best float64 score among the kept, the answer is among them. Of these the bounds of each center, and
-then float32 scores, leave few for float64. Rows that are not proven go through a wider scan, then a
-float32 one, then a float64 one that settles any number of ties. A GPU's shortlists
-(`mlcd.clustering.device_scan`) or those of compiled loops (`mlcd.clustering.compiled_scan`) may
-come first.
+l-th best score from below by q, the least of their own, as those of largest product so far do. A
+center whose bound lies below q is not of the answer, so t is the largest a that, with max |d| and
+max |d - d'|, keeps the bound below q; it rises as better centers are known. Of the candidates that
+remain in the end the bounds of each center, and then float32 scores, leave few for float64.
+
+A row with more candidates than there is room for is not proven. It goes through the float32 scan,
+and then through one in float64, which settles any number of ties. The shortlists of a GPU
+(`mlcd.clustering.device_scan`) or of compiled loops (`mlcd.clustering.compiled_scan`) may come
+first.
 
 Shapes: B rows of a batch, K centers, D dimension.
 """
@@ -61,8 +61,8 @@ _log = logging.getLogger("mlcd.clustering")
 
 _LEAST_ROWS: Final = 128  # of a thread's batch
 _DOUBLE_ENTRIES: Final = 1 << 22  # float64 scores that a thread holds at once: 32 MiB
-_ROOM_LEAST: Final = 8  # of the answer, for which a shortlist has room
-_OPEN_SHARE: Final = 0.25
+_ROOM_LEAST: Final = 8  # centers of an answer that a shortlist has room for
+_OPEN_SHARE: Final = 0.25  # of a batch's rows, above which the next one begins with the next stage
 _CHECKED_ROWS: Final = 4096  # at once
 # Rows of a call, with fewer of which a scan does not turn to a faster way: they come one by one.
 _LEAST_TO_TURN: Final = 256
@@ -90,6 +90,14 @@ def nearest_centers(
     row.
     """
     return CenterScan(centers, matmul="numpy").nearest(embeddings, top, threshold)
+
+
+def nearest_with_distances(
+    rows: Embeddings, centers: Embeddings
+) -> tuple[NDArray[np.integer], NDArray[np.float32]]:
+    """Returns the nearest center of each row and the distance to it, 1 - cosine, [N] each."""
+    found = nearest_centers(rows, centers, 1)
+    return found.ids[:, 0], 1 - found.scores[:, 0]
 
 
 class CenterScan:
@@ -269,7 +277,7 @@ class CenterScan:
         return ids, scores, levels
 
     def _stages(self, way: "_Way") -> list[tuple[int, Shortlister, int]]:
-        """Returns what is asked in turn, each with its level in `ScanCounts` and with its room."""
+        """Returns the scans to ask in turn, each with its level in `ScanCounts` and its room."""
         stages: list[tuple[int, Shortlister, int]] = []
         if way.lister is not None:
             stages = [(min(n, 1), way.lister, room) for n, room in enumerate(way.lister.rooms)]

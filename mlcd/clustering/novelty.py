@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.kmeans import kmeans
-from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.nearest import nearest_centers, nearest_with_distances
 from mlcd.clustering.sums import ClusterSums
 from mlcd.types import Embeddings
 
@@ -19,12 +19,6 @@ _ROUNDS: Final = 6
 _FEW: Final = 0.05  # share of old centers that may be nearer to each other than a new one may be
 _ALONE: Final = 1e-6  # a shorter sum of the other members is only rounding
 _STARTS: Final = 4  # the best of so many is kept: of few clusters one start may miss one
-
-
-def nearest(rows: Embeddings, centers: Embeddings) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Returns the nearest center of each row and the distance to it, [N] each."""
-    found = CenterScan(centers, matmul="numpy").nearest(rows, 1)
-    return found.ids[:, 0].astype(np.int32), 1 - found.scores[:, 0]
 
 
 def own_quantiles(
@@ -86,7 +80,7 @@ def new_centers(
     into as many as have `typical` rows each. Then the rows that are nearer to a new center than to
     an old one join in, and all is divided again, until the number stays.
     """
-    own, distances = nearest(rows, centers)
+    own, distances = nearest_with_distances(rows, centers)
     aside = distances > quantiles[own]
     spacing = _spacing(centers)
     chosen, new, last = aside, centers[:0], 0
@@ -100,7 +94,9 @@ def new_centers(
         if not len(new):
             break
         last = wanted
-        chosen = aside | (nearest(rows, np.concatenate([centers, new]))[0] >= len(centers))
+        chosen = aside | (
+            nearest_with_distances(rows, np.concatenate([centers, new]))[0] >= len(centers)
+        )
     return _settled(rows, centers, _apart(new, centers, spacing), least), aside
 
 
@@ -108,7 +104,7 @@ def _spacing(centers: Embeddings) -> float:
     """Returns how far old centers are at least from their nearest others, but for a few."""
     if len(centers) < 2:
         return 0.0
-    scores = CenterScan(centers, matmul="numpy").nearest(centers, 2).scores[:, 1]
+    scores = nearest_centers(centers, centers, 2).scores[:, 1]
     return float(np.quantile(1 - scores, _FEW))
 
 
@@ -123,7 +119,7 @@ def _apart(new: Embeddings, centers: Embeddings, spacing: float) -> Embeddings:
 
     A center that is nearer is that of a part of an old cluster.
     """
-    return new[nearest(new, centers)[1] >= spacing] if len(new) else new
+    return new[nearest_with_distances(new, centers)[1] >= spacing] if len(new) else new
 
 
 def _settled(rows: Embeddings, centers: Embeddings, new: Embeddings, least: int) -> Embeddings:
@@ -134,7 +130,7 @@ def _settled(rows: Embeddings, centers: Embeddings, new: Embeddings, least: int)
     for _ in range(_PASSES):
         if not len(new):
             break
-        joined, _ = nearest(rows, np.concatenate([centers, new]))
+        joined, _ = nearest_with_distances(rows, np.concatenate([centers, new]))
         theirs = joined >= len(centers)
         totals = ClusterSums.zeros(len(new), rows.shape[1])
         totals.add(rows[theirs], joined[theirs] - len(centers))

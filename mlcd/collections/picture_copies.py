@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.cells import Take
-from mlcd.clustering.close_pairs import ClosePairs, main_directions
+from mlcd.clustering.close_pairs import ClosePairs
+from mlcd.clustering.heads import main_directions
 from mlcd.collections.duplicates import DEFAULT_SIMILARITY, DistinctRows, Group
 from mlcd.collections.port import CollectionPort
 from mlcd.images.likeness import (

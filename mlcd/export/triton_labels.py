@@ -36,12 +36,10 @@ _SCRIPT_SOURCE: Final = Path(__file__).with_name("triton_labels_model.py")
 _MLCD: Final = Path(__file__).parents[1]
 _CARRIED: Final = (
     *("__init__.py", "version.py", "errors.py", "types.py", "cores.py", "extras.py"),
-    "randomness.py",
-    *("clustering/__init__.py", "clustering/nearest.py", "clustering/certified_scan.py"),
-    *("clustering/rows.py", "clustering/eight_bit_rows.py"),
-    *("clustering/certificate.py", "clustering/exact_scores.py", "clustering/matmul.py"),
-    *("clustering/row_threads.py", "clustering/int8_matmul.py"),
-    *("clustering/arithmetics.py", "clustering/shortlist.py"),
+    *("randomness.py", "clustering/__init__.py", "clustering/nearest.py"),
+    *("clustering/certified_scan.py", "clustering/certificate.py", "clustering/exact_scores.py"),
+    *("clustering/matmul.py", "clustering/int8_matmul.py", "clustering/arithmetics.py"),
+    *("clustering/shortlist.py", "clustering/rows.py", "clustering/row_threads.py"),
     *("clustering/device_scan.py", "clustering/device_products.py"),
     "clustering/device_kernels.py",
     # encoders without its __init__, which brings what opens models

@@ -21,7 +21,8 @@ from mlcd.artifacts.living_centers import LivingCenters
 from mlcd.artifacts.manifest import Artifact
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.members import NUM_EXAMPLES, NearestMembers
-from mlcd.clustering.novelty import matched, nearest, new_centers, own_quantiles
+from mlcd.clustering.nearest import nearest_with_distances
+from mlcd.clustering.novelty import matched, new_centers, own_quantiles
 from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings, unit_rows
 
@@ -45,7 +46,7 @@ def _update(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> C
     num, quantiles = len(centers.vectors), state.quantiles
     if "members" in step:
         members = EmbeddingsArtifact(artifacts[step["members"]])
-        own, distances = nearest(_rows(centers, members), centers.vectors)
+        own, distances = nearest_with_distances(_rows(centers, members), centers.vectors)
         measured = own_quantiles(own, distances, num, step["quantile"])
         quantiles = np.where(np.isnan(quantiles), measured, quantiles)
     rows = _rows(centers, added)
@@ -59,7 +60,7 @@ def _update(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> C
         seed=step["seed"],
     )
     vectors = np.concatenate([centers.vectors, new_vectors])
-    now, distances = nearest(rows, vectors)
+    now, distances = nearest_with_distances(rows, vectors)
     joined = now >= num
     sizes = np.bincount(now, minlength=len(vectors))
     sizes[:num] += centers.sizes
@@ -71,7 +72,7 @@ def _update(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> C
             now[joined] - num, distances[joined], len(new_vectors), step["quantile"]
         )
         quantiles = np.concatenate([quantiles, new])
-    apply_step = replace(
+    new_state = replace(
         state,
         centers=replace(
             centers, vectors=vectors, sizes=sizes, examples=examples, names=None, audit_rows=None
@@ -86,7 +87,7 @@ def _update(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> C
         "in_new": int(joined.sum()),
         "still_beyond": int((distances > quantiles[now]).sum()),
     }
-    return apply_step, facts
+    return new_state, facts
 
 
 def _merge(state: LivingCenters, step: Step, _: ArtifactsByDigest) -> Changed:
@@ -107,7 +108,7 @@ def _divide(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> C
     _check_id(state, center)
     members = EmbeddingsArtifact(artifacts[step["members"]])
     rows = _rows(centers, members)
-    own, _ = nearest(rows, centers.vectors)
+    own, _ = nearest_with_distances(rows, centers.vectors)
     inside = own == center
     result = kmeans([rows[inside]], 2, seed=step["seed"]) if inside.sum() > 1 else None
     if result is None or not result.sizes.all():
@@ -122,7 +123,7 @@ def _divide(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> C
     # the members that are not among these rows are shared out in the same way
     sizes[-1] = round(sizes[center] * result.sizes[order[1]] / result.sizes.sum())
     sizes[center] -= sizes[-1]
-    part, distances = nearest(rows, np.stack([first, second]))
+    part, distances = nearest_with_distances(rows, np.stack([first, second]))
     parts = own_quantiles(part[inside], distances[inside], 2, step["quantile"])
     quantiles = np.append(state.quantiles, parts[1])
     quantiles[center] = parts[0]
@@ -133,7 +134,7 @@ def _divide(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> C
             for half in (0, 1)
         )
         examples = examples.with_center(center, first_examples).append(second_examples)
-    apply_step = replace(
+    new_state = replace(
         state,
         centers=replace(
             centers, vectors=vectors, sizes=sizes, examples=examples, names=None, audit_rows=None
@@ -141,15 +142,15 @@ def _divide(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> C
         quantiles=quantiles.astype(np.float32),
         clusters=np.append(state.clusters, np.int32(len(vectors) - 1)),
     )
-    return apply_step, {"new": 1, "images": int(inside.sum())}
+    return new_state, {"new": 1, "images": int(inside.sum())}
 
 
 def _align(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Changed:
     centers, target = state.centers, LivingCenters.read(artifacts[step["to"]]).centers
     members = EmbeddingsArtifact(artifacts[step["members"]])
-    ids, _ = nearest(_rows(centers, members), centers.vectors)
+    ids, _ = nearest_with_distances(_rows(centers, members), centers.vectors)
     rows = _rows(target, members)
-    now, distances = nearest(rows, target.vectors)
+    now, distances = nearest_with_distances(rows, target.vectors)
     num, num_others = len(centers.vectors), len(target.vectors)
     own = state.clusters[ids]
     ids_now = matched(own, now, (num, num_others))
@@ -167,7 +168,7 @@ def _align(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Ch
             members, np.ones(len(rows), np.bool_), ids_now[now], distances, len(clusters)
         )
     quantiles = own_quantiles(ids_now[now], distances, len(clusters), step["quantile"])
-    apply_step = replace(
+    new_state = replace(
         state,
         centers=replace(target, vectors=vectors, sizes=sizes, examples=examples, names=None),
         quantiles=quantiles[clusters],
@@ -179,7 +180,7 @@ def _align(state: LivingCenters, step: Step, artifacts: ArtifactsByDigest) -> Ch
         "images": len(rows),
         "stay": float((ids_now[now] == own).mean()),
     }
-    return apply_step, facts
+    return new_state, facts
 
 
 def _heirs(
@@ -250,7 +251,7 @@ def carry_levels(before: Artifact, after: Centers, draft: Draft) -> None:
     names = [name for name in table.column_names if name.startswith("of_")]
     groups_before = [table[name].to_numpy() for name in names]
     centers = [read_level_centers(before, name) for name in names]
-    joined, _ = nearest(after.vectors[len(groups_before[0]) :], centers[0])
+    joined, _ = nearest_with_distances(after.vectors[len(groups_before[0]) :], centers[0])
     groups: list[NDArray[np.int32]] = []
     for level, group in enumerate(groups_before):
         if level:

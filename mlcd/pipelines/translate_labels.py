@@ -11,7 +11,7 @@ from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.living_centers import LivingCenters
 from mlcd.artifacts.manifest import Artifact, Request, open_artifact
-from mlcd.clustering.novelty import nearest
+from mlcd.clustering.nearest import nearest_with_distances
 from mlcd.errors import ConfigInvalid, NotFound
 from mlcd.pipelines.used_embeddings import open_used_embeddings
 from mlcd.types import unit_rows
@@ -54,7 +54,7 @@ def translate(
             f"{used.artifact.path} lack {missing}", remedy="give those of the labeled images"
         )
     rows = used.rows_at(np.array([row_of[key] for key in table.keys], np.int64))
-    ids, _ = nearest(state.centers.align(unit_rows(rows)), state.centers.vectors)
+    ids, _ = nearest_with_distances(state.centers.align(unit_rows(rows)), state.centers.vectors)
     now = state.clusters[ids]
     cluster = np.where(labeled, state.clusters[np.where(labeled, before, 0)], -1)
     with Draft(out, request) as draft:

@@ -16,7 +16,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.selection import Selection
-from mlcd.clustering.novelty import nearest
+from mlcd.clustering.nearest import nearest_with_distances
 from mlcd.clustering.sampling import balanced, outliers
 from mlcd.pipelines import extract
 from mlcd.pipelines.curation import leaving_out
@@ -98,7 +98,7 @@ def test_outliers_are_left_out_and_the_rest_is_balanced(embeddings, tmp_path):
     assert reasons[None] == facts["kept"] == 90
     assert reasons["surplus"] == facts["surplus"] == num - facts["outlier"] - 90
     opened, made = EmbeddingsArtifact.open(embeddings), Centers.open(centers)
-    ids, _ = nearest(unit_rows(opened.load()), made.vectors)
+    ids, _ = nearest_with_distances(unit_rows(opened.load()), made.vectors)
     of = dict(zip(opened.keys, ids.tolist(), strict=True))
     left = Counter(of[key] for key, row in rows.items() if row["reason"] in (None, "surplus"))
     kept = Counter(of[key] for key, row in rows.items() if row["keep"])
@@ -191,7 +191,7 @@ def test_a_hierarchical_sample_needs_levels(embeddings, tmp_path):
     facts, rows = curated(embeddings, tmp_path / "out", *options, tmp_path / "levels")
     assert facts["kept"] == sum(row["keep"] for row in rows.values()) == 90
     opened, made = EmbeddingsArtifact.open(embeddings), Centers.open(tmp_path / "levels")
-    ids, _ = nearest(unit_rows(opened.load()), made.vectors)
+    ids, _ = nearest_with_distances(unit_rows(opened.load()), made.vectors)
     (coarse,) = read_groups(open_artifact(tmp_path / "levels"))
     of = dict(zip(opened.keys, coarse[ids].tolist(), strict=True))
     sizes = Counter(of[key] for key, row in rows.items() if row["reason"] != "duplicate")

@@ -12,7 +12,8 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.living_centers import JOURNAL, LivingCenters
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.clustering.kmeans import kmeans
-from mlcd.clustering.novelty import nearest, own_quantiles
+from mlcd.clustering.nearest import nearest_with_distances
+from mlcd.clustering.novelty import own_quantiles
 from mlcd.clustering.quality import purity
 from mlcd.pipelines.verify import verify
 from mlcd.types import unit_rows
@@ -58,9 +59,12 @@ def test_old_images_keep_their_ids_and_new_classes_get_their_own(place):
     assert (since.vectors[:num] == before.vectors).all()
     assert len(since.vectors) > num
     (old, _), (new, classes) = rows_of(place, "old"), rows_of(place, "new")
-    own, now = nearest(old, before.vectors)[0], nearest(old, since.vectors)[0]
+    own, now = (
+        nearest_with_distances(old, before.vectors)[0],
+        nearest_with_distances(old, since.vectors)[0],
+    )
     assert (own == now).mean() >= 0.9
-    found, _ = nearest(new, since.vectors)
+    found, _ = nearest_with_distances(new, since.vectors)
     assert (found >= num).mean() > 0.8
     scratch = kmeans([np.concatenate([old, new])], len(since.vectors)).assignment[len(old) :]
     assert purity(found, classes) > purity(scratch, classes) - 0.03
@@ -119,7 +123,7 @@ def test_merged_split_and_replayed(place, tmp_path):
     assert after.centers.name(13) == "last"
     old, _ = rows_of(place, "old")
     keys = EmbeddingsArtifact.open(place / "old-rows").keys
-    found, _ = nearest(old, after.centers.vectors)
+    found, _ = nearest_with_distances(old, after.centers.vectors)
     for center in (3, num):
         examples = [example.key for example in after.centers.examples.of_center(center)]
         assert set(examples) <= {keys[row] for row in np.flatnonzero(found == center)}
@@ -152,7 +156,10 @@ def test_a_clustering_from_scratch_takes_the_ids_of_clusters_that_have_its_membe
     facts, state = aligned
     before, scratch = Centers.open(place / "updated"), Centers.open(place / "scratch")
     rows = unit_rows(EmbeddingsArtifact.open(place / "all-rows").load())
-    ids, now = nearest(rows, before.vectors)[0], nearest(rows, scratch.vectors)[0]
+    ids, now = (
+        nearest_with_distances(rows, before.vectors)[0],
+        nearest_with_distances(rows, scratch.vectors)[0],
+    )
     alive = np.unique(state.clusters)
     assert len(alive) == 24 == facts["kept"] + facts["new"]
     order = [int((scratch.vectors @ state.centers.vectors[each]).argmax()) for each in alive]
@@ -181,7 +188,7 @@ def test_labels_of_an_earlier_state_are_translated_and_the_disagreement_is_measu
 ):
     made("label", place / "old-rows", tmp_path / "labels", "--centers", place / "centers")
     (old, _), first = rows_of(place, "old"), Centers.open(place / "centers")
-    ids, _ = nearest(old, first.vectors)
+    ids, _ = nearest_with_distances(old, first.vectors)
     for name in ("centers", "updated", "aligned"):
         state = LivingCenters.read(open_artifact(place / name))
         facts = made("clusters", "translate", tmp_path / "labels", place / name, tmp_path / name)
@@ -189,7 +196,7 @@ def test_labels_of_an_earlier_state_are_translated_and_the_disagreement_is_measu
         assert table["key"] == EmbeddingsArtifact.open(place / "old-rows").keys
         assert table["before"] == ids.tolist()
         assert table["cluster"] == state.clusters[ids].tolist()
-        now = state.clusters[nearest(old, state.centers.vectors)[0]]
+        now = state.clusters[nearest_with_distances(old, state.centers.vectors)[0]]
         assert table["now"] == now.tolist()
         assert facts["disagreement"] == (now != state.clusters[ids]).mean()
         assert (facts["disagreement"] == 0) == (name == "centers")

@@ -20,10 +20,10 @@ from mlcd.artifacts.copies import fetch_copy
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Artifact
 from mlcd.clustering.kmeans import (
-    assigned,
-    assigned_in_block,
+    assign,
+    assign_in_block,
     nearest_of_blocks,
-    summed_in_block,
+    sum_in_block,
 )
 from mlcd.clustering.rows import SelectedRows, UnitRows
 from mlcd.clustering.sums import ClusterSums
@@ -148,17 +148,17 @@ def _block_rows(num_rows: int, num_workers: int) -> int:
 def _assign(
     block: _Block, centers: Embeddings, previous: NDArray[np.int32] | None
 ) -> tuple[NDArray[np.int32], ClusterSums]:
-    return assigned(_rows_of(block), centers, previous)
+    return assign(_rows_of(block), centers, previous)
 
 
 def _assign_in_part(
     block: _Block, centers: Embeddings, first: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    return assigned_in_block(_rows_of(block), centers, first)
+    return assign_in_block(_rows_of(block), centers, first)
 
 
 def _sum(block: _Block, assignment: NDArray[np.int32], centers: range) -> ClusterSums:
-    return summed_in_block(_rows_of(block), assignment, centers)
+    return sum_in_block(_rows_of(block), assignment, centers)
 
 
 def _rows_of(block: _Block) -> UnitRows:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mlcd.clustering.kmeans import assigned, assigned_in_block, nearest_of_blocks, summed_in_block
+from mlcd.clustering.kmeans import assign, assign_in_block, nearest_of_blocks, sum_in_block
 from mlcd.clustering.nearest import BlockedScan, CenterScan
 from mlcd.clustering.rows import ArrayRows, UnitRows
 from mlcd.errors import InvalidInput
@@ -40,11 +40,11 @@ def test_refuses_rows_of_another_dimension():
 def test_the_members_and_sums_are_those_of_one_pass(at_once):
     rows = UnitRows(ArrayRows([rows_with_ties(300, 5, 0)]))
     centers = rows_with_ties(40, 5, 1)
-    ids, sums = assigned(rows, centers, None)
+    ids, sums = assign(rows, centers, None)
     parts = [range(start, min(start + at_once, 40)) for start in range(0, 40, at_once)]
-    found = [assigned_in_block(rows, centers[part.start : part.stop], part.start) for part in parts]
+    found = [assign_in_block(rows, centers[part.start : part.stop], part.start) for part in parts]
     ours = nearest_of_blocks(*found)
     np.testing.assert_array_equal(ours, ids)
-    summed = [summed_in_block(rows, ours, part) for part in parts]
+    summed = [sum_in_block(rows, ours, part) for part in parts]
     np.testing.assert_array_equal(np.concatenate([each.sums for each in summed]), sums.sums)
     np.testing.assert_array_equal(np.concatenate([each.sizes for each in summed]), sums.sizes)

@@ -4,8 +4,8 @@ import sys
 import numpy as np
 import pytest
 
-from mlcd.clustering import compiled_loops, eight_bit_rows
-from mlcd.clustering.eight_bit_rows import EightBitRows
+from mlcd.clustering import compiled_loops, int8_matmul
+from mlcd.clustering.int8_matmul import EightBitRows
 
 pytestmark = pytest.mark.plain_cpu
 
@@ -18,7 +18,7 @@ def test_rows_are_rounded_as_numpy_rounds_them(shape, levels):
     rows[0] = 0
     shift = random.standard_normal(shape[1]).astype(np.float32) * np.float32(0.1)
     by_numpy, by_loops = (EightBitRows.unwritten(*shape) for _ in range(2))
-    eight_bit_rows.round_rows(rows, shift, levels, by_numpy)
+    int8_matmul.round_in_numpy(rows, shift, levels, by_numpy)
     compiled_loops.round_rows(rows, shift, levels, by_loops)
     numbers = by_loops.unsigned.astype(int) - levels - 1
     assert abs(numbers).max() <= levels

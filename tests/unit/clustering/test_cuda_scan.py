@@ -84,7 +84,7 @@ def scans(monkeypatch):
     """Makes k-means search by scans on the GPU, and returns how many it has made."""
     made, plain = [], kmeans_module._by_scan
 
-    def counted(scan, rows, _=None):
+    def counted(scan, rows):
         made.append(scan.products)
         return plain(scan, rows)
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from mlcd.clustering import nearest_center, row_threads
-from mlcd.clustering.heads import Basis
+from mlcd.clustering.heads import Heads, main_directions
 from mlcd.clustering.nearest import nearest_centers
-from mlcd.clustering.nearest_center import NearestCenter
+from mlcd.clustering.nearest_center import NearestCenter, heads_of
 from mlcd.types import unit_rows
 
 
@@ -37,13 +37,14 @@ def cases():
     )
 
 
-@pytest.mark.parametrize("one_in", [0, 8, 4, None])
+@pytest.mark.parametrize("num_components", [None, 12, 48])
 @pytest.mark.parametrize(
     ("rows", "centers"), [pytest.param(*case[1:], id=case[0]) for case in cases()]
 )
-def test_every_way_gives_the_nearest_center_and_of_equals_the_first(rows, centers, one_in):
+def test_every_way_gives_the_nearest_center_and_of_equals_the_first(rows, centers, num_components):
     expected = nearest_centers(rows, centers, 1).ids[:, 0]
-    scan = NearestCenter(centers, Basis(centers), one_in)
+    heads = num_components and Heads(main_directions(centers, num_components))
+    scan = NearestCenter(centers, heads)
     assert (scan.nearest(rows) == expected).all()
     assert (scan.nearest(rows, expected.astype(np.int32)) == expected).all()
     anything = np.random.default_rng(0).integers(0, len(centers), len(rows)).astype(np.int32)
@@ -57,50 +58,49 @@ def test_threads_share_the_rows_where_there_is_work_enough(monkeypatch):
         monkeypatch.setattr(module, "allowed_threads", lambda: 3)
     monkeypatch.setattr(nearest_center, "_WORTH_THREADS", 1)
     workers = set()
-    dense = NearestCenter._dense
+    multiply = NearestCenter._multiply
 
     def seen(self, z_BD):
         workers.add(threading.current_thread().name)
-        return dense(self, z_BD)
+        return multiply(self, z_BD)
 
-    monkeypatch.setattr(NearestCenter, "_dense", seen)
+    monkeypatch.setattr(NearestCenter, "_multiply", seen)
     assert (NearestCenter(centers).nearest(rows) == expected).all()
     assert threading.current_thread().name not in workers
 
 
-@pytest.mark.parametrize(
-    ("dimension", "num", "power", "one_in"),
-    [(128, 2000, 1.0, 8), (128, 2000, 0.3, 0), (128, 2000, 0.0, 0), (1024, 60, 1.0, 0)],
-)
-def test_heads_are_chosen_where_they_leave_little(dimension, num, power, one_in):
-    rows, centers = decaying(2000, dimension, 0, power), decaying(num, dimension, 1, power)
-    scan = NearestCenter(centers, Basis(centers))
-    assert not scan.prunes(rows[:1000], None)
-    assert scan.one_in is None  # so few rows tell little
-    assert scan.prunes(rows, None) is (one_in > 0)
-    assert scan.one_in == one_in
+@pytest.mark.parametrize(("power", "share"), [(1.0, 0.0), (0.3, 1.0), (0.0, 1.0)])
+def test_rows_of_which_heads_leave_many_centers_are_multiplied_by_all(power, share):
+    rows, centers, multiplied = decaying(6000, 128, 0, power), decaying(4096, 128, 1, power), []
+
+    def search_all(left):
+        multiplied.append(len(left))
+        return nearest_centers(left, centers, 1).ids[:, 0]
+
+    scan = NearestCenter(centers, heads_of(centers), search_all)
+    expected = nearest_centers(rows, centers, 1).ids[:, 0]
+    assert (scan.nearest(rows) == expected).all()
+    assert abs(sum(multiplied) / len(rows) - share) < 0.1
+    assert (scan._heads is None) is (share > 0)  # the next rows do without
 
 
-def test_without_directions_there_are_no_heads():
-    scan = NearestCenter(decaying(500, 96, 1))
-    assert not scan.prunes(decaying(2000, 96, 0), None)
-    assert scan.one_in == 0
+@pytest.mark.parametrize("shape", [(200, 1280), (500, 64), (9, 256)])
+def test_there_are_no_heads_where_they_take_about_as_long_as_all_components(shape):
+    assert heads_of(decaying(*shape, 0)) is None
 
 
 def test_bounds_hold_against_float64():
     rows, centers = decaying(300, 128, 0), decaying(400, 128, 1)
     exact = rows.astype(np.float64) @ centers.T.astype(np.float64)
-    for one_in in (8, 4):
-        head = NearestCenter(centers, Basis(centers), one_in)._head
-        bounds = head.bounds(head.heads.of(rows), 0).astype(np.float64)
-        assert (exact <= bounds + head.score_slack).all()
-        assert (bounds - exact).mean() < 0.5  # and say something
+    scan = NearestCenter(centers, heads_of(centers))
+    ((_, bounds),) = scan._bounds(scan._heads.of(rows))
+    assert (exact <= bounds.astype(np.float64) + scan._head_slack).all()
+    assert (bounds - exact).mean() < 0.5  # and say something
 
 
-@pytest.mark.parametrize("one_in", [8, 4])
-def test_memory_does_not_grow_with_pairs_that_nothing_prunes(one_in):
-    centers, rows = decaying(8192, 64, 0, 0.0), decaying(1024, 64, 1, 0.0)
-    search = NearestCenter(centers, Basis(centers), one_in)
+def test_memory_does_not_grow_with_pairs_that_nothing_prunes():
+    centers, rows = decaying(8192, 128, 0, 0.0), decaying(1024, 128, 1, 0.0)
+    search = NearestCenter(centers, heads_of(centers))
     tracemalloc.start()
     search.nearest(rows)
     peak = tracemalloc.get_traced_memory()[1]
