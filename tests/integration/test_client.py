@@ -95,20 +95,10 @@ def test_every_kind_of_image_gives_the_same_vector(mlcd_client, paths, rows):
 
 
 def test_bad_images_fail_alone(mlcd_client, paths, rows, tmp_path):
-    bad = {
-        3: b"no image",
-        4: b"",
-        11: paths[0].read_bytes()[:60],
-        12: tmp_path / "absent.png",
-        20: None,
-    }
-    reasons = {
-        3: "unsupported-format",
-        4: "empty",
-        11: "undecodable",
-        12: "unreadable",
-        20: "unreadable",
-    }
+    bad = {3: b"no image", 4: b"", 11: paths[0].read_bytes()[:60], 12: tmp_path / "absent.png"}
+    bad |= {20: None}
+    reasons = {3: "unsupported-format", 4: "empty", 11: "undecodable", 12: "unreadable"}
+    reasons |= {20: "unreadable"}
     images = [bad.get(i, path) for i, path in enumerate(paths[:25])]
     embedded = mlcd_client.embed(images)
     assert {index: error.reason for index, error in embedded.errors.items()} == reasons
@@ -308,19 +298,6 @@ def test_a_pinned_fingerprint_refuses_another_model(server, mlcd_client, paths):
 def test_options_that_cannot_work_are_refused(server, wrong):
     with pytest.raises(ConfigInvalid, match=next(iter(wrong))):
         Client(server, **wrong)
-
-
-def test_a_server_that_is_started_again_in_the_middle_costs_only_time(paths):
-    port = free_port()
-    with Client(f"http://127.0.0.1:{port}", batch_size=4, in_flight=3, retries=20) as client:
-        with serving_at(port, "pixels"):
-            wait_for_answers(port)
-            expected = client.embed(paths).vectors
-            each = client.embed_each(paths)
-            first = [next(each) for _ in range(40)]
-        with serving_at(port, "pixels"):
-            rows = np.stack([*first, *each])
-    assert rows == pytest.approx(expected, abs=1e-6)
 
 
 def test_closing_ends_the_calls_of_other_threads(paths):

@@ -220,12 +220,8 @@ def test_one_refusal_for_every_reason(wire, host):
     them apart.
     """
     host.answers = {"/": redirect("http://inside.example/")}
-    urls = [
-        "http://absent.example/",
-        "http://inside.example/",
-        "http://metadata.example/",
-        "http://good.example/",
-    ]
+    urls = ["http://absent.example/", "http://inside.example/", "http://metadata.example/"]
+    urls += ["http://good.example/"]
     told = {
         str(found)
         for found in fetch(*urls, "http://[::1]/", "http://127.0.0.1/", "http://good.example:22/")

@@ -107,14 +107,8 @@ def test_each_dialect_speaks_its_own_shape():
     assert answer("/v2/embed", error) == (404, "application/json", {"id": "r7", "message": text})
     for path in ("/v2", "/v2/models/x/infer", "/v2/embedx", "/v2/nothing"):
         assert answer(path, error) == (404, "application/json", {"error": text})
-    own = {
-        "type": "urn:mlcd:problem:not-found",
-        "title": "Not found",
-        "status": 404,
-        "detail": text,
-        "instance": "/v1/labels",
-        "request_id": "r7",
-    }
+    own = {"type": "urn:mlcd:problem:not-found", "title": "Not found", "status": 404}
+    own |= {"detail": text, "instance": "/v1/labels", "request_id": "r7"}
     assert answer("/v1/labels", error) == (404, "application/problem+json", own)
     assert answer("/embeddingsx", error)[1] == "application/problem+json"
 
