@@ -36,13 +36,8 @@ def external_onnx(folder, **changes):
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     onnx.save(model, folder / "tiny.onnx")
-    card = {
-        "input": "pixels",
-        "output": "features",
-        "resize_shortest": 8,
-        "crop": 8,
-        "dimension": 12,
-    }
+    card = {"input": "pixels", "output": "features", "resize_shortest": 8, "crop": 8}
+    card |= {"dimension": 12}
     card |= {"mean": [0.5, 0.4, 0.3], "std": [0.5, 0.25, 0.2], "layout": "NCHW", **changes}
     (folder / "tiny.json").write_text(
         json.dumps({name: value for name, value in card.items() if value is not None})

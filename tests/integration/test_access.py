@@ -222,26 +222,18 @@ def test_a_key_for_some_collections_sees_nothing_else(anyone, keys, running, pic
         path = f"/v1/collections/{name}"
         row = {"embeddings": [picture[2].tolist()]}
         item = {"items": [{"id": "x", "embedding": picture[2].tolist()}]}
+        theirs = f"{path}/items/of-theirs"
+        reads = [path, theirs, f"{theirs}/thumbnail", f"{path}/layout"]
+        reads += [f"{path}/layout/{what}?by=cluster" for what in ("values", "legend")]
+        reads += [f"/v1/centers{of}collection={name}" for of in ("?", "/0?", "/0/members?")]
         asked = [
-            ("GET", path, None),
-            ("DELETE", path, None),
-            ("POST", f"{path}/search", row),
-            ("POST", f"{path}/duplicates", {}),
-            ("POST", f"{path}/items", item),
-            ("POST", f"{path}/delete", {"ids": ["of-theirs"]}),
-            ("GET", f"{path}/items/of-theirs", None),
-            ("PATCH", f"{path}/items/of-theirs", {"metadata": {}}),
-            ("DELETE", f"{path}/items/of-theirs", None),
-            ("GET", f"{path}/items/of-theirs/thumbnail", None),
-            ("GET", f"{path}/layout", None),
-            ("GET", f"{path}/layout/values?by=cluster", None),
-            ("GET", f"{path}/layout/legend?by=cluster", None),
-            ("POST", f"{path}/layout/items", {}),
-            ("GET", f"/v1/centers?collection={name}", None),
-            ("GET", f"/v1/centers/0?collection={name}", None),
-            ("GET", f"/v1/centers/0/members?collection={name}", None),
-            ("GET", f"/v1/centers/0/values?collection={name}&field=x", None),
+            ("GET", each, None)
+            for each in (*reads, f"/v1/centers/0/values?collection={name}&field=x")
         ]
+        asked += [("DELETE", path, None), ("DELETE", theirs, None)]
+        asked += [("PATCH", theirs, {"metadata": {}}), ("POST", f"{path}/search", row)]
+        asked += [("POST", f"{path}/duplicates", {}), ("POST", f"{path}/items", item)]
+        asked += [("POST", f"{path}/layout/items", {}), ("POST", f"{path}/delete", {"ids": ["x"]})]
         answers[name] = [
             anyone.request(method, address, json=body, headers=one)
             for method, address, body in asked

@@ -38,12 +38,8 @@ def json_input(*images, **changes):
 
 def binary_input(*images, **changes):
     tensor = b"".join(element(image) for image in images)
-    described = {
-        "name": "image",
-        "shape": [len(images)],
-        "datatype": "BYTES",
-        "parameters": {"binary_data_size": len(tensor)},
-    }
+    described = {"name": "image", "shape": [len(images)], "datatype": "BYTES"}
+    described |= {"parameters": {"binary_data_size": len(tensor)}}
     return described | changes, tensor
 
 

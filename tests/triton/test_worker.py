@@ -38,12 +38,8 @@ def test_a_job_outlives_triton(own_server, weights, repository, tmp_path):
         job = queue.submit(
             JobSpec("embed", str(images), str(tmp_path / "out"), fingerprint=model.fingerprint())
         )[0]
-        given = {
-            "MLCD_ENGINE": "triton",
-            "MLCD_TRITON__URL": own_server.url,
-            "MLCD_JOBS__ROOTS": str(tmp_path),
-            "MLCD_JOBS__SHARD_IMAGES": "100",
-        }
+        given = {"MLCD_ENGINE": "triton", "MLCD_TRITON__URL": own_server.url}
+        given |= {"MLCD_JOBS__ROOTS": str(tmp_path), "MLCD_JOBS__SHARD_IMAGES": "100"}
         process = start_mlcd(
             "worker", "--model", "tiny", "--state", tmp_path, "--drain", env={**os.environ, **given}
         )

@@ -6,7 +6,6 @@ import itertools
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 
 import httpx
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 
 from mlcd.export.triton import export_triton
 from mlcd.export.triton_config import TritonOptions
-from service.keys.file import create_key
 from tests.integration.bodies import data_uri, files
 from tests.integration.running import serving, until
 from tests.triton.conftest import SILENT, Server, require_triton
@@ -314,18 +312,6 @@ def test_a_server_that_stops_during_a_load_ends_in_time(triton):
         status, output = gateway.stop()
         assert (status, "Traceback" in output) == (0, False), output
         assert asked.exception() is not None or asked.result().status_code >= 500
-
-
-def test_only_the_scope_admin_may(triton, tmp_path):
-    keys = tmp_path / "keys.json"
-    scoped = {"embed": 403, "search": 403, "admin": 200}
-    made = {
-        scope: create_key(keys, "test", scopes=[scope], now=datetime.now(UTC))[1]
-        for scope in scoped
-    }
-    with gateway_of(triton, auth__keys_file=keys) as gateway:
-        for scope, status in scoped.items():
-            assert load(gateway, headers={"X-API-Key": made[scope]}).status_code == status
 
 
 def test_several_processes_and_other_engines_refuse(triton):

@@ -12,12 +12,8 @@ from mlcd.client import AnswerInvalid, Client
 from mlcd.client.reading import read_embedded, read_info, read_labeled, read_rows
 from tests.unit.client.scripted import Reply, scripted
 
-STAMP = {
-    "X-Mlcd-Model": "m",
-    "X-Mlcd-Fingerprint": "f",
-    "X-Mlcd-Preprocess-Version": "1",
-    "X-Mlcd-Dimension": "2",
-}
+STAMP = {"X-Mlcd-Model": "m", "X-Mlcd-Fingerprint": "f", "X-Mlcd-Preprocess-Version": "1"}
+STAMP |= {"X-Mlcd-Dimension": "2"}
 
 
 MODEL = {"model": "m", "fingerprint": "f", "preprocess_version": 1}

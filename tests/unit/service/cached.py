@@ -29,20 +29,9 @@ PREFIX = redis_prefix("f" * 64)
 
 
 def served(**changes):
-    return ServedEncoder(
-        **{
-            "name": "m",
-            "fingerprint": "f" * 64,
-            "dimension": 3,
-            "engine": "openvino",
-            "precision": "fp32",
-            "preprocess": PreprocessSpec(4, 4),
-            "max_batch": 8,
-            "shortest_s": 0.01,
-            "longest_s": 0.02,
-        }
-        | changes
-    )
+    given = {"name": "m", "fingerprint": "f" * 64, "dimension": 3, "engine": "openvino"}
+    given |= {"precision": "fp32", "preprocess": PreprocessSpec(4, 4), "max_batch": 8}
+    return ServedEncoder(**given | {"shortest_s": 0.01, "longest_s": 0.02} | changes)
 
 
 def space(vectors=None, limits=None, **changes):
@@ -65,17 +54,9 @@ def cached(pipeline, metrics, *, dtype="float32", memory_bytes=10**6, redis=None
     )
 
 
-def redis_cache(server, metrics, *, dtype="float32", timeout_s=0.5, ttl_s=60, max_bytes=None):
-    vectors = VectorFormat(3, dtype)
-    return RedisCache(
-        server.url,
-        PREFIX,
-        vectors,
-        timeout_s=timeout_s,
-        ttl_s=ttl_s,
-        max_bytes=max_bytes,
-        metrics=metrics,
-    )
+def redis_cache(server, metrics, **changes):
+    given = {"timeout_s": 0.5, "ttl_s": 60, "max_bytes": None, "metrics": metrics} | changes
+    return RedisCache(server.url, PREFIX, VectorFormat(3), **given)
 
 
 class RedisServer:

@@ -22,11 +22,8 @@ from tests.unit.service.engines import new_metrics, run, sample, until
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: image/png\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-LOOPBACK = {
-    "allow": ["127.0.0.1", "localhost"],
-    "networks": ["127.0.0.0/8", "::1/128"],
-    "timeout_s": 5,
-}
+LOOPBACK = {"allow": ["127.0.0.1", "localhost"], "networks": ["127.0.0.0/8", "::1/128"]}
+LOOPBACK |= {"timeout_s": 5}
 
 
 def new_fetcher(*hosts, metrics=None, limits=None, **settings):
@@ -388,12 +385,8 @@ async def test_the_server_fetches_only_so_much_and_gives_all_of_it_back():
         assert begun.wait(20)
         connection.sendall(ok(b"x" * 400_000))
 
-    answers = {
-        "/": ok(b"x" * 400_000),
-        "/slow": lambda _: host.wait(),
-        "/stalled": stalled,
-        "/after": after_it,
-    }
+    answers = {"/": ok(b"x" * 400_000), "/slow": lambda _: host.wait(), "/stalled": stalled}
+    answers |= {"/after": after_it}
     with ImageHost(answers) as host:
         metrics = new_metrics()
         async with new_fetcher(host, limits=limits, metrics=metrics) as fetcher:

@@ -17,25 +17,19 @@ from tests.image_host import ImageHost, ok, redirect
 from tests.unit.service.engines import new_metrics
 
 PUBLIC = "93.184.216.34"
+NAMES = """
+good.example PUBLIC | inside.example 10.0.0.5 | loopback.example 127.0.0.1 | six.example ::1
+mixed.example PUBLIC 127.0.0.1 | mixed-six.example PUBLIC fd00:ec2::254 | zero.example 0.0.0.0
+mapped.example ::ffff:127.0.0.1 | metadata.example 169.254.169.254 | nat64.example 64:ff9b::7f00:1
+6to4.example 2002:7f00:1::1 | link.example fe80::1%2 | strange.example not-an-address
+localhost 127.0.0.1 ::1 | ip6-localhost ::1 | metadata.google.internal 169.254.169.254
+127.0.0.1.nip.example 127.0.0.1 | rebinding.example PUBLIC then 127.0.0.1
+"""
 NAMES = {
-    "good.example": [PUBLIC],
-    "inside.example": ["10.0.0.5"],
-    "loopback.example": ["127.0.0.1"],
-    "six.example": ["::1"],
-    "mixed.example": [PUBLIC, "127.0.0.1"],
-    "mixed-six.example": [PUBLIC, "fd00:ec2::254"],
-    "mapped.example": ["::ffff:127.0.0.1"],
-    "metadata.example": ["169.254.169.254"],
-    "nat64.example": ["64:ff9b::7f00:1"],
-    "6to4.example": ["2002:7f00:1::1"],
-    "zero.example": ["0.0.0.0"],
-    "link.example": ["fe80::1%2"],
-    "strange.example": ["not an address"],
-    "localhost": ["127.0.0.1", "::1"],
-    "ip6-localhost": ["::1"],
-    "metadata.google.internal": ["169.254.169.254"],
-    "127.0.0.1.nip.example": ["127.0.0.1"],
-    "rebinding.example": [PUBLIC, "then", "127.0.0.1"],
+    name: addresses
+    for name, *addresses in map(
+        str.split, NAMES.strip().replace("PUBLIC", PUBLIC).replace("\n", "|").split("|")
+    )
 }
 FORMS = """
         http://127.0.0.1/ http://127.0.0.1:80/ http://127.255.255.254/ http://127.1/ http://127.0.1/
@@ -75,18 +69,9 @@ FORMS = """
     http+unix://%2Frun%2Fdocker.sock/ jar:http://127.0.0.1!/ data://127.0.0.1/ //127.0.0.1/
     ws://127.0.0.1/
 """.split()  # noqa: SIM905 - a table
-SPACED = [
-    "http://good.example\t@127.0.0.1/",
-    "http://127.0.0.1\n/",
-    "http://127.0.\t0.1/",
-    "http://good.example \r\nHost: x/",
-]
-SPACED += [
-    " http://127.0.0.1/",
-    "http:// 127.0.0.1/",
-    "http://127.0.0.1 /",
-    "http://good.example\x00@127.0.0.1/",
-]
+SPACED = ["http://good.example\t@127.0.0.1/", "http://127.0.0.1\n/", "http://127.0.\t0.1/"]
+SPACED += ["http://good.example \r\nHost: x/", " http://127.0.0.1/", "http:// 127.0.0.1/"]
+SPACED += ["http://127.0.0.1 /", "http://good.example\x00@127.0.0.1/"]
 ALL = [*FORMS, *SPACED]
 # To the public host itself, with something behind it that another parser might take for the host.
 HARMLESS = {"http://good.example#@127.0.0.1/", "http://good.example?@127.0.0.1/"}
@@ -235,12 +220,8 @@ def test_one_refusal_for_every_reason(wire, host):
     them apart.
     """
     host.answers = {"/": redirect("http://inside.example/")}
-    urls = [
-        "http://absent.example/",
-        "http://inside.example/",
-        "http://metadata.example/",
-        "http://good.example/",
-    ]
+    urls = ["http://absent.example/", "http://inside.example/", "http://metadata.example/"]
+    urls += ["http://good.example/"]
     told = {
         str(found)
         for found in fetch(*urls, "http://[::1]/", "http://127.0.0.1/", "http://good.example:22/")

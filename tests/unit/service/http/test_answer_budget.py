@@ -20,6 +20,9 @@ from tests.unit.service.engines import new_admission, new_metrics, sample, until
 ROUTES = Path(__file__).parents[4] / "service" / "http"
 MIB = 2**20
 DIALECTS = create_app(None).state.dialects
+SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}, "http_version": "1.1", "scheme": "http"}
+SCOPE |= {"root_path": "", "query_string": b"", "headers": [(b"host", b"localhost")]}
+SCOPE |= {"server": ("localhost", 80), "client": ("localhost", 1)}
 
 
 async def no_headers(*_):
@@ -58,23 +61,10 @@ class Client:
     state: dict = field(default_factory=dict)
 
     async def ask(self):
-        self.scope = {
-            "type": "http",
-            "asgi": {"spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": self.method,
-            "path": self.path,
-            "raw_path": self.path.encode(),
-            "root_path": "",
-            "scheme": "http",
-            "query_string": b"",
-            "headers": [(b"host", b"localhost")],
-            "server": ("localhost", 80),
-            "client": ("localhost", 1),
-            "app": SimpleNamespace(state=SimpleNamespace(dialects=DIALECTS)),
-            "state": {"resources": self.resources, "deadline": 1e9, "key": None} | self.state,
-        }
-        await self.app(self.scope, self._receive, self._send)
+        scope = SCOPE | {"method": self.method, "path": self.path, "raw_path": self.path.encode()}
+        scope["app"] = SimpleNamespace(state=SimpleNamespace(dialects=DIALECTS))
+        scope["state"] = {"resources": self.resources, "deadline": 1e9, "key": None} | self.state
+        await self.app(scope, self._receive, self._send)
 
     async def _receive(self):
         while not self.is_complete:  # noqa: ASYNC110

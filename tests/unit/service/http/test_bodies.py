@@ -30,11 +30,8 @@ def posted(body, content_type="multipart/form-data; boundary=x"):
     async def receive():
         return next(messages)
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "headers": [(b"content-type", content_type.encode())],
-    }
+    scope = {"type": "http", "method": "POST"}
+    scope |= {"headers": [(b"content-type", content_type.encode())]}
     return Request(scope, receive)
 
 

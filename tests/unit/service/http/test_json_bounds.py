@@ -77,17 +77,8 @@ def test_what_would_stop_everybody_else_is_refused(body, limit):
 def test_no_string_that_is_taken_needs_more_than_a_byte_a_character_beyond_the_text():
     """Random strings of all that matters, against Python's own idea of how wide they are."""
     draw = random.Random(7)
-    parts = [
-        b"A" * 5000,
-        b"\\/",
-        b'\\"',
-        b"\\\\",
-        "é".encode(),
-        "😀".encode(),
-        b"\\u00e9",
-        b'","',
-        b"A",
-    ]
+    parts = [b"A" * 5000, b"\\/", b'\\"', b"\\\\", b"\\u00e9", b'","', b"A"]
+    parts += ["é".encode(), "😀".encode()]
     taken = 0
     for _ in range(2000):
         body = b'["%b"]' % b"".join(draw.choices(parts, k=draw.randrange(1, 12)))

@@ -13,15 +13,8 @@ from mlcd.errors import MlcdError
 from service.jobs.cli import jobs
 from tests.conftest import free_port
 
-COMMANDS = {
-    "submit": ["in", "out"],
-    "list": [],
-    "show": ["j"],
-    "failures": ["j"],
-    "cancel": ["j"],
-    "retry": ["j"],
-    "watch": ["j"],
-}
+COMMANDS = {"submit": ["in", "out"], "list": [], "show": ["j"], "failures": ["j"], "cancel": ["j"]}
+COMMANDS |= {"retry": ["j"], "watch": ["j"]}
 
 
 @pytest.fixture(scope="module")

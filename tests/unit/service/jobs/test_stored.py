@@ -43,27 +43,10 @@ EVENT = (
     '"failed_items":0,"damaged_files":0,"stage":"shard","collected":0,"indexed":0,"images_per_s":null,"problem":null}'
 )
 # What later versions add.
-LATER = {
-    "issues": [],
-    "duplicates": None,
-    "keep": "first",
-    "outliers": None,
-    "balance": None,
-    "hierarchical": None,
-    "seed": 0,
-    "report": False,
-    "url_column": None,
-}
-LABELING_SPEC = JobSpec(
-    "label",
-    "/in",
-    "/out/0",
-    top=3,
-    threshold=0.25,
-    embeddings=True,
-    fingerprint="aaaa",
-    centers="cccc",
-)
+LATER = dict.fromkeys(("duplicates", "outliers", "balance", "hierarchical", "url_column"))
+LATER |= {"issues": [], "keep": "first", "seed": 0, "report": False}
+LABELS = {"top": 3, "threshold": 0.25, "embeddings": True, "centers": "cccc"}
+LABELING_SPEC = JobSpec("label", "/in", "/out/0", fingerprint="aaaa", **LABELS)
 EMBEDDING_SPEC = JobSpec("embed", "/in", "/out/1", fingerprint="bbbb")
 
 

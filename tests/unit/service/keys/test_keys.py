@@ -48,15 +48,8 @@ def test_a_token_is_found_by_all_of_it(path):
     for key, token in pairs:
         assert keys.find(token) == key
         other = "0" if token[-1] != "0" else "1"
-        wrong = [
-            token[:-1],
-            token + "0",
-            token[:-1] + other,
-            token.upper(),
-            " " + token,
-            token[5:],
-            key.sha256,
-        ]
+        wrong = [token[:-1], token + "0", token[:-1] + other, token.upper(), " " + token, token[5:]]
+        wrong += [key.sha256]
         wrong += [f"mlcd_{key.id}_", f"mlcd_ffffffff_{token[14:]}", "", "\0", "ключ", token + "\n"]
         assert [keys.find(text) for text in wrong] == [None] * len(wrong)
     swapped = f"mlcd_{pairs[0][0].id}_{pairs[1][1][14:]}"
