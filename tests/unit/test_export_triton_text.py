@@ -75,6 +75,7 @@ def test_half_precision_is_measured_on_captions(two_tower_model, tmp_path):
 
 def test_texts_can_be_left_out(two_tower_model, tmp_path):
     images = write(two_tower_model, tmp_path, text=False)
+    assert write(two_tower_model, tmp_path, text=False) == images
     assert not (tmp_path / "m-text").exists()
     assert images.fingerprint != open_artifact(two_tower_model).fingerprint
     with pytest.raises(Conflict):

@@ -4,6 +4,7 @@ of two photographs.
 
 import os
 import pickle
+import sys
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from torch.nn import functional
 
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.cli import cli as command
-from mlcd.demo import Demo, _print_search_by_words
+from mlcd.demo import Demo, _print_search_by_words, _run
 from mlcd.encoders import has_text, open_encoder, open_text_encoder
 from mlcd.encoders.openvino import core
 from mlcd.encoders.options import EncoderOptions
@@ -431,3 +432,13 @@ def test_the_demo_finds_photographs_by_words(starter, monkeypatch, capfd, classe
     else:
         assert "a photo of chinese temple: temple.jpg, flower.jpg" in shown
         assert "a photo of flower: flower.jpg, temple.jpg" in shown
+
+
+@pytest.mark.parametrize("end", ["trap '' INT; kill -INT $PPID; exit 0", "exit 130"])
+def test_an_interrupt_while_a_step_ends_ends_the_demo(end, tmp_path, monkeypatch):
+    step = tmp_path / "step"
+    step.write_text(f"#!/bin/sh\n{end}\n")
+    step.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(step))
+    with pytest.raises(KeyboardInterrupt):
+        _run([])

@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +23,7 @@ from training.config import load_config
 from training.pairs.pairs_config import load_any_config, validate_any
 from training.preemption import Signals, given_signals, received_signals
 from training.ray import train_on_ray as module
-from training.ray.run_monitor import News
+from training.ray.run_monitor import News, RunMonitor
 
 PLACES = ("data.images=photos/*.tar", "data.labels=work/labels", "out=work/run")
 
@@ -113,6 +115,27 @@ def test_a_lost_worker_and_a_lock_may_be_gone_next_time():
     assert module._passes(locked)
     assert not module._passes(Conflict("made from other settings"))
     assert not module._passes(InvalidInput("no labels"))
+
+
+@pytest.mark.parametrize(
+    ("error", "begins_again"),
+    [(Unavailable("process 1 is gone"), True), (Diverged("step 3"), False)],
+)
+def test_only_an_error_that_passes_makes_ray_begin_again(
+    error, begins_again, tmp_path, monkeypatch
+):
+    def run(work, stages):
+        raise error
+
+    monitor = RunMonitor()
+    calls = {name: SimpleNamespace(remote=getattr(monitor, name)) for name in ("begin", "fail")}
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda answer: answer))
+    monkeypatch.setattr(module, "_run", run)
+    work = module._Work({}, 1, str(tmp_path), SimpleNamespace(**calls, report=None), None)
+    with pytest.raises(type(error)) if begins_again else nullcontext():
+        module._train_here({"work": work})
+    assert monitor.news().error is error
+    assert monitor.news().is_final != begins_again
 
 
 def test_the_loop_heeds_the_signals_that_it_is_given():
