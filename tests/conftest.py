@@ -197,10 +197,15 @@ def write_digits(folder: Path, num: int) -> Path:
     return folder
 
 
+def words_of(command: str = "", *arguments: object) -> list[str]:
+    """The words of a command line; those without a space or a variable may stand in one string."""
+    return [*command.split(), *map(str, arguments)]
+
+
 def run_mlcd(
     *arguments: object, timeout: float = 240, **options
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mlcd", *map(str, arguments)]
+    command = [sys.executable, "-m", "mlcd", *words_of(*arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, check=False, **options
     )
@@ -218,12 +223,38 @@ def call_mlcd(*arguments: object) -> subprocess.CompletedProcess[str]:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
-        patch.setattr(sys, "argv", ["mlcd", *map(str, arguments)])
+        patch.setattr(sys, "argv", ["mlcd", *words_of(*arguments)])
         try:
             main()
         except SystemExit as end:
             status = end.code
     return subprocess.CompletedProcess(sys.argv, status, out.getvalue(), err.getvalue())
+
+
+def succeed(*arguments: object, run=call_mlcd, **options) -> subprocess.CompletedProcess[str]:
+    """Runs a command that must end well."""
+    result = run(*arguments, **options)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def refuse(*arguments: object, contains: str, run=call_mlcd, **options) -> str:
+    """Runs a command that must be refused in one line; returns the line."""
+    result = run(*arguments, **options)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert contains in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    return result.stderr
+
+
+def run_python(
+    code: str, *arguments: object, check: bool = True, **options
+) -> subprocess.CompletedProcess[str]:
+    """Runs the code in an interpreter of its own."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0 or not check, done.stderr
+    return done
 
 
 def call_demo(*arguments: object) -> None:
@@ -244,7 +275,7 @@ def call_demo(*arguments: object) -> None:
 
 
 def start_mlcd(*arguments: object, **options) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mlcd", *map(str, arguments)]
+    command = [sys.executable, "-m", "mlcd", *words_of(*arguments)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, text=True, **(streams | options))
 

@@ -1,8 +1,10 @@
-"""Runs in this process: without a word, struck at a step, and what they have logged."""
+"""Runs in this process: their configs, struck at a step, what they have logged, and figures."""
 
 import json
 
 from mlcd.progress import Reporter
+from tests.conftest import succeed
+from training.config import RunConfig, load_config
 
 SILENT = Reporter("silent")
 
@@ -19,6 +21,18 @@ VIEWS = (
     "augment.blur=[1.0, 0.1, 0.5]",
     "augment.solarize=[0, 0.2, 0]",
 )
+
+
+def configured(recipe, images, labels, out, *overrides) -> RunConfig:
+    places = [f"data.images={images}", f"data.labels={labels}", f"out={out}"]
+    return load_config(str(recipe), [*places, *overrides])
+
+
+def evaluated(*arguments):
+    """The one record of `mlcd evaluate`."""
+    result = succeed("evaluate", *arguments, "--json")
+    (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
+    return record
 
 
 def read_log(run):
