@@ -5,8 +5,6 @@ killed.
 import json
 import shutil
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,8 +14,7 @@ from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.collection import Collection
 from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
-from tests.conftest import call_mlcd, write_digits
-from tests.e2e.test_commands import refused
+from tests.conftest import refuse, run_python, succeed, write_digits
 from training.evaluation.representations import digest_rows
 from training.evaluation.seen import seen_by
 
@@ -42,8 +39,7 @@ MOMENTS = {
 
 
 def done(*arguments):
-    result = call_mlcd(*arguments)
-    assert result.returncode == 0, result.stderr
+    result = succeed(*arguments)
     return result.stdout
 
 
@@ -95,11 +91,11 @@ def folder(before, tmp_path):
 
 def test_new_images_are_added_and_the_rest_stays_as_it_is(folder):
     old = {name: contents(folder / name) for name in ("embeddings", "labels")}
-    refused(*embed(folder), contains="--append adds what is new")
+    refuse(*embed(folder), contains="--append adds what is new")
     assert "80 embeddings of 1764, 2 files skipped" in done(*embed(folder, "--append"))
-    refused(*label(folder), contains="--append adds what is new")
+    refuse(*label(folder), contains="--append adds what is new")
     assert "labels of 80 images" in done(*label(folder, "--append"))
-    refused(*index(folder), contains="--append adds what embeddings have gained")
+    refuse(*index(folder), contains="--append adds what embeddings have gained")
     assert "collection of 80 items" in done(*index(folder, "--append"))
     for name, files in old.items():
         now = contents(folder / name)
@@ -198,7 +194,7 @@ def test_labels_of_images_get_those_of_new_images(folder):
     digest = grown.artifact.digest
     done(*direct, "--append")
     assert open_artifact(folder / "direct").digest == digest
-    refused(*direct, "--append", "--top", 3, contains="made from other input or settings")
+    refuse(*direct, "--append", "--top", 3, contains="made from other input or settings")
 
 
 def test_a_repaired_image_is_added_and_what_stays_broken_changes_nothing(folder):
@@ -223,10 +219,10 @@ def test_only_new_items_are_indexed(folder):
 def test_what_does_not_belong_is_not_added(folder, tmp_path):
     shutil.copytree(folder / "photos", tmp_path / "elsewhere")
     command = ["embed", tmp_path / "elsewhere", folder / "embeddings", "--append", "--model"]
-    refused(*command, "hog", contains="made of the images at ../photos")
-    refused(*command, "pixels", contains="is of another model")
-    refused(*label(folder, "--append", "--top", 3), contains="made from other input or settings")
-    refused(*label(folder, "--append", "--mode", "approximate"), contains="audited as a whole")
+    refuse(*command, "hog", contains="made of the images at ../photos")
+    refuse(*command, "pixels", contains="is of another model")
+    refuse(*label(folder, "--append", "--top", 3), contains="made from other input or settings")
+    refuse(*label(folder, "--append", "--mode", "approximate"), contains="audited as a whole")
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -243,11 +239,7 @@ def test_killed_at_any_moment_there_is_the_old_state_or_the_new(folder, tmp_path
     done(*command(tmp_path / "undisturbed", "--append"))
     new = open_artifact(tmp_path / "undisturbed" / place.name).digest
     code = KILLED.format(module=module, name=name, before=is_before)
-    killed = subprocess.run(
-        [sys.executable, "-c", code, *map(str, command(folder, "--append"))],
-        capture_output=True,
-        check=False,
-    )
+    killed = run_python(code, *map(str, command(folder, "--append")), check=False)
     assert killed.returncode == -signal.SIGKILL
     assert open_artifact(place).digest == (new if moment == "the manifest is written" else old)
     done("verify", folder)
@@ -259,11 +251,7 @@ def test_killed_at_any_moment_there_is_the_old_state_or_the_new(folder, tmp_path
 
 def test_what_was_begun_with_fewer_images_is_begun_anew(folder):
     code = KILLED.format(module="pipelines.embed_more", name="write_encoded", before=False)
-    killed = subprocess.run(
-        [sys.executable, "-c", code, *map(str, embed(folder, "--append"))],
-        capture_output=True,
-        check=False,
-    )
+    killed = run_python(code, *map(str, embed(folder, "--append")), check=False)
     assert killed.returncode == -signal.SIGKILL
     write_digits(folder / "photos", 90)
     assert "90 embeddings" in done(*embed(folder, "--append"))

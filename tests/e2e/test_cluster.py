@@ -10,21 +10,17 @@ import sys
 import time
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.draft import Draft
-from mlcd.artifacts.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
-from mlcd.artifacts.manifest import Request
+from mlcd.artifacts.embeddings import EmbeddingsArtifact, part_name
 from mlcd.clustering.nearest import nearest_centers
-from mlcd.keys import split_positions
 from mlcd.types import unit_rows
-from tests.conftest import call_mlcd, start_mlcd
+from tests.conftest import call_mlcd, refuse, run_python, succeed
 from tests.e2e.test_train import torchrun, worker_of
 from tests.ranks import call_together
+from tests.written_artifacts import write_embeddings
 
 NUM_ROWS, DIMENSION, CLUSTERS = 3000, 16, 60
 COMMAND = [
@@ -41,29 +37,6 @@ COMMAND = [
 ]
 
 
-def write_embeddings(out, blocks, num_classes=10):
-    """An embeddings artifact with one part for each block; classes are None for num_classes 0."""
-    first = 0
-    with Draft(out, Request("embeddings", fingerprint="f" * 64)) as draft:
-        for part, block in enumerate(blocks):
-            with draft.write(part_name(part)) as path, path.open("wb") as file:
-                np.save(file, block)
-            numbers = range(first, first + len(block))
-            keys = [f"{number:07d}" for number in numbers]
-            classes = [str(number % num_classes) if num_classes else None for number in numbers]
-            table = {
-                "key": keys,
-                "class_name": classes,
-                "sha256": [number.to_bytes(32, "big") for number in numbers],
-                "split": split_positions(keys, classes),
-            }
-            with draft.write(keys_name(part)) as path:
-                pq.write_table(pa.table(table, schema=KEY_SCHEMA), path)
-            first += len(block)
-        draft.publish()
-    return out
-
-
 @pytest.fixture(scope="module")
 def rows():
     generator = np.random.default_rng(0)
@@ -75,17 +48,15 @@ def rows():
 
 @pytest.fixture(scope="module")
 def embeddings(tmp_path_factory, rows):
-    return write_embeddings(
-        tmp_path_factory.mktemp("embeddings") / "e", [rows[:1000], rows[1000:1001], rows[1001:]]
-    )
+    parts = [rows[:1000], rows[1000:1001], rows[1001:]]
+    classes = [str(number % 10) for number in range(NUM_ROWS)]
+    return write_embeddings(tmp_path_factory.mktemp("embeddings") / "e", parts, classes=classes)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, embeddings):
     out = tmp_path_factory.mktemp("whole") / "centers"
-    assert (result := call_mlcd("cluster", embeddings, out, *COMMAND)).returncode == 0, (
-        result.stderr
-    )
+    succeed("cluster", embeddings, out, *COMMAND)
     return out
 
 
@@ -121,22 +92,10 @@ def test_killed_at_each_iteration_it_ends_with_the_same_bytes(tmp_path, embeddin
         command = [sys.executable, "-c", DIES, str(iteration), when, *arguments]
         assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
         assert not out.exists()
-    assert call_mlcd(*arguments).returncode == 0
+    succeed(*arguments)
     assert manifest(out)["digest"] == manifest(whole)["digest"]
     assert manifest(out)["summary"] == manifest(whole)["summary"]
     assert not list(out.glob(".*"))
-
-
-def test_killed_at_any_moment_it_ends_with_the_same_bytes(tmp_path, embeddings, whole):
-    out = tmp_path / "centers"
-    generator = np.random.default_rng(1)
-    for _ in range(4):
-        process = start_mlcd("cluster", embeddings, out, *COMMAND)
-        time.sleep(generator.uniform(0.2, 1.2))
-        process.kill()
-        process.communicate()
-    assert call_mlcd("cluster", embeddings, out, *COMMAND).returncode == 0
-    assert manifest(out)["digest"] == manifest(whole)["digest"]
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -189,30 +148,19 @@ def test_a_process_that_dies_is_told_in_one_line(tmp_path, embeddings):
 
 def test_a_damaged_checkpoint_is_worth_nothing(tmp_path, embeddings, whole):
     out = tmp_path / "centers"
-    killed = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            DIES,
-            "1",
-            "after",
-            *map(str, ["cluster", embeddings, out, *COMMAND]),
-        ],
-        capture_output=True,
-        check=False,
+    killed = run_python(
+        DIES, "1", "after", *map(str, ["cluster", embeddings, out, *COMMAND]), check=False
     )
     assert killed.returncode == -signal.SIGKILL
     checkpoint = out.with_name("centers.partial") / ".checkpoint.npz"
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
-    assert (result := call_mlcd("cluster", embeddings, out, *COMMAND)).returncode == 0, (
-        result.stderr
-    )
+    succeed("cluster", embeddings, out, *COMMAND)
     assert manifest(out)["digest"] == manifest(whole)["digest"]
 
 
 def test_a_report_says_how_good_the_clusters_are(tmp_path, embeddings, rows):
     out = tmp_path / "centers"
-    assert call_mlcd("cluster", embeddings, out, "--clusters", 10, "--report").returncode == 0
+    succeed("cluster", embeddings, out, "--clusters", 10, "--report")
     report = json.loads((out / "report.json").read_text())
     assert sum(entry["clusters"] for entry in report["sizes"]) == 10
     assert report["purity"] > 0.8
@@ -229,13 +177,12 @@ def test_a_report_says_how_good_the_clusters_are(tmp_path, embeddings, rows):
     # Times and pictures are no part of what was made: the centers are those of a run without a
     # report.
     plain = tmp_path / "plain"
-    assert call_mlcd("cluster", embeddings, plain, "--clusters", 10).returncode == 0
+    succeed("cluster", embeddings, plain, "--clusters", 10)
     assert (plain / "centers.npy").read_bytes() == (out / "centers.npy").read_bytes()
 
 
 def test_a_plan_tells_what_it_will_take_and_writes_nothing(tmp_path, embeddings):
-    result = call_mlcd("cluster", embeddings, tmp_path / "centers", *COMMAND, "--plan")
-    assert result.returncode == 0, result.stderr
+    result = succeed("cluster", embeddings, tmp_path / "centers", *COMMAND, "--plan")
     assert "2700 rows of 16 into 60 clusters: at most 6 passes" in result.stdout
     assert "GiB" in result.stdout
     facts = json.loads(
@@ -262,9 +209,12 @@ def test_a_plan_refuses_what_the_run_refuses(tmp_path, embeddings, options):
 
 
 def test_a_plan_refuses_an_output_that_is_taken(tmp_path, embeddings):
-    planned = call_mlcd("cluster", embeddings, embeddings, "--clusters", 10, "--plan")
-    assert planned.returncode == 2
-    assert "holds embeddings made from other input" in planned.stderr
+    refuse(
+        "cluster --clusters 10 --plan",
+        embeddings,
+        embeddings,
+        contains="holds embeddings made from other input",
+    )
 
 
 def test_every_center_comes_with_the_keys_of_its_nearest_members(embeddings, whole, rows):
@@ -286,12 +236,7 @@ def test_every_center_comes_with_the_keys_of_its_nearest_members(embeddings, who
 
 
 def test_no_key_is_kept_where_none_is_wanted(tmp_path, embeddings):
-    assert (
-        call_mlcd(
-            "cluster", embeddings, tmp_path / "c", "--clusters", 20, "--examples", 0
-        ).returncode
-        == 0
-    )
+    succeed("cluster", embeddings, tmp_path / "c", "--clusters", 20, "--examples", 0)
     assert Centers.open(tmp_path / "c").examples is None
     assert manifest(tmp_path / "c")["config"]["examples"] == 0
 
@@ -302,7 +247,7 @@ def test_rows_to_audit_look_ups_on_come_with_many_centers(tmp_path, embeddings, 
     for hold_out, unseen in ((0.4, True), (0.1, False)):
         out = tmp_path / str(hold_out)
         options = ("--clusters", 1000, "--iterations", 1, "--subtract-mean", "--hold-out", hold_out)
-        assert call_mlcd("cluster", embeddings, out, *options).returncode == 0
+        succeed("cluster", embeddings, out, *options)
         held_out = EmbeddingsArtifact.open(embeddings).held_out(hold_out)
         expected = rows[held_out] if unseen else rows
         audited = Centers.open(out).audit_rows
@@ -312,12 +257,7 @@ def test_rows_to_audit_look_ups_on_come_with_many_centers(tmp_path, embeddings, 
 
 def test_a_sample_is_clustered_where_asked(tmp_path, embeddings):
     out = tmp_path / "centers"
-    assert (
-        call_mlcd(
-            "cluster", embeddings, out, "--clusters", 20, "--sample", 30, "--hold-out", 0.1
-        ).returncode
-        == 0
-    )
+    succeed("cluster", embeddings, out, "--clusters", 20, "--sample", 30, "--hold-out", 0.1)
     assert manifest(out)["summary"]["rows"] == 600
     assert np.load(out / "sizes.npy").sum() == 600
     assert manifest(out)["config"]["sample"] == 30
@@ -330,9 +270,9 @@ def test_a_row_that_cannot_be_used_is_named_by_its_key(tmp_path, rows, value, wh
     broken = rows.copy()
     broken[1234, :] = value
     place = write_embeddings(tmp_path / "e", [broken[:1000], broken[1000:]])
-    result = call_mlcd("cluster", place, tmp_path / "centers", "--clusters", 5)
-    assert result.returncode == 2
-    assert f"row 1234 (0001234) {why}" in result.stderr
+    refuse(
+        "cluster --clusters 5", place, tmp_path / "centers", contains=f"row 1234 (0001234) {why}"
+    )
     assert not (tmp_path / "centers.partial").exists()
 
 

@@ -17,7 +17,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.collection import Collection
-from tests.conftest import call_mlcd, free_port, run_mlcd, write_digits
+from tests.conftest import call_mlcd, free_port, refuse, run_mlcd, succeed, write_digits
 from tests.integration.running import until
 
 NUM = 120
@@ -33,8 +33,7 @@ def photos(tmp_path):
 
 
 def explore(photos, state, *arguments):
-    done = run_mlcd("explore", photos, "--model", "hog", "--state", state, "--once", *arguments)
-    assert done.returncode == 0, done.stderr
+    done = succeed("explore --model hog --once", photos, "--state", state, *arguments, run=run_mlcd)
     return done.stdout
 
 
@@ -105,8 +104,7 @@ def test_what_it_makes_is_what_the_public_commands_read(photos, tmp_path):
     num = len(Centers.open(state / "centers").vectors)
     assert f"done   {NUM} pictures, 1 file skipped, {num} groups" in said
     for name in ("embeddings", "centers", "labels"):
-        verified = call_mlcd("verify", state / name)
-        assert verified.returncode == 0, verified.stderr
+        succeed("verify", state / name)
     assert set(LabelTable(open_artifact(state / "labels", "labels")).keys) == keys_of(photos)
     errors = (state / "embeddings" / "errors.jsonl").read_text().splitlines()
     assert [json.loads(line)["key"] for line in errors] == ["damaged.jpg"]
@@ -161,7 +159,7 @@ def test_killed_in_any_stage_the_next_run_goes_on(photos, tmp_path, stage):
     exploring.kill()
     explore(photos, state)
     assert held(state) == keys_of(photos)
-    assert call_mlcd("verify", state / "labels").returncode == 0
+    succeed("verify", state / "labels")
 
 
 def test_the_page_can_have_another_number_of_groups_and_single_pictures(photos, tmp_path):
@@ -189,9 +187,7 @@ def test_the_page_can_have_another_number_of_groups_and_single_pictures(photos, 
         assert httpx.get(f"{url}/v1/exploration/pictures/notes.txt").status_code == 404
         assert httpx.get(f"{url}/v1/exploration/pictures/..%2Fsecret").status_code == 404
 
-        other = run_mlcd(
-            "explore", photos, "--model", "hog", "--state", state, "--no-browser", timeout=60
-        )
+        other = run_mlcd("explore --model hog --no-browser", photos, "--state", state, timeout=60)
         assert (other.returncode, other.stdout) == (0, f"already open: {url}/\n")
     with Exploring(photos, state) as exploring:  # the number that was asked for is kept
         exploring.wait(lambda now: now["stage"] == "done")
@@ -245,14 +241,12 @@ def test_a_place_without_pictures_ends_the_server(tmp_path):
 def test_what_is_kept_is_listed_and_forgotten(photos, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert "nothing is kept" in call_mlcd("explore", "--list").stdout
-    done = run_mlcd("explore", photos, "--model", "hog", "--once", env=dict(os.environ))
-    assert done.returncode == 0, done.stderr
+    succeed("explore", photos, "--model", "hog", "--once", env=dict(os.environ), run=run_mlcd)
     (line,) = call_mlcd("explore", "--list").stdout.splitlines()
     assert line.startswith(f"{photos}   by hog, {NUM} grouped: ")
-    assert call_mlcd("explore", "--forget", photos).returncode == 0
+    succeed("explore", "--forget", photos)
     assert "nothing is kept" in call_mlcd("explore", "--list").stdout
-    again = call_mlcd("explore", "--forget", photos)
-    assert (again.returncode, "nothing of" in again.stderr) == (2, True)
+    refuse("explore", "--forget", photos, contains="nothing of")
 
 
 @pytest.mark.parametrize(
@@ -270,20 +264,19 @@ def test_a_place_without_pictures_is_refused_in_one_line(tmp_path, name, told):
     (tmp_path / "damaged" / "a.jpg").write_bytes(b"\xff\xd8\xff")
     place = [] if name is None else [tmp_path / name]
     state = ["--state", tmp_path / "state"]
-    done = run_mlcd("explore", *place, "--model", "hog", *state, "--once")
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    refuse("explore", *place, "--model", "hog", *state, "--once", contains=told, run=run_mlcd)
 
 
 def test_a_state_of_other_pictures_is_refused(photos, tmp_path):
     state, other = tmp_path / "state", tmp_path / "other"
     explore(photos, state)
     write_digits(other, 10)
-    done = run_mlcd("explore", other, "--model", "hog", "--state", state, "--once")
-    assert (done.returncode, "holds the exploration of" in done.stderr) == (2, True), done.stderr
-    inside = run_mlcd("explore", other, "--model", "hog", "--state", other / "s", "--once")
-    assert (inside.returncode, "lies inside the images" in inside.stderr) == (2, True)
+    for place, told in (
+        (state, "holds the exploration of"),
+        (other / "s", "lies inside the images"),
+    ):
+        given = (other, "--state", place)
+        refuse("explore --model hog --once", *given, contains=told, run=run_mlcd)
 
 
 def test_with_other_weights_at_the_place_of_the_model_all_is_explored_anew(
@@ -307,6 +300,7 @@ def test_a_few_pictures_that_are_all_the_same_make_one_group(tmp_path):
     for number in range(5):
         Image.new("L", (16, 16), 200).save(folder / f"{number}.png")
         time.sleep(0.01)
-    done = run_mlcd("explore", folder, "--model", "pixels", "--state", tmp_path / "state", "--once")
-    assert done.returncode == 0, done.stderr
+    done = succeed(
+        "explore --model pixels --once", folder, "--state", tmp_path / "state", run=run_mlcd
+    )
     assert "5 pictures, 1 group" in done.stdout

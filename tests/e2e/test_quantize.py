@@ -6,7 +6,6 @@ import hashlib
 import json
 import shutil
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -17,7 +16,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.extras import install_command
 from mlcd.keys import HELD_OUT_FRACTION, split_positions
-from tests.conftest import call_mlcd, run_mlcd
+from tests.conftest import call_mlcd, run_mlcd, run_python, succeed
 
 _KILLED = """
 import os, sys
@@ -30,8 +29,7 @@ main()
 
 
 def embedded(model, images, out, *options):
-    done = call_mlcd("embed", images, out, "--model", model, "--engine", "openvino", *options)
-    assert done.returncode == 0, done.stderr
+    succeed("embed", images, out, "--model", model, "--engine", "openvino", *options)
     return EmbeddingsArtifact.open(out)
 
 
@@ -89,16 +87,13 @@ def test_it_is_the_same_model_in_another_precision(int8_model, journey, digits, 
     assert next(each for each in model.parents if each.role == "model").digest == before.digest
     rows = embedded(int8_model, digits, tmp_path / "rows")
     again = call_mlcd(
-        "embed", digits, tmp_path / "rows", "--append", "--model", int8_model, "--precision", "int8"
+        "embed --append --precision int8", digits, tmp_path / "rows", "--model", int8_model
     )
     assert rows.artifact.config["precision"] == "fp32"
     assert again.returncode == 2
     assert "precision" in again.stderr
-    labeled = call_mlcd(
-        "label", digits, tmp_path / "labels", "--model", int8_model, "--precision", "int8",
-        "--centers", int8_model / "centers",
-    )  # fmt: skip
-    assert labeled.returncode == 0, labeled.stderr
+    given = (digits, tmp_path / "labels", "--model", int8_model)
+    succeed("label --precision int8", *given, "--centers", int8_model / "centers")
     stated = open_artifact(tmp_path / "labels", "labels").config["precision"]
     assert stated.startswith("int8-")
 
@@ -118,14 +113,11 @@ def test_a_kill_leaves_no_model_and_the_next_attempt_ends_with_the_same(
     int8_model, journey, digits, tmp_path
 ):
     arguments = [str(each) for each in (journey / "model", digits, tmp_path / "out")]
-    killed = subprocess.run(
-        [sys.executable, "-c", _KILLED, *arguments], check=False, capture_output=True
-    )
+    killed = run_python(_KILLED, *arguments, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (tmp_path / "out").exists()
     assert list((tmp_path / "out.partial").glob(".int8-*.tmp/int8.xml"))
-    done = run_mlcd("quantize", *arguments)
-    assert done.returncode == 0, done.stderr
+    succeed("quantize", *arguments, run=run_mlcd)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert not list((tmp_path / "out").glob(".*"))
     made, expected = open_artifact(tmp_path / "out"), open_artifact(int8_model)
@@ -190,8 +182,7 @@ def test_a_cpu_without_the_instructions_makes_none(journey, digits, tmp_path, mo
 
 
 def test_an_export_to_triton_takes_the_graph_in_fp32_and_says_so(int8_model, tmp_path):
-    done = call_mlcd("export", int8_model, tmp_path / "repository", "--format", "triton")
-    assert done.returncode == 0, done.stderr
+    done = succeed("export", int8_model, tmp_path / "repository", "--format", "triton")
     assert f"the graph in int8 of {int8_model} is left out" in done.stderr
     version = open_artifact(tmp_path / "repository" / "mlcd-vit" / "1", "triton")
     assert version.files["model.onnx"] == open_artifact(int8_model).files["model.onnx"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import run_mlcd
+from tests.conftest import run_mlcd, succeed
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_embed_and_label_print_nothing_but_their_result(damaged, tmp_path):
     assert (embedded.returncode, embedded.stderr) == (0, "")
     (error,) = (tmp_path / "e" / "errors.jsonl").read_text().splitlines()
     assert json.loads(error)["key"] == "bad.tiff"
-    assert run_mlcd("cluster", tmp_path / "e", tmp_path / "c", "--clusters", 1).returncode == 0
+    succeed("cluster", tmp_path / "e", tmp_path / "c", "--clusters", 1, run=run_mlcd)
     for workers in (1, 2):
         options = ("--centers", tmp_path / "c", "--model", "hog", "--top", 1, "--workers", workers)
         labeled = run_mlcd("label", damaged, tmp_path / f"l{workers}", *options)

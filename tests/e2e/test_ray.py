@@ -15,15 +15,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.draft import Draft
-from mlcd.artifacts.embeddings import ERRORS, KEY_SCHEMA, keys_name, part_name
 from mlcd.artifacts.labels import LabelTable
-from mlcd.artifacts.manifest import Request, draft_path, open_artifact
+from mlcd.artifacts.manifest import draft_path, open_artifact
 from mlcd.encoders.hog import HogEncoder
 from mlcd.pipelines.cluster import CHECKPOINT
 from mlcd.pipelines.label import LabelOptions, label
@@ -31,8 +26,9 @@ from mlcd.pipelines.ray.session import RayOptions
 from mlcd.pipelines.ray.shards import label_on_ray
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows
-from tests.conftest import free_port, run_mlcd, write_digits
+from tests.conftest import free_port, run_mlcd, succeed, write_digits
 from tests.integration.s3 import running_moto
+from tests.written_artifacts import write_centers, write_embeddings
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -98,10 +94,8 @@ def shards(tmp_path_factory):
 @pytest.fixture(scope="module")
 def options(shards):
     encoder, out = HogEncoder(), shards / "centers"
-    vectors = unit_rows(np.abs(np.random.default_rng(0).standard_normal((50, encoder.dimension))))
-    with Draft(out, Request("centers", fingerprint=encoder.fingerprint)) as draft:
-        Centers(vectors, np.ones(50, np.int64), encoder.fingerprint).write(draft)
-        draft.publish()
+    vectors = np.abs(np.random.default_rng(0).standard_normal((50, encoder.dimension)))
+    write_centers(out, vectors, encoder.fingerprint)
     images = str(shards / "tars" / "*.tar")
     return LabelOptions(images, str(out), model="hog", part_entries=PART_IMAGES)
 
@@ -148,23 +142,6 @@ def start_driver(options, out, before=""):
     command = [sys.executable, "-c", before + DRIVER, json.dumps(asdict(options)), str(out)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
-
-# The third part ends its process, as a lack of memory does.
-DEADLY = """
-import os, signal
-from mlcd.pipelines.ray import shards as on_ray
-class Deadly(on_ray.LabelRecipe):
-    def opened(self, num_threads):
-        for shards in super().opened(num_threads):
-            make = shards.make
-            def make_or_die(shard, on_done, *, is_last_try):
-                if shard == 2:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return make(shard, on_done, is_last_try=is_last_try)
-            shards.make = make_or_die
-            yield shards
-on_ray.LabelRecipe = Deadly
-"""
 
 # Each part takes so long that several nodes go meanwhile, on a fast machine too.
 SLOW = """
@@ -231,38 +208,17 @@ def test_a_node_killed_every_5_seconds(cluster, options, alone, tmp_path):
     check_same(out, alone)
 
 
-def test_a_shard_that_ends_every_worker(cluster, options, alone, tmp_path):
-    """All others are made, the message names it, and the work is finished without Ray."""
-    out = tmp_path / "labels"
-    driver = start_driver(options, out, DEADLY)
-    _, said = driver.communicate(timeout=240)
-    assert driver.returncode == 1
-    assert "Unavailable: the workers on Ray are lost over and over, the last one at shard 2" in said
-    assert parts_at(out) == len(alone.files) - 2  # all but this one, and the errors
-    label(options, out, reporter=SILENT)
-    check_same(out, alone)
-
-
 @pytest.fixture(scope="module")
 def many_rows(tmp_path_factory):
     """Embeddings for clusters whose sums, 32 MB a block, do not all fit into a node's store."""
     out, generator = tmp_path_factory.mktemp("rows") / "embeddings", np.random.default_rng(0)
     rows = unit_rows(generator.standard_normal((ROWS, 512), np.float32))
-    columns = {"class_name": None, "sha256": bytes(32), "split": 0.5}
-    keys = [{"key": f"{row:05d}.png", **columns} for row in range(ROWS)]
-    with Draft(out, Request("embeddings", fingerprint="f" * 64)) as draft:
-        with draft.write(part_name(0)) as path, path.open("wb") as file:
-            np.save(file, rows)
-        with draft.write(keys_name(0)) as path:
-            pq.write_table(pa.Table.from_pylist(keys, schema=KEY_SCHEMA), path)
-        (draft.path / ERRORS).write_text("")
-        return draft.publish().path
+    return write_embeddings(out, [rows])
 
 
 def test_centers_by_stores_that_are_too_small_while_nodes_go(cluster, many_rows, tmp_path):
     given = (many_rows, "--clusters", CENTERS, "--iterations", 3, "--hold-out", 0)
-    alone = run_mlcd("cluster", given[0], tmp_path / "alone", *given[1:])
-    assert alone.returncode == 0, alone.stderr
+    succeed("cluster", given[0], tmp_path / "alone", *given[1:], run=run_mlcd)
     out = tmp_path / "there"
     command = [sys.executable, "-m", "mlcd", "cluster", given[0], out, *given[1:], "--on", "ray"]
     driver = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
@@ -279,9 +235,9 @@ def test_centers_by_stores_that_are_too_small_while_nodes_go(cluster, many_rows,
 def embedded(shards):
     """Embeddings of the images, and centers in levels, made by one process."""
     given = ("embed", str(shards / "tars" / "*.tar"), shards / "embedded", "--model", "hog")
-    assert run_mlcd(*given).returncode == 0
+    succeed(*given, run=run_mlcd)
     given = ("cluster", shards / "embedded", shards / "clusters", "--levels", "40,8")
-    assert run_mlcd(*given).returncode == 0
+    succeed(*given, run=run_mlcd)
     return shards / "embedded", shards / "clusters"
 
 
@@ -318,17 +274,6 @@ def test_every_command_has_the_bytes_and_the_events_of_one_process(
         check_same(tmp_path / f"{name}-there", open_artifact(tmp_path / f"{name}-alone"))
 
 
-def test_an_interrupted_driver_ends_and_leaves_what_it_has(cluster, options, alone, tmp_path):
-    out = tmp_path / "labels"
-    driver = start_driver(options, out)
-    wait_for_parts(out, 3, driver)
-    driver.send_signal(signal.SIGINT)
-    driver.communicate(timeout=30)
-    assert driver.returncode != 0
-    assert label_on_ray(options, out, RayOptions(), SILENT).digest == alone.digest
-    check_same(out, alone)
-
-
 @pytest.mark.parametrize("arguments", [("--on", "ray://127.0.0.1:1"), ("--on", "ray:1")])
 def test_a_wrong_address_is_one_line(options, arguments, tmp_path):
     given = ("--model", "hog", *arguments)
@@ -336,29 +281,6 @@ def test_a_wrong_address_is_one_line(options, arguments, tmp_path):
     assert result.returncode in (1, 2)
     assert len(result.stderr.splitlines()) == 1, result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_one_image_and_no_image(cluster, shards, tmp_path):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "none").mkdir()
-    (tmp_path / "none" / "0.png").write_bytes(b"no image")
-    shutil.copyfile(next(write_digits(tmp_path / "d", 1).rglob("*.png")), tmp_path / "one/1.png")
-    said = {}
-    for where, on in (("alone", ()), ("there", ("--on", "ray"))):
-        given = ("embed", tmp_path / "one", tmp_path / f"1-{where}", "--model", "hog", *on)
-        assert run_mlcd(*given).returncode == 0
-        given = ("embed", tmp_path / "none", tmp_path / "0-out", "--model", "hog", *on)
-        result = run_mlcd(*given)
-        said[where] = (result.returncode, result.stderr)
-        assert result.returncode == 2
-    check_same(tmp_path / "1-there", open_artifact(tmp_path / "1-alone"))
-    assert said["there"] == said["alone"]
-    assert not (tmp_path / "0-out").exists()
-    # an output that is something else stays as it is
-    given = ("embed", shards / "tars" / "0.tar", tmp_path / "1-there", "--model", "hog")
-    result = run_mlcd(*given, "--on", "ray")
-    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr
-    check_same(tmp_path / "1-there", open_artifact(tmp_path / "1-alone"))
 
 
 def port_of_a_head():
@@ -422,17 +344,16 @@ def test_nodes_without_a_common_disk(shards, options, token, tmp_path, monkeypat
             monkeypatch.setenv(name, value)
         store.filesystem().put(str(shards / "tars") + "/", "bucket/tars/", recursive=True)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "driver"))
-        assert run_mlcd("sync", options.centers, "s3://bucket/centers").returncode == 0
+        succeed("sync", options.centers, "s3://bucket/centers", run=run_mlcd)
         made = ("label", "s3://bucket/tars/*.tar")
-        alone = run_mlcd(*made, "s3://bucket/alone", *given)
-        assert alone.returncode == 0, alone.stderr
+        alone = succeed(*made, "s3://bucket/alone", *given, run=run_mlcd)
         with started_by_hand(2, tmp_path / "nodes") as (port, _):
             monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
             there = run_mlcd(*made, "s3://bucket/there", *given, "--on", "ray")
         assert there.returncode == 0, there.stderr
         of_alone, of_there = (json.loads(each.stdout.splitlines()[-1]) for each in (alone, there))
         assert of_there == of_alone | {"finished": "s3://bucket/there"}
-        assert run_mlcd("verify", "s3://bucket/there").returncode == 0
+        succeed("verify", "s3://bucket/there", run=run_mlcd)
     assert list((tmp_path / "nodes").iterdir()), "the nodes used the cache of the driver"
 
 
@@ -440,15 +361,13 @@ def test_nodes_of_ray_start(shared_data, token, tmp_path):
     """Real photographs, by the address in the environment and by Ray's client."""
     images = shared_data / "caltech101_20"
     given = ("--model", "hog")
-    assert run_mlcd("embed", images, tmp_path / "alone", *given).returncode == 0
+    succeed("embed", images, tmp_path / "alone", *given, run=run_mlcd)
     alone = open_artifact(tmp_path / "alone")
     with started_by_hand(NODES) as (port, client):
         environment = {**os.environ, "RAY_ADDRESS": f"127.0.0.1:{port}"}
-        there = run_mlcd("embed", images, tmp_path / "a", *given, "--on", "ray", env=environment)
-        assert there.returncode == 0, there.stderr
+        succeed("embed --on ray", images, tmp_path / "a", *given, env=environment, run=run_mlcd)
         check_same(tmp_path / "a", alone)
         wait_for(client)
         on = ("--on", f"ray://127.0.0.1:{client}", "--workers", 2)
-        there = run_mlcd("embed", images, tmp_path / "b", *given, *on)
-        assert there.returncode == 0, there.stderr
+        succeed("embed", images, tmp_path / "b", *given, *on, run=run_mlcd)
         check_same(tmp_path / "b", alone)

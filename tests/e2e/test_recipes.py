@@ -6,7 +6,7 @@ import json
 import tarfile
 import time
 
-from tests.conftest import call_mlcd
+from tests.conftest import succeed
 
 
 def write_shards(images, folder, *, num_shards):
@@ -28,16 +28,14 @@ def test_smoke_trains_from_tar_shards_in_under_a_minute(digits, tmp_path):
         ("label", tmp_path / "features", tmp_path / "labels", "--centers", tmp_path / "centers"),
     ]
     for step in steps:
-        result = call_mlcd(*step)
-        assert result.returncode == 0, result.stderr
+        succeed(*step)
     places = [
         f"data.images={shards}",
         f"data.labels={tmp_path / 'labels'}",
         f"out={tmp_path / 'run'}",
     ]
     began = time.perf_counter()
-    result = call_mlcd("train", "smoke", *places)
-    assert result.returncode == 0, result.stderr
+    succeed("train", "smoke", *places)
     assert time.perf_counter() - began < 60
     lines = [
         json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

@@ -7,7 +7,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import httpx
 import pytest
 
 from mlcd.demo import free_port as free_or_none
-from tests.conftest import call_demo, call_mlcd, free_port, start_mlcd
+from tests.conftest import call_demo, call_mlcd, free_port, run_python, start_mlcd, succeed
 
 DIGESTED = (
     "features",
@@ -97,9 +96,7 @@ class Interrupt:
 sys.meta_path.insert(0, Interrupt())
 main()
 """
-    result = subprocess.run(
-        [sys.executable, "-c", program], check=False, capture_output=True, text=True
-    )
+    result = run_python(program, check=False)
     assert (result.returncode, result.stderr) == (-signal.SIGINT, "")
 
 
@@ -111,7 +108,7 @@ def test_two_at_once_do_not_disturb_each_other(digits, tiny_recipe, tmp_path):
     assert codes[0] == 0
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0 or "another process is writing" in output
-    assert call_mlcd("verify", tmp_path / "out").returncode == 0
+    succeed("verify", tmp_path / "out")
 
 
 @pytest.mark.slow
@@ -166,9 +163,7 @@ main()
         f"out={tmp_path / 'run'}",
     ]
     arguments = ["train", str(tiny_recipe), *places]
-    died = subprocess.run(
-        [sys.executable, "-c", code, *arguments], check=False, capture_output=True
-    )
+    died = run_python(code, *arguments, check=False)
     assert died.returncode == -signal.SIGKILL
     assert (tmp_path / "run.partial" / "checkpoints" / "step_000010.partial" / "centers").is_dir()
     # A mistake on resume must not cost the checkpoints: files of the same names and sizes, but no
@@ -179,5 +174,4 @@ main()
         (junk / path.parent.name / path.name).write_bytes(bytes(path.stat().st_size))
     assert "can be read" in call_mlcd(*arguments, f"data.images={junk}").stderr
     assert (tmp_path / "run.partial" / "checkpoints" / "step_000000").is_dir()
-    result = call_mlcd(*arguments)
-    assert result.returncode == 0, result.stderr
+    succeed(*arguments)

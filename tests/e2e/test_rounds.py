@@ -12,7 +12,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.selection import Selection
-from tests.conftest import call_mlcd, start_mlcd
+from tests.conftest import refuse, start_mlcd, succeed
 
 MADE = ("features", "centers", "labels", "run")
 
@@ -32,11 +32,9 @@ def digest_of(path):
 @pytest.mark.slow
 def test_rounds_killed_anywhere_end_with_the_same_bytes(journey, digits, tiny_recipe, tmp_path):
     whole, parts, chosen = tmp_path / "whole", tmp_path / "parts", tmp_path / "selection"
-    curated = call_mlcd("curate", journey / "features", chosen, "--duplicates", 0.8)
-    assert curated.returncode == 0, curated.stderr
+    succeed("curate", journey / "features", chosen, "--duplicates", 0.8)
     on_kept = f"data.selection={chosen}"
-    done = call_mlcd(*command(journey, digits, tiny_recipe, whole, on_kept))
-    assert done.returncode == 0, done.stderr
+    succeed(*command(journey, digits, tiny_recipe, whole, on_kept))
     for number in (1, 2):
         metrics = parts / f"round-{number}" / "run.partial" / "metrics.jsonl"
         process = start_mlcd(
@@ -49,7 +47,7 @@ def test_rounds_killed_anywhere_end_with_the_same_bytes(journey, digits, tiny_re
             time.sleep(0.005)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
-    assert call_mlcd(*command(journey, digits, tiny_recipe, parts, on_kept)).returncode == 0
+    succeed(*command(journey, digits, tiny_recipe, parts, on_kept))
     for name in MADE:
         assert digest_of(whole / "round-2" / name) == digest_of(parts / "round-2" / name), name
     kept = Selection.open(chosen).kept_keys().to_pylist()
@@ -63,7 +61,7 @@ def test_rounds_killed_anywhere_end_with_the_same_bytes(journey, digits, tiny_re
     clustered = Centers.open(whole / "round-2" / "centers")
     assert np.abs(Centers.open(first_step / "centers").vectors - clustered.vectors).max() < 1e-6
     assert clustered.fingerprint == open_artifact(first_step).fingerprint
-    assert call_mlcd("verify", whole).returncode == 0
+    succeed("verify", whole)
 
 
 def test_rounds_are_not_resumed_as_a_run_is(journey, digits, tiny_recipe, tmp_path):
@@ -72,5 +70,4 @@ def test_rounds_are_not_resumed_as_a_run_is(journey, digits, tiny_recipe, tmp_pa
         ([*command(journey, digits, tiny_recipe, tmp_path / "x")[:-4], "--clusters", 3],
          "belongs to --rounds"),
     ):  # fmt: skip
-        refused = call_mlcd(*arguments)
-        assert (refused.returncode, message in refused.stderr) == (2, True)
+        refuse(*arguments, contains=message)

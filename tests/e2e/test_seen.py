@@ -10,7 +10,8 @@ import pytest
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.selection import Selection
-from tests.conftest import call_mlcd
+from tests.conftest import call_mlcd, refuse, succeed
+from tests.unit.training.running import evaluated
 
 
 @pytest.fixture(scope="module")
@@ -18,50 +19,22 @@ def runs(journey, digits, tiny_recipe, tmp_path_factory):
     """Runs by what they held out: of the centers, and of training."""
     out = tmp_path_factory.mktemp("runs")
     for share in (0, 0.2):
-        commands = [
-            (
-                "cluster",
-                journey / "features",
-                out / f"centers-{share}",
-                "--clusters",
-                10,
-                "--hold-out",
-                share,
-            ),
-            (
-                "label",
-                journey / "features",
-                out / f"labels-{share}",
-                "--centers",
-                out / f"centers-{share}",
-                "--top",
-                2,
-            ),
-        ]
-        for command in commands:
-            assert (result := call_mlcd(*command)).returncode == 0, result.stderr
+        centers, labels, features = (
+            out / f"centers-{share}",
+            out / f"labels-{share}",
+            journey / "features",
+        )
+        succeed("cluster --clusters 10", features, centers, "--hold-out", share)
+        succeed("label --top 2", features, labels, "--centers", centers)
     for clustered, trained in ((0, 0), (0, 0.2), (0.2, 0), (0.2, 0.2)):
         places = [
             f"data.images={digits}",
             f"data.labels={out / f'labels-{clustered}'}",
             f"data.hold_out={trained}",
         ]
-        command = (
-            "train",
-            tiny_recipe,
-            *places,
-            f"out={out / f'run-{clustered}-{trained}'}",
-            "schedule.steps=10",
-        )
-        assert (result := call_mlcd(*command)).returncode == 0, result.stderr
+        run = f"out={out / f'run-{clustered}-{trained}'}"
+        succeed("train", tiny_recipe, *places, run, "schedule.steps=10")
     return out
-
-
-def told(*arguments):
-    result = call_mlcd("evaluate", *arguments, "--json")
-    assert result.returncode == 0, result.stderr
-    (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
-    return record
 
 
 @pytest.mark.parametrize(
@@ -78,12 +51,12 @@ def test_what_was_seen_is_refused_or_counted(name, trained, clustered, runs):
             assert f"{trained} trained on, {clustered} clustered" in result.stderr
             assert "--seen" in result.stderr
     facts = {"images": seen, "trained_on": trained, "clustered": clustered, "unknown": []}
-    assert told("knn", run, "--seen")["seen"] == facts
+    assert evaluated("knn", run, "--seen")["seen"] == facts
     line = call_mlcd("evaluate", "knn", run, "--seen").stdout
     assert (
         f"seen {seen} ({trained} trained on, {clustered} clustered)" if seen else "seen 0\n"
     ) in line
-    assert told("knn", run / "checkpoints" / "step_000000")["seen"]["images"] == 0
+    assert evaluated("knn", run / "checkpoints" / "step_000000")["seen"]["images"] == 0
 
 
 def test_an_image_is_known_by_its_bytes_wherever_it_lies(runs, digits, tmp_path):
@@ -95,22 +68,18 @@ def test_an_image_is_known_by_its_bytes_wherever_it_lies(runs, digits, tmp_path)
         for folder in sorted(digits.iterdir()):
             shutil.copytree(folder, tmp_path / side / f"digit {folder.name}")
     sides = ("--train", tmp_path / "train", "--test", tmp_path / "test")
-    result = call_mlcd("evaluate", "knn", run, *sides)
-    assert result.returncode == 2
-    assert "160 of 200 test images were seen" in result.stderr
-    assert told("knn", run, *sides, "--seen")["seen"]["trained_on"] == 160
-    result = call_mlcd("evaluate", "knn", run, "--hold-out", 0)
-    assert result.returncode == 2
-    assert "160 of 200 test images were seen" in result.stderr
+    refuse("evaluate", "knn", run, *sides, contains="160 of 200 test images were seen")
+    assert evaluated("knn", run, *sides, "--seen")["seen"]["trained_on"] == 160
+    refuse("evaluate", "knn", run, "--hold-out", 0, contains="160 of 200 test images were seen")
 
 
 def test_clusters_of_all_images_say_how_many_were_seen(runs):
-    assert told("clusters", runs / "run-0.2-0.2")["seen"]["images"] == 160
+    assert evaluated("clusters", runs / "run-0.2-0.2")["seen"]["images"] == 160
 
 
 def test_what_cannot_be_looked_up_is_said(runs, digits, tmp_path):
     shutil.copytree(runs / "run-0.2-0.2", tmp_path / "moved")
-    record = told("knn", tmp_path / "moved", "--images", digits)
+    record = evaluated("knn", tmp_path / "moved", "--images", digits)
     assert record["seen"]["images"] == 0
     assert len(record["seen"]["unknown"]) == 2
     line = call_mlcd("evaluate", "knn", tmp_path / "moved", "--images", digits).stdout
@@ -128,12 +97,10 @@ def test_centers_hold_out_what_training_and_evaluation_hold_out(journey, tmp_pat
 def test_a_run_on_a_selection_has_seen_what_is_kept(runs, journey, digits, tiny_recipe, tmp_path):
     chosen, run = tmp_path / "selection", tmp_path / "run"
     options = ("--centers", runs / "centers-0", "--balance", 120)
-    made = call_mlcd("curate", journey / "features", chosen, *options)
-    assert made.returncode == 0, made.stderr
+    succeed("curate", journey / "features", chosen, *options)
     places = [f"data.images={digits}", f"data.labels={runs / 'labels-0.2'}", "data.hold_out=0"]
     command = ("train", tiny_recipe, *places, f"out={run}", "schedule.steps=10")
-    result = call_mlcd(*command, f"data.selection={chosen}")
-    assert result.returncode == 0, result.stderr
+    succeed(*command, f"data.selection={chosen}")
     artifact = open_artifact(run)
     assert artifact.summary["samples"] == 120
     parents = {parent.role: parent.digest for parent in artifact.parents}
@@ -141,8 +108,8 @@ def test_a_run_on_a_selection_has_seen_what_is_kept(runs, journey, digits, tiny_
     opened = EmbeddingsArtifact.open(journey / "features")
     tested = {key for key, held in zip(opened.keys, opened.held_out(0.2), strict=True) if held}
     kept = set(Selection.open(chosen).kept_keys().to_pylist())
-    facts = told("knn", run, "--seen")["seen"]
+    facts = evaluated("knn", run, "--seen")["seen"]
     assert (facts["trained_on"], facts["unknown"]) == (len(tested & kept), [])
     assert call_mlcd(*command, f"data.selection={tmp_path / 'none'}").returncode == 2
     shutil.rmtree(chosen)
-    assert "selection is not where it was" in told("knn", run)["seen"]["unknown"][0]
+    assert "selection is not where it was" in evaluated("knn", run)["seen"]["unknown"][0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlcd.artifacts.manifest import open_artifact
-from tests.conftest import call_mlcd, run_mlcd, start_mlcd
+from tests.conftest import run_mlcd, start_mlcd, succeed
 from tests.e2e.test_ray import (  # noqa: F401 - its fixtures
     cluster_of,
     quiet_ray,
@@ -43,8 +43,7 @@ def long_alone(labels, digits, tiny_recipe, tmp_path_factory):  # noqa: F811
     out = tmp_path_factory.mktemp("long") / "alone"
     places = [f"data.images={digits}", f"data.labels={labels}", f"out={out}"]
     logged = ("log_every=1", "telemetry.keys=true", "telemetry.peak_tflops=1")
-    result = call_mlcd("train", tiny_recipe, *places, *logged, *LONG)
-    assert result.returncode == 0, result.stderr
+    succeed("train", tiny_recipe, *places, *logged, *LONG)
     return out
 
 
@@ -83,7 +82,7 @@ def test_two_workers_make_the_run_of_torchrun(cluster, arguments, tmp_path):  # 
     assert_alike(one.path, other.path, tolerance=0)
     assert len(list(one.path.glob("keys-*.jsonl"))) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ray", "torchrun"]
-    assert call_mlcd("verify", one.path).returncode == 0
+    succeed("verify", one.path)
     again, errors = ended(start_driver("train", "--resume", one.path, *TWO))
     assert (again, errors) == (said, [])
 
@@ -145,8 +144,7 @@ def test_a_signal_to_the_driver_saves_first(
     if status == 0:
         reached = int(steps[-1].name.removeprefix("step_"))
         assert said.startswith(f"interrupted at step {reached}, which is saved")
-    went_on = call_mlcd("train", "--resume", tmp_path / "run")
-    assert went_on.returncode == 0, went_on.stderr
+    succeed("train", "--resume", tmp_path / "run")
 
 
 def test_errors_are_one_line_and_a_second_driver_is_refused(cluster, arguments, tmp_path):  # noqa: F811
@@ -167,11 +165,3 @@ def test_errors_are_one_line_and_a_second_driver_is_refused(cluster, arguments, 
         f"mlcd: another process is writing {tmp_path / 'run'}.partial: "
         "wait for it or give another output"
     )
-
-
-def test_by_an_address_with_a_token(token, arguments, long_alone, tmp_path):  # noqa: F811
-    with started_by_hand(2) as (_, client):
-        wait_for(client)
-        on = ("--on", f"ray://127.0.0.1:{client}", "--workers", 2)
-        ended(start_driver(*arguments("run", *LONG), *on))
-    assert_alike(tmp_path / "run", long_alone, tolerance=1e-5)

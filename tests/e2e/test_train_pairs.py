@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
-from tests.conftest import call_mlcd, start_mlcd
+from tests.conftest import start_mlcd, succeed
 from tests.e2e.test_train import (
     start_together,
     steps_of,
@@ -93,13 +93,11 @@ def assert_equal_tensors(one, other):
 )
 def test_a_run_that_was_killed_goes_on_to_the_same_bits(recipe, command, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    done = call_mlcd(*command(recipe, "whole"))
-    assert done.returncode == 0, done.stderr
+    succeed(*command(recipe, "whole"))
     kill_after(25, command(recipe, "parts"), parts)
-    resumed = call_mlcd("train", "--resume", parts)
-    assert resumed.returncode == 0, resumed.stderr
+    succeed("train", "--resume", parts)
     assert digest_of(parts) == digest_of(whole)
-    assert call_mlcd("verify", parts).returncode == 0
+    succeed("verify", parts)
 
 
 @pytest.mark.slow
@@ -112,8 +110,8 @@ def test_a_run_of_two_processes_that_was_killed_goes_on_in_one(command, tmp_path
         os.kill(worker, signal.SIGKILL)
     launcher.communicate(timeout=60)
     assert not parts.exists(), "the run had ended before it was killed"
-    assert call_mlcd("train", "--resume", parts).returncode == 0
-    assert call_mlcd(*command("siglip", "whole"), *more).returncode == 0
+    succeed("train", "--resume", parts)
+    succeed(*command("siglip", "whole"), *more)
     assert_alike(parts, tmp_path / "whole")
 
 
@@ -121,29 +119,23 @@ def test_a_run_of_two_processes_that_was_killed_goes_on_in_one(command, tmp_path
 def test_lit_by_two_processes_is_exported_and_served_with_its_image_tower_untouched(
     command, pairs, two_tower_model, tmp_path
 ):
-    made = call_mlcd(
-        "embed", pairs, tmp_path / "embeddings", "--model", two_tower_model, "--engine", "torch"
-    )
-    assert made.returncode == 0, made.stderr
+    succeed("embed --engine torch", pairs, tmp_path / "embeddings", "--model", two_tower_model)
     arguments = command("lit", "together")
     together = call_together(2, *arguments)
     assert together.returncode == 0, together.stderr
-    assert call_mlcd(*command("lit", "alone")).returncode == 0
+    succeed(*command("lit", "alone"))
     assert_alike(tmp_path / "together", tmp_path / "alone")
     run, model = tmp_path / "together", tmp_path / "model"
-    assert call_mlcd("export", run, model).returncode == 0
+    succeed("export", run, model)
     assert_equal_tensors(two_tower_model, run / LAST / "weights")
     assert_equal_tensors(two_tower_model, model)
     texts = ["a photo of the digit three", "seven, from far away", "日本語 🙂"]
     (tmp_path / "texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
-    embedded = call_mlcd(
-        "embed", tmp_path / "texts.txt", tmp_path / "rows", "--model", model, "--texts"
-    )
-    assert embedded.returncode == 0, embedded.stderr
+    succeed("embed", tmp_path / "texts.txt", tmp_path / "rows", "--model", model, "--texts")
     rows = EmbeddingsArtifact.open(tmp_path / "rows").load()
     image = next(pairs.rglob("*.png"))
     before = tmp_path / "before"
-    assert call_mlcd("embed", image.parent, before, "--model", two_tower_model).returncode == 0
+    succeed("embed", image.parent, before, "--model", two_tower_model)
     artifact = EmbeddingsArtifact.open(before)
     expected = artifact.load()[artifact.keys.index(image.name)]
     with serving(model) as server:

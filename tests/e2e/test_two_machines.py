@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from tests.conftest import call_mlcd
+from tests.conftest import succeed
 from tests.e2e.test_train import (  # noqa: F401 - its fixtures
     arguments,
     assert_alike,
@@ -104,7 +104,7 @@ def start_on(machines, meeting, *command):
 @pytest.mark.parametrize("meeting", [by_rank, by_rendezvous])
 def test_two_machines_train_as_one_and_one_goes_on(meeting, machines, arguments, tmp_path):  # noqa: F811
     few = f"schedule.steps={STEPS}"
-    assert call_mlcd(*arguments("alone", few)).returncode == 0
+    succeed(*arguments("alone", few))
     together = start_on(machines, meeting, *arguments("together", few))
     for process in together:
         _, errors = process.communicate(timeout=240)
@@ -119,6 +119,5 @@ def test_two_machines_train_as_one_and_one_goes_on(meeting, machines, arguments,
         process.communicate(timeout=120)
         assert process.returncode != 0
     assert not (tmp_path / "lost").exists(), "the run had ended before the machine was lost"
-    went_on = call_mlcd("train", "--resume", tmp_path / "lost")
-    assert went_on.returncode == 0, went_on.stderr
+    succeed("train", "--resume", tmp_path / "lost")
     assert_alike(tmp_path / "lost", tmp_path / "alone", tolerance=1e-5)

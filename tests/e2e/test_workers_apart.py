@@ -17,7 +17,7 @@ from mlcd.progress import Reporter
 from service.jobs.job import JobSpec
 from service.jobs.service import open_queue
 from service.settings import read_settings
-from tests.conftest import call_mlcd
+from tests.conftest import succeed
 from tests.e2e.test_jobs import until
 from tests.e2e.test_two_machines import ip, namespace
 from tests.integration.s3 import SECRET, running_moto, using
@@ -120,8 +120,7 @@ def test_workers_without_a_common_folder_share_a_job_and_one_is_lost(
     disk, files = tmp_path / "disk", store.filesystem()
     disk.mkdir()
     files.put(str(digits), "bucket/jobs/images", recursive=True)
-    made = call_mlcd("label", digits, tmp_path / "alone", "--model", model, "--centers", centers)
-    assert made.returncode == 0, made.stderr
+    succeed("label", digits, tmp_path / "alone", "--model", model, "--centers", centers)
     expected = LabelTable.open(tmp_path / "alone")
     artifacts = [open_artifact(path) for path in (model, centers)]
 
