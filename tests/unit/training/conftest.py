@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import call_mlcd
-from training.config import load_config
+from tests.conftest import succeed
+from tests.unit.training.running import configured
 
 
 def label_images(images: Path, out: Path) -> Path:
@@ -17,8 +17,7 @@ def label_images(images: Path, out: Path) -> Path:
         ("cluster", out / "features", out / "centers", "--clusters", 10),
         ("label", out / "features", out / "labels", "--centers", out / "centers", "--top", 2),
     ):
-        result = call_mlcd(*arguments)
-        assert result.returncode == 0, result.stderr
+        succeed(*arguments)
     return out
 
 
@@ -30,12 +29,9 @@ def labeled(tmp_path_factory, digits) -> Path:
 @pytest.fixture
 def config(journey, digits, tiny_recipe, tmp_path):
     def make(out, *overrides):
-        places = [
-            "telemetry.peak_tflops=1",
-            f"data.images={digits}",
-            f"data.labels={journey / 'labels'}",
-            f"out={tmp_path / out}",
-        ]
-        return load_config(str(tiny_recipe), [*places, *overrides])
+        labels = journey / "labels"
+        return configured(
+            tiny_recipe, digits, labels, tmp_path / out, "telemetry.peak_tflops=1", *overrides
+        )
 
     return make

@@ -11,8 +11,7 @@ from PIL import Image
 
 from mlcd.encoders.torch import TorchEncoder
 from mlcd.models.servable import Servable
-from tests.unit.training.running import SILENT, before_step, read_log, saved_bytes
-from training.config import load_config
+from tests.unit.training.running import SILENT, before_step, configured, read_log, saved_bytes
 from training.run.run_training import run_training
 
 GPU = "cuda"
@@ -27,14 +26,10 @@ def run(labeled, digits, tiny_recipe, tmp_path):
     """Trains on the digits in this process."""
 
     def trained(name, *overrides):
-        places = [
-            f"data.images={digits}",
-            f"data.labels={labeled / 'labels'}",
-            f"out={tmp_path / name}",
-            "telemetry.peak_tflops=1",
-            "log_every=1",
-        ]
-        return run_training(load_config(str(tiny_recipe), [*places, *overrides]), SILENT)
+        quick = ("telemetry.peak_tflops=1", "log_every=1")
+        labels = labeled / "labels"
+        run = configured(tiny_recipe, digits, labels, tmp_path / name, *quick, *overrides)
+        return run_training(run, SILENT)
 
     yield trained
     torch.use_deterministic_algorithms(False)

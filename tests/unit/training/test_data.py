@@ -23,7 +23,8 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.progress import Reporter
 from mlcd.randomness import permuted
 from mlcd.types import Neighbors
-from training.config import AugmentConfig, RunConfig, load_config
+from tests.unit.training.running import configured
+from training.config import AugmentConfig, RunConfig
 from training.data.augment import Augmentation, crop_boxes
 from training.data.crops import crop_pictures
 from training.data.dataset import open_dataset
@@ -352,23 +353,10 @@ def test_a_picture_is_the_whole_of_it_upright_and_no_larger_than_needed():
         assert picture.pixels[shape[0] // 2 + 3 :].min() == 200
 
 
-def test_fast_decoding_shows_nearly_the_same(photo):
-    exact, fast = (open_picture(photo, 100, mode) for mode in ("exact", "fast"))
-    assert (exact.width, exact.height) == (fast.width, fast.height) == (640, 427)
-    assert exact.pixels.shape == fast.pixels.shape
-    assert not np.array_equal(exact.pixels, fast.pixels)
-    assert np.abs(exact.pixels.astype(int) - fast.pixels.astype(int)).mean() < 2
-
-
 @pytest.fixture
 def config(labeled, digits, tiny_recipe, tmp_path):
     def make(*overrides):
-        places = [
-            f"data.images={digits}",
-            f"data.labels={labeled / 'labels'}",
-            f"out={tmp_path / 'run'}",
-        ]
-        return load_config(str(tiny_recipe), [*places, *overrides])
+        return configured(tiny_recipe, digits, labeled / "labels", tmp_path / "run", *overrides)
 
     return make
 
@@ -455,13 +443,6 @@ def test_a_mixture_of_other_centers_is_refused(config, digits, labeled, tmp_path
     with pytest.raises(ConfigInvalid, match="labels of different centers"):
         open_dataset(
             mixture(config, (digits, labeled / "labels", 1), (digits, tmp_path / "labels", 1))
-        )
-
-
-def test_a_part_that_would_never_be_seen_is_refused(config, digits, labeled):
-    with pytest.raises(ConfigInvalid, match=r"data\.mix\.1\.weight"):
-        open_dataset(
-            mixture(config, (digits, labeled / "labels", 1), (digits, labeled / "labels", 1e-7))
         )
 
 

@@ -144,17 +144,3 @@ def test_a_budget_of_skips_is_spent_and_survives_an_interruption(config, monkeyp
     bad |= {20}
     with pytest.raises(Diverged, match="step 20"):
         run_training(config("other", "optim.max_skips=2"), SILENT)
-
-
-def test_a_loss_that_is_not_finite_stops_before_the_update(config, monkeypatch):
-    import training.head.partial_fc as head_module
-
-    def not_finite(lse_positive, lse_negative, **_):
-        return lse_positive * torch.nan
-
-    run = config("run")
-    monkeypatch.setattr(head_module, "mlcd_from_log_sums", not_finite)
-    with pytest.raises(Diverged, match="step 0: loss nan"):
-        run_training(run, SILENT)
-    monkeypatch.undo()
-    assert run_training(run, SILENT).summary["final"]["step"] == 30

@@ -16,7 +16,7 @@ from mlcd.models.servable import Servable
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows
 from mlcd.world import World
-from tests.conftest import call_mlcd
+from tests.conftest import succeed
 from tests.ranks import run_ranks
 from tests.unit.training import evaluating
 from training.evaluation.knn import knn, weighted_votes
@@ -185,8 +185,7 @@ def test_images_of_evaluation_are_split_as_the_command_splits_them(digits, journ
     config = evaluating.run_config("elsewhere", images=str(digits), linear_probe=True)
     logged = evaluate_model(Servable.read(checkpoint / "weights"), config, world=World())
     for kind, name in (("knn", "knn"), ("linear-probe", "linear_probe")):
-        told = call_mlcd("evaluate", kind, checkpoint, "--images", digits, "--json")
-        assert told.returncode == 0, told.stderr
+        told = succeed("evaluate", kind, checkpoint, "--images", digits, "--json")
         (result,) = json.loads(told.stdout.splitlines()[-1])["results"]
         assert result["metrics"][f"{name}_accuracy"] == logged[name]
 

@@ -5,7 +5,7 @@ import shutil
 
 from mlcd.models.runs import find_checkpoint
 from mlcd.models.servable import Servable
-from tests.conftest import call_mlcd
+from tests.conftest import refuse, succeed
 from training.evaluation.kept import read_kept
 
 SHORT = ("schedule.steps=12", "schedule.batch_size=16", "optim.warmup_steps=2", "optim.ema=null")
@@ -16,8 +16,7 @@ def test_a_tower_is_fine_tuned_beside_its_probe_on_the_same_split(journey, digit
     for digit in "01":
         shutil.copytree(digits / digit, images / digit)
     command = ("evaluate", "fine-tune", model, "--images", images, "--out", out, *SHORT)
-    told = call_mlcd(*command, "--json")
-    assert told.returncode == 0, told.stderr
+    told = succeed(*command, "--json")
     probe, tuned = json.loads(told.stdout.splitlines()[-1])["results"]
     assert probe["protocol"]["split"] == tuned["protocol"]["split"]
     assert (tuned["protocol"]["steps"], tuned["protocol"]["kind"]) == (12, "fine-tune")
@@ -26,8 +25,7 @@ def test_a_tower_is_fine_tuned_beside_its_probe_on_the_same_split(journey, digit
     assert low <= accuracy <= high
     assert accuracy > 0.5
     assert tuned["seen"]["images"] == 0  # neither here nor in the making of the tower
-    compared = call_mlcd("evaluate", "compare", out / "linear-probe", out / "fine-tune")
-    assert compared.returncode == 0, compared.stderr
+    succeed("evaluate", "compare", out / "linear-probe", out / "fine-tune")
     assert read_kept(out / "fine-tune").right.mean() == accuracy
     before, after = (
         Servable.read(folder).trunk.state_dict()
@@ -38,7 +36,7 @@ def test_a_tower_is_fine_tuned_beside_its_probe_on_the_same_split(journey, digit
     trained = json.loads((out / "run" / "manifest.json").read_text())["summary"]
     assert trained["samples"] + int(tuned["metrics"]["test_images"]) == probe["protocol"]["images"]
     made = (out / "run" / "manifest.json").stat().st_mtime_ns
-    assert call_mlcd(*command, "--json").returncode == 0
+    succeed(*command, "--json")
     assert (out / "run" / "manifest.json").stat().st_mtime_ns == made
 
 
@@ -48,6 +46,4 @@ def test_a_split_of_folds_and_a_split_with_a_share_are_refused(journey, digits, 
     places = ("--images", digits, "--out", tmp_path / "out", "--split", split)
     command = ("evaluate", "fine-tune", journey / "model", *places)
     for options, refusal in (((), "has 2 folds"), (("--hold-out", 0.5), "leave out --hold-out")):
-        told = call_mlcd(*command, *options)
-        assert told.returncode == 2
-        assert refusal in told.stderr
+        refuse(*command, *options, contains=refusal)

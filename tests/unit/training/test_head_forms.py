@@ -90,18 +90,6 @@ def test_it_is_the_written_out_loss_in_value_and_every_gradient(kind, ratio, wei
         assert head.bias.grad.item() == pytest.approx(bias.grad.item(), abs=1e-12)
 
 
-def test_equal_weights_are_no_weights_for_every_kind():
-    for kind in KINDS:
-        head = PartialFC(CLASSES, 8, HeadConfig(kind=kind, scale=7.0, negative_ratio=0.4)).double()
-        head.initialize(1)
-        z, labels, _ = problem(kind)
-        plain, weighted = (
-            head(z, labels, STEP, weights=weights).loss.item()
-            for weights in (None, torch.ones(labels.shape))
-        )
-        assert weighted == pytest.approx(plain, abs=1e-14), kind
-
-
 def test_chunks_change_nothing(monkeypatch):
     import training.head.partial_fc as module
 

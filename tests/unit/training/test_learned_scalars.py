@@ -11,12 +11,11 @@ from safetensors.torch import load_file
 
 from mlcd.artifacts.labels import LabelTable
 from mlcd.errors import ConfigInvalid, InvalidInput
-from mlcd.images.sources import open_source
 from mlcd.pipelines.label_captions import label_captions
-from mlcd.pipelines.label_classes import label_by, label_classes
+from mlcd.pipelines.label_classes import label_classes
 from mlcd.pipelines.verify import verify
-from tests.unit.training.running import SILENT, before_step, read_log
-from training.config import LossConfig, load_config
+from tests.unit.training.running import SILENT, before_step, configured, read_log
+from training.config import LossConfig
 from training.data.drawing import label_weights
 from training.run.run_training import run_training
 
@@ -24,17 +23,10 @@ from training.run.run_training import run_training
 @pytest.fixture
 def run_config(labeled, digits, tiny_recipe, tmp_path):
     def make(out, *overrides, labels=None):
-        places = [
-            "telemetry.peak_tflops=1",
-            "schedule.steps=8",
-            "optim.warmup_steps=0",
-            "checkpoint.every_steps=2",
-            "log_every=1",
-            f"data.images={digits}",
-            f"data.labels={labels or labeled / 'labels'}",
-            f"out={tmp_path / out}",
-        ]
-        return load_config(str(tiny_recipe), [*places, *overrides])
+        quick = ("telemetry.peak_tflops=1", "schedule.steps=8", "optim.warmup_steps=0")
+        often = ("checkpoint.every_steps=2", "log_every=1")
+        labels = labels or labeled / "labels"
+        return configured(tiny_recipe, digits, labels, tmp_path / out, *quick, *often, *overrides)
 
     return make
 
@@ -153,28 +145,3 @@ def test_the_rarest_tokens_of_captions_are_labels_with_their_rarity(digits, tmp_
     (images / "captions.jsonl").unlink()
     with pytest.raises(InvalidInput, match="share 0 tokens"):
         label_captions(str(images), tmp_path / "none", SILENT, top=2)
-
-
-def test_tokens_of_captions_train_the_same_head(run_config, digits, tmp_path):
-    """Labels of any number for each image, which are no clusters: SuperClass's."""
-    words = ["a", "digit", "even", "odd", *map(str, range(10))]
-    number = {word: index for index, word in enumerate(words)}
-
-    def tokens(entry):
-        digit = int(entry.class_name)
-        text = f"a digit {digit}" if digit % 3 else f"{digit} {'odd' if digit % 2 else 'even'}"
-        return [(number[word], 1.0) for word in dict.fromkeys(text.split())]
-
-    labels = label_by(
-        open_source(str(digits)), tokens, words, tmp_path / "tokens", top=3,
-        facts={"of": "tokens"}, reporter=SILENT,
-    )  # fmt: skip
-    run = run_training(
-        run_config(
-            "run", "loss.labels_per_image=3", "loss.margin_kind=none",
-            "schedule.steps=40", "optim.lr=0.003", *LEARNED, labels=labels.path,
-        ),
-        SILENT,
-    )  # fmt: skip
-    losses = [line["loss"] for line in read_log(run)]
-    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])

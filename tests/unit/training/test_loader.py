@@ -21,7 +21,7 @@ from PIL import Image
 
 from mlcd.errors import InvalidInput, Unavailable
 from tests.unit.training.conftest import label_images
-from training.config import load_config
+from tests.unit.training.running import configured
 from training.data import decoders as decoders_module
 from training.data import loader as loader_module
 from training.data.augment import Augmentation
@@ -83,18 +83,10 @@ def shards(digits, tmp_path_factory) -> Path:
 @pytest.fixture
 def config(shards, tiny_recipe, tmp_path):
     def make(*overrides, images=shards / "images"):
-        places = [
-            f"data.images={images}",
-            f"data.labels={shards / 'labels'}",
-            f"out={tmp_path / 'run'}",
-        ]
-        settings = [
-            "data.hold_out=0",
-            "schedule.batch_size=24",
-            "schedule.steps=6",
-            "model.image_size=10",
-        ]
-        return load_config(str(tiny_recipe), [*places, *settings, "model.patch_size=5", *overrides])
+        steps = ("data.hold_out=0", "schedule.batch_size=24", "schedule.steps=6")
+        sizes = ("model.image_size=10", "model.patch_size=5")
+        labels = shards / "labels"
+        return configured(tiny_recipe, images, labels, tmp_path / "run", *steps, *sizes, *overrides)
 
     return make
 

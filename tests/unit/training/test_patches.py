@@ -11,7 +11,7 @@ from mlcd.errors import InvalidInput
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig, resized_positions
-from tests.conftest import call_mlcd
+from tests.conftest import refuse, succeed
 from training.evaluation.patches.pca import border_of, colored, components
 from training.evaluation.patches.picture import patches_of
 
@@ -90,8 +90,7 @@ def test_a_tower_tells_a_square_from_its_ground_at_twice_its_size(tower, tmp_pat
     command = ("evaluate", "pca", path, tmp_path / "images", "--side", 64, "--foreground")
     pictures = [tmp_path / f"{name}.png" for name in "ab"]
     for picture in pictures:
-        told = call_mlcd(*command, "--out", picture, "--json")
-        assert told.returncode == 0, told.stderr
+        told = succeed(*command, "--out", picture, "--json")
     assert pictures[0].read_bytes() == pictures[1].read_bytes()
     drawn = np.asarray(Image.open(pictures[0]))
     assert drawn.shape == (128, 64, 3)
@@ -120,6 +119,4 @@ def test_what_cannot_be_drawn_is_refused(tower, tmp_path):
         (("--out", tmp_path / "a.png", "--side", 60), "give --side 56"),
         (("--out", tmp_path / "a.txt"), "call it a.png"),
     ):
-        told = call_mlcd(*command, *options)
-        assert told.returncode == 2
-        assert refusal in told.stderr
+        refuse(*command, *options, contains=refusal)

@@ -13,12 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlcd.errors import ConfigInvalid
-from mlcd.images.transform import PreprocessSpec
-from mlcd.models.servable import Servable
-from mlcd.models.vit import ViT, ViTConfig
-from tests.conftest import call_mlcd
+from mlcd.models.vit import ViT
+from tests.conftest import call_mlcd, refuse, succeed
 from training.byte_counts import activation_bytes, backbone_bytes, center_bytes, step_memory
-from training.config import built_in_recipes, load_config
+from training.config import load_config
 from training.flops import (
     backbone_flops,
     expected_distinct,
@@ -31,7 +29,7 @@ from training.head.partial_fc import HeadConfig, PartialFC
 from training.head.row_adamw import center_optimizer
 from training.optim.average import WeightAverage
 from training.optim.groups import parameter_groups
-from training.plan import DeviceProfile, kept_checkpoints, plan_recipe, plan_training
+from training.plan import DeviceProfile, kept_checkpoints, plan_training
 from training.tower import freeze
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
@@ -77,19 +75,6 @@ def test_forward_flops_are_those_that_torch_counts(output):
     total = counted(lambda: tower(config)(torch.rand(1, 3, 48, 48), output))
     unused = 2 * 64 * 24 if output == "patches" else 0  # patches are not projected
     assert total == forward_flops(config.model.vit(), output) - unused
-
-
-@pytest.mark.parametrize(
-    ("tower", "published"),
-    [
-        ((224, 32, 768, 12, 12, 3072, 512), 8.82e9),
-        ((224, 16, 768, 12, 12, 3072, 512), 35.13e9),
-        ((224, 14, 1024, 24, 16, 4096, 768), 162.03e9),
-        ((336, 14, 1024, 24, 16, 4096, 768), 381.92e9),
-    ],
-)
-def test_forward_flops_of_the_common_towers_are_the_published_ones(tower, published):
-    assert forward_flops(ViTConfig(*tower), "patches") == pytest.approx(published, rel=0.01)
 
 
 @pytest.mark.parametrize("frozen", [0, 1, 2, 3])
@@ -346,31 +331,11 @@ def test_what_cannot_run_is_refused(overrides, num_classes, world_size, message)
         plan_training(small(*overrides), num_classes, 1000, world_size, H200)
 
 
-@pytest.mark.parametrize("recipe", sorted({*built_in_recipes()} - {"lit", "clip", "siglip"}))
-def test_every_recipe_plans_without_data(recipe, tmp_path):
-    trunk = ViT(ViTConfig(28, 14, 32, 2, 2, 64, 16))
-    trunk.initialize(torch.Generator().manual_seed(0))
-    Servable(trunk, PreprocessSpec(28, 28)).write(tmp_path)
-    needs_start = recipe in ("finetune", "stage2-336")
-    plan = plan_recipe(
-        recipe,
-        [f"model.start={tmp_path}"] if needs_start else [],
-        num_classes=100_000,
-        num_samples=10**6,
-        world_size=2,
-        peak_tflops=100.0,
-    )
-    assert plan.seconds > 0
-    assert plan.device == DeviceProfile(100.0, "given", 0.4)
-    assert json.loads(json.dumps(plan.facts()))["memory"]["total"] == plan.memory.total
-
-
 def test_the_plan_of_the_command_follows_the_labels_and_a_checkpoint_is_as_large_as_told(
     journey, digits, tiny_recipe
 ):
     places = [f"data.images={digits}", f"data.labels={journey / 'labels'}", "out=nowhere"]
-    result = call_mlcd("train", tiny_recipe, *places, "--plan", "--peak-tflops", 0.1, "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed("train", tiny_recipe, *places, "--plan", "--peak-tflops", 0.1, "--json")
     facts = json.loads(result.stdout)
     labels = json.loads((journey / "labels" / "manifest.json").read_text())
     assert facts["num_classes"] == labels["config"]["num_centers"]
@@ -383,11 +348,10 @@ def test_the_plan_of_the_command_follows_the_labels_and_a_checkpoint_is_as_large
 
 
 def test_the_plan_for_people_names_what_it_rests_on():
-    result = call_mlcd(
+    result = succeed(
         *("train", "vit-b32-1m", "--plan", "--classes", 1_000_000, "--samples", 400_000_000),
         *("--processes", 8, "--peak-tflops", 790, "--mfu", 0.35),
     )
-    assert result.returncode == 0, result.stderr
     for fact in (
         "1000000 centers of 512",
         "in each of 8 processes",
@@ -421,13 +385,6 @@ def test_a_plan_refuses_what_the_run_refuses(
     assert message in planned.stderr
 
 
-def test_a_plan_for_other_numbers_compares_them_with_the_loss():
-    few = ["--classes", 4, "--samples", 100, "--peak-tflops", 0.1]
-    planned = call_mlcd("train", "demo-photos", "--plan", *few)
-    assert planned.returncode == 2
-    assert "4 labels per image leave no negative among 4 centers" in planned.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -441,7 +398,4 @@ def test_a_plan_for_other_numbers_compares_them_with_the_loss():
     ],
 )
 def test_a_wrong_use_of_the_plan_is_one_clear_line(arguments, message):
-    result = call_mlcd("train", *arguments)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
+    refuse("train", *arguments, contains=message)

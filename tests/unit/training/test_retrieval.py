@@ -7,15 +7,9 @@ import numpy as np
 import pytest
 
 from mlcd.types import unit_rows
-from tests.conftest import call_mlcd
+from tests.conftest import call_mlcd, refuse
+from tests.unit.training.running import evaluated
 from training.evaluation.texts.retrieval import retrieval_figures, retrieval_ranks
-
-
-def evaluated(*arguments):
-    result = call_mlcd("evaluate", *arguments, "--json")
-    assert result.returncode == 0, result.stderr
-    (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
-    return record
 
 
 def brute_force(images, captions, image_of, cutoff):
@@ -50,30 +44,6 @@ def test_ranks_are_those_of_the_whole_matrix(cells):
         for name in (f"image_to_text_r@{cutoff}", f"text_to_image_r@{cutoff}"):
             low, high = found.intervals[name]
             assert low <= found.metrics[name] <= high
-
-
-def test_what_clip_benchmark_counts_is_counted():
-    """Its formula without ties: the top K of each row, and any positive among them."""
-    generator = np.random.default_rng(1)
-    image_of = np.repeat(np.arange(30), 5)
-    images, captions = (unit_rows(generator.standard_normal((n, 6))) for n in (30, 150))
-    scores = captions @ images.T
-    positive = image_of[:, None] == np.arange(30)
-    found = retrieval_figures(retrieval_ranks(images, captions, image_of), image_of).metrics
-    for k in (1, 5, 10):
-        for name, matrix, right in (
-            ("text_to_image", scores, positive),
-            ("image_to_text", scores.T, positive.T),
-        ):
-            top = np.argsort(-matrix, axis=1)[:, :k]
-            recall = np.take_along_axis(right, top, axis=1).any(axis=1).mean()
-            assert found[f"{name}_r@{k}"] == pytest.approx(recall)
-
-
-def test_equal_images_do_not_help_each_other():
-    same = unit_rows(np.ones((20, 4)))
-    found = retrieval_figures(retrieval_ranks(same, same, np.arange(20)), np.arange(20)).metrics
-    assert set(found.values()) == {0.0}
 
 
 def test_the_command_takes_captions_beside_images_or_of_a_table(two_tower_model, digits, tmp_path):
@@ -121,9 +91,7 @@ def test_of_a_split_of_karpathys_the_test_part_is_taken(two_tower_model, digits,
         assert record["metrics"]["test_images"] == len(rows) // 4
         assert record["protocol"]["captions"] == 2 * (len(rows) // 4)
     split.write_text(json.dumps({"annotations": []}))
-    told = call_mlcd("evaluate", *command, images)
-    assert told.returncode == 2
-    assert "is no split of Karpathy's" in told.stderr
+    refuse("evaluate", *command, images, contains="is no split of Karpathy's")
 
 
 def test_captions_of_no_image_are_refused_unless_asked_for(two_tower_model, digits, tmp_path):
@@ -148,9 +116,7 @@ def test_captions_of_no_image_are_refused_unless_asked_for(two_tower_model, digi
     shutil.copy(table, images / "captions.csv")  # the same beside the images
     assert "'gone.png' is the key" in call_mlcd("evaluate", *command[:4]).stderr
     table.write_text("path,caption\n" + "".join(row.replace(",", ',"', 1) for row in rows))
-    told = call_mlcd("evaluate", *command)
-    assert told.returncode == 2
-    assert "captions.csv, line 2: text follows the closing quote" in told.stderr
+    refuse("evaluate", *command, contains="captions.csv, line 2: text follows the closing quote")
 
 
 def test_images_without_captions_are_refused(two_tower_model, digits, tmp_path):

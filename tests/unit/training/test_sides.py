@@ -3,7 +3,6 @@ scikit-learn.
 """
 
 import csv
-import json
 import re
 import shutil
 
@@ -15,8 +14,9 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.pipelines.sync import sync
 from mlcd.progress import Reporter
-from tests.conftest import call_mlcd, write_digits
+from tests.conftest import call_mlcd, succeed, write_digits
 from tests.unit.training import evaluating
+from tests.unit.training.running import evaluated
 from training.evaluation.splits import folder_split
 from training.evaluation.while_training import check_evaluation
 
@@ -54,16 +54,8 @@ def stored(split_folders, tmp_path_factory):
     """Embeddings of both sides, and of the folder that holds them."""
     out = tmp_path_factory.mktemp("stored")
     for name, images in (("train", "train"), ("test", "test"), ("whole", ".")):
-        result = call_mlcd("embed", split_folders / images, out / name, "--model", "pixels")
-        assert result.returncode == 0, result.stderr
+        succeed("embed", split_folders / images, out / name, "--model", "pixels")
     return out
-
-
-def evaluated(*arguments):
-    result = call_mlcd("evaluate", *arguments, "--json")
-    assert result.returncode == 0, result.stderr
-    (record,) = json.loads(result.stdout.splitlines()[-1])["results"]
-    return record
 
 
 def refused(*arguments, contains):
@@ -95,29 +87,6 @@ def test_knn_is_that_of_numpy(stored):
     assert record["protocol"]["train"] == f"{len(classes)} of train"
     assert record["protocol"]["test"] == f"{len(truth)} of test"
     assert "hold_out" not in record["protocol"]
-
-
-def test_the_linear_probe_is_scikit_learns(stored):
-    """The same C; coefficients at the one minimum of the objective, which scikit-learn reaches with
-    a small tol.
-    """
-    from sklearn.linear_model import LogisticRegression
-
-    (known, classes), (queries, truth) = sides(stored)
-    metrics = evaluated("linear-probe", "--train", stored / "train", "--test", stored / "test")[
-        "metrics"
-    ]
-    peer = LogisticRegression(C=metrics["c"], solver="newton-cg", tol=1e-9, max_iter=1000).fit(
-        known, classes
-    )
-    assert metrics["linear_probe_accuracy"] == pytest.approx(peer.score(queries, truth), abs=1e-6)
-    losses = -peer.predict_log_proba(known)[
-        np.arange(len(known)), np.searchsorted(peer.classes_, classes)
-    ]
-    objective = metrics["c"] * losses.sum() + (peer.coef_**2).sum() / 2
-    assert metrics["objective"] == pytest.approx(objective, rel=1e-6)
-    assert metrics["train_images"] + metrics["validation_images"] == len(classes)
-    assert metrics["test_images"] == len(truth)
 
 
 def test_clusters_of_one_side_are_measured_on_the_other(stored):
@@ -167,10 +136,7 @@ def test_folders_lists_and_the_whole_folder_give_the_same_figures(
 def test_a_run_is_measured_on_folders_as_on_their_embeddings(journey, split_folders, tmp_path):
     """The same model, once as a checkpoint and once as the embeddings that its export made."""
     for side in ("train", "test"):
-        result = call_mlcd(
-            "embed", split_folders / side, tmp_path / side, "--model", journey / "model"
-        )
-        assert result.returncode == 0, result.stderr
+        succeed("embed", split_folders / side, tmp_path / side, "--model", journey / "model")
     folders = ("--train", split_folders / "train", "--test", split_folders / "test")
     run = evaluated("knn", journey / "run", *folders, "--out", tmp_path / "result")
     embedded = evaluated("knn", "--train", tmp_path / "train", "--test", tmp_path / "test")

@@ -3,7 +3,6 @@ again.
 """
 
 import json
-import subprocess
 import sys
 import time
 
@@ -14,6 +13,7 @@ from PIL import Image
 
 import training.telemetry.throughput as measuring
 from mlcd.errors import ConfigInvalid
+from tests.conftest import run_python
 from training.telemetry.loss_picture import write_losses
 from training.telemetry.step_logs import TENSORBOARD, MetricsLog, TensorBoardLog
 from training.telemetry.throughput import Throughput, measured_peak_tflops, peak_memory_bytes
@@ -51,9 +51,7 @@ def test_peak_memory_counts_what_was_freed():
         "before = peak(torch.device('cpu')); large = torch.ones(50_000_000); del large\n"
         "print(peak(torch.device('cpu')) - before)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    result = run_python(code)
     assert 0.9 * 200e6 < int(result.stdout) < 1.2 * 200e6
     assert Throughput(1.0, 1.0, CPU).read()["peak_memory_gib"] == pytest.approx(
         peak_memory_bytes(CPU) / 2**30, rel=0.01

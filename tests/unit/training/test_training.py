@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.manifest import open_artifact
-from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, Unavailable
+from mlcd.errors import ConfigInvalid, Conflict, Unavailable
 from mlcd.models.runs import find_checkpoint
 from mlcd.progress import Reporter
 from mlcd.world import World
@@ -25,7 +25,6 @@ from training.preemption import Interrupted, Preempted
 from training.processes import Processes
 from training.run.run_files import read_run_config
 from training.run.run_training import initial_state, run_training
-from training.telemetry.step_logs import MetricsLog
 
 
 def test_the_loss_falls_and_the_positives_come_nearer(config):
@@ -112,29 +111,6 @@ def test_micro_batches_equal_the_whole_batch(config, options):
                 "unique_positives",
             ):
                 assert other[name] == pytest.approx(one[name], rel=1e-12, abs=1e-12), name
-
-
-def test_more_parts_than_samples_leave_some_empty(config):
-    one, many = (
-        read_log(
-            run_training(
-                config(
-                    f"run{parts}",
-                    f"compute.accumulation={parts}",
-                    "schedule.batch_size=3",
-                    "schedule.steps=3",
-                    "optim.warmup_steps=0",
-                    "compute.precision=fp64",
-                    "log_every=1",
-                ),
-                SILENT,
-            )
-        )
-        for parts in (1, 5)
-    )
-    assert [line["loss"] for line in many] == pytest.approx(
-        [line["loss"] for line in one], rel=1e-12
-    )
 
 
 def test_a_step_without_any_usable_sample_changes_nothing(config, digits, tmp_path):
@@ -305,15 +281,6 @@ def test_broken_files_do_not_shift_the_split(journey, digits, tmp_path):
     assert usable == listed & set(stored.keys)
 
 
-def test_other_images_under_the_same_keys_are_refused(config, digits, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(digits, other)
-    first, second, *_ = sorted((other / "3").iterdir())
-    first.write_bytes(second.read_bytes())
-    with pytest.raises(InvalidInput, match="not those that were labeled"):
-        run_training(config("run", f"data.images={other}", "data.hold_out=0"), SILENT)
-
-
 def test_what_was_trained_on_is_not_known_once_images_were_added(config, digits, tmp_path):
     """The split covers all images of a folder, so that others would be held out now."""
     images = tmp_path / "images"
@@ -325,11 +292,6 @@ def test_what_was_trained_on_is_not_known_once_images_were_added(config, digits,
     seen = seen_by(checkpoint)
     assert not len(seen.trained)
     assert any("other images than when the run began" in each for each in seen.unknown)
-
-
-def test_labels_that_leave_no_negative_or_are_not_there_are_refused(config, journey):
-    with pytest.raises(ConfigInvalid, match="label with --top 50"):
-        run_training(config("run", "loss.labels_per_image=50"), SILENT)
 
 
 def test_gradients_are_clipped(config, monkeypatch):
@@ -391,29 +353,6 @@ def test_a_held_out_image_never_votes_for_itself():
     metrics = dict(knn(LabeledRows(rows, keys, splits, classes), neighbors=1, hold_out=0.5))
     assert metrics["test_images"] == 200
     assert metrics["knn_accuracy"] < 0.25
-
-
-def test_the_log_forgets_the_steps_of_a_lost_future(tmp_path):
-    log = MetricsLog(tmp_path, 0)
-    for step in (1, 2, 3):
-        log.append({"step": step})
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "lo')  # cut off by a crash
-    MetricsLog(tmp_path, 2)
-    assert [
-        json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
-    ] == [1, 2]
-
-
-def test_the_vote_weighs_by_similarity():
-    known = np.array([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]], dtype=np.float32)
-    query = np.array([[1.0, 0.0]], dtype=np.float32)
-    # One neighbor at cosine 1 outweighs two at 0.6: exp(1/0.07) > 2 exp(0.6/0.07).
-    for neighbors in (3, 99):
-        votes = weighted_votes(
-            query, known, np.array([0, 1, 1]), num_classes=2, neighbors=neighbors
-        )
-        assert votes.argmax(axis=1).tolist() == [0]
 
 
 def test_the_vote_equals_scikit_learn():
