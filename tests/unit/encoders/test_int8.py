@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from contextlib import closing, nullcontext
 from dataclasses import replace
 
@@ -16,7 +14,7 @@ from mlcd.encoders import open_encoder, open_text_encoder
 from mlcd.encoders import openvino as engine
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
-from tests.conftest import PLAIN_CPU
+from tests.conftest import PLAIN_CPU, run_python
 
 IN_INT8 = EncoderOptions(precision="int8")
 AVX512 = ["WINOGRAD", "FP32", "INT8"]
@@ -49,13 +47,7 @@ def test_a_plain_cpu_computes_no_int8():
     if "AVX512F" not in cpu_features() and "AVX_VNNI" in cpu_features():
         pytest.skip("VNNI of AVX2 is told from the CPU alone, which cannot be made plain")
     code = "from mlcd.encoders.openvino import computes_int8; print(computes_int8())"
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **PLAIN_CPU},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    told = run_python(code, env={**os.environ, **PLAIN_CPU})
     assert told.stdout == "False\n"
 
 

@@ -1,8 +1,5 @@
 """Which engine a model is opened with, and what is refused."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -13,6 +10,7 @@ from mlcd.encoders.options import EncoderOptions
 from mlcd.encoders.unit_rows import MAX_BATCH, encode_in_parts
 from mlcd.errors import ConfigInvalid
 from mlcd.extras import install_command
+from tests.conftest import run_python
 
 
 def without(monkeypatch, *packages):
@@ -116,7 +114,7 @@ def test_an_engine_never_sees_more_than_the_bound():
 
 def run_blocked(package, body):
     code = f"import sys\nsys.modules[{package!r}] = None\n{body}"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return run_python(code, check=False)
 
 
 def test_everything_but_the_torch_engine_opens_without_torch(journey):

@@ -1,7 +1,5 @@
 import os
 import shutil
-import subprocess
-import sys
 from contextlib import nullcontext
 
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from mlcd.encoders import open_encoder
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ArtifactInvalid
+from tests.conftest import run_python
 
 _ENCODER = """
 import faulthandler, os, signal, sys
@@ -41,9 +40,7 @@ sys.exit(0 if heard else 3)
 
 
 def test_a_signal_finds_its_stack_after_encoders_were_closed_in_any_order():
-    done = subprocess.run(
-        [sys.executable, "-c", _ENCODER + _SIGNAL], check=False, capture_output=True, text=True
-    )
+    done = run_python(_ENCODER + _SIGNAL, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -56,9 +53,7 @@ def test_an_engine_with_some_of_the_threads_is_bound_to_no_core():
         "model = encoder(num_threads=1)._compiled.request.get_compiled_model()\n"
         'print(model.get_property("ENABLE_CPU_PINNING"))'
     )
-    result = subprocess.run(
-        [sys.executable, "-c", _ENCODER + code], capture_output=True, text=True, check=True
-    )
+    result = run_python(_ENCODER + code)
     assert result.stdout.strip() == "False"
 
 
@@ -67,9 +62,7 @@ def test_openvino_reports_nothing_to_its_maker():
         "import sys, mlcd.encoders.openvino; print(sys.modules['openvino_telemetry'], 'openvino' "
         "in sys.modules)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    result = run_python(code)
     assert result.stdout.split() == ["None", "True"]
 
 

@@ -18,12 +18,21 @@ from mlcd.images.sources import open_source
 IMAGE = b"no decoder sees this"
 
 
-def tar(path, members):
+def linked(path, members):
+    """Writes a tar of data, or of (type, target) of a link or another thing."""
     with tarfile.open(path, "w") as archive:
-        for name, data in members.items():
+        for name, data in members:
             info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+            if isinstance(data, tuple):
+                info.type, info.linkname = data
+                archive.addfile(info)
+            else:
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+
+
+def tar(path, members):
+    linked(path, members.items())
 
 
 def files(folder, members):
@@ -201,19 +210,6 @@ def test_a_parquet_column_of_numbers_is_no_captions(tmp_path):
         captions(tmp_path / "t.parquet")
 
 
-def linked(path, members):
-    """Writes a tar of data, or of (type, target) of a link or another thing."""
-    with tarfile.open(path, "w") as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            if isinstance(data, tuple):
-                info.type, info.linkname = data
-                archive.addfile(info)
-            else:
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-
-
 def test_an_image_in_a_tar_has_the_sidecar_of_its_own_name_first(tmp_path):
     linked(
         tmp_path / "s.tar",
@@ -346,15 +342,3 @@ def test_a_table_of_another_form_is_refused_with_what_was_seen(name, table, seen
     files(tmp_path, {"a.jpg": IMAGE, name: table})
     with pytest.raises(InvalidInput, match=seen):
         captions(tmp_path)
-
-
-def test_real_captions(shared_data):
-    products = captions(shared_data / "fashion_products")
-    assert all(len(texts) == 1 for texts in products.values())
-    assert products["images/10005.jpg"] == ("Nike Men As Ss Trainin Blue T-Shirts",)
-    coco = captions(shared_data / "coco_multi_captions")
-    assert sum(map(len, coco.values())) > 495
-    assert coco["images/000000579003.jpg"][1] == "A full perspective of a washroom with a sink."
-    shard = captions(shared_data / "wds_cc12m_sample" / "*.tar")
-    assert len(shard) == 32
-    assert all(shard.values())

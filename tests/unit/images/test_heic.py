@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from mlcd.errors import ImageRejected
 from mlcd.images.decode import DecodeLimits, decode, format_of, supported_formats
 from mlcd.images.heic import is_heic
+from tests.conftest import run_python
 
 ROWS, COLUMNS = np.mgrid[0:64, 0:96]
 RGB = np.dstack([COLUMNS * 2, ROWS * 3, ROWS + COLUMNS]).astype(np.uint8)
@@ -48,7 +49,7 @@ def test_without_the_extra_the_refusal_names_it(tmp_path):
     Image.fromarray(RGB).save(images / "other.png")
     embed = ["mlcd", "embed", str(images), str(tmp_path / "out"), "--model", "pixels"]
     code = f"{HIDE}from mlcd.__main__ import main; sys.argv = {embed!r}; main()"
-    subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+    run_python(code, check=False)
     (line,) = (tmp_path / "out" / "errors.jsonl").read_text().splitlines()
     error = json.loads(line)
     assert error["reason"] == "unsupported-format"

@@ -35,15 +35,6 @@ def test_a_jpeg_without_its_end_is_decoded(jpeg, end, mode):
     assert np.array_equal(spec.prepare(jpeg[:-2] + end), PreprocessSpec(16, 16).prepare(jpeg))
 
 
-@MODES
-def test_a_jpeg_without_pixels_is_refused(jpeg, mode):
-    spec = PreprocessSpec(16, 16, decode=mode)
-    for missing in (4, 8, 12, 50, *range(100, len(jpeg), len(jpeg) // 12)):
-        with pytest.raises(ImageRejected) as caught:
-            spec.prepare(jpeg[:-missing])
-        assert caught.value.reason in {"undecodable", "unsupported-format"}
-
-
 def test_a_progressive_jpeg_without_its_last_scan_is_refused(photo):
     buffer = io.BytesIO()
     Image.open(io.BytesIO(photo)).save(buffer, "JPEG", progressive=True)

@@ -25,7 +25,6 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models import zoo
 from mlcd.models.checkpoints import read_state, write_state
 from mlcd.models.configs import write_hf_config, write_hf_preprocessing
-from mlcd.models.rope import patch_angles, rotate
 from mlcd.models.servable import Servable, tower_of
 from mlcd.models.vit import ViT, ViTConfig
 from mlcd.models.weight_files import digest_of_weights
@@ -188,29 +187,6 @@ def test_learned_positions_are_resized_as_transformers_does(tmp_path):
     larger = zoo.load(str(tmp_path), LoadOptions(image_size=32))
     assert larger.preprocess.crop == larger.trunk.config.image_size == 32
     assert torch.allclose(larger.trunk(pixels(32)), trunk(pixels(32)), atol=1e-6)
-
-
-def test_the_angles_are_those_of_the_definition():
-    angles = patch_angles((2, 3), 8)
-    frequencies = [1.0, 10_000 ** (-2 / 4)]
-    grid = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-    expected = [[*(h * f for f in frequencies), *(w * f for f in frequencies)] for h, w in grid]
-    assert angles.tolist() == pytest.approx([pytest.approx(row) for row in expected])
-    assert patch_angles((1, 2), 104)[1, 26:29].tolist() == pytest.approx(
-        [1, 0.7017038, 0.4923883], abs=1e-7
-    )
-    assert patch_angles((1, 2), 64)[1, 16:19].tolist() == pytest.approx(
-        [1, 0.5623413, 0.3162278], abs=1e-7
-    )
-
-
-def test_the_rotation_is_a_complex_multiplication():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn((2, 3, 5, 8), generator=generator, dtype=torch.float64)
-    angles = torch.randn((5, 4), generator=generator, dtype=torch.float64)
-    turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones_like(angles), angles)
-    ours = rotate(x, angles.cos(), angles.sin())
-    assert torch.allclose(ours, torch.cat([turned.real, turned.imag], dim=-1))
 
 
 def test_the_tables_stay_in_float32_in_a_bf16_model():

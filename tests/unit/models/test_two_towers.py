@@ -375,13 +375,6 @@ def test_open_clip_s_text_tower_gives_the_same(
     assert all(torch.equal(written[name], part) for name, part in state.items())
 
 
-def test_the_root_s_positions_of_a_full_file_are_the_text_tower_s():
-    towers = small_clip()
-    state = write_two_tower_state(towers, "open_clip")
-    assert torch.equal(state["positional_embedding"], towers.text.pos)
-    assert torch.equal(state["visual.positional_embedding"], towers.vision.pos)
-
-
 def test_openai_s_files_hold_halves_and_numbers_that_are_no_weights():
     towers = small_clip()
     state = {name: part.half() for name, part in write_two_tower_state(towers, "open_clip").items()}
