@@ -3,7 +3,6 @@
 import contextlib
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -11,8 +10,6 @@ import numpy as np
 import pytest
 
 from mlcd.collections.item import Item
-from mlcd.collections.milvus.graph_kinds import Graph
-from mlcd.collections.milvus.schemas import AUDITED, new_name
 from mlcd.collections.places import open_place
 from mlcd.errors import ConfigInvalid, Conflict, NotFound, StoreUnreachable
 from mlcd.types import unit_rows
@@ -217,25 +214,3 @@ def test_cells_are_audited_as_the_graph_is(url, monkeypatch):
         assert described.kind == "ivf_flat"
         assert described.recall["low"] >= 0.9
         assert not collection.search(rows[:1], 10).exact
-
-
-def test_the_server_of_the_tests_is_built_without_diskann(milvus, url):
-    """Why it is not offered: each attempt fails, and the state of the index does not say so."""
-    failure = "failed to create index, C Runtime Exception: bad_function_call"
-    graph, name = Graph("diskann", "DISKANN", {}, "search_list", (), 0), new_name("audit")
-    rows = unit_rows(np.random.default_rng(0).standard_normal((5000, 128), np.float32))
-    with contextlib.closing(open_place(url)) as store:
-        connection = store._connection
-        connection.make(name, AUDITED, graph, 128)
-        try:
-            connection.insert(name, [{"row": n, "vector": row} for n, row in enumerate(rows)])
-            connection.flush(name)
-            until = time.monotonic() + 60
-            while (milvus.folder / "log").read_text().count(failure) < 4:  # it tries again
-                assert time.monotonic() < until, "DISKANN does not fail: offer it"
-                time.sleep(0.5)
-            assert connection.unindexed_rows(name) == len(rows)
-            described = connection._ask(lambda client: client.describe_index(name, "vector"))
-            assert described["state"] == "Finished"
-        finally:
-            connection.drop(name)

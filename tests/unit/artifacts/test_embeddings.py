@@ -1,27 +1,15 @@
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifacts.draft import Draft
-from mlcd.artifacts.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
-from mlcd.artifacts.manifest import Request
+from mlcd.artifacts.embeddings import EmbeddingsArtifact, keys_name, part_name
 from mlcd.errors import ArtifactInvalid
+from tests.written_artifacts import write_embeddings
 
 
 def write(out, num_rows, num_keys):
-    with Draft(out, Request("embeddings", {}, (), "f" * 64)) as draft:
-        for part in range(2):
-            with draft.write(part_name(part)) as path, path.open("wb") as file:
-                np.save(file, np.eye(4, dtype=np.float32)[: num_rows[part]])
-            keys = [
-                {"key": f"{part}/{row}", "class_name": None, "sha256": bytes(32), "split": 0.5}
-                for row in range(num_keys[part])
-            ]
-            with draft.write(keys_name(part)) as path:
-                pq.write_table(pa.Table.from_pylist(keys, schema=KEY_SCHEMA), path)
-        draft.publish()
-    return out
+    parts = [np.eye(4, dtype=np.float32)[:num] for num in num_rows]
+    keys = [f"{part}/{row}" for part, num in enumerate(num_keys) for row in range(num)]
+    return write_embeddings(out, parts, keys)
 
 
 @pytest.mark.parametrize("name", [part_name(1), keys_name(1)])

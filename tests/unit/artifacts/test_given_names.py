@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.given_names import (
     GIVEN_NAMES,
     Renaming,
@@ -17,22 +16,18 @@ from mlcd.artifacts.given_names import (
     current_names,
     read_names_file,
 )
-from mlcd.artifacts.manifest import Request, open_artifact
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
 from mlcd.pipelines.name import set_names
 from mlcd.pipelines.verify import verify
-from mlcd.types import unit_rows
 from service.inference.lookup import Lookup
+from tests.written_artifacts import write_centers
 
 
 @pytest.fixture
 def centers(tmp_path):
-    vectors = unit_rows(np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32))
-    with Draft(tmp_path / "centers", Request("centers", fingerprint="f" * 64)) as draft:
-        Centers(vectors, np.ones(4, np.int64), "f" * 64, names=("cat", None, "dog", None)).write(
-            draft
-        )
-        draft.publish()
+    vectors = np.random.default_rng(0).standard_normal((4, 8))
+    write_centers(tmp_path / "centers", vectors, names=("cat", None, "dog", None))
     return tmp_path / "centers"
 
 
@@ -108,11 +103,7 @@ def test_each_change_is_a_version_and_those_by_people_are_remembered(centers):
 def test_names_are_not_written_beside_other_centers(centers):
     artifact = open_artifact(centers)
     shutil.rmtree(centers)
-    with Draft(centers, Request("centers", {"seed": 1}, fingerprint="f" * 64)) as draft:
-        Centers(unit_rows(np.eye(4, 8, dtype=np.float32)), np.ones(4, np.int64), "f" * 64).write(
-            draft
-        )
-        draft.publish()
+    write_centers(centers, np.eye(4, 8), config={"seed": 1})
     with pytest.raises(Conflict, match="taken the place"):
         change_names(artifact, lambda given: given.set_by_hand({0: "x"}))
     assert Centers.open(centers).names is None
@@ -139,11 +130,7 @@ def test_names_that_were_edited_by_hand_or_are_of_other_centers_are_refused(cent
                 read(centers)
     given.write_text(whole)
     assert Centers.open(centers).name(1) == "bird"
-    with Draft(tmp_path / "others", Request("centers", {"seed": 1}, fingerprint="f" * 64)) as draft:
-        Centers(unit_rows(np.eye(4, 8, dtype=np.float32)), np.ones(4, np.int64), "f" * 64).write(
-            draft
-        )
-        draft.publish()
+    write_centers(tmp_path / "others", np.eye(4, 8), config={"seed": 1})
     (tmp_path / "others" / GIVEN_NAMES).write_text(whole)
     with pytest.raises(ArtifactInvalid, match="names other centers"):
         Centers.open(tmp_path / "others")

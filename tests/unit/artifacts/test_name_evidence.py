@@ -4,22 +4,17 @@ import numpy as np
 import pytest
 
 from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.given_names import GivenNames, read_given_names, write_given_names
-from mlcd.artifacts.manifest import Request, open_artifact
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.name_evidence import NameEvidence, read_evidence, write_evidence
 from mlcd.errors import ArtifactInvalid
 from mlcd.pipelines.verify import verify
-from mlcd.types import unit_rows
+from tests.written_artifacts import write_centers
 
 
 @pytest.fixture
 def centers(tmp_path):
-    vectors = unit_rows(np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32))
-    with Draft(tmp_path / "centers", Request("centers", fingerprint="f" * 64)) as draft:
-        Centers(vectors, np.ones(3, np.int64), "f" * 64).write(draft)
-        draft.publish()
-    return open_artifact(tmp_path / "centers")
+    return write_centers(tmp_path / "centers", np.random.default_rng(0).standard_normal((3, 8)))
 
 
 def evidence(*names):
@@ -65,11 +60,7 @@ def test_evidence_that_is_damaged_or_missing_or_of_other_centers_is_told(centers
     file.unlink()
     with pytest.raises(ArtifactInvalid, match=r"0001\.json is missing"):
         list(verify(centers.path))
-    with Draft(tmp_path / "others", Request("centers", {"a": 1}, fingerprint="f" * 64)) as draft:
-        Centers(unit_rows(np.eye(3, 8, dtype=np.float32)), np.ones(3, np.int64), "f" * 64).write(
-            draft
-        )
-        draft.publish()
+    write_centers(tmp_path / "others", np.eye(3, 8), config={"a": 1})
     (tmp_path / "others" / "names").mkdir()
     (tmp_path / "others" / "names" / "0001.json").write_text(whole)
     with pytest.raises(ArtifactInvalid, match="of other centers"):

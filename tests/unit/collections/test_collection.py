@@ -2,8 +2,6 @@
 
 import resource
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from mlcd.collections.store import Collections
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
 from mlcd.indexes import tuning
 from mlcd.types import unit_rows
+from tests.conftest import run_python
 
 DIMENSION = 16
 FINGERPRINT = "a" * 64
@@ -161,19 +160,6 @@ def test_an_item_that_cannot_be_held_is_named_and_none_of_its_request_is(
     assert len(collection) == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"queries": np.ones(16)}, "dimension 16"),
-        ({"queries": np.full((1, 16), np.nan)}, "no direction"),
-        ({"threshold": float("nan")}, "threshold"),
-    ],
-)
-def test_a_search_that_cannot_be_done_is_refused(filled, options, message):
-    with pytest.raises(InvalidInput, match=message):
-        filled.search(**({"queries": np.ones((1, 16)), "top": 3} | options))
-
-
 def test_after_the_end_nothing_is_written(filled, vectors):
     filled.close()
     with pytest.raises(Conflict, match="closed"):
@@ -288,14 +274,7 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000))
 
-    result = subprocess.run(
-        [sys.executable, "-c", FILLING, tmp_path / "c"],
-        preexec_fn=limit,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    result = run_python(FILLING, tmp_path / "c", check=False, preexec_fn=limit, timeout=120)
     assert result.returncode == 0, result.stderr
     kept = int(result.stdout)
     assert 30 < kept < 10_000
@@ -342,13 +321,7 @@ with Collection.open(path) as collection:
 
 
 def test_an_index_that_finds_no_space_disturbs_no_search(tmp_path):
-    result = subprocess.run(
-        [sys.executable, "-c", INDEXING, tmp_path / "c"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    result = run_python(INDEXING, tmp_path / "c", check=False, timeout=120)
     assert result.returncode == 0, result.stderr
 
 

@@ -107,11 +107,6 @@ def test_readers_and_writers_do_not_disturb_each_other(tmp_path, monkeypatch):
     traffic(tmp_path, monkeypatch, 5)
 
 
-@pytest.mark.slow
-def test_readers_and_writers_do_not_disturb_each_other_for_a_minute(tmp_path, monkeypatch):
-    traffic(tmp_path, monkeypatch, 60)
-
-
 def test_writers_share_a_transaction(tmp_path, monkeypatch):
     """Forty who wait are written by the first that comes: in far fewer transactions than
     they are.

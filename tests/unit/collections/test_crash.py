@@ -126,12 +126,6 @@ def test_kill_loses_nothing_that_was_acknowledged(tmp_path):
     assert killed(tmp_path, 5) > 20
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_fifty_kills_lose_nothing_that_was_acknowledged(tmp_path):
-    assert killed(tmp_path, 50) > 200
-
-
 @pytest.fixture(scope="module")
 def indexed(tmp_path_factory):
     """(path of a collection with an index and some items behind it, its vectors)."""

@@ -61,13 +61,6 @@ def test_copies_that_were_rounded_otherwise_are_near_by_a_similarity_of_one():
     assert {similarity for group in found for similarity in group.similarities.tolist()} == {1.0}
 
 
-def test_a_chain_is_one_group():
-    angles = np.deg2rad(np.arange(0, 90, 10))
-    rows = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    found = duplicate_groups(9, rows.__getitem__, 0.98, meter=Counter())
-    assert [group.rows.tolist() for group in found] == [list(range(9))]
-
-
 def test_a_group_tells_how_alike_each_of_its_items_is_to_another():
     rows = unit_rows(np.array([[1, 0], [1, 0.1], [1, 0], [0, 1]]))
     (group,) = duplicate_groups(4, rows.__getitem__, 0.9, meter=Counter())

@@ -10,9 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mlcd.artifacts.draft import Draft
-from mlcd.artifacts.embeddings import KEY_SCHEMA, EmbeddingsArtifact, keys_name, part_name
-from mlcd.artifacts.manifest import Request
+from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.cli import main
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
@@ -20,7 +18,8 @@ from mlcd.errors import ArtifactInvalid
 from mlcd.images.thumbnail import thumbnail
 from mlcd.pipelines.verify import verify
 from mlcd.types import unit_rows
-from tests.conftest import call_mlcd
+from tests.conftest import call_mlcd, refuse, succeed
+from tests.written_artifacts import write_embeddings
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +29,9 @@ def embeddings(tmp_path_factory):
     rows = unit_rows(np.random.default_rng(0).standard_normal((120, 12)))
     rows[100] = unit_rows(rows[3:4] + 0.01 * rows[50:51])[0]
     rows[101] = rows[3]
-    with Draft(out, Request("embeddings", {}, (), "c" * 64)) as draft:
-        for part, (start, stop) in enumerate([(0, 70), (70, 120)]):
-            with draft.write(part_name(part)) as path, path.open("wb") as file:
-                np.save(file, rows[start:stop])
-            columns = [
-                [f"k{n}" for n in range(start, stop)],
-                [None if n % 3 else "third" for n in range(start, stop)],
-                [bytes(32)] * (stop - start),
-                [0.5] * (stop - start),
-            ]
-            with draft.write(keys_name(part)) as path:
-                pq.write_table(pa.table(columns, schema=KEY_SCHEMA), path)
-        draft.publish()
-    return out
+    keys = [f"k{n}" for n in range(120)]
+    classes = [None if n % 3 else "third" for n in range(120)]
+    return write_embeddings(out, [rows[:70], rows[70:]], keys, classes, fingerprint="c" * 64)
 
 
 def read(path):
@@ -53,8 +41,7 @@ def read(path):
 
 
 def test_embeddings_become_a_collection_that_goes_to_parquet_and_back(embeddings, tmp_path):
-    made = call_mlcd("index", embeddings, tmp_path / "c", "--recall", "0.9", "--json")
-    assert made.returncode == 0, made.stderr
+    made = succeed("index", embeddings, tmp_path / "c", "--recall", "0.9", "--json")
     facts = json.loads(made.stdout.splitlines()[-1])
     assert (facts["items"], facts["indexed"], facts["recall_target"]) == (120, 120, 0.9)
     items, described = read(tmp_path / "c")
@@ -82,7 +69,7 @@ def test_embeddings_become_a_collection_that_goes_to_parquet_and_back(embeddings
 
     exported = call_mlcd("index", tmp_path / "c", tmp_path / "c.parquet", "--export")
     assert (exported.returncode, exported.stdout.split()[0]) == (0, "120")
-    assert call_mlcd("index", tmp_path / "c.parquet", tmp_path / "d").returncode == 0
+    succeed("index", tmp_path / "c.parquet", tmp_path / "d")
     again, _ = read(tmp_path / "d")
     assert again.keys() == items.keys()
     for item_id, item in items.items():
@@ -91,18 +78,17 @@ def test_embeddings_become_a_collection_that_goes_to_parquet_and_back(embeddings
 
 
 def test_a_collection_half_made_is_finished_and_another_is_refused(embeddings, tmp_path):
-    assert call_mlcd("index", embeddings, tmp_path / "c").returncode == 0
+    succeed("index", embeddings, tmp_path / "c")
     with Collection.open(tmp_path / "c", background=False) as collection:
         for n in range(60, 120):
             collection.delete(f"k{n}")
-    assert call_mlcd("index", embeddings, tmp_path / "c").returncode == 0
+    succeed("index", embeddings, tmp_path / "c")
     items, described = read(tmp_path / "c")
     assert len(items) == described.indexed == 120
     before = described.generation
-    assert call_mlcd("index", embeddings, tmp_path / "c").returncode == 0
+    succeed("index", embeddings, tmp_path / "c")
     assert read(tmp_path / "c")[1].generation == before  # nothing to do
-    refused = call_mlcd("index", embeddings, tmp_path / "c", "--recall", "0.5")
-    assert (refused.returncode, "other input or settings" in refused.stderr) == (2, True)
+    refuse("index --recall 0.5", embeddings, tmp_path / "c", contains="other input or settings")
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "collection"])
@@ -110,7 +96,7 @@ def test_near_duplicates_are_grouped(embeddings, tmp_path, kind):
     source = embeddings
     if kind == "collection":
         source = tmp_path / "c"
-        assert call_mlcd("index", embeddings, source).returncode == 0
+        succeed("index", embeddings, source)
     found = call_mlcd("index", source, tmp_path / "groups.jsonl", "--duplicates", "0.99")
     assert (found.returncode, found.stdout.split(":")[0]) == (0, "1 group of 3 items")
     (line,) = (tmp_path / "groups.jsonl").read_text().splitlines()
@@ -140,7 +126,7 @@ def test_a_name_with_a_line_feed_is_refused_before_anything_is_written(refused, 
     images.mkdir()
     for name, image in zip(("a", "line\nfeed"), digits.rglob("*.png"), strict=False):
         shutil.copy(image, images / f"{name}.png")
-    assert call_mlcd("embed", images, tmp_path / "e", "--model", "pixels").returncode == 0
+    succeed("embed", images, tmp_path / "e", "--model", "pixels")
     refused(r"'line\nfeed.png' has the control character U+000A", tmp_path / "e", tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
@@ -162,7 +148,7 @@ def test_what_cannot_be_is_said_in_one_line(refused, embeddings, tmp_path):
     (tmp_path / "text.parquet").write_text("nothing")
     refused("not a readable parquet", tmp_path / "text.parquet", out)
     assert not out.exists()
-    assert call_mlcd("index", collection, tmp_path / "f.parquet", "--export").returncode == 0
+    succeed("index", collection, tmp_path / "f.parquet", "--export")
     refused("f.parquet exists", collection, tmp_path / "f.parquet", "--export")
     shutil.copytree(collection, tmp_path / "kept")
     (tmp_path / "f.parquet").write_bytes((tmp_path / "f.parquet").read_bytes()[:-100])
@@ -174,8 +160,7 @@ def pictured(digits, tmp_path):
     """Embeddings of 200 images, of which one cannot be used any more."""
     images = tmp_path / "images"
     shutil.copytree(digits, images)
-    made = call_mlcd("embed", images, tmp_path / "e", "--model", "pixels")
-    assert made.returncode == 0, made.stderr
+    succeed("embed", images, tmp_path / "e", "--model", "pixels")
     keys = EmbeddingsArtifact.open(tmp_path / "e").keys
     (images / keys[3]).write_bytes(b"no image any more")
     (images / keys[4]).unlink()
@@ -186,14 +171,12 @@ def test_thumbnails_are_made_of_the_images_that_were_embedded(pictured):
     folder, keys = pictured
     path = folder / "c"
     command = ("index", folder / "e", path, "--json")
-    bounded = call_mlcd(*command, "--thumbnail-bytes", "3000")
-    assert bounded.returncode == 0, bounded.stderr
+    bounded = succeed(*command, "--thumbnail-bytes", "3000")
     assert "have 3000 bytes, and the rest of the items none" in bounded.stderr
     with Collection.open(path, read_only=True) as collection:
         some = len(keys) - len(collection.without_thumbnail())
         assert 0 < some < len(keys)
-    made = call_mlcd(*command)
-    assert made.returncode == 0, made.stderr
+    made = succeed(*command)
     facts = json.loads(made.stdout.splitlines()[-1])
     assert (facts["thumbnails"]["unusable"], facts["thumbnails"]["missing"]) == (1, 1)
     assert facts["thumbnails"]["items"] == len(keys) - 2
@@ -201,8 +184,7 @@ def test_thumbnails_are_made_of_the_images_that_were_embedded(pictured):
         assert sorted(collection.without_thumbnail()) == sorted(keys[3:5])
         data = (folder / "images" / keys[9]).read_bytes()
         assert collection.thumbnail(keys[9]) == thumbnail(data)
-    again = call_mlcd("index", path, path, "--images", folder / "images", "--json")
-    assert again.returncode == 0, again.stderr
+    succeed("index", path, path, "--images", folder / "images", "--json")
 
 
 def test_a_collection_without_thumbnails_is_made_where_images_are_gone_or_not_wanted(pictured):
@@ -218,8 +200,7 @@ def test_a_collection_without_thumbnails_is_made_where_images_are_gone_or_not_wa
             assert len(collection.without_thumbnail()) == len(keys)
     again = call_mlcd("index", folder / "e", folder / "gone", "--images", folder / "moved")
     assert f"{len(keys) - 2} thumbnails" in again.stdout, again.stderr
-    copied = call_mlcd("index", folder / "gone", folder / "copy")
-    assert copied.returncode == 0, copied.stderr
+    succeed("index", folder / "gone", folder / "copy")
     with Collection.open(folder / "gone") as given, Collection.open(folder / "copy") as copy:
         assert copy.read_thumbnails(keys) == given.read_thumbnails(keys)
         assert sorted(copy.without_thumbnail()) == sorted(keys[3:5])
@@ -231,21 +212,19 @@ def test_a_layout_by_t_sne_is_the_same_again_and_pca_removes_it(pictured):
     folder, _ = pictured
     layouts = []
     for name in ("c1", "c2"):
-        made = call_mlcd("index", folder / "e", folder / name, "--layout", "tsne")
-        assert made.returncode == 0, made.stderr
+        succeed("index", folder / "e", folder / name, "--layout", "tsne")
         with Collection.open(folder / name, read_only=True) as collection:
             layouts.append(collection.layout())
     assert [layout.method for layout in layouts] == ["tsne", "tsne"]
     assert np.array_equal(layouts[0].points, layouts[1].points)
     assert np.abs(layouts[0].points).max() == pytest.approx(1)
-    removed = call_mlcd("index", folder / "c1", folder / "c1", "--layout", "pca")
-    assert removed.returncode == 0, removed.stderr
+    succeed("index", folder / "c1", folder / "c1", "--layout", "pca")
     with Collection.open(folder / "c1", read_only=True) as collection:
         assert collection.layout().method == "pca"
 
 
 def test_what_thumbnails_and_layouts_do_not_go_with(embeddings, tmp_path):
     for given in (("--export",), ("--duplicates", "0.9")):
-        wrong = call_mlcd("index", embeddings, tmp_path / "c", "--layout", "pca", *given)
-        assert wrong.returncode == 2
-        assert "for a collection" in wrong.stderr
+        refuse(
+            "index --layout pca", embeddings, tmp_path / "c", *given, contains="for a collection"
+        )

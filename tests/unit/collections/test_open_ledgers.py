@@ -21,6 +21,7 @@ from mlcd.collections.item import Item
 from mlcd.collections.store import Collections, TooManyCollections
 from mlcd.errors import Conflict, TooManyOpenFiles
 from mlcd.indexes.faiss import FaissIndex
+from tests.conftest import run_python
 from tests.unit.collections.conftest import DIMENSION, FINGERPRINT
 
 MANY = 40
@@ -80,9 +81,7 @@ def limited(num):
 
 def opened_elsewhere(path, kind="write"):
     """Returns the output of another process that opens the collection."""
-    return subprocess.run(
-        [sys.executable, "-c", OPENS, path, kind], capture_output=True, text=True, check=True
-    ).stdout
+    return run_python(OPENS, path, kind).stdout
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from mlcd.collections.item import Item
 from mlcd.collections.store import Collections
 from mlcd.errors import Conflict
 from mlcd.types import unit_rows
+from tests.conftest import run_python
 from tests.unit.collections.conftest import DIMENSION, FINGERPRINT
 
 VECTORS = unit_rows(np.random.default_rng(0).standard_normal((30, DIMENSION)))
@@ -91,9 +92,7 @@ def test_a_folder_that_cannot_be_written_is_searched(state, crashed):
     before = {path: path.stat().st_mtime_ns for path in state.rglob("*")}
     forbid_writing(state)
     try:
-        read = subprocess.run(
-            [sys.executable, "-c", READS, state], capture_output=True, text=True, check=False
-        )
+        read = run_python(READS, state, check=False)
     finally:
         allow_writing(state)
     assert read.returncode == 0, read.stderr
@@ -101,18 +100,6 @@ def test_a_folder_that_cannot_be_written_is_searched(state, crashed):
     assert num_items == ("31" if crashed else "30")
     assert (nearest == "late") == crashed
     assert {path: path.stat().st_mtime_ns for path in state.rglob("*")}.keys() == before.keys()
-
-
-def test_many_may_read_at_one_time_and_none_while_one_writes(state):
-    with (
-        Collection.open(state / "c", read_only=True) as one,
-        Collection.open(state / "c", read_only=True) as other,
-    ):
-        assert len(one) == len(other) == 30
-        with pytest.raises(Conflict, match="another process"):
-            Collection.open(state / "c")
-    with Collection.open(state / "c"), pytest.raises(Conflict, match="another process"):
-        Collection.open(state / "c", read_only=True)
 
 
 def test_nothing_of_one_that_is_read_changes(state):

@@ -143,14 +143,3 @@ QUICK = settings(
 )
 TestQuick = Model.TestCase
 TestQuick.settings = QUICK
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-class TestLong(Model.TestCase):
-    settings = settings(
-        max_examples=200,
-        stateful_step_count=50,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )

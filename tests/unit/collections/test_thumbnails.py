@@ -18,7 +18,6 @@ from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
 from mlcd.collections.store import Collections
 from mlcd.collections.thumbnail_store import THUMBNAILS
-from mlcd.errors import NotFound
 from mlcd.images.thumbnail import Thumbnail
 from tests.unit.collections.conftest import DIMENSION, FINGERPRINT
 
@@ -51,23 +50,6 @@ def check(collection):
     assert len(shown) == sum(v is not None for v in collection.thumbnail_versions(ids))
 
 
-def test_items_have_theirs_and_no_other(collection, vectors):
-    assert collection.described_thumbnails() is None
-    collection.add([item(name, vectors[n], name) for n, name in enumerate(IDS)])
-    collection.add([item("bare", vectors[9])])
-    for name in IDS:
-        assert collection.thumbnail(name) == picture(name)
-    assert collection.thumbnail("bare") is None
-    assert collection.thumbnail_versions([*IDS, "bare", "nobody"]) == [
-        *(picture(name).version for name in IDS),
-        None,
-        None,
-    ]
-    with pytest.raises(NotFound):
-        collection.thumbnail("nobody")
-    check(collection)
-
-
 def test_equal_pictures_are_kept_once_and_go_with_the_last_item(collection, vectors):
     collection.add([item(f"i{n}", vectors[n], "same") for n in range(3)])
     assert (
@@ -84,23 +66,6 @@ def test_equal_pictures_are_kept_once_and_go_with_the_last_item(collection, vect
     collection.delete("i2")
     stored = collection.described_thumbnails()
     assert (stored.items, stored.pictures, stored.bytes) == (0, 0, 0)
-    check(collection)
-
-
-def test_a_new_vector_takes_the_old_picture_away_and_new_metadata_leave_it(collection, vectors):
-    collection.add([item("a", vectors[0], "first")])
-    collection.update_metadata("a", {"n": 1})
-    assert collection.thumbnail("a") == picture("first")
-    collection.add([item("a", vectors[0], n=2)])
-    assert collection.thumbnail("a") == picture("first")
-    collection.add([item("a", vectors[0], "second", n=2)])
-    assert collection.thumbnail("a") == picture("second")
-    collection.add([item("a", vectors[1])])
-    assert collection.thumbnail("a") is None
-    collection.add_thumbnails({"a": picture("third"), "nobody": picture("fourth")})
-    assert collection.thumbnail("a") == picture("third")
-    collection.reindex()
-    assert collection.thumbnail("a") == picture("third")
     check(collection)
 
 
