@@ -13,7 +13,7 @@ from PIL import Image
 import mlcd
 from mlcd.artifacts.labels import LabelTable
 from mlcd.errors import ConfigInvalid, Conflict, ImageRejected, InvalidInput, NotFound
-from tests.conftest import call_mlcd
+from tests.conftest import call_mlcd, succeed
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "python.md"
 
@@ -36,8 +36,7 @@ def test_the_page_runs_as_it_is_written(digits, tmp_path, monkeypatch, capsys):
 
 
 def test_embeddings_are_those_of_the_command(digits, photos, tmp_path):
-    done = call_mlcd("embed", digits, tmp_path / "command", "--model", "hog")
-    assert done.returncode == 0, done.stderr
+    succeed("embed", digits, tmp_path / "command", "--model", "hog")
     command = mlcd.EmbeddingsArtifact.open(tmp_path / "command")
     np.testing.assert_array_equal(photos.vectors, command.load())
     assert (photos.keys, photos.class_names, photos.skipped) == (

@@ -3,8 +3,6 @@
 import json
 import shutil
 import sqlite3
-import subprocess
-import sys
 import threading
 from contextlib import closing
 
@@ -18,7 +16,7 @@ from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.pipelines.backup import back_up, restore
 from mlcd.types import unit_rows
-from tests.conftest import call_mlcd, run_mlcd
+from tests.conftest import call_mlcd, run_mlcd, run_python, succeed
 
 FINGERPRINT, DIMENSION = "f" * 64, 8
 VECTORS = unit_rows(np.random.default_rng(0).standard_normal((200, DIMENSION)))
@@ -142,8 +140,7 @@ def test_a_backup_under_three_writers_has_every_acknowledged_item_and_none_by_ha
             for number in range(2):
                 before.append([item_id for ids in list(acknowledged) for item_id in list(ids)])
                 # in a process of its own, as SQLite's locks belong to processes
-                done = run_mlcd("backup", state, tmp_path / f"out{number}")
-                assert done.returncode == 0, done.stderr
+                succeed("backup", state, tmp_path / f"out{number}", run=run_mlcd)
         finally:
             ended.set()
             for thread in writers:
@@ -254,12 +251,7 @@ def test_a_full_disk_leaves_no_backup(state, tmp_path):
         "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "from mlcd.cli import main; sys.argv = ['mlcd', 'backup', *sys.argv[1:]]; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, state, tmp_path / "out"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(script, state, tmp_path / "out", check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert "disk is full" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]

@@ -2,14 +2,11 @@
 towers.
 """
 
-import hashlib
 import json
 import shutil
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from click.testing import CliRunner
 
@@ -22,8 +19,6 @@ from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.export.bridge_fit import Pivots, fit_bridge, ridge
 from mlcd.export.model_artifact import export_model
-from mlcd.export.onnx_graph import GraphWriter, embedding_output, opset_of, pixels_input
-from mlcd.images.transform import PreprocessSpec
 from mlcd.models.text_part import digest_of_both, text_digest
 from mlcd.pipelines.bridge import bridge_model
 from mlcd.pipelines.verify import verify
@@ -129,17 +124,22 @@ def models(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def bridge(models, digits):
+    """Bridges a model of images, by the digits, to the texts of another."""
+
+    def make(spec, out, kind="ridge", text_from="texts"):
+        texts, images = str(models / text_from), str(digits)
+        return bridge_model(
+            str(spec), out, text_from=texts, kind=kind, images=images, reporter=SILENT
+        )
+
+    return make
+
+
 @pytest.fixture(scope="module", params=["mixture", "ridge"])
-def bridged(request, models, digits):
-    out = models / request.param
-    return bridge_model(
-        str(models / "images"),
-        out,
-        text_from=str(models / "texts"),
-        kind=request.param,
-        images=str(digits),
-        reporter=SILENT,
-    )
+def bridged(request, models, bridge):
+    return bridge(models / "images", models / request.param, request.param)
 
 
 def test_the_images_stay_and_the_texts_are_in_their_space(models, bridged):
@@ -184,15 +184,8 @@ def test_its_centers_go_along_with_the_new_fingerprint(models, bridged):
     assert {finding.kind for finding in verify(bridged.path)} >= {"model", "images"}
 
 
-def test_a_graph_in_int8_goes_along_with_its_figures(models, int8_model, digits, tmp_path):
-    made = bridge_model(
-        str(int8_model),
-        tmp_path / "bridged",
-        text_from=str(models / "texts"),
-        kind="ridge",
-        images=str(digits),
-        reporter=SILENT,
-    )
+def test_a_graph_in_int8_goes_along_with_its_figures(bridge, int8_model, tmp_path):
+    made = bridge(int8_model, tmp_path / "bridged")
     before = open_artifact(int8_model, "model")
     assert made.summary["int8_mean_cosine"] == before.summary["int8_mean_cosine"]
     in_int8 = EncoderOptions(precision="int8")
@@ -209,15 +202,8 @@ def test_it_can_be_exported_again_with_its_facts(bridged, tmp_path):
     assert facts.items() <= again.summary.items()
 
 
-def test_the_same_request_finds_what_is_there(models, bridged, digits):
-    again = bridge_model(
-        str(models / "images"),
-        bridged.path,
-        text_from=str(models / "texts"),
-        kind=bridged.summary["bridge"],
-        images=str(digits),
-        reporter=SILENT,
-    )
+def test_the_same_request_finds_what_is_there(models, bridged, bridge):
+    again = bridge(models / "images", bridged.path, bridged.summary["bridge"])
     assert again.digest == bridged.digest
 
 
@@ -229,17 +215,9 @@ def test_the_same_request_finds_what_is_there(models, bridged, digits):
         ("hog", "texts", "no model that can be exported"),
     ],
 )
-def test_models_that_do_not_fit_are_refused(models, digits, tmp_path, spec, text_from, message):
-    named = spec if spec == "hog" else str(models / spec)
+def test_models_that_do_not_fit_are_refused(models, bridge, tmp_path, spec, text_from, message):
     with pytest.raises(ConfigInvalid, match=message):
-        bridge_model(
-            named,
-            tmp_path / "out",
-            text_from=str(models / text_from),
-            kind="ridge",
-            images=str(digits),
-            reporter=SILENT,
-        )
+        bridge(spec if spec == "hog" else models / spec, tmp_path / "out", text_from=text_from)
     assert not list(tmp_path.iterdir())
 
 
@@ -255,47 +233,3 @@ def test_options_without_effect_are_refused(tmp_path, options, message):
     done = CliRunner().invoke(export, ["model", str(tmp_path / "out"), *options])
     assert done.exit_code == 2
     assert message in done.output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "least"), [("mixture", 0.8), ("ridge", 0.75)])
-def test_real_photographs_are_recognized_by_name(
-    starter, shared_data, wrapped_mobilenet, tmp_path, kind, least
-):
-    """MobileNetV2 with the starter's texts; 20 classes, so chance is 0.05."""
-    artifact = bridge_model(
-        str(wrapped_mobilenet),
-        tmp_path / "out",
-        text_from=str(starter),
-        kind=kind,
-        images=str(shared_data / "caltech101_20"),
-        reporter=SILENT,
-    )
-    assert artifact.summary["bridge_zero_shot"] >= least
-
-
-@pytest.fixture
-def wrapped_mobilenet(shared_data, tmp_path) -> Path:
-    """MobileNetV2 as a model artifact of images only."""
-    out = tmp_path / "mobilenet"
-    graph = GraphWriter()
-    inner = onnx.load(shared_data / "encoders/mobilenet_v2_imagenet/mobilenet_v2_1.0_224.onnx")
-    scale = graph.number(127.5)
-    pixels = graph.add("Sub", graph.add("Cast", "image_u8", to=1), scale)
-    features, _ = graph.include(
-        inner, "mobilenet", {"pixel_values": graph.add("Div", pixels, scale)}
-    )
-    graph.rename(graph.unit_rows(features), "embedding")
-    model = graph.model(
-        inputs=[pixels_input(224)], outputs=[embedding_output(1280)], opset=opset_of(inner)
-    )
-    spec = PreprocessSpec(256, 224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-    with Draft(out, Request("model", {"name": "mobilenet"})) as draft:
-        with draft.write("model.onnx") as path:
-            onnx.save(model, path)
-        with draft.write("preprocess.json") as path:
-            path.write_text(spec.to_json())
-        digest = hashlib.sha256(draft.path.joinpath("model.onnx").read_bytes()).hexdigest()
-        summary = {"dimension": 1280, "weights_digest": digest}
-        draft.publish(fingerprint=spec.fingerprint(digest), summary=summary)
-    return out

@@ -67,10 +67,3 @@ def test_every_volume_and_network_of_a_service_is_declared():
         assert set(named) <= set(composed["volumes"]), name
         assert set(service.get("networks", ())) <= set(composed["networks"]), name
     assert "postgres" in str(composed["services"]["postgres"]["volumes"])
-
-
-def test_what_compose_does_not_know_is_found(tmp_path):
-    wrong = tmp_path / "docker-compose.yml"
-    wrong.write_text(FILES[0].read_text().replace("profiles: [postgres]", "profils: [postgres]"))
-    with pytest.raises(ValueError, match="profils"):
-        read(wrong)

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -14,7 +12,7 @@ from mlcd.doctor import examine, memory_limit_bytes, report
 from mlcd.encoders.openvino import computes_int8
 from mlcd.export.starter.packages import installed
 from mlcd.extras import install_command
-from tests.conftest import call_mlcd, run_mlcd
+from tests.conftest import call_mlcd, run_mlcd, run_python
 
 
 def test_the_command_reports_and_exits_0():
@@ -103,7 +101,5 @@ def test_a_cpuset_is_obeyed():
         f"import os; os.sched_setaffinity(0, [{core}]); from mlcd.cores import available_cores as "
         "n; print(n())"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    result = run_python(code)
     assert result.stdout.strip() == "1"

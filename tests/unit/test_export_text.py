@@ -38,7 +38,6 @@ from mlcd.models.servable import Servable
 from mlcd.models.text_part import FOLDER, TextSettings, digest_of_both, text_digest
 from mlcd.models.two_tower_files import read_two_towers
 from mlcd.models.vit import ViT, ViTConfig
-from mlcd.pipelines.resolve import resolve_model
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
 from tests.two_tower_models import CLASSES, CONTEXT, DIMENSION, write_two_tower_checkpoint
@@ -274,21 +273,6 @@ def test_a_directory_without_a_tokenizer_is_a_model_of_images(clip, tmp_path):
     assert (done.exit_code, done.output.count("no tokenizer.json")) == (0, 1)
     assert "AutoTokenizer.from_pretrained(NAME).save_pretrained" in done.output
     assert not has_text(str(tmp_path / "m"))
-
-
-@pytest.mark.slow  # it exports twice
-def test_one_who_embeds_hears_that_texts_are_left_out(clip, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    shutil.copytree(clip, tmp_path / "theirs")
-    (tmp_path / "theirs" / "tokenizer.json").unlink()
-    said = []
-    images_alone = resolve_model(str(tmp_path / "theirs"), said.append)
-    assert not has_text(images_alone)
-    assert ["no tokenizer.json" in line for line in said] == [False, True]
-    shutil.copy(clip / "tokenizer.json", tmp_path / "theirs")
-    said.clear()
-    assert has_text(resolve_model(str(tmp_path / "theirs"), said.append))
-    assert ["no tokenizer.json" in line for line in said] == [False]
 
 
 @pytest.mark.parametrize("options", [{"projection": False}, {"like": "openai-vit-base-patch32"}])

@@ -8,15 +8,13 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as protobuf
 
-from mlcd.artifacts.centers import Centers
-from mlcd.artifacts.draft import Draft
-from mlcd.artifacts.manifest import Request, open_artifact
+from mlcd.artifacts.manifest import open_artifact
 from mlcd.export.triton import export_triton
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
-from mlcd.types import unit_rows
-from tests.conftest import call_mlcd
+from tests.conftest import call_mlcd, refuse
 from tests.unit.models.test_checkpoints import SIZES, tower, write_hf
+from tests.written_artifacts import write_centers
 
 SILENT = Reporter("silent")
 NUM_CENTERS = 9
@@ -36,11 +34,7 @@ def centers(weights, tmp_path_factory):
     folder = tmp_path_factory.mktemp("centers")
     version = export_triton(str(weights), folder / "repository", name="m", reporter=SILENT)
     vectors = np.random.default_rng(0).standard_normal((NUM_CENTERS, version.summary["dimension"]))
-    with Draft(folder / "c", Request("centers", fingerprint=version.fingerprint)) as draft:
-        sizes = np.ones(NUM_CENTERS, np.int64)
-        Centers(unit_rows(vectors.astype(np.float32)), sizes, version.fingerprint).write(draft)
-        draft.publish(summary={})
-    return folder / "c"
+    return write_centers(folder / "c", vectors, version.fingerprint).path
 
 
 def exported(weights, centers, out, *more):
@@ -100,8 +94,14 @@ print(len(ours), all(str(module.__spec__.origin).startswith({str(folder)!r}) or
 
 
 def test_centers_are_for_triton_and_of_this_model(weights, centers, tmp_path):
-    done = call_mlcd("export", weights, tmp_path / "model", "--centers", centers)
-    assert (done.returncode, "are for --format triton" in done.stderr) == (2, True)
+    refuse(
+        "export",
+        weights,
+        tmp_path / "model",
+        "--centers",
+        centers,
+        contains="are for --format triton",
+    )
     other = tmp_path / "other"
     other.mkdir()
     write_hf(tower(SIZES[1], seed=5), other)

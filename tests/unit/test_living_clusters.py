@@ -16,14 +16,13 @@ from mlcd.clustering.novelty import nearest, own_quantiles
 from mlcd.clustering.quality import purity
 from mlcd.pipelines.verify import verify
 from mlcd.types import unit_rows
-from tests.conftest import call_mlcd
+from tests.conftest import call_mlcd, succeed
 
 NEW = ("7", "8", "9")
 
 
 def made(*arguments):
-    result = call_mlcd(*arguments, "--json")
-    assert result.returncode == 0, result.stderr
+    result = succeed(*arguments, "--json")
     return json.loads(result.stdout.splitlines()[-1])
 
 

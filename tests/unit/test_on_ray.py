@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
-from mlcd.artifacts.manifest import Request, draft_path
+from mlcd.artifacts.manifest import draft_path
 from mlcd.encoders.options import EncoderOptions
 from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.errors import ConfigInvalid, Conflict, MlcdError, Unavailable
@@ -23,8 +22,8 @@ from mlcd.pipelines.ray import clusters, session, shards
 from mlcd.pipelines.ray.session import RayOptions
 from mlcd.pipelines.ray.workers import make_shards
 from mlcd.progress import Reporter
-from mlcd.types import unit_rows
-from tests.conftest import call_mlcd, write_digits
+from tests.conftest import call_mlcd, refuse, write_digits
+from tests.written_artifacts import write_centers
 
 SILENT = Reporter("silent")
 TWO = RayOptions(workers=2)
@@ -157,10 +156,8 @@ def images(tmp_path_factory):
 @pytest.fixture(scope="module")
 def centers(images):
     encoder, out = PixelsEncoder(), images.parent / "centers"
-    vectors = unit_rows(np.abs(np.random.default_rng(0).standard_normal((1000, encoder.dimension))))
-    with Draft(out, Request("centers", fingerprint=encoder.fingerprint)) as draft:
-        Centers(vectors, np.ones(1000, np.int64), encoder.fingerprint).write(draft)
-        draft.publish()
+    vectors = np.abs(np.random.default_rng(0).standard_normal((1000, encoder.dimension)))
+    write_centers(out, vectors, encoder.fingerprint)
     return out
 
 
@@ -373,6 +370,4 @@ def test_the_missing_extra_is_named(images, monkeypatch, tmp_path):
     ],
 )
 def test_options_of_workers_on_ray_need_it(arguments):
-    result = call_mlcd(*arguments.split())
-    assert result.returncode == 2
-    assert "--on ray" in result.stderr
+    refuse(*arguments.split(), contains="--on ray")

@@ -39,10 +39,10 @@ from mlcd.pipelines.ownership import claim
 from mlcd.pipelines.shard import Equipment, InputChanged, OpenedCenters, discard, open_shards
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
-from mlcd.types import unit_rows
 from service.settings import read_settings
 from tests.conftest import write_digits
 from tests.image_host import ImageHost, ok
+from tests.written_artifacts import write_centers
 
 SILENT = Reporter("silent")
 SIZES = [24, 24, 12]
@@ -52,11 +52,8 @@ SIZES = [24, 24, 12]
 def equipment(tmp_path_factory) -> Equipment:
     encoder = PixelsEncoder()
     out = tmp_path_factory.mktemp("centers") / "centers"
-    vectors = unit_rows(np.abs(np.random.default_rng(0).standard_normal((20, encoder.dimension))))
-    with Draft(out, Request("centers", fingerprint=encoder.fingerprint)) as draft:
-        Centers(vectors, np.ones(20, np.int64), encoder.fingerprint).write(draft)
-        draft.publish()
-    artifact = open_artifact(out)
+    vectors = np.abs(np.random.default_rng(0).standard_normal((20, encoder.dimension)))
+    artifact = write_centers(out, vectors, encoder.fingerprint)
     return Equipment(encoder, OpenedCenters(artifact, Centers.read(artifact)), num_threads=2)
 
 

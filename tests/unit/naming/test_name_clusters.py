@@ -22,7 +22,7 @@ from mlcd.pipelines.text_files import read_texts
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
 from mlcd.types import unit_rows
-from tests.conftest import call_mlcd
+from tests.conftest import call_mlcd, refuse, succeed
 
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 SILENT = Reporter("silent")
@@ -95,8 +95,7 @@ def test_captions_name_clusters_and_show_why(centers, journey, tmp_path, caplog)
     assert told.returncode == 2
     assert "'gone.png' is the key of no image" in told.stderr
     assert f"(1 of {len(keys) + 1} keys)" in told.stderr
-    result = call_mlcd(*command, "--allow-unmatched")
-    assert result.returncode == 0, result.stderr
+    result = succeed(*command, "--allow-unmatched")
     assert "'gone.png' is the key of no image" in caplog.text
     facts = json.loads(result.stdout)
     assert facts["evidence"] == "0001.json"
@@ -184,9 +183,7 @@ def test_a_field_of_a_collection_names_clusters(journey, tmp_path):
     ],
 )
 def test_options_that_do_not_go_together_are_told(centers, options, message):
-    result = call_mlcd("name", centers, *options)
-    assert result.returncode == 2
-    assert message in result.stderr
+    refuse("name", centers, *options, contains=message)
 
 
 def test_the_words_of_imagenet_come_with_the_package(tmp_path, monkeypatch):
