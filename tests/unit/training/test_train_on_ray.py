@@ -108,20 +108,20 @@ def test_what_the_workers_met_is_raised(news, kind, message):
         module._raise_outcome(news)
 
 
-def test_a_lost_worker_and_a_lock_may_be_gone_next_time():
-    assert module._passes(Unavailable("process 1 is gone"))
-    locked = Conflict("another process is writing run")
-    locked.__cause__ = BlockingIOError()
-    assert module._passes(locked)
-    assert not module._passes(Conflict("made from other settings"))
-    assert not module._passes(InvalidInput("no labels"))
+LOCKED = Conflict("another process is writing run")
+LOCKED.__cause__ = BlockingIOError()
 
 
 @pytest.mark.parametrize(
     ("error", "begins_again"),
-    [(Unavailable("process 1 is gone"), True), (Diverged("step 3"), False)],
+    [
+        (Unavailable("process 1 is gone"), True),
+        (LOCKED, True),
+        (Conflict("made from other settings"), False),
+        (InvalidInput("no labels"), False),
+    ],
 )
-def test_only_an_error_that_passes_makes_ray_begin_again(
+def test_only_a_lost_worker_or_a_lock_makes_ray_begin_again(
     error, begins_again, tmp_path, monkeypatch
 ):
     def run(work, stages):
