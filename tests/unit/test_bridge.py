@@ -124,17 +124,22 @@ def models(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def bridge(models, digits):
+    """Bridges a model of images, by the digits, to the texts of another."""
+
+    def make(spec, out, kind="ridge", text_from="texts"):
+        texts, images = str(models / text_from), str(digits)
+        return bridge_model(
+            str(spec), out, text_from=texts, kind=kind, images=images, reporter=SILENT
+        )
+
+    return make
+
+
 @pytest.fixture(scope="module", params=["mixture", "ridge"])
-def bridged(request, models, digits):
-    out = models / request.param
-    return bridge_model(
-        str(models / "images"),
-        out,
-        text_from=str(models / "texts"),
-        kind=request.param,
-        images=str(digits),
-        reporter=SILENT,
-    )
+def bridged(request, models, bridge):
+    return bridge(models / "images", models / request.param, request.param)
 
 
 def test_the_images_stay_and_the_texts_are_in_their_space(models, bridged):
@@ -179,15 +184,8 @@ def test_its_centers_go_along_with_the_new_fingerprint(models, bridged):
     assert {finding.kind for finding in verify(bridged.path)} >= {"model", "images"}
 
 
-def test_a_graph_in_int8_goes_along_with_its_figures(models, int8_model, digits, tmp_path):
-    made = bridge_model(
-        str(int8_model),
-        tmp_path / "bridged",
-        text_from=str(models / "texts"),
-        kind="ridge",
-        images=str(digits),
-        reporter=SILENT,
-    )
+def test_a_graph_in_int8_goes_along_with_its_figures(bridge, int8_model, tmp_path):
+    made = bridge(int8_model, tmp_path / "bridged")
     before = open_artifact(int8_model, "model")
     assert made.summary["int8_mean_cosine"] == before.summary["int8_mean_cosine"]
     in_int8 = EncoderOptions(precision="int8")
@@ -204,15 +202,8 @@ def test_it_can_be_exported_again_with_its_facts(bridged, tmp_path):
     assert facts.items() <= again.summary.items()
 
 
-def test_the_same_request_finds_what_is_there(models, bridged, digits):
-    again = bridge_model(
-        str(models / "images"),
-        bridged.path,
-        text_from=str(models / "texts"),
-        kind=bridged.summary["bridge"],
-        images=str(digits),
-        reporter=SILENT,
-    )
+def test_the_same_request_finds_what_is_there(models, bridged, bridge):
+    again = bridge(models / "images", bridged.path, bridged.summary["bridge"])
     assert again.digest == bridged.digest
 
 
@@ -224,17 +215,9 @@ def test_the_same_request_finds_what_is_there(models, bridged, digits):
         ("hog", "texts", "needs a model artifact or weights, got hog"),
     ],
 )
-def test_models_that_do_not_fit_are_refused(models, digits, tmp_path, spec, text_from, message):
-    named = spec if spec == "hog" else str(models / spec)
+def test_models_that_do_not_fit_are_refused(models, bridge, tmp_path, spec, text_from, message):
     with pytest.raises(ConfigInvalid, match=message):
-        bridge_model(
-            named,
-            tmp_path / "out",
-            text_from=str(models / text_from),
-            kind="ridge",
-            images=str(digits),
-            reporter=SILENT,
-        )
+        bridge(spec if spec == "hog" else models / spec, tmp_path / "out", text_from=text_from)
     assert not list(tmp_path.iterdir())
 
 

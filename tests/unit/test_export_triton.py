@@ -85,47 +85,27 @@ def test_tritons_own_protobuf_parses_every_variant(model, tmp_path, backend, pre
     assert (config.name, config.max_batch_size) == ("m", 48)
     assert config.backend == ("python" if backend == "python" else "onnxruntime")
     (given,), (taken,) = config.input, config.output
-    assert (given.name, given.data_type, list(given.dims)) == (
-        "image_u8",
-        protobuf.TYPE_UINT8,
-        [3, 32, 32],
-    )
-    assert (taken.name, taken.data_type, list(taken.dims)) == (
-        "embedding",
-        protobuf.TYPE_FP32,
-        [48],
-    )
-    (group,) = config.instance_group
-    kind = protobuf.ModelInstanceGroup
-    assert (group.count, group.kind) == (
-        1,
-        kind.KIND_GPU if backend in ("cuda", "tensorrt") else kind.KIND_CPU,
-    )
+    pixels, numbers = protobuf.TYPE_UINT8, protobuf.TYPE_FP32
+    assert (given.name, given.data_type, list(given.dims)) == ("image_u8", pixels, [3, 32, 32])
+    assert (taken.name, taken.data_type, list(taken.dims)) == ("embedding", numbers, [48])
+    (group,), kinds = config.instance_group, protobuf.ModelInstanceGroup
+    kind = kinds.KIND_GPU if backend in ("cuda", "tensorrt") else kinds.KIND_CPU
+    assert (group.count, group.kind) == (1, kind)
     policy = config.dynamic_batching.default_queue_policy
-    assert (policy.timeout_action, policy.allow_timeout_override) == (
-        protobuf.ModelQueuePolicy.REJECT,
-        True,
-    )
+    assert policy.timeout_action == protobuf.ModelQueuePolicy.REJECT
+    assert policy.allow_timeout_override
     assert (policy.max_queue_size, policy.default_timeout_microseconds) == (256, 5_000_000)
     assert [warmup.batch_size for warmup in config.model_warmup] == [1, 48]
-    for warmup in config.model_warmup:
-        assert (list(warmup.inputs["image_u8"].dims), warmup.inputs["image_u8"].random_data) == (
-            [3, 32, 32],
-            True,
-        )
+    for shown in (warmup.inputs["image_u8"] for warmup in config.model_warmup):
+        assert (list(shown.dims), shown.random_data) == ([3, 32, 32], True)
     assert list(config.version_policy.specific.versions) == [1]
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     assert parameters["fingerprint.1"] == artifact.fingerprint == loaded.fingerprint()
     assert PreprocessSpec.from_dict(json.loads(parameters["preprocess.1"])) == loaded.preprocess
     assert parameters["precision"] == precision
-    threads = {
-        "cpu": "intra_op_thread_count",
-        "openvino": "intra_op_thread_count",
-        "python": "num_threads",
-    }
-    assert {key: value for key, value in parameters.items() if "thread" in key} == (
-        {threads[backend]: "3"} if backend in threads else {}
-    )
+    named = dict.fromkeys(["cpu", "openvino"], "intra_op_thread_count") | {"python": "num_threads"}
+    threads = {named[backend]: "3"} if backend in named else {}
+    assert {key: value for key, value in parameters.items() if "thread" in key} == threads
     accelerators = config.optimization.execution_accelerators
     on_gpu = {one.name: dict(one.parameters) for one in accelerators.gpu_execution_accelerator}
     assert [one.name for one in accelerators.cpu_execution_accelerator] == ["openvino"] * (
@@ -302,20 +282,9 @@ def test_the_script_imports_nothing_but_numpy_and_openvino():
 
 
 def test_the_command_makes_it_and_refuses_its_options_elsewhere(model, tmp_path):
-    arguments = [
-        "export",
-        model,
-        tmp_path / "out",
-        "--format",
-        "triton",
-        "--backend",
-        "python",
-        "--threads",
-        2,
-    ]
-    done = succeed(
-        *arguments, "--name", "m", "--version", 4, "--precision", "bf16", "--max-batch", 8, "--json"
-    )
+    given = ("--backend", "python", "--threads", 2, "--name", "m", "--version", 4)
+    more = ("--precision", "bf16", "--max-batch", 8, "--json")
+    done = succeed("export --format triton", model, tmp_path / "out", *given, *more)
     facts = json.loads(done.stdout.splitlines()[-1])
     assert facts["finished"] == str(tmp_path / "out" / "m" / "4")
     config = parsed(tmp_path / "out" / "m")

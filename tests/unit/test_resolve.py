@@ -197,24 +197,12 @@ def test_another_preprocessing_has_the_fingerprint_of_its_own_export(exported):
     assert encoder.preprocess.exif == "ignore"
     assert encoder.fingerprint == open_artifact(exported / "ignore").fingerprint
     fast = open_encoder(plain, EncoderOptions(decode="fast"))
-    assert (
-        len(
-            {
-                fast.fingerprint,
-                encoder.fingerprint,
-                open_encoder(plain).fingerprint,
-            }
-        )
-        == 3
+    assert len({each.fingerprint for each in (fast, encoder, open_encoder(plain))}) == 3
+    hog, applied, ignored = (
+        open_encoder("hog", EncoderOptions(**options)).fingerprint
+        for options in ({}, {"exif": "apply"}, {"exif": "ignore"})
     )
-    assert (
-        open_encoder("hog", EncoderOptions(exif="apply")).fingerprint
-        == open_encoder("hog").fingerprint
-    )
-    assert (
-        open_encoder("hog", EncoderOptions(exif="ignore")).fingerprint
-        != open_encoder("hog").fingerprint
-    )
+    assert applied == hog != ignored
 
 
 def test_embed_gives_what_ten_lines_of_transformers_give(exported, tmp_path):

@@ -108,13 +108,34 @@ def test_what_the_workers_met_is_raised(news, kind, message):
         module._raise_outcome(news)
 
 
-def test_a_lost_worker_and_a_lock_may_be_gone_next_time():
-    assert module._passes(Unavailable("process 1 is gone"))
-    locked = Conflict("another process is writing run")
-    locked.__cause__ = BlockingIOError()
-    assert module._passes(locked)
-    assert not module._passes(Conflict("made from other settings"))
-    assert not module._passes(InvalidInput("no labels"))
+LOCKED = Conflict("another process is writing run")
+LOCKED.__cause__ = BlockingIOError()
+
+
+@pytest.mark.parametrize(
+    ("error", "begins_again"),
+    [
+        (Unavailable("process 1 is gone"), True),
+        (LOCKED, True),
+        (Conflict("made from other settings"), False),
+        (InvalidInput("no labels"), False),
+    ],
+)
+def test_only_a_lost_worker_or_a_lock_makes_ray_begin_again(
+    error, begins_again, tmp_path, monkeypatch
+):
+    def run(work, stages):
+        raise error
+
+    monitor = RunMonitor()
+    calls = {name: SimpleNamespace(remote=getattr(monitor, name)) for name in ("begin", "fail")}
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=lambda answer: answer))
+    monkeypatch.setattr(module, "_run", run)
+    work = module._Work({}, 1, str(tmp_path), SimpleNamespace(**calls, report=None), None)
+    with pytest.raises(type(error)) if begins_again else nullcontext():
+        module._train_here({"work": work})
+    assert monitor.news().error is error
+    assert monitor.news().is_final != begins_again
 
 
 @pytest.mark.parametrize(
