@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from mlcd.errors import ConfigInvalid
 from mlcd.fetching.hosts import ANY_HOST
-from mlcd.fetching.listed import listed_hosts, listed_networks, listed_ports
+from mlcd.fetching.listed import parse_hosts, parse_networks, parse_ports
 from mlcd.fetching.policy import FetchPolicy
 
 _CONNECTIONS: Final = 64  # at one time; most wait for hosts that are slow
@@ -38,9 +38,9 @@ class UrlOptions:
         if not 0 < self.timeout < float("inf"):
             raise ConfigInvalid("--url-timeout is not a time", remedy="give seconds")
         policy = FetchPolicy(
-            hosts=_read("--url-hosts", listed_hosts, self.hosts),
-            networks=_read("--url-networks", listed_networks, self.networks),
-            ports=_read("--url-ports", listed_ports, self.ports),
+            hosts=_read("--url-hosts", parse_hosts, self.hosts),
+            networks=_read("--url-networks", parse_networks, self.networks),
+            ports=_read("--url-ports", parse_ports, self.ports),
             max_connections=_CONNECTIONS,
             turn_s=self.timeout,
         )

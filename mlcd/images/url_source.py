@@ -49,7 +49,7 @@ class UrlSource(Source):
     @contextmanager
     def _reading_ahead(self, entries: Iterable[Entry]) -> Iterator[ReadAhead | None]:
         with Downloads(self._policy) as downloads:
-            begun = ((each, downloads.begin(self._url(each))) for each in entries)
+            begun = ((entry, downloads.begin(self._url(entry))) for entry in entries)
             yield ReadAhead(begun, downloads.is_full)
 
     def _url(self, entry: Entry) -> str:

@@ -71,7 +71,7 @@ class Backbone:
             device, torch.bfloat16, enabled=self._bf16
         )
         with context:
-            pixels = self.model.normalized(images)
+            pixels = self.model.normalize(images)
             embedding: Tensor = (self._replicas or self.model.trunk)(pixels, None, branch_scales)
             return embedding
 

@@ -93,11 +93,11 @@ def test_captions_name_clusters_and_show_why(centers, journey, tmp_path, caplog)
     command = ("name", centers, "--captions", file, "--labels", labels, "--json")
     told = call_mlcd(*command)
     assert told.returncode == 2
-    assert "'gone.png' is the key of no image" in told.stderr
+    assert "has the key 'gone.png'" in told.stderr
     assert f"(1 of {len(keys) + 1} keys)" in told.stderr
     result = call_mlcd(*command, "--allow-unmatched")
     assert result.returncode == 0, result.stderr
-    assert "'gone.png' is the key of no image" in caplog.text
+    assert "has the key 'gone.png'" in caplog.text
     facts = json.loads(result.stdout)
     assert facts["evidence"] == "0001.json"
     clusters = named(centers)
@@ -112,7 +112,7 @@ def test_captions_name_clusters_and_show_why(centers, journey, tmp_path, caplog)
             assert each["name"] is None
     assert facts["num_named"] >= len(clusters) / 2
     assert all(finding.checked for finding in verify(centers) if finding.kind == "centers")
-    with pytest.raises(InvalidInput, match=r"is the key of no image"):
+    with pytest.raises(InvalidInput, match=r"has the key"):
         file.write_text('{"id": "gone.png", "text": "a cat"}')
         name_by_captions(centers, read_texts(file), labels)
     with pytest.raises(InvalidInput, match="are not of these centers"):
