@@ -23,15 +23,20 @@ class UrlOptions:
     hosts: str = field(
         default=ANY_HOST,
         metadata={
-            "help": "Hosts to fetch from, with commas: names, *.suffix, or * for public ones."
+            "help": "Hosts to fetch from, separated by commas: names, *.suffix, or * for public"
+            " ones."
         },
     )
     networks: str = field(
         default="",
-        metadata={"help": "Networks in which the named hosts are, where they are not public."},
+        metadata={"help": "Networks of the named hosts that are not public."},
     )
-    ports: str = field(default="80,443", metadata={"help": "Ports to fetch from, with commas."})
-    timeout: float = field(default=10.0, metadata={"help": "Seconds for one answer of a host."})
+    ports: str = field(
+        default="80,443", metadata={"help": "Ports to fetch from, separated by commas."}
+    )
+    timeout: float = field(
+        default=10.0, metadata={"help": "Most seconds for one answer of a host."}
+    )
 
     def policy(self) -> FetchPolicy:
         """Returns what may be fetched. Raises ConfigInvalid naming the option that says nothing."""

@@ -92,9 +92,9 @@ def captions_of(value: Any, item: str) -> list[str]:
     texts = value if isinstance(value, list) else [value]
     return [
         caption
-        for each in texts
-        if each is not None
-        if (caption := _check_text(each, item).strip())
+        for value in texts
+        if value is not None
+        if (caption := _check_text(value, item).strip())
     ]
 
 

@@ -4,7 +4,7 @@ Each kind of file becomes the same whatever the decoder:
 
     RGB, L, 1-bit        unchanged
     P, PA, LA, RGBA      over a white background, transparency of the palette included; a BMP whose
-                         alpha is 0 everywhere has none
+                         alpha is 0 everywhere is opaque
     CMYK, YCCK           by Pillow's conversion; embedded ICC profiles are ignored, as in the
                          training of CLIP and MLCD
     I;16, I (0..65535)   scaled to 8 bits, rounded; of a TIFF by its bits and where its white is

@@ -196,7 +196,7 @@ class FolderSource(Source):
     def files_of(self, entries: Sequence[Entry]) -> list[str]:
         return [self._path(entry) for entry in entries if entry.locator != (_NO_FILE,)]
 
-    def changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
+    def find_changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
         files = (entry for entry in entries if entry.locator != (_NO_FILE,))
         return (entry.key for entry in files if self._size(entry) != entry.size_bytes)
 

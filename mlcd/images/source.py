@@ -147,14 +147,14 @@ class Source(ABC):
         """Raises Conflict naming the first file of these images that has changed since it was
         listed.
         """
-        name = next(self.changed_files(entries), None)
+        name = next(self.find_changed_files(entries), None)
         if name is not None:
             raise Conflict(
                 f"{name} of {self.location} has changed since it was listed", remedy="begin again"
             )
 
     @abstractmethod
-    def changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
+    def find_changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
         """Yields the names of the files of these images that have changed since they
         were listed.
         """
@@ -199,7 +199,7 @@ class FilesSource(Source):
     def files_of(self, entries: Sequence[Entry]) -> list[str]:
         return list(dict.fromkeys(decode_path(entry.locator[0]) for entry in entries))
 
-    def changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
+    def find_changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
         self._filesystem.invalidate_cache()  # a store's listing of before
         return (
             path

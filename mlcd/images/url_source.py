@@ -36,8 +36,8 @@ class UrlSource(Source):
     def files_of(self, entries: Sequence[Entry]) -> list[str]:
         return self._links.files_of(entries)
 
-    def changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
-        return self._links.changed_files(entries)
+    def find_changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
+        return self._links.find_changed_files(entries)
 
     def entry_tables(self) -> Iterator[pa.Table]:
         return self._links.entry_tables()

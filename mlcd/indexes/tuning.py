@@ -141,17 +141,17 @@ def tune(
     return Tuned(kind, index, effort, recall, widening)
 
 
-def rescore(queries: Embeddings, rows: Embeddings, found: Neighbors, top: int) -> Neighbors:
-    """Returns the best `top` of the found rows by their float32 vectors: [Q, top]."""
-    scores = np.empty(found.ids.shape, dtype=np.float32)
+def rescore(queries: Embeddings, rows: Embeddings, neighbors: Neighbors, top: int) -> Neighbors:
+    """Returns the best `top` of the neighbors by their float32 vectors: [Q, top]."""
+    scores = np.empty(neighbors.ids.shape, dtype=np.float32)
     for start in range(0, len(queries), _RESCORED_QUERIES):
         block = slice(start, start + _RESCORED_QUERIES)
-        candidates = rows[found.ids[block].ravel()].reshape(*found.ids[block].shape, -1)
+        candidates = rows[neighbors.ids[block].ravel()].reshape(*neighbors.ids[block].shape, -1)
         scores[block] = np.matmul(candidates, queries[block, :, None])[:, :, 0]
-    scores[found.ids < 0] = -np.inf
-    order = np.lexsort((found.ids, -scores), axis=1)[:, :top]
+    scores[neighbors.ids < 0] = -np.inf
+    order = np.lexsort((neighbors.ids, -scores), axis=1)[:, :top]
     return Neighbors(
-        np.take_along_axis(found.ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
+        np.take_along_axis(neighbors.ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
     )
 
 

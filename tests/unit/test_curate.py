@@ -145,7 +145,7 @@ def test_the_images_that_are_kept_are_embedded_alone(embeddings, tmp_path):
     result = call_mlcd("embed", images, tmp_path / "kept", *options, tmp_path / "chosen")
     assert result.returncode == 0, result.stderr
     opened, kept = EmbeddingsArtifact.open(embeddings), EmbeddingsArtifact.open(tmp_path / "kept")
-    assert kept.keys == Selection.open(tmp_path / "chosen").kept_keys().to_pylist()
+    assert kept.keys == Selection.open(tmp_path / "chosen").read_keys().to_pylist()
     assert 0 < len(kept.keys) < len(opened.keys)
     split_of = dict(zip(opened.keys, opened.splits.tolist(), strict=True))
     assert kept.splits.tolist() == [split_of[key] for key in kept.keys]
@@ -297,7 +297,7 @@ def test_what_is_kept_is_a_set_of_images_again(form, embeddings, tmp_path, monke
     made = call_mlcd("embed", tmp_path / "out", tmp_path / "kept", "--model", "pixels")
     assert made.returncode == 0, made.stderr
     whole, kept = EmbeddingsArtifact.open(embeddings), EmbeddingsArtifact.open(tmp_path / "kept")
-    keys = Selection.open(tmp_path / "chosen").kept_keys().to_pylist()
+    keys = Selection.open(tmp_path / "chosen").read_keys().to_pylist()
     facts = dict(
         zip(whole.keys, zip(whole.image_sha256, whole.class_names, strict=True), strict=True)
     )

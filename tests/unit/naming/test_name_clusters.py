@@ -67,7 +67,7 @@ def majority(centers, journey):
     """The digit that most members of each center show, by its name; and the share of it."""
     table = LabelTable.open(journey / "labels")
     first = np.concatenate([ids for ids, _ in table.first_labels()])
-    keys = table.labeled_keys().to_pylist()
+    keys = table.read_keys().to_pylist()
     counts = [Counter() for _ in range(len(Centers.open(centers).sizes))]
     for key, center in zip(keys, first.tolist(), strict=True):
         counts[center][DIGITS[int(Path(key).parent.name)]] += 1

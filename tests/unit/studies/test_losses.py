@@ -10,7 +10,7 @@ import torch
 from scipy.stats import ttest_rel
 
 from mlcd.errors import ConfigInvalid
-from mlcd.keys import HELD_OUT_FRACTION, held_out
+from mlcd.keys import HELD_OUT_FRACTION, mask_held_out
 from studies.losses import hardware
 from studies.losses.arms import (
     CLUSTER_ARMS,
@@ -203,7 +203,7 @@ def set_of(num, test_share=0.3):
 def test_hold_out_takes_just_the_test_images():
     images = set_of(200)
     splits = split_of(images.keys, images.columns["class"], images.test)
-    np.testing.assert_array_equal(held_out(splits, HELD_OUT_FRACTION), images.test)
+    np.testing.assert_array_equal(mask_held_out(splits, HELD_OUT_FRACTION), images.test)
 
 
 def test_classes_without_enough_known_images_are_left_out():
@@ -213,7 +213,7 @@ def test_classes_without_enough_known_images_are_left_out():
     samples = images.samples("class", np.arange(43, dtype=np.float32)[:, None])
     assert set(samples.class_names) == {"common", "other"}
     np.testing.assert_array_equal(samples.rows[:, 0], np.arange(40))
-    np.testing.assert_array_equal(held_out(samples.splits, HELD_OUT_FRACTION), test[:40])
+    np.testing.assert_array_equal(mask_held_out(samples.splits, HELD_OUT_FRACTION), test[:40])
 
 
 @pytest.mark.parametrize("kind", INSTANCE_ARMS)
