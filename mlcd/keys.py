@@ -56,7 +56,7 @@ def split_positions(
     return positions
 
 
-def held_out(
+def mask_held_out(
     positions: NDArray[np.float64], fraction: float = HELD_OUT_FRACTION
 ) -> NDArray[np.bool_]:
     """Returns [N] bool, True for the samples that clustering and training must not see: that share

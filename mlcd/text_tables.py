@@ -1,4 +1,4 @@
-"""Text files that others wrote: lists, tables in CSV and JSON lines, all in UTF-8.
+"""Reads text files of users: lists, tables in CSV and JSON lines, all in UTF-8.
 
 A byte order mark is dropped. Rows that do not fit the table are refused, never cut.
 """

@@ -27,7 +27,7 @@ from mlcd.encoders.encoder import EngineName, Precision
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid
 from mlcd.fetching.hosts import ANY_HOST
-from mlcd.fetching.listed import listed, listed_hosts, listed_networks, listed_ports
+from mlcd.fetching.listed import parse_hosts, parse_networks, parse_ports, split_list
 from mlcd.fetching.url_options import JobUrlOptions, UrlOptions
 from mlcd.images.decode import ExifPolicy
 from mlcd.images.thumbnail import DEFAULT_SIDE
@@ -147,14 +147,14 @@ class Tracing(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=T
 class Fetch(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The fetching of images by URL."""
 
-    allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(listed_hosts)] = ()
+    allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_hosts)] = ()
     """Hosts to fetch from, with commas: example.com, *.example.com (all names below), * (any public
     host). Default: none."""
     networks: Annotated[
-        tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(listed_networks)
+        tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(parse_networks)
     ] = ()
     """Networks, with commas, in which those hosts may have private addresses: 10.1.0.0/16."""
-    ports: Annotated[tuple[int, ...], NoDecode, BeforeValidator(listed_ports)] = (80, 443)
+    ports: Annotated[tuple[int, ...], NoDecode, BeforeValidator(parse_ports)] = (80, 443)
     """Ports to fetch from, with commas."""
     timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Seconds for all images of a request together."""
@@ -207,7 +207,7 @@ class Cache(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tru
 
 
 def _folders(value: object) -> list[str]:
-    places = listed(value)
+    places = split_list(value)
     if not all(place.startswith("/") or is_url(place) for place in places):
         raise ValueError("roots are absolute paths or URLs, with commas")
     return places
@@ -336,7 +336,7 @@ class Settings(BaseSettings):
     indexed rows."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on. One that other machines reach needs keys or MLCD_AUTH__MODE=open."""
-    hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(listed_hosts)] = ()
+    hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_hosts)] = ()
     """Names, with commas, that clients may call the server by: example.com, *.example.com, * (any).
     Without keys it also answers to localhost and loopback addresses, and with MLCD_AUTH__MODE=open
     to all addresses and to names without a dot. With keys and no names here, it answers to any

@@ -96,7 +96,7 @@ def open_addition(
         artifact.fingerprint,
     )
     draft = Draft(artifact.path, request, stays_here=True)
-    if draft.begun() not in (None, request.identity()):
+    if draft.read_request() not in (None, request.identity()):
         draft = Draft(artifact.path, request, fresh=True, stays_here=True)
     with draft:
         if open_artifact(artifact.path, verify_files=False).digest != artifact.digest:

@@ -120,10 +120,10 @@ class Draft:
     draft, all of them shared. Files that several of them write under one name must have the same
     bytes, or be written `together` with the files that belong to them. A process that comes too
     late, after the draft was published or removed, gets a Conflict. Hidden files are working notes:
-    they are no part of the artifact and are removed when it is published.
+    they are removed when the artifact is published.
 
-    The files of a draft for an output at a URL are written there, too, as soon as each is finished.
-    `stays_here`: they are not.
+    The files of a draft for an output at a URL are written there, too, as soon as each is finished,
+    unless `stays_here`.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Draft:
         write_synced(marker, identity.encode())
         self._began = not self._shared
 
-    def begun(self) -> dict[str, Any] | None:
+    def read_request(self) -> dict[str, Any] | None:
         """Returns the identity of the request whose unfinished work is there; None without such
         work.
         """

@@ -4,7 +4,7 @@ part-00000.npy           [n, d] float32 or float16, unit rows
 part-00000.keys.parquet  key, class_name (from the source, null where unknown), sha256 of the
 image's bytes, and split: its position in (0, 1) among all listed
 images of its class, by which steps hold out
-errors.jsonl             one line per sample that has no row: key, reason, detail; where rows
+errors.jsonl             one line per sample without a row: key, reason, detail; where rows
 were added later, the whole list is in the errors-00000.jsonl of the
 newest addition, named by its first part
 """
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mlcd.artifacts.manifest import Artifact, open_artifact, verify_file
 from mlcd.errors import ArtifactInvalid
-from mlcd.keys import held_out, normalize_class
+from mlcd.keys import mask_held_out, normalize_class
 from mlcd.types import Embeddings, Fingerprint, SampleKey, unit_rows
 
 ERRORS = "errors.jsonl"
@@ -181,7 +181,7 @@ class EmbeddingsArtifact:
 
     def held_out(self, fraction: float) -> NDArray[np.bool_]:
         """Returns [N] bool: the rows that clustering and training must not see."""
-        return held_out(self.splits, fraction)
+        return mask_held_out(self.splits, fraction)
 
     @cached_property
     def image_sha256(self) -> list[bytes]:

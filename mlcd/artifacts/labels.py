@@ -144,7 +144,7 @@ class LabelTable:
     def row_of_key(self) -> dict[SampleKey, int]:
         return {key: row for row, key in enumerate(self.keys)}
 
-    def labeled_keys(self) -> pa.ChunkedArray:
+    def read_keys(self) -> pa.ChunkedArray:
         """Returns [n] large_string: the keys of the samples that have labels, in order; read anew
         at each call.
         """
@@ -155,7 +155,7 @@ class LabelTable:
             [chunk for part in parts for chunk in part.chunks], pa.large_string()
         )
 
-    def labeled_rows(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
+    def iter_ids(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.uint8]]]:
         """Yields the labels of the same samples, part by part.
 
         Each part has ids int32 [m, L], padded with -1, and SHA-256 of the images uint8 [m, 32]. L
@@ -169,7 +169,7 @@ class LabelTable:
                 np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES),
             )
 
-    def labeled_scores(self) -> Iterator[NDArray[np.float32]]:
+    def iter_scores(self) -> Iterator[NDArray[np.float32]]:
         """Yields the scores of the same labels, part by part: float32 [m, L], padded with 0."""
         for part in self._parts:
             yield _pad(self._read_labeled(part, "scores")["scores"], 0.0, np.float32)

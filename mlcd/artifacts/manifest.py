@@ -6,7 +6,7 @@ its final path and appears by one rename, so no reader ever meets half of it:
 
 `digest`, the artifact's identity, covers kind, config, fingerprint, the digests of parents and
 children and the SHA-256 of every file. Times, summaries, paths and logs are listed in the manifest
-but are no part of it: two runs that made the same thing have the same digest.
+but left out of the digest: two runs that made the same thing have the same digest.
 """
 
 import hashlib

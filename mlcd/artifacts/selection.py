@@ -37,7 +37,7 @@ class Selection:
     def decisions(self) -> pa.Table:
         return pq.read_table(self.artifact.file(DECISIONS), schema=SELECTION_SCHEMA)
 
-    def kept_keys(self) -> pa.ChunkedArray:
+    def read_keys(self) -> pa.ChunkedArray:
         """Returns the keys of the images that are kept, in the order of the embeddings."""
         table = pq.read_table(
             self.artifact.file(DECISIONS), columns=["key", "keep"], schema=SELECTION_SCHEMA

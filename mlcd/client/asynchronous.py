@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from mlcd.client.base import Ask, check_one_given, checked_rows
+from mlcd.client.base import Ask, check_one_given, check_rows
 from mlcd.client.batches import Adder, Additions, Batch, Images, rows_in_batches
 from mlcd.client.call import Call
 from mlcd.client.reading import origin_of
@@ -46,8 +46,8 @@ class AsyncClient(AsyncBase):
         model changed in between, and the errors of `mlcd.client.refusals`.
         """
         check_images(images)
-        items, origin = await self._gathered(self._cut(images), self._server.embed, strict=strict)
-        info = await self._wait(self._server.known_info())
+        items, origin = await self._gather(self._cut(images), self._server.embed, strict=strict)
+        info = await self._wait(self._server.last_info())
         return Embedded.of(items, origin, dimension=info.dimension)
 
     def embed_each(
@@ -68,10 +68,10 @@ class AsyncClient(AsyncBase):
         model embeds images only, and the errors of `embed`.
         """
         check_texts(texts)
-        items, origin = await self._gathered(
+        items, origin = await self._gather(
             self._cut_texts(texts), self._server.embed_texts, strict=strict
         )
-        info = await self._wait(self._server.known_info())
+        info = await self._wait(self._server.last_info())
         return Embedded.of(items, origin, dimension=info.dimension)
 
     def embed_texts_each(
@@ -103,7 +103,7 @@ class AsyncClient(AsyncBase):
         check_texts(names)
         ask = partial(self._server.classify, names=names, templates=templates, top=top)
         batches = self._batches(images, embeddings)
-        return Classified.of(*await self._gathered(batches, ask, strict=strict))
+        return Classified.of(*await self._gather(batches, ask, strict=strict))
 
     async def labels(
         self,
@@ -119,8 +119,8 @@ class AsyncClient(AsyncBase):
     ) -> Labeled:
         """Returns the `top` nearest centers of images, of texts, or of embeddings [N, D].
 
-        threshold: only centers at least so similar. examples: so many of each center, where the
-        server has them. Raises RefusedNotFound where the server has no centers, and the errors of
+        threshold: only centers at least so similar. examples: so many of each center, if the
+        server has them. Raises RefusedNotFound if the server is without centers, and the errors of
         `embed`.
         """
         check_one_given(images=images, texts=texts, embeddings=embeddings)
@@ -128,7 +128,7 @@ class AsyncClient(AsyncBase):
             self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
         )
         batches = self._batches(images, embeddings, texts=texts)
-        return Labeled.of(*await self._gathered(batches, ask, strict=strict))
+        return Labeled.of(*await self._gather(batches, ask, strict=strict))
 
     def labels_each(
         self,
@@ -185,7 +185,7 @@ class AsyncClient(AsyncBase):
         )
         check_one_given(images=images, text=text, texts=texts, embeddings=embeddings, key=key)
         batches = self._batches(images, embeddings, key, text=text, texts=texts)
-        return Found.of(*await self._gathered(batches, ask, strict=strict))
+        return Found.of(*await self._gather(batches, ask, strict=strict))
 
     async def collections(self) -> list[DescribedCollection]:
         """Returns all collections of the server."""
@@ -229,7 +229,7 @@ class AsyncClient(AsyncBase):
         """
         additions = self._additions(Adder(ids, metadata), images, embeddings)
         return Added.of(
-            *await self._gathered(
+            *await self._gather(
                 additions, partial(self._server.add, collection=collection), strict=strict
             )
         )
@@ -340,13 +340,13 @@ class AsyncClient(AsyncBase):
     ) -> None:
         await self.aclose()
 
-    async def _gathered(
+    async def _gather(
         self, batches: AsyncIterator[_Batch], ask: Ask[_Batch, _Value], *, strict: bool
     ) -> tuple[list[_Value | Rejection], Origin]:
         call: Call[_Value] = self._call(strict=strict)
-        each = self._each(call, batches, ask)
-        items = [item async for item in each]
-        return items, call.origin or origin_of(await self._wait(self._server.known_info()))
+        pending = self._each(call, batches, ask)
+        items = [item async for item in pending]
+        return items, call.origin or origin_of(await self._wait(self._server.last_info()))
 
     async def _each(
         self, call: Call[_Value], batches: AsyncIterator[_Batch], ask: Ask[_Batch, _Value]
@@ -378,7 +378,7 @@ class AsyncClient(AsyncBase):
                 yield batch
         else:
             bounds = await self._wait(self._server.bounds())
-            for rows in rows_in_batches(checked_rows(embeddings), num=self._num_items(bounds)):
+            for rows in rows_in_batches(check_rows(embeddings), num=self._num_items(bounds)):
                 yield rows
 
     async def _additions(
@@ -395,7 +395,7 @@ class AsyncClient(AsyncBase):
         async for text in self._series(texts):
             if batch := cutter.push(text):
                 yield batch
-        if batch := cutter.rest():
+        if batch := cutter.take_rest():
             yield batch
 
     async def _cut(self, images: AsyncSeries[ImageInput]) -> AsyncIterator[Images]:
@@ -407,5 +407,5 @@ class AsyncClient(AsyncBase):
             data = await self._encode(image, max_bytes=bounds.max_image_bytes)
             if batch := cutter.push(data):
                 yield batch
-        if batch := cutter.rest():
+        if batch := cutter.take_rest():
             yield batch

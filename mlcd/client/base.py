@@ -68,16 +68,16 @@ class BaseClient:
         retries: int,
         transport: httpx.AsyncBaseTransport | None,
     ) -> None:
-        given = {
+        settings = {
             "deadline_s": deadline_s,
             "batch_size": self.batch_size,
             "in_flight": self.in_flight,
         }
-        for name, value in given.items():
+        for name, value in settings.items():
             if not value > 0:
-                raise ConfigInvalid(f"{name} must be more than 0, not {value}")
+                raise ConfigInvalid(f"{name} must be more than 0, got {value}")
         if retries < 0:
-            raise ConfigInvalid(f"retries must be 0 or more, not {retries}")
+            raise ConfigInvalid(f"retries must be at least 0, got {retries}")
         connection = Connection(
             url, api_key=api_key, deadline_s=deadline_s, retries=retries, transport=transport
         )
@@ -98,15 +98,15 @@ class BaseClient:
         return Cutter(max_images=self._num_items(bounds), max_body_bytes=bounds.max_body_bytes)
 
 
-def check_one_given(**given: object) -> None:
+def check_one_given(**arguments: object) -> None:
     """Raises InvalidInput unless exactly one of the arguments is not None."""
-    if sum(value is not None for value in given.values()) != 1:
-        raise InvalidInput(f"give exactly one of {', '.join(given)}")
+    if sum(value is not None for value in arguments.values()) != 1:
+        raise InvalidInput(f"give exactly one of {', '.join(arguments)}")
 
 
-def checked_rows(embeddings: ArrayLike | None) -> Embeddings:
+def check_rows(embeddings: ArrayLike | None) -> Embeddings:
     """Returns [N, D] as float32, otherwise unchanged. Raises InvalidInput naming the first row
-    without a direction.
+    that is not finite or zero.
     """
     rows = as_array(embeddings).astype(np.float32, copy=False)
     unit_rows(rows)

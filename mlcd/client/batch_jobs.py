@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar, Unpack
 
 import httpx
 
-from mlcd.client.connection import Connection, encoded
+from mlcd.client.connection import Connection, encode_name
 from mlcd.client.loop_thread import LoopThread
 from mlcd.client.reading import read_failures, read_job, read_jobs
 from mlcd.client.refusals import Refused
@@ -30,18 +30,18 @@ _Value = TypeVar("_Value")
 _Cursor = TypeVar("_Cursor", str, int)
 
 
-async def _paged(
+async def _read_pages(
     connection: Connection,
     path: str,
     read: Callable[[httpx.Response], tuple[list[_Value], _Cursor | None]],
-    given: dict[str, str],
+    filters: dict[str, str],
 ) -> AsyncGenerator[_Value, None]:
     """Yields what all pages hold, each of them asked for when the one before is used up."""
     cursor: _Cursor | None = None
     while True:
         params: dict[str, Any] = {
             "limit": _PAGE_SIZE,
-            **given,
+            **filters,
             **({} if cursor is None else {"cursor": cursor}),
         }
         values, cursor = read(await connection.ask("GET", path, params=params))
@@ -71,11 +71,11 @@ class AsyncJobs:
                 "the idempotency key cannot be sent",
                 remedy="give 1 to 255 printable characters of ASCII, no spaces",
             )
-        wanted = {"kind": kind, "input": input, "output": output, **options}
+        fields = {"kind": kind, "input": input, "output": output, **options}
         response = await self._connection.ask(
             "POST",
             _ROUTE,
-            json={name: value for name, value in wanted.items() if value is not None},
+            json={name: value for name, value in fields.items() if value is not None},
             # With a key the request may be repeated.
             headers={"Idempotency-Key": uuid.uuid4().hex if key is None else key},
         )
@@ -91,12 +91,12 @@ class AsyncJobs:
         return read_job((await self._connection.ask("POST", f"{_path(job_id)}/retry")).text)
 
     def list(self, *, state: JobState | None = None) -> AsyncGenerator[Job, None]:
-        return _paged(
+        return _read_pages(
             self._connection, _ROUTE, read_jobs, {} if state is None else {"state": state}
         )
 
     def failures(self, job_id: str) -> AsyncGenerator[FailedShard, None]:
-        return _paged(self._connection, f"{_path(job_id)}/failures", read_failures, {})
+        return _read_pages(self._connection, f"{_path(job_id)}/failures", read_failures, {})
 
     async def watch(self, job_id: str) -> AsyncGenerator[Job, None]:
         last: str | None = None
@@ -117,8 +117,8 @@ class AsyncJobs:
                     return
             except Unavailable as failure:
                 in_vain += 1
-                known = self._connection.has_answered
-                if in_vain > (_PATIENCE if known else _PATIENCE_AT_FIRST):
+                has_answered = self._connection.has_answered
+                if in_vain > (_PATIENCE if has_answered else _PATIENCE_AT_FIRST):
                     raise
                 if isinstance(failure, Refused):
                     pause_s = max(pause_s, failure.problem.retry_after_s or 0.0)
@@ -127,9 +127,7 @@ class AsyncJobs:
     async def _changes(
         self, job_id: str, last: str | None
     ) -> AsyncGenerator[tuple[str | None, Job], None]:
-        """The events of one stream, with their ids; where the server has no more, the job as it
-        stands.
-        """
+        """The events of one stream, with their ids; after the last one, the job as it stands."""
         headers = {} if last is None else {"Last-Event-ID": last}
         async with self._connection.events(
             f"{_path(job_id)}/events", headers=headers, silence_s=_SILENCE_S
@@ -225,4 +223,4 @@ async def _next(series: AsyncGenerator[_Value, None]) -> _Value | None:
 
 
 def _path(job_id: str) -> str:
-    return f"{_ROUTE}/{encoded(job_id)}"
+    return f"{_ROUTE}/{encode_name(job_id)}"

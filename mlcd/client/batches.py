@@ -92,15 +92,15 @@ class Cutter:
     def push(self, image: bytes | ImageRejected) -> Images:
         """Takes one image and returns the batch that is now complete, empty where none is."""
         size = len(image) + PART_BYTES if isinstance(image, bytes) else 0
-        full = self.rest() if self._num_bytes + size > self._max_bytes else []
+        full = self.take_rest() if self._num_bytes + size > self._max_bytes else []
         self._images.append(image)
         self._num_bytes += size
-        return full or (self.rest() if len(self._images) >= self._max_images else [])
+        return full or (self.take_rest() if len(self._images) >= self._max_images else [])
 
-    def rest(self) -> Images:
+    def take_rest(self) -> Images:
         """Returns the images that are not yet in a batch."""
-        rest, self._images, self._num_bytes = self._images, [], 0
-        return rest
+        images, self._images, self._num_bytes = self._images, [], 0
+        return images
 
 
 async def answers_async(

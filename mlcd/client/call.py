@@ -31,7 +31,7 @@ class Call(Generic[_Value]):
         if self._strict:
             for place, item in enumerate(answer.items, self._num):
                 if isinstance(item, Rejection):
-                    raise _placed(item, place)
+                    raise _with_place(item, place)
         self._num += len(answer.items)
         return answer.items
 
@@ -53,7 +53,7 @@ class Call(Generic[_Value]):
         self.origin = origin
 
 
-def _placed(item: Rejection, place: int) -> Rejection:
+def _with_place(item: Rejection, place: int) -> Rejection:
     """Returns the rejection with the item's place in the series."""
     if isinstance(item, TextRejected):
         return TextRejected(item.reason, f"text {place}: {item.message}", remedy=item.remedy)

@@ -15,7 +15,7 @@ import httpx
 from httpx_sse import EventSource, SSEError, aconnect_sse
 
 from mlcd.backoff import Backoff
-from mlcd.client.refusals import Refused, not_our_api, refused
+from mlcd.client.refusals import Refused, not_our_api, refusal_of
 from mlcd.errors import ConfigInvalid, DeadlineExceeded, Unavailable
 from mlcd.version import __version__
 
@@ -53,7 +53,7 @@ class Connection:
         self._deadline_s, self._retries = deadline_s, retries
         # No proxy, key or certificate comes from the environment, only from the caller.
         self._http = httpx.AsyncClient(
-            base_url=checked_url(url),
+            base_url=check_url(url),
             headers={"User-Agent": f"mlcd/{__version__}", **authorization(api_key)},
             timeout=None,  # noqa: S113 - the deadline is over all of it
             transport=transport,
@@ -93,7 +93,7 @@ class Connection:
         }
         try:
             async with asyncio.timeout(self._deadline_s) as deadline:
-                return await self._answered(request, request_id, deadline)
+                return await self._retry(request, request_id, deadline)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"no answer within {self._deadline_s:g} s (request {request_id})",
@@ -117,7 +117,7 @@ class Connection:
                 self.has_answered = True
                 if not source.response.is_success:
                     await source.response.aread()
-                    raise refused(source.response, request_id=request_id)
+                    raise refusal_of(source.response, request_id=request_id)
                 yield source
         except SSEError as error:
             raise not_our_api() from error
@@ -129,7 +129,7 @@ class Connection:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def _answered(
+    async def _retry(
         self, request: dict[str, Any], request_id: str, deadline: asyncio.Timeout
     ) -> httpx.Response:
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter_s=_JITTER_S)
@@ -161,7 +161,7 @@ class Connection:
             raise not_our_api() from error
         self.has_answered = True
         if not response.is_success:
-            raise refused(response, request_id=request_id)
+            raise refusal_of(response, request_id=request_id)
         return response
 
     def _unreachable(self) -> Unavailable:
@@ -180,12 +180,12 @@ def _is_too_late(deadline: asyncio.Timeout, wait_s: float) -> bool:
     return when is not None and asyncio.get_running_loop().time() + wait_s >= when
 
 
-def encoded(name: str) -> str:
+def encode_name(name: str) -> str:
     """Returns a name as one step of a path. Dots are encoded: httpx takes `..` for a step up."""
     return quote(name, safe="").replace(".", "%2E")
 
 
-def checked_url(url: str) -> httpx.URL:
+def check_url(url: str) -> httpx.URL:
     """Checks a URL; raises ConfigInvalid for one that cannot be used."""
     try:
         parsed = httpx.URL(url)

@@ -33,7 +33,7 @@ class LoopThread:
     def start(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
         """Starts `work` in the loop. Cancelling the future cancels the work."""
         try:
-            loop = self._opened()
+            loop = self._open_loop()
         except (ConfigInvalid, RuntimeError):
             work.close()
             raise
@@ -68,7 +68,7 @@ class LoopThread:
                 self._thread.join()
             self._loop = self._thread = None
 
-    def _opened(self) -> asyncio.AbstractEventLoop:
+    def _open_loop(self) -> asyncio.AbstractEventLoop:
         if self._process != os.getpid():
             raise ConfigInvalid(
                 "this client belongs to another process", remedy="make one in each process"
@@ -97,8 +97,8 @@ async def _until_ended(started: Future[_Running], last: _Last) -> None:
     ended = asyncio.Event()
     started.set_result((asyncio.get_running_loop(), ended))
     await ended.wait()
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    pending = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in pending:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*pending, return_exceptions=True)
     await last()

@@ -51,14 +51,14 @@ _Result = TypeVar("_Result", bound=_Indexed)
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:  # pydantic's errors are ValueErrors, too
         raise not_our_api() from error
 
 
-@_translated()
+@_translate_errors()
 def read_rows(response: httpx.Response, num: int) -> Answer[Row]:
     """Reads an octet-stream of `num` rows of little-endian float32."""
     dimension = int(response.headers["x-mlcd-dimension"])
@@ -66,17 +66,17 @@ def read_rows(response: httpx.Response, num: int) -> Answer[Row]:
     return Answer(list(rows), _origin(response))
 
 
-@_translated()
+@_translate_errors()
 def read_embedded(response: httpx.Response, num: int) -> Answer[Row]:
     """Reads JSON with a row or an error for each of `num` images."""
     answer = EmbeddedImages.model_validate_json(response.content)
     items = _in_order(
-        answer.results, answer.errors, num, lambda one: np.asarray(one.embedding, np.float32)
+        answer.results, answer.errors, num, lambda result: np.asarray(result.embedding, np.float32)
     )
     return Answer(items, _origin(response))
 
 
-@_translated()
+@_translate_errors()
 def read_embedded_texts(response: httpx.Response, num: int) -> Answer[Row]:
     """Reads JSON with a row or an error for each of `num` texts."""
     answer = TextVectors.model_validate_json(response.content)
@@ -84,68 +84,70 @@ def read_embedded_texts(response: httpx.Response, num: int) -> Answer[Row]:
         answer.results,
         answer.errors,
         num,
-        lambda one: np.asarray(one.embedding, np.float32),
+        lambda result: np.asarray(result.embedding, np.float32),
         of_texts=True,
     )
     return Answer(items, _origin(response))
 
 
-@_translated()
+@_translate_errors()
 def read_classified(response: httpx.Response, num: int) -> Answer[list[FittingName]]:
     answer = ClassifiedImages.model_validate_json(response.content)
-    items = _in_order(answer.results, answer.errors, num, lambda one: one.names)
+    items = _in_order(answer.results, answer.errors, num, lambda result: result.names)
     return Answer(items, _origin(response))
 
 
-@_translated()
+@_translate_errors()
 def read_labeled(
     response: httpx.Response, num: int, *, of_texts: bool = False
 ) -> Answer[list[Label]]:
     answer = LabeledImages.model_validate_json(response.content)
-    items = _in_order(answer.results, answer.errors, num, lambda one: one.labels, of_texts=of_texts)
+    items = _in_order(
+        answer.results, answer.errors, num, lambda result: result.labels, of_texts=of_texts
+    )
     return Answer(items, _origin(response, audit=answer.audit))
 
 
-@_translated()
+@_translate_errors()
 def read_found(
     response: httpx.Response, num: int, *, of_texts: bool = False
 ) -> Answer[list[ItemMatch]]:
     answer = FoundItems.model_validate_json(response.content)
     items = _in_order(
-        answer.results, answer.errors, num, lambda one: one.matches, of_texts=of_texts
+        answer.results, answer.errors, num, lambda result: result.matches, of_texts=of_texts
     )
     return Answer(items, _origin(response))
 
 
-@_translated()
+@_translate_errors()
 def read_added(response: httpx.Response, num: int) -> Answer[str]:
     answer = AddedItems.model_validate_json(response.content)
-    items = _in_order(answer.results, answer.errors, num, lambda one: str(one.outcome))
+    items = _in_order(answer.results, answer.errors, num, lambda result: str(result.outcome))
     return Answer(items, _origin(response))
 
 
-@_translated()
+@_translate_errors()
 def read_collection(response: httpx.Response) -> DescribedCollection:
     return DescribedCollection.model_validate_json(response.content)
 
 
-@_translated()
+@_translate_errors()
 def read_collections(response: httpx.Response) -> CollectionList:
     return CollectionList.model_validate_json(response.content)
 
 
-@_translated()
+@_translate_errors()
 def read_item(response: httpx.Response) -> Item:
     item = DescribedItem.model_validate_json(response.content)
     return Item(item.id, item.metadata, np.asarray(item.embedding, np.float32))
 
 
-@_translated()
+@_translate_errors()
 def read_groups(response: httpx.Response) -> list[list[str]]:
     return [group.ids for group in FoundDuplicates.model_validate_json(response.content).groups]
 
 
-@_translated()
+@_translate_errors()
 def read_center(response: httpx.Response) -> Center:
     center = DescribedCenter.model_validate_json(response.content)
     return Center(
@@ -159,31 +161,31 @@ def read_center(response: httpx.Response) -> Center:
     )
 
 
-@_translated()
+@_translate_errors()
 def read_renamed(response: httpx.Response) -> RenamedCenter:
     return RenamedCenter.model_validate_json(response.content)
 
 
-@_translated()
+@_translate_errors()
 def read_centers(response: httpx.Response) -> tuple[list[ListedCenter], str | None]:
     """Reads one page, and the cursor of the next one."""
     page = CenterList.model_validate_json(response.content)
     return page.centers, page.next
 
 
-@_translated()
+@_translate_errors()
 def read_members(response: httpx.Response) -> tuple[list[Member], str | None]:
     """Reads one page, and the cursor of the next one."""
     page = MemberList.model_validate_json(response.content)
     return page.members, page.next
 
 
-@_translated()
+@_translate_errors()
 def read_deleted(response: httpx.Response) -> list[DeletedItem]:
     return DeletedItems.model_validate_json(response.content).results
 
 
-@_translated()
+@_translate_errors()
 def read_layout(response: httpx.Response) -> Layout:
     """Reads an octet-stream of points."""
     method, digest = response.headers["x-mlcd-layout"].split(";")
@@ -191,29 +193,29 @@ def read_layout(response: httpx.Response) -> Layout:
     return Layout(points, method, digest)
 
 
-@_translated()
+@_translate_errors()
 def read_layout_items(response: httpx.Response) -> LayoutItems:
     return LayoutItems.model_validate_json(response.content)
 
 
-@_translated()
+@_translate_errors()
 def read_info(response: httpx.Response) -> Info:
     return Info.model_validate_json(response.content)
 
 
-@_translated()
+@_translate_errors()
 def read_job(content: bytes | str) -> Job:
     return Job.model_validate_json(content)
 
 
-@_translated()
+@_translate_errors()
 def read_jobs(response: httpx.Response) -> tuple[list[Job], str | None]:
     """Reads one page, and the cursor of the next one."""
     page = JobList.model_validate_json(response.content)
     return page.jobs, page.cursor
 
 
-@_translated()
+@_translate_errors()
 def read_failures(response: httpx.Response) -> tuple[list[FailedShard], int | None]:
     """Reads one page, and the cursor of the next one."""
     page = FailureList.model_validate_json(response.content)
@@ -245,12 +247,12 @@ def _in_order(
 
 
 def _origin(response: httpx.Response, audit: Audit | None = None) -> Origin:
-    said = response.headers
+    headers = response.headers
     return Origin(
-        model=said["x-mlcd-model"],
-        fingerprint=said["x-mlcd-fingerprint"],
-        preprocess_version=int(said["x-mlcd-preprocess-version"]),
-        centers=said.get("x-mlcd-centers"),
+        model=headers["x-mlcd-model"],
+        fingerprint=headers["x-mlcd-fingerprint"],
+        preprocess_version=int(headers["x-mlcd-preprocess-version"]),
+        centers=headers.get("x-mlcd-centers"),
         audit=audit,
-        rounded=said.get("x-mlcd-rounded"),
+        rounded=headers.get("x-mlcd-rounded"),
     )

@@ -79,7 +79,7 @@ class RefusedAccess(Refused):
 
 
 class RefusedNotFound(Refused, NotFound):
-    """The server has no such center, collection, item or route."""
+    """The server does not know the center, collection, item or route."""
 
 
 class RefusedConflict(Refused, Conflict):
@@ -109,7 +109,7 @@ _CLASSES: Final[dict[int, type[Refused]]] = {
 }
 
 
-def refused(response: httpx.Response, *, request_id: str) -> Refused:
+def refusal_of(response: httpx.Response, *, request_id: str) -> Refused:
     """Returns the error for a response without success; request_id: the one that was sent."""
     return _CLASSES.get(response.status_code, Refused)(_problem(response, request_id))
 

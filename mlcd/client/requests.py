@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 
 from mlcd.client.batches import PART_BYTES, Additions, Batch, Images
-from mlcd.client.connection import Connection, encoded
+from mlcd.client.connection import Connection, encode_name
 from mlcd.client.reading import (
     read_added,
     read_center,
@@ -85,14 +85,14 @@ class Server:
         self._info = read_info(await self._connection.ask("GET", "/v1/info"))
         return self._info
 
-    async def known_info(self) -> Info:
-        """Returns the last known info; limits and shapes rarely change, and are not worth a request
-        per call.
+    async def last_info(self) -> Info:
+        """Returns the last known info; limits and shapes rarely change, so a call does not request
+        them anew.
         """
         return self._info or await self.info()
 
     async def bounds(self) -> RequestBounds:
-        limits = (await self.known_info()).limits
+        limits = (await self.last_info()).limits
         try:
             return RequestBounds(
                 max_items=int(limits["max_images"]),
@@ -124,7 +124,7 @@ class Server:
         examples: int,
     ) -> list[ListedCenter]:
         """Returns the first `num` centers, read page by page."""
-        given = {
+        filters = {
             "collection": collection,
             "sort": sort,
             "name": name,
@@ -133,7 +133,7 @@ class Server:
         }
 
         async def page(cursor: str | None, limit: int) -> tuple[list[ListedCenter], str | None]:
-            params = _stated({**given, "limit": limit, "cursor": cursor})
+            params = _without_none({**filters, "limit": limit, "cursor": cursor})
             return read_centers(await self._connection.ask("GET", "/v1/centers", params=params))
 
         return await _first(num, page)
@@ -142,7 +142,7 @@ class Server:
         """Returns the first `num` members of a center, read page by page."""
 
         async def page(cursor: str | None, limit: int) -> tuple[list[Member], str | None]:
-            params = _stated({"collection": collection, "limit": limit, "cursor": cursor})
+            params = _without_none({"collection": collection, "limit": limit, "cursor": cursor})
             path = f"/v1/centers/{center:d}/members"
             return read_members(await self._connection.ask("GET", path, params=params))
 
@@ -155,7 +155,9 @@ class Server:
     async def layout(self, collection: str, *, first: int | None) -> Layout:
         path = f"{_path(collection)}/layout"
         return read_layout(
-            await self._connection.ask("GET", path, params=_stated({"first": first}), accept=_RAW)
+            await self._connection.ask(
+                "GET", path, params=_without_none({"first": first}), accept=_RAW
+            )
         )
 
     async def layout_items(
@@ -167,13 +169,15 @@ class Server:
         condition: Mapping[str, Any] | None,
         limit: int,
     ) -> LayoutItems:
-        given = {
+        selection = {
             "positions": None if positions is None else [*positions],
             "polygon": None if polygon is None else [[*corner] for corner in polygon],
             "filter": condition,
         }
         path = f"{_path(collection)}/layout/items"
-        return read_layout_items(await self._post(path, json={**_stated(given), "limit": limit}))
+        return read_layout_items(
+            await self._post(path, json={**_without_none(selection), "limit": limit})
+        )
 
     async def delete_items(self, collection: str, keys: Sequence[str]) -> list[DeletedItem]:
         path = f"{_path(collection)}/delete"
@@ -187,7 +191,7 @@ class Server:
 
     async def embed_texts(self, texts: Texts) -> Answer[Row]:
         """Returns the rows as float32 where every text can be used, as `embed` does."""
-        return await _of_sendable(texts.given, self._embed_texts, str)
+        return await _of_sendable(texts.items, self._embed_texts, str)
 
     async def classify(
         self,
@@ -197,7 +201,7 @@ class Server:
         templates: str | Sequence[str] | None,
         top: int,
     ) -> Answer[list[FittingName]]:
-        options = _stated({"names": [*names], "templates": templates, "top": top})
+        options = _without_none({"names": [*names], "templates": templates, "top": top})
         if isinstance(batch, np.ndarray):
             content = {**options, "embeddings": batch.tolist()}
             return read_classified(await self._post("/v1/classify", json=content), len(batch))
@@ -216,8 +220,8 @@ class Server:
     async def labels(
         self, batch: Batch, *, top: int, threshold: float | None, mode: LabelMode, examples: int
     ) -> Answer[list[Label]]:
-        given = {"top": top, "mode": mode, "threshold": threshold, "examples": examples or None}
-        return await self._look_up("/v1/labels", _stated(given), batch, read_labeled)
+        options = {"top": top, "mode": mode, "threshold": threshold, "examples": examples or None}
+        return await self._look_up("/v1/labels", _without_none(options), batch, read_labeled)
 
     async def search(
         self,
@@ -231,7 +235,7 @@ class Server:
         metadata: bool,
         without: Mapping[str, Any] | None,
     ) -> Answer[list[ItemMatch]]:
-        given = {
+        options = {
             "top": top,
             "filter": None if condition is None else json.dumps(condition),
             "threshold": threshold,
@@ -239,7 +243,9 @@ class Server:
             "metadata": None if metadata else "false",
             "without": None if without is None else json.dumps(without),
         }
-        return await self._look_up(f"{_path(collection)}/search", _stated(given), batch, read_found)
+        return await self._look_up(
+            f"{_path(collection)}/search", _without_none(options), batch, read_found
+        )
 
     async def collections(self) -> list[DescribedCollection]:
         collections: list[DescribedCollection] = []
@@ -257,7 +263,7 @@ class Server:
 
     async def create_collection(self, name: str, *, recall: float | None) -> DescribedCollection:
         return read_collection(
-            await self._connection.ask("PUT", _path(name), json=_stated({"recall": recall}))
+            await self._connection.ask("PUT", _path(name), json=_without_none({"recall": recall}))
         )
 
     async def delete_collection(self, name: str) -> None:
@@ -265,16 +271,16 @@ class Server:
 
     async def add(self, additions: Additions, *, collection: str) -> Answer[str]:
         path, batch = f"{_path(collection)}/items", additions.batch
-        told = zip(additions.ids, additions.metadata, batch, strict=True)
+        additions_in_order = zip(additions.ids, additions.metadata, batch, strict=True)
         if isinstance(batch, np.ndarray):
             items = [
                 {"id": key, "metadata": {**about}, "embedding": row.tolist()}
-                for key, about, row in told
+                for key, about, row in additions_in_order
             ]
             return read_added(await self._post(path, json={"items": items}), len(batch))
         sendable = [
             {"id": key, "metadata": {**about}}
-            for key, about, image in told
+            for key, about, image in additions_in_order
             if isinstance(image, bytes)
         ]
 
@@ -339,7 +345,7 @@ class Server:
                 sent = await self._post(path, params=params, json={"texts": texts})
                 return read(sent, len(texts), of_texts=True)
 
-            return await _of_sendable(batch.given, look_up, str)
+            return await _of_sendable(batch.items, look_up, str)
 
         async def ask(images: list[bytes]) -> Answer[_Value]:
             return read(await self._post(path, params=params, images=images), len(images))
@@ -359,27 +365,27 @@ async def _first(
     num: int, page: Callable[[str | None, int], Awaitable[tuple[list[_Value], str | None]]]
 ) -> list[_Value]:
     """Returns the first `num` entries of a list that is read page by page."""
-    found: list[_Value] = []
+    entries_so_far: list[_Value] = []
     cursor: str | None = None
-    while len(found) < num:
-        entries, cursor = await page(cursor, min(num - len(found), _PAGE))
-        found += entries
+    while len(entries_so_far) < num:
+        entries, cursor = await page(cursor, min(num - len(entries_so_far), _PAGE))
+        entries_so_far += entries
         if cursor is None:
             break
-    return found
+    return entries_so_far
 
 
 def _path(collection: str, key: str | None = None) -> str:
     parts = [
         "/v1/collections",
-        encoded(collection),
-        *([] if key is None else ["items", encoded(key)]),
+        encode_name(collection),
+        *([] if key is None else ["items", encode_name(key)]),
     ]
     return "/".join(parts)
 
 
-def _stated(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
+def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 async def _of_sendable(

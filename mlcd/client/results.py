@@ -42,8 +42,8 @@ class Origin:
 
 @dataclass(frozen=True)
 class Answer(Generic[_Value]):
-    """The answer to one batch: a value or an error for each item. It has no origin where the server
-    was not asked.
+    """The answer to one batch: a value or an error for each item. The origin is missing where
+    the server was not asked.
     """
 
     items: list[_Value | Rejection]
@@ -63,13 +63,11 @@ class Embedded(ShortRepr):
 
     @classmethod
     def of(cls, items: Sequence[Row | Rejection], origin: Origin, *, dimension: int) -> "Embedded":
-        """Joins rows and errors. dimension: that of the model, which shapes the result where there
-        is no row.
-        """
+        """Joins rows and errors. dimension: of the model, which shapes a result without rows."""
         rows = {index: item for index, item in enumerate(items) if not isinstance(item, Rejection)}
-        found = np.stack(list(rows.values())) if rows else np.empty((0, dimension), np.float32)
-        vectors = np.full((len(items), found.shape[1]), np.nan, np.float32)
-        vectors[list(rows)] = found
+        rows_found = np.stack(list(rows.values())) if rows else np.empty((0, dimension), np.float32)
+        vectors = np.full((len(items), rows_found.shape[1]), np.nan, np.float32)
+        vectors[list(rows)] = rows_found
         return cls(vectors, _errors(items), origin)
 
 
@@ -151,10 +149,10 @@ class Classified(ShortRepr):
         lists = _lists(items)
         shape = len(lists), max(map(len, lists), default=0)
         probabilities, similarities = (np.full(shape, np.nan, np.float32) for _ in range(2))
-        for row, found in enumerate(lists):
-            probabilities[row, : len(found)] = [one.probability for one in found]
-            similarities[row, : len(found)] = [one.similarity for one in found]
-        names = [[one.name for one in found] for found in lists]
+        for row, fitting in enumerate(lists):
+            probabilities[row, : len(fitting)] = [name.probability for name in fitting]
+            similarities[row, : len(fitting)] = [name.similarity for name in fitting]
+        names = [[name.name for name in fitting] for fitting in lists]
         return cls(names, probabilities, similarities, _errors(items), origin)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from numpy.typing import ArrayLike
 
-from mlcd.client.base import Ask, check_one_given, checked_rows
+from mlcd.client.base import Ask, check_one_given, check_rows
 from mlcd.client.batches import Adder, Additions, Batch, Images, rows_in_batches
 from mlcd.client.call import Call
 from mlcd.client.reading import origin_of
@@ -49,8 +49,8 @@ class Client(SyncBase):
         model changed in between, and the errors of `mlcd.client.refusals`.
         """
         check_images(images)
-        items, origin = self._gathered(self._cut(images), self._server.embed, strict=strict)
-        info = self._wait(self._server.known_info())
+        items, origin = self._gather(self._cut(images), self._server.embed, strict=strict)
+        info = self._wait(self._server.last_info())
         return Embedded.of(items, origin, dimension=info.dimension)
 
     def embed_each(
@@ -71,10 +71,10 @@ class Client(SyncBase):
         model embeds images only, and the errors of `embed`.
         """
         check_texts(texts)
-        items, origin = self._gathered(
+        items, origin = self._gather(
             self._cut_texts(texts), self._server.embed_texts, strict=strict
         )
-        info = self._wait(self._server.known_info())
+        info = self._wait(self._server.last_info())
         return Embedded.of(items, origin, dimension=info.dimension)
 
     def embed_texts_each(
@@ -106,7 +106,7 @@ class Client(SyncBase):
         check_texts(names)
         ask = partial(self._server.classify, names=names, templates=templates, top=top)
         batches = self._batches(images, embeddings)
-        return Classified.of(*self._gathered(batches, ask, strict=strict))
+        return Classified.of(*self._gather(batches, ask, strict=strict))
 
     def labels(
         self,
@@ -122,8 +122,8 @@ class Client(SyncBase):
     ) -> Labeled:
         """Returns the `top` nearest centers of images, of texts, or of embeddings [N, D].
 
-        threshold: only centers at least so similar. examples: so many of each center, where the
-        server has them. Raises RefusedNotFound where the server has no centers, and the errors of
+        threshold: only centers at least so similar. examples: so many of each center, if the
+        server has them. Raises RefusedNotFound if the server is without centers, and the errors of
         `embed`.
         """
         check_one_given(images=images, texts=texts, embeddings=embeddings)
@@ -131,7 +131,7 @@ class Client(SyncBase):
             self._server.labels, top=top, threshold=threshold, mode=mode, examples=examples
         )
         batches = self._batches(images, embeddings, texts=texts)
-        return Labeled.of(*self._gathered(batches, ask, strict=strict))
+        return Labeled.of(*self._gather(batches, ask, strict=strict))
 
     def labels_each(
         self,
@@ -188,7 +188,7 @@ class Client(SyncBase):
         )
         check_one_given(images=images, text=text, texts=texts, embeddings=embeddings, key=key)
         batches = self._batches(images, embeddings, key, text=text, texts=texts)
-        return Found.of(*self._gathered(batches, ask, strict=strict))
+        return Found.of(*self._gather(batches, ask, strict=strict))
 
     def collections(self) -> list[DescribedCollection]:
         """Returns all collections of the server."""
@@ -230,7 +230,7 @@ class Client(SyncBase):
         """
         additions = self._additions(Adder(ids, metadata), images, embeddings)
         return Added.of(
-            *self._gathered(
+            *self._gather(
                 additions, partial(self._server.add, collection=collection), strict=strict
             )
         )
@@ -339,13 +339,13 @@ class Client(SyncBase):
     ) -> None:
         self.close()
 
-    def _gathered(
+    def _gather(
         self, batches: Iterator[_Batch], ask: Ask[_Batch, _Value], *, strict: bool
     ) -> tuple[list[_Value | Rejection], Origin]:
         call: Call[_Value] = self._call(strict=strict)
-        each = self._each(call, batches, ask)
-        items = list(each)
-        return items, call.origin or origin_of(self._wait(self._server.known_info()))
+        pending = self._each(call, batches, ask)
+        items = list(pending)
+        return items, call.origin or origin_of(self._wait(self._server.last_info()))
 
     def _each(
         self, call: Call[_Value], batches: Iterator[_Batch], ask: Ask[_Batch, _Value]
@@ -374,7 +374,7 @@ class Client(SyncBase):
             yield from self._cut(images)
         else:
             bounds = self._wait(self._server.bounds())
-            yield from rows_in_batches(checked_rows(embeddings), num=self._num_items(bounds))
+            yield from rows_in_batches(check_rows(embeddings), num=self._num_items(bounds))
 
     def _additions(
         self, adder: Adder, images: SyncSeries[ImageInput] | None, embeddings: ArrayLike | None
@@ -390,7 +390,7 @@ class Client(SyncBase):
         for text in self._series(texts):
             if batch := cutter.push(text):
                 yield batch
-        if batch := cutter.rest():
+        if batch := cutter.take_rest():
             yield batch
 
     def _cut(self, images: SyncSeries[ImageInput]) -> Iterator[Images]:
@@ -402,5 +402,5 @@ class Client(SyncBase):
             data = self._encode(image, max_bytes=bounds.max_image_bytes)
             if batch := cutter.push(data):
                 yield batch
-        if batch := cutter.rest():
+        if batch := cutter.take_rest():
             yield batch

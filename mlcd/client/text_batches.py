@@ -15,14 +15,14 @@ TIMES_BATCH: Final = 8
 class Texts:
     """A batch of texts: those that can be sent, and the errors of the others."""
 
-    given: list[str | TextRejected]
+    items: list[str | TextRejected]
 
     def __len__(self) -> int:
-        return len(self.given)
+        return len(self.items)
 
     @property
     def sendable(self) -> list[str]:
-        return [text for text in self.given if isinstance(text, str)]
+        return [text for text in self.items if isinstance(text, str)]
 
 
 class TextCutter:
@@ -36,12 +36,12 @@ class TextCutter:
     def push(self, text: object) -> Texts | None:
         """Takes one text and returns the batch that is now complete, None where none is."""
         self._texts.append(check_text(text, max_chars=self._max_chars))
-        return self.rest() if len(self._texts) >= self._num else None
+        return self.take_rest() if len(self._texts) >= self._num else None
 
-    def rest(self) -> Texts | None:
+    def take_rest(self) -> Texts | None:
         """Returns the texts that are not yet in a batch, None where there are none."""
-        rest, self._texts = self._texts, []
-        return Texts(rest) if rest else None
+        remaining, self._texts = self._texts, []
+        return Texts(remaining) if remaining else None
 
 
 def check_texts(texts: object) -> None:

@@ -79,8 +79,8 @@ class SyncBase(BaseClient):
 
     _loop: LoopThread = field(init=False)
 
-    def __post_init__(self, *given: Any) -> None:
-        super().__post_init__(*given)
+    def __post_init__(self, *arguments: Any) -> None:
+        super().__post_init__(*arguments)
         self._loop = LoopThread(self._server.aclose)
 
     @property

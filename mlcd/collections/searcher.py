@@ -19,8 +19,8 @@ from mlcd.collections.filters import Filter
 from mlcd.collections.generation import Generation
 from mlcd.collections.item import FoundItem, Item
 from mlcd.indexes.index_kind import num_cells
-from mlcd.indexes.scan import merged, nothing, scan
-from mlcd.indexes.tuning import rescored
+from mlcd.indexes.scan import merge_neighbors, nothing, scan
+from mlcd.indexes.tuning import rescore
 from mlcd.types import Embeddings, Neighbors, cosines, least_product
 
 # vectors that a graph looks at for each unit of effort, about: its degree, less those seen before
@@ -135,7 +135,7 @@ class Searcher:
             numbers = None if every else np.flatnonzero(allowed[self.num_indexed :])
             of_delta = scan(queries, self.delta, top, numbers=numbers)
             shifted = np.where(of_delta.ids >= 0, of_delta.ids + self.num_indexed, -1)
-            found = merged(found, Neighbors(shifted, of_delta.scores), top)
+            found = merge_neighbors(found, Neighbors(shifted, of_delta.scores), top)
         return SearchAnswer(self._matches(found, threshold), was_exact, matching)
 
     def nearest_indexed(
@@ -162,7 +162,7 @@ class Searcher:
         candidates = min(top * tuned.widening, num)
         found = tuned.index.search(queries, candidates, allowed=allowed, effort=effort)
         if tuned.widening > 1:
-            found = rescored(queries, self.generation.vectors, found, top)
+            found = rescore(queries, self.generation.vectors, found, top)
         short = np.flatnonzero((found.ids >= 0).sum(axis=1) < wanted)
         if len(short):
             numbers = None if allowed is None else np.flatnonzero(allowed)
@@ -205,5 +205,5 @@ class Searcher:
 def _padded(found: Neighbors, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Returns copies padded to [Q, top]."""
     empty = nothing(len(found.ids), top)
-    whole = merged(found, empty, top)
+    whole = merge_neighbors(found, empty, top)
     return whole.ids.astype(np.int64), whole.scores.astype(np.float32)

@@ -10,7 +10,7 @@ from mlcd.progress import Reporter
 _MEMBERS = click.option(
     "--members",
     type=ARTIFACT,
-    help="Embeddings of what is in the clusters now; default: what CENTERS were made from.",
+    help="Embeddings of the clusters' members.  [default: those that CENTERS were made from]",
 )
 _QUANTILE = click.option(
     "--quantile",
@@ -40,7 +40,7 @@ def clusters() -> None:
     "--clusters",
     "num_new",
     type=click.IntRange(1),
-    help="Look for so many new clusters; default: as many as have the old ones' median size.",
+    help="Number of new clusters.  [default: as many as give them the median size of the old ones]",
 )
 @_SEED
 @reporter_option
@@ -121,14 +121,14 @@ def split(
 
 @clusters.command()
 @click.argument("centers", type=ARTIFACT)
-@click.argument("other", type=ARTIFACT)
+@click.argument("target", metavar="OTHER", type=ARTIFACT)
 @click.argument("out", type=ARTIFACT_OUT)
 @_MEMBERS
 @_QUANTILE
 @reporter_option
 def align(
     centers: Path,
-    other: Path,
+    target: Path,
     out: Path,
     members: Path | None,
     quantile: float,
@@ -140,7 +140,7 @@ def align(
     """
     from mlcd.pipelines import change_centers
 
-    artifact = change_centers.align(centers, other, out, members=members, quantile=quantile)
+    artifact = change_centers.align(centers, target, out, members=members, quantile=quantile)
     facts = artifact.summary
     line = (
         f"{facts['kept']} clusters keep an id, {facts['new']} are new,"
@@ -156,7 +156,7 @@ def align(
 @click.option(
     "--embeddings",
     type=ARTIFACT,
-    help="Those of the images; default: what LABELS were made from.",
+    help="Embeddings of the labeled images.  [default: those that LABELS were made from]",
 )
 @reporter_option
 def translate(

@@ -20,14 +20,14 @@ _FAILED = 1  # exit status of a process whose error another one reports
 
 
 def read_numbers(_: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
-    """Reads whole numbers with commas between them."""
+    """Reads whole numbers separated by commas."""
     if text is None:
         return ()
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError as error:
         raise click.BadParameter(
-            "give whole numbers with commas between them, as 1000,100", param=option
+            "give whole numbers separated by commas, such as 1000,100", param=option
         ) from error
 
 
@@ -39,28 +39,32 @@ def read_numbers(_: click.Context, option: click.Parameter, text: str | None) ->
     "--levels",
     metavar="K,K,…",
     callback=read_numbers,
-    help="In place of --clusters: the numbers of clusters of several levels, the finest first; each"
-    " groups the clusters of the one before.",
+    help="Instead of --clusters: numbers of clusters of several levels, the finest first; each"
+    " level"
+    " groups the clusters of the level before.",
 )
 @click.option(
     "--choose-k",
     "choices",
     metavar="K,K,…",
     callback=read_numbers,
-    help="In place of --clusters: the one of these numbers at which rows that were not clustered"
-    " are nearest to one center alone.",
+    help="Instead of --clusters: choose the number at which held-out rows are best separated.",
 )
 @click.option(
     "--balanced",
     is_flag=True,
-    help="Let no cluster hold more than a quarter more rows than the mean; members.parquet tells"
-    " the cluster of each.",
+    help="Limit each cluster to a quarter more rows than the mean; members.parquet holds the"
+    " cluster of each row.",
 )
 @click.option(
-    "--largest", type=click.IntRange(1), help="With --balanced: at most so many rows a cluster."
+    "--largest",
+    type=click.IntRange(1),
+    help="With --balanced: largest number of rows in a cluster.",
 )
 @click.option(
-    "--iterations", type=click.IntRange(0), help="At most.  [default: 25; 3 above 16,384 clusters]"
+    "--iterations",
+    type=click.IntRange(0),
+    help="Maximum number.  [default: 25; 3 above 16,384 clusters]",
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option(
@@ -68,11 +72,13 @@ def read_numbers(_: click.Context, option: click.Parameter, text: str | None) ->
     type=click.FloatRange(0, 1, max_open=True),
     default=HELD_OUT_FRACTION,
     show_default=True,
-    help="Share of each class (or overall), by the hash of the key, left out, as training and"
-    " evaluation leave it out.",
+    help="Share of each class (or of all images) to leave out, by the hash of the key; training and"
+    " evaluation leave out the same images.",
 )
 @click.option(
-    "--sample", type=click.IntRange(1), help="Cluster only so many rows per cluster, drawn by hash."
+    "--sample",
+    type=click.IntRange(1),
+    help="Cluster a sample of this many rows per cluster, drawn by hash.",
 )
 @click.option(
     "--subtract-mean", is_flag=True, help="Compare embeddings after subtracting their mean."
@@ -83,17 +89,20 @@ def read_numbers(_: click.Context, option: click.Parameter, text: str | None) ->
 @click.option(
     "--report",
     is_flag=True,
-    help="Also write report.json and sizes.png: how good the clusters are.",
+    help="Also write the quality of the clusters to report.json and sizes.png.",
 )
 @click.option(
     "--examples",
     type=click.IntRange(0, 64),
     default=8,
     show_default=True,
-    help="Keep the keys of so many nearest members of each center; 0 keeps none.",
+    help="Number of nearest members of each center whose keys are kept.",
 )
 @click.option(
-    "--plan", "only_plan", is_flag=True, help="Tell memory, arithmetic and time; write nothing."
+    "--plan",
+    "only_plan",
+    is_flag=True,
+    help="Print memory, arithmetic and time, and write nothing.",
 )
 @ray_options_with_workers
 @reporter_option

@@ -132,13 +132,13 @@ def url_options(command: Callable[..., None]) -> Callable[..., None]:
         chosen = {option.name: kwargs.pop(f"url_{option.name}") for option in fields(UrlOptions)}
         command(*args, urls=UrlOptions(**chosen), **kwargs)
 
-    for each in reversed(fields(UrlOptions)):  # as above
+    for option in reversed(fields(UrlOptions)):  # as above
         add = click.option(
-            f"--url-{each.name}",
-            type=float if isinstance(each.default, float) else str,
-            default=each.default,
-            show_default=bool(each.default),
-            help=each.metadata["help"],
+            f"--url-{option.name}",
+            type=float if isinstance(option.default, float) else str,
+            default=option.default,
+            show_default=bool(option.default),
+            help=option.metadata["help"],
         )
         wrapper = add(wrapper)
     return wrapper
@@ -152,11 +152,15 @@ def ray_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--on",
         metavar="ray[://HOST:PORT]",
-        help="Let workers on a Ray cluster do it: the one that Ray finds here, or that of an"
-        " address. All nodes read and write the same places.",
+        help="Use workers on a Ray cluster: the one that Ray finds here, or the one at an"
+        " address. All nodes must read and write the same places.",
     )
-    @click.option("--cpus", type=click.FloatRange(0, min_open=True), help="Of one worker on Ray.")
-    @click.option("--gpus", type=click.FloatRange(0), help="Of one worker on Ray; 0.5 is half.")
+    @click.option(
+        "--cpus", type=click.FloatRange(0, min_open=True), help="CPUs of one worker on Ray."
+    )
+    @click.option(
+        "--gpus", type=click.FloatRange(0), help="GPUs of one worker on Ray; 0.5 is half a GPU."
+    )
     @click.option(
         "--memory",
         type=click.FloatRange(0, min_open=True),
@@ -172,9 +176,7 @@ def ray_options(command: Callable[..., None]) -> Callable[..., None]:
         **kwargs: Any,
     ) -> None:
         if on is None and (cpus, gpus, memory) != (None, None, None):
-            raise click.UsageError(
-                "--cpus, --gpus and --memory are those of a worker with --on ray"
-            )
+            raise click.UsageError("--cpus, --gpus and --memory need --on ray")
         chosen = None
         if on is not None:
             require_ray()
@@ -194,12 +196,16 @@ def ray_options(command: Callable[..., None]) -> Callable[..., None]:
 def ray_options_with_workers(command: Callable[..., None]) -> Callable[..., None]:
     """Adds `ray_options`, and `--workers` for them alone: without `--on` one process does it."""
 
-    @click.option("--workers", type=click.IntRange(1), help="On Ray.  [default: as many as fit]")
+    @click.option(
+        "--workers",
+        type=click.IntRange(1),
+        help="Number of workers on Ray.  [default: as many as fit]",
+    )
     @ray_options
     @functools.wraps(command)
     def wrapper(*args: Any, workers: int | None, on: RayOptions | None, **kwargs: Any) -> None:
         if on is None and workers is not None:
-            raise click.UsageError("--workers are those of --on ray: one process uses every core")
+            raise click.UsageError("--workers needs --on ray: a single process uses every core")
         command(*args, on=on, **kwargs)
 
     return wrapper
@@ -208,7 +214,7 @@ def ray_options_with_workers(command: Callable[..., None]) -> Callable[..., None
 unmatched_option = click.option(
     "--allow-unmatched",
     is_flag=True,
-    help="Leave out rows of tables that match no image, and do not refuse them.",
+    help="Skip rows of tables that match no image, instead of refusing them.",
 )
 
 

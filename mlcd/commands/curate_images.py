@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def read_issues(_: click.Context, option: click.Parameter, text: str | None) -> tuple[Issue, ...]:
-    """Reads names of issues with commas between them, in the order of all."""
+    """Reads names of issues separated by commas; returns them in the order of `ISSUES`."""
     names = [] if text is None else ISSUES if text == "all" else text.split(",")
     for name in names:
         if name not in ISSUES:
@@ -36,54 +36,55 @@ def read_issues(_: click.Context, option: click.Parameter, text: str | None) -> 
     "--issues",
     metavar="NAME,NAME,…",
     callback=read_issues,
-    help=f"Leave out images with one of these issues of their pixels: {', '.join(ISSUES)}; or all.",
+    help=f"Leave out images with one of these issues: {', '.join(ISSUES)}; or all of them.",
 )
 @click.option(
     "--leaks",
     type=click.FloatRange(0, 1, min_open=True),
-    help="With --against: the cosine from which an image is a near duplicate of one there.",
+    help="With --against: least cosine of a near duplicate there.",
 )
-@click.option("--against", type=ARTIFACT, help="The embeddings of another set, as of a test set.")
+@click.option("--against", type=ARTIFACT, help="Embeddings of another set, such as a test set.")
 @click.option(
     "--duplicates",
     type=click.FloatRange(0, 1, min_open=True),
-    help="The cosine from which two images are near duplicates.",
+    help="Least cosine of near duplicates.",
 )
 @click.option(
     "--keep",
     type=click.Choice(["first", "best", "largest"]),
     default="first",
     show_default=True,
-    help="Of each group of near duplicates. best: most like all others; largest: by the file.",
+    help="Which image of a group of near duplicates stays. best: most similar to all others;"
+    " largest: largest file.",
 )
 @click.option(
     "--outliers",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="With --centers: leave out that share, 0.01 for 1 %, of what lies farthest out in its"
-    " cluster.",
+    help="With --centers: leave out this share of each cluster, the members farthest from its"
+    " center; 0.01 is 1 %.",
 )
 @click.option(
     "--balance",
     type=click.IntRange(1),
-    help="With --centers: keep so many, as evenly over the clusters as can be.",
+    help="With --centers: number of images to keep, as evenly over the clusters as possible.",
 )
 @click.option(
     "--hierarchical",
     type=click.IntRange(1),
-    help="With --centers that have levels: keep so many, evenly over the coarsest clusters, in each"
-    " of these evenly over the next finer ones, and so on.",
+    help="With --centers that have levels: number of images to keep, evenly over the coarsest"
+    " clusters, within each of them evenly over the next finer ones, and so on.",
 )
 @click.option("--centers", type=ARTIFACT, help="The clusters of the images.")
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**32 - 1),
     default=0,
-    help="For --balance and --hierarchical.",
+    help="Seed of --balance and --hierarchical.",
 )
 @click.option(
-    "--report", is_flag=True, help="Also write report.html: pictures of what is left out, and why."
+    "--report", is_flag=True, help="Also write report.html: pictures that are left out, and why."
 )
-@click.option("--dry-run", is_flag=True, help="Tell the counts, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the counts, and write nothing.")
 @reporter_option
 def curate(
     embeddings: Path,

@@ -32,19 +32,17 @@ from mlcd.progress import Reporter, count_of
 )
 @encoder_options
 @url_options
-@click.option(
-    "--append", is_flag=True, help="Add to the embeddings at OUT the images that they do not have."
-)
+@click.option("--append", is_flag=True, help="Add the images that the embeddings at OUT lack.")
 @click.option(
     "--selection",
     type=ARTIFACT,
-    help="Embed only the images that `mlcd curate` kept there.",
+    help="Embed only the images that this output of `mlcd curate` keeps.",
 )
 @click.option(
     "--texts",
     is_flag=True,
     help="IMAGES is a file of texts: .txt with one a line, or .jsonl, .csv, .parquet with a column"
-    " `text` and, where there are ids, `id`.",
+    " `text` and, optionally, `id`.",
 )
 @ray_options_with_workers
 @reporter_option

@@ -34,26 +34,29 @@ _OF_STARTER: Final = ("checkpoint", "out", "name", "as_json")
 @click.option("--name", help="The model's name, also in Triton.  [default: mlcd-vit]")
 @click.option(
     "--images",
-    help="Images for the parity check, default: those of the run; of --text: on which both models"
-    " are joined.",
+    help="Images for the parity check; with --text, images that join both models.  [default: those"
+    " of"
+    " the run]",
 )
 @click.option(
     "--like",
-    help="The published tower whose sizes, activation and preprocessing bare weights have.",
+    help="Published tower with the sizes, activation and preprocessing of bare weights.",
 )
 @click.option(
     "--preprocess",
     type=click.Choice(["clip"]),
-    help="CLIP's preprocessing, where the files state none.",
+    help="Use CLIP's preprocessing where the files state none.",
 )
 @click.option("--no-projection", is_flag=True, help="Embed by the pooled class token.")
 @click.option(
-    "--image-size", type=click.IntRange(1), help="Another resolution; positions are resized."
+    "--image-size",
+    type=click.IntRange(1),
+    help="Export at another resolution; positions are resized.",
 )
 @click.option(
     "--exif",
     type=click.Choice(["apply", "ignore"]),
-    help="What orientation tags do.  [default: apply]",
+    help="Whether to apply orientation tags.  [default: apply]",
 )
 @click.option(
     "--text",
@@ -65,29 +68,36 @@ _OF_STARTER: Final = ("checkpoint", "out", "name", "as_json")
 @click.option(
     "--bridge",
     type=click.Choice(["mixture", "ridge"]),
-    help="Of --text: a soft mixture of the images that a text resembles, or a linear map."
+    help="With --text: a soft mixture of the images that a text resembles, or a linear map."
     "  [default: mixture]",
 )
 @click.option("--no-text", is_flag=True, help="Leave out the text tower of a two-tower model.")
 @click.option(
     "--backend",
     type=click.Choice(["cuda", "tensorrt", "cpu", "openvino", "python"]),
-    help="Of triton: ONNX Runtime on what, or OpenVINO in the python backend.  [default: cuda]",
+    help="For triton: the provider of ONNX Runtime, or OpenVINO in the python backend.  [default:"
+    " cuda]",
 )
 @click.option(
-    "--version", type=click.IntRange(1), help="Of triton: beside the earlier ones.  [default: 1]"
+    "--version",
+    type=click.IntRange(1),
+    help="For triton: number beside earlier versions.  [default: 1]",
 )
 @click.option(
-    "--precision", type=click.Choice(["fp32", "fp16", "bf16"]), help="Of triton.  [default: fp32]"
+    "--precision", type=click.Choice(["fp32", "fp16", "bf16"]), help="For triton.  [default: fp32]"
 )
-@click.option("--max-batch", type=click.IntRange(1, 1024), help="Of triton.  [default: 64]")
 @click.option(
-    "--threads", type=click.IntRange(1), help="Of triton on a CPU.  [default: this machine's cores]"
+    "--max-batch", type=click.IntRange(1, 1024), help="For triton: largest batch.  [default: 64]"
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    help="For triton on a CPU.  [default: this machine's cores]",
 )
 @click.option(
     "--centers",
     type=click.Path(path_type=Path),
-    help="Of triton: give the model labels in Triton, by these centers.",
+    help="For triton: also label images by these centers.",
 )
 @reporter_option
 def export(

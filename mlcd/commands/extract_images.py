@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     "form",
     type=click.Choice(["links", "tar", "parquet"]),
     required=True,
-    help="links: a second name for each file, below OUT; tar: shards in webdataset's layout.",
+    help="links: a hard link to each file, below OUT; tar: shards in webdataset's layout.",
 )
-@click.option("--images", help="The images, where they are not where they were embedded from.")
+@click.option("--images", help="Place of the images.  [default: where they were embedded]")
 @reporter_option
 def extract(
     selection: Path, out: Path, form: "Form", images: str | None, reporter: Reporter

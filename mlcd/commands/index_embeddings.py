@@ -47,43 +47,43 @@ class CosineOrCopies(click.ParamType[float | str]):
 @click.option(
     "--recall",
     type=float,
-    help="Recall@10 that the collection's index has to show.  [default: 0.99]",
+    help="Least recall@10 of the collection's index.  [default: 0.99]",
 )
 @click.option(
     "--export",
     "export_",
     is_flag=True,
-    help="SOURCE: a collection; OUT: a parquet file of all its items.",
+    help="Write all items of the collection SOURCE to the parquet file OUT.",
 )
 @click.option(
     "--duplicates",
     type=CosineOrCopies(),
     metavar="copies|COSINE",
-    help="OUT: JSON lines, the groups of SOURCE above this cosine; or of copies of one picture, by"
-    " the thumbnails of a collection.",
+    help="Write groups of SOURCE to OUT as JSON lines: items above this cosine, or copies of one"
+    " picture by the thumbnails of a collection.",
 )
 @click.option(
-    "--append", is_flag=True, help="Add to the collection at OUT what the embeddings have gained."
+    "--append", is_flag=True, help="Add the new rows of the embeddings to the collection at OUT."
 )
 @click.option(
     "--images",
     metavar="IMAGES",
-    help="Where the images are that thumbnails are made of.  [default: where they were embedded]",
+    help="Place of the images for thumbnails.  [default: where they were embedded]",
 )
-@click.option("--no-thumbnails", is_flag=True, help="Make no thumbnails of the images.")
+@click.option("--no-thumbnails", is_flag=True, help="Skip the thumbnails.")
 @click.option(
     "--thumbnail-side",
     type=click.IntRange(32, 512),
     default=DEFAULT_SIDE,
     show_default=True,
-    help="Pixels of a thumbnail's longest side.",
+    help="Pixels on a thumbnail's longest side.",
 )
 @click.option(
     "--thumbnail-bytes",
     type=click.IntRange(min=0),
     default=DEFAULT_MAX_BYTES,
     show_default=True,
-    help="Bytes of all thumbnails of a folder; items beyond that have none.",
+    help="Most bytes of all thumbnails of a collection in a folder; further items get none.",
 )
 @click.option(
     "--layout",

@@ -28,12 +28,12 @@ from mlcd.progress import Reporter
 @click.option(
     "--classes",
     is_flag=True,
-    help="In place of --centers: one label each, the class of its folder.",
+    help="Instead of --centers: label each image with the class of its folder.",
 )
 @click.option(
     "--captions",
     is_flag=True,
-    help="In place of --centers: the --top rarest tokens of an image's captions.",
+    help="Instead of --centers: label each image with the --top rarest tokens of its captions.",
 )
 @click.option("--top", type=click.IntRange(1), default=8, show_default=True)
 @click.option(
@@ -45,7 +45,7 @@ from mlcd.progress import Reporter
 @click.option(
     "--probes",
     type=click.IntRange(1),
-    help="Of --mode approximate; default: what an audit asks for.",
+    help="With --mode approximate: cells to search.  [default: chosen by an audit]",
 )
 @click.option(
     "--workers",
@@ -55,14 +55,14 @@ from mlcd.progress import Reporter
 @ray_options
 @click.option(
     "--model",
-    help="For IMAGES: what embeds them, as in `mlcd embed`; it must be that of the centers.",
+    help="For IMAGES: the model of the centers, as `mlcd embed` takes it.",
 )
 @encoder_options
 @url_options
 @click.option(
     "--append",
     is_flag=True,
-    help="Add to the labels at OUT those of what EMBEDDINGS or IMAGES have gained.",
+    help="Add labels of the new rows of EMBEDDINGS, or of the new IMAGES, to those at OUT.",
 )
 @reporter_option
 def label(
@@ -85,8 +85,8 @@ def label(
 ) -> None:
     """Give every row of EMBEDDINGS, or every one of IMAGES, its nearest centers at OUT.
 
-    Exactly, unless --mode approximate: that is for many thousands of centers, and tells the recall
-    of an audited sample in the manifest. Images that cannot be used are skipped and listed in
+    The labels are exact. --mode approximate is for many thousands of centers, and writes the recall
+    of an audited sample to the manifest. Images that cannot be used are skipped and listed in
     OUT/errors.jsonl.
     """
     from mlcd.artifacts.copies import fetch_copy, is_finished

@@ -47,14 +47,14 @@ _IMAGENET: Final = "imagenet"  # the words that come with the package
 @click.option(
     "--embeddings",
     type=ARTIFACT,
-    help="For --words: those of the members; default: what CENTERS were made from.",
+    help="For --words: embeddings of the members.  [default: those that CENTERS were made from]",
 )
 @click.option(
     "--templates",
     type=click.Choice(["plain", "simple", "clip"]),
     default="simple",
     show_default=True,
-    help="For --words: the prompts around a word: 1, 7 or 80.",
+    help="For --words: prompts around a word; 1, 7 or 80 of them.",
 )
 @click.option(
     "--captions",
@@ -73,7 +73,7 @@ _IMAGENET: Final = "imagenet"  # the words that come with the package
     type=click.FloatRange(0, 1),
     default=0.5,
     show_default=True,
-    help="A name has to fit that share of the members asked.",
+    help="Least share of the sampled members that a name must fit.",
 )
 @reporter_option
 def name(
@@ -93,7 +93,7 @@ def name(
 ) -> None:
     """Name CENTERS by hand, or from evidence: by words, captions or metadata of their members.
 
-    Names stand beside the centers and change nothing else: digests, labels and indexes stay valid.
+    Names are stored beside the centers: digests, labels and indexes stay valid.
     A center with weak evidence stays unnamed; CENTERS/names/ says why. Names given by hand stay.
     """
     _check_ways((file, words, captions, metadata))

@@ -22,15 +22,15 @@ from mlcd.progress import Reporter
 @click.option(
     "--centers",
     type=ARTIFACT,
-    help="Compare labels by these centers.  [default: those in the model's directory; without any,"
-    " the nearest other image]",
+    help="Centers whose labels are compared.  [default: those in the model's directory, else the"
+    " nearest other image]",
 )
 @click.option(
     "--num",
     type=click.IntRange(16, 4096),
     default=256,
     show_default=True,
-    help="Images to calibrate on at most, and as many others to measure on.",
+    help="Most images to calibrate on; as many others are measured.",
 )
 @reporter_option
 def quantize(

@@ -10,15 +10,15 @@ from mlcd.commands.common_options import LOCAL_PATH, announce
 
 @click.command()
 @click.option(
-    "--images", help="A folder of your own images; default: scikit-learn's scanned digits."
+    "--images", help="A folder of your own images.  [default: scikit-learn's scanned digits]"
 )
 @click.option(
     "--features",
-    help="The model whose embeddings are clustered (see `mlcd embed --model`); default: hog,"
-    " and starter for --images where the extra starter is installed.",
+    help="Model whose embeddings are clustered (see `mlcd embed --model`).  [default: hog; starter"
+    " for --images where that extra is installed]",
 )
 @click.option(
-    "--recipe", help="The training recipe; default: demo-digits, with --images demo-photos."
+    "--recipe", help="Training recipe.  [default: demo-digits; with --images demo-photos]"
 )
 @click.option("--out", type=LOCAL_PATH, default=Path("demo"), show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)

@@ -11,7 +11,7 @@ from mlcd.progress import Reporter
 
 @click.command()
 @click.argument("directory")
-@click.option("--quiet", is_flag=True, help="One line instead of one for each artifact.")
+@click.option("--quiet", is_flag=True, help="Print one line, instead of one for each artifact.")
 @reporter_option
 def verify(directory: str, quiet: bool, reporter: Reporter) -> None:
     """Compare every byte of DIRECTORY's artifacts, and of what they were made from, with the

@@ -23,7 +23,7 @@ class EncoderOptions:
         default=None,
         metadata={
             "choices": get_args(ExifPolicy),
-            "help": "Other than the model's preprocessing says.",
+            "help": "Override the model's preprocessing.",
         },
     )
     decode: DecodeMode | None = field(

@@ -38,15 +38,15 @@ async def load_version(url: str, name: str, version: int | None, *, timeout_s: f
     ConfigInvalid where it does not allow clients to load models, and Unavailable.
     """
     async with _connect(url, name, timeout_s) as control:
-        if version is not None and version in await control.loaded_versions():
+        if version is not None and version in await control.list_loaded():
             return version
         await control.load()
         config = await control.config()
         listed = _list_versions(config)
         for candidate in listed if version is None else {version} & set(listed):
-            if candidate not in (loaded := await control.loaded_versions()):
+            if candidate not in (loaded := await control.list_loaded()):
                 await control.load(config, loaded | {candidate})
-            if candidate in await control.loaded_versions():
+            if candidate in await control.list_loaded():
                 return candidate
     which = "no version that mlcd exported" if version is None else f"no version {version}"
     shown = ", ".join(map(str, sorted(listed))) or "none"
@@ -61,7 +61,7 @@ async def keep_version(url: str, name: str, version: int, *, timeout_s: float) -
     Raises what `load_version` raises.
     """
     async with _connect(url, name, timeout_s) as control:
-        if await control.loaded_versions() != {version}:
+        if await control.list_loaded() != {version}:
             await control.load(await control.config(), {version})
 
 
@@ -88,7 +88,7 @@ class _Control:
         config: dict[str, Any] = (await self._answer(request))["config"]
         return config
 
-    async def loaded_versions(self) -> set[int]:
+    async def list_loaded(self) -> set[int]:
         """Returns the loaded versions; none where the model is not loaded."""
         try:
             metadata = await self._answer(

@@ -30,7 +30,7 @@ from mlcd.locations import relative_location
 from mlcd.models import hub
 from mlcd.models.checkpoints import write_state
 from mlcd.models.configs import write_hf_config, write_hf_preprocessing
-from mlcd.models.runs import find_checkpoint, holds_checkpoints, trained_images
+from mlcd.models.runs import find_checkpoint, find_training_images, holds_checkpoints
 from mlcd.models.servable import CONFIG, WEIGHTS, Servable
 from mlcd.models.servable_text import ServableText
 from mlcd.models.text_part import FOLDER, digest_of_both, text_digest
@@ -109,7 +109,7 @@ def _find_weights(spec: str, out: Path, options: LoadOptions) -> Weights:
         trained.fingerprint,
         read,
         checkpoint / "centers" if "centers" in trained.children else None,
-        trained_images(trained),
+        find_training_images(trained),
         TextOrigin(partial(ServableText.read, text)) if text.is_dir() else None,
     )
 

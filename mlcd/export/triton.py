@@ -61,7 +61,7 @@ def export_triton(
     graph = _open_exported(spec) if load_options == LoadOptions() else None
     name = model_name(name or (graph.config["name"] if graph else DEFAULT_NAME))
     weights = find_weights(spec, out / name / str(version), load_options, text=text)
-    config = {"version": version, **_given_fields(options), **non_default_options(load_options)}
+    config = {"version": version, **_fields_of(options), **non_default_options(load_options)}
     if weights.text is not None:
         config["text"] = True
     repository = _Repository(out, config, weights, _fingerprint_if_known(weights, graph), options)
@@ -90,7 +90,7 @@ def export_triton(
         )
 
 
-def _given_fields(options: TritonOptions) -> dict[str, Any]:
+def _fields_of(options: TritonOptions) -> dict[str, Any]:
     return {field: value for field, value in asdict(options).items() if value is not None}
 
 

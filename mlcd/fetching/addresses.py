@@ -53,7 +53,7 @@ _NEVER: Final = tuple(
 def may_connect(text: str, networks: tuple[Network, ...]) -> bool:
     """Tells whether an address from a resolver is public or within `networks`.
 
-    It is False for text that is no address.
+    It is False for other text.
     """
     try:
         address = ip_address(text)

@@ -48,43 +48,43 @@ class Downloads:
         self._running.add(future)
         future.add_done_callback(self._running.discard)
 
-        def taken() -> bytes:
+        def take() -> bytes:
             image = future.result()
             self._hold(-len(image))
             return image
 
-        return taken
+        return take
 
     async def _fetch(self, text: str) -> bytes:
         url = parse_url(text)
         try:
-            return await self._client.fetch(self._client.allowed(url), self._receiving)
+            return await self._client.fetch(self._client.check_allowed(url), self._receiving)
         except TimeoutError:
             raise ImageRejected(
                 "fetch-late", f"{url.shown}: no image within {self._policy.turn_s:g} s"
             ) from None
         except FetchRejected as rejection:
-            shown = rejection.message if self._policy.private else rejection.seen
+            shown = rejection.message if self._policy.private else rejection.detail
             raise ImageRejected(rejection.reason, f"{url.shown}: {shown}") from None
 
     @contextmanager
     def _receiving(self) -> Iterator[Callable[[int], None]]:
         """Yields what counts the bytes of one image, which a failed image gives back."""
-        held = 0
+        num_held = 0
 
         def reach(num: int) -> None:
-            nonlocal held
+            nonlocal num_held
             if num > _MAX_BYTES:
                 raise ImageRejected(
                     "too-many-bytes", f"an image of more than {_MAX_BYTES >> 20} MiB"
                 )
-            self._hold(max(0, num - held))
-            held = max(held, num)
+            self._hold(max(0, num - num_held))
+            num_held = max(num_held, num)
 
         try:
             yield reach
         except BaseException:
-            self._hold(-held)
+            self._hold(-num_held)
             raise
 
     def _hold(self, num: int) -> None:

@@ -6,27 +6,27 @@ from mlcd.errors import ImageReason, ImageRejected
 class FetchRejected(ImageRejected):
     """One image cannot be fetched.
 
-    `seen` tells what was found on the way. It describes the network, so it is for those who run the
-    fetch, and not for the clients of a server.
+    `detail` tells what happened on the way. It describes the network, so it is for those who run
+    the fetch, and not for the clients of a server.
     """
 
     def __init__(
-        self, reason: ImageReason, message: str, *, seen: str, remedy: str | None = None
+        self, reason: ImageReason, message: str, *, detail: str, remedy: str | None = None
     ) -> None:
         super().__init__(reason, message, remedy=remedy)
-        self.seen = seen
+        self.detail = detail
 
 
-def host_refused(seen: str) -> FetchRejected:
+def host_refused(detail: str) -> FetchRejected:
     """Returns the one refusal of a host; its message is the same for every cause."""
     return FetchRejected(
         "url-refused",
         "the URL's host is not one that may be fetched from",
-        seen=seen,
+        detail=detail,
         remedy="send the image itself as a data-URI",
     )
 
 
-def fetch_failed(message: str, seen: str) -> FetchRejected:
+def fetch_failed(message: str, detail: str) -> FetchRejected:
     """Returns the refusal of an image whose host did not give it."""
-    return FetchRejected("fetch-failed", message, seen=seen)
+    return FetchRejected("fetch-failed", message, detail=detail)

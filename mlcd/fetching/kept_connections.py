@@ -36,7 +36,7 @@ class KeptConnections:
     async def connection(self, url: Url) -> AsyncIterator[httpcore.AsyncHTTPConnection]:
         """Yields a connection to the place of a URL, for one request."""
         place = url.scheme, url.host, url.port
-        connection = self._kept_one(place) or self._new_one(place)
+        connection = self._take_kept(place) or self._open_new(place)
         try:
             yield connection
         finally:
@@ -44,12 +44,14 @@ class KeptConnections:
                 self._kept.append((place, connection))
             else:
                 self._to_close.append(connection)
-            self._to_close += [kept for _, kept in self._kept[: -self._most]]
+            self._to_close += [
+                connection_to_close for _, connection_to_close in self._kept[: -self._most]
+            ]
             del self._kept[: -self._most]
             await self._close()
 
     async def aclose(self) -> None:
-        self._to_close += [kept for _, kept in self._kept]
+        self._to_close += [connection for _, connection in self._kept]
         self._kept.clear()
         await self._close()
 
@@ -57,16 +59,16 @@ class KeptConnections:
         while self._to_close:  # a request that is canceled here leaves the others to the next
             await self._to_close.pop().aclose()
 
-    def _kept_one(self, place: _Place) -> httpcore.AsyncHTTPConnection | None:
+    def _take_kept(self, place: _Place) -> httpcore.AsyncHTTPConnection | None:
         """Takes the newest connection to a place; those that have expired are to be closed."""
-        self._to_close += [kept for _, kept in self._kept if kept.has_expired()]
-        self._kept = [each for each in self._kept if each[1] not in self._to_close]
-        found = next((each for each in reversed(self._kept) if each[0] == place), None)
-        if found is not None:
-            self._kept.remove(found)
-        return None if found is None else found[1]
+        self._to_close += [connection for _, connection in self._kept if connection.has_expired()]
+        self._kept = [entry for entry in self._kept if entry[1] not in self._to_close]
+        newest = next((entry for entry in reversed(self._kept) if entry[0] == place), None)
+        if newest is not None:
+            self._kept.remove(newest)
+        return None if newest is None else newest[1]
 
-    def _new_one(self, place: _Place) -> httpcore.AsyncHTTPConnection:
+    def _open_new(self, place: _Place) -> httpcore.AsyncHTTPConnection:
         scheme, host, port = place
         return httpcore.AsyncHTTPConnection(
             httpcore.Origin(scheme.encode(), host.encode(), port),

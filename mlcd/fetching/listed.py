@@ -9,7 +9,7 @@ from mlcd.fetching.hosts import canonical_entry
 _MAX_PORT: Final = 65535
 
 
-def listed(value: object) -> list[str]:
+def split_list(value: object) -> list[str]:
     """Returns the parts of a list as environment variables write it, with commas."""
     parts = value.split(",") if isinstance(value, str) else value
     return (
@@ -19,27 +19,27 @@ def listed(value: object) -> list[str]:
     )
 
 
-def listed_hosts(value: object) -> list[str]:
+def parse_hosts(value: object) -> list[str]:
     """Returns the hosts of a list. Raises ValueError."""
-    entries = [entry for part in listed(value) if (entry := canonical_entry(part))]
-    if len(entries) < len(listed(value)):
+    entries = [entry for part in split_list(value) if (entry := canonical_entry(part))]
+    if len(entries) < len(split_list(value)):
         raise ValueError("hosts are names or addresses without scheme and port, *.suffix, or *")
     return entries
 
 
-def listed_networks(value: object) -> list[Network]:
+def parse_networks(value: object) -> list[Network]:
     """Returns the networks of a list. Raises ValueError."""
     try:
-        return [ip_network(part) for part in listed(value)]
+        return [ip_network(part) for part in split_list(value)]
     except ValueError:
         raise ValueError(
             "networks are written 10.1.0.0/16, with nothing after the bits that count"
         ) from None
 
 
-def listed_ports(value: object) -> list[int]:
+def parse_ports(value: object) -> list[int]:
     """Returns the ports of a list. Raises ValueError."""
-    ports = [int(part) if part.isascii() and part.isdigit() else 0 for part in listed(value)]
+    ports = [int(part) if part.isascii() and part.isdigit() else 0 for part in split_list(value)]
     if not all(0 < port <= _MAX_PORT for port in ports):
         raise ValueError(f"ports are numbers from 1 to {_MAX_PORT}")
     return ports

@@ -54,16 +54,16 @@ class CheckedNetwork(AsyncNetworkBackend):
 
     async def _addresses(self, host: str, port: int) -> list[str]:
         try:
-            found = await self._resolver.addresses(host, port)
+            addresses = await self._resolver.addresses(host, port)
         except (OSError, UnicodeError):
             if lacks_open_files():  # of which the system's resolver does not tell
                 raise too_many_files() from None
-            found = []
-        if not found:
-            raise host_refused(f"{host} has no address")
-        if not all(may_connect(address, self._networks) for address in found):
+            addresses = []
+        if not addresses:
+            raise host_refused(f"{host} cannot be resolved to an address")
+        if not all(may_connect(address, self._networks) for address in addresses):
             raise host_refused(f"{host} has an address that is not public")
-        return found
+        return addresses
 
 
 class MeteredStream(AsyncNetworkStream):
@@ -76,7 +76,7 @@ class MeteredStream(AsyncNetworkStream):
         self._stream = stream
         self._overhead = 0
 
-    def accounted(self, num: int) -> None:
+    def account(self, num: int) -> None:
         """Notes that `num` of the bytes were the body's."""
         self._overhead -= num
 

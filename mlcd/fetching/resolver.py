@@ -13,7 +13,7 @@ LookUp: TypeAlias = Callable[[str, int], list[str]]
 
 
 def system_addresses(host: str, port: int) -> list[str]:
-    return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    return [str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
 class Resolver:

@@ -59,7 +59,7 @@ class UrlClient:
         await self.kept.aclose()
         self._resolver.close()
 
-    def allowed(self, url: Url) -> Url:
+    def check_allowed(self, url: Url) -> Url:
         """Returns the URL. Raises ImageRejected where the policy does not have its host or port."""
         if url.port not in self._policy.ports or not allows(self._policy.hosts, url.host):
             raise host_refused(f"{url.authority} is not an allowed host and port")
@@ -73,10 +73,10 @@ class UrlClient:
         """
         for _ in range(1 + self._policy.max_redirects):
             async with self._turn(url.host), asyncio.timeout(self._policy.turn_s):
-                found = await self._hop(url, receiving)
-            if isinstance(found, bytes):
-                return found
-            target = self.allowed(url.joined(found))
+                image_or_target = await self._hop(url, receiving)
+            if isinstance(image_or_target, bytes):
+                return image_or_target
+            target = self.check_allowed(url.join(image_or_target))
             if url.scheme == "https" and target.scheme == "http":
                 raise fetch_failed(
                     "the URL leads from https to http", f"{url.host} leads from https to http"
@@ -111,14 +111,14 @@ class UrlClient:
             self.kept.connection(url) as connection,
             connection.stream("GET", target, headers=headers) as answer,
         ):
-            stated = {name.lower(): value for name, value in answer.headers}
-            if answer.status in _REDIRECTS and b"location" in stated:
-                return stated[b"location"].decode("latin-1")
-            if answer.status != _OK or not _is_image(stated):
-                seen = "no image" if answer.status == _OK else str(answer.status)
+            fields = {name.lower(): value for name, value in answer.headers}
+            if answer.status in _REDIRECTS and b"location" in fields:
+                return fields[b"location"].decode("latin-1")
+            if answer.status != _OK or not _is_image(fields):
+                answered = "no image" if answer.status == _OK else str(answer.status)
                 raise fetch_failed(
                     "the URL's host did not answer with an image",
-                    f"{url.host} answered with {seen}",
+                    f"{url.host} answered with {answered}",
                 )
             return await _read(answer, receiving)
 
@@ -139,13 +139,13 @@ class UrlClient:
                 self._places.leave(host)
 
 
-def _is_image(stated: dict[bytes, bytes]) -> bool:
+def _is_image(fields: dict[bytes, bytes]) -> bool:
     """Tells by the headers whether an answer is an image; the decoder checks the bytes.
 
     A compressed answer is refused: it could be of any size.
     """
-    kind = stated.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    coding = stated.get(b"content-encoding", b"").strip().lower()
+    kind = fields.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    coding = fields.get(b"content-encoding", b"").strip().lower()
     return coding in (b"", b"identity") and (kind.startswith(b"image/") or kind in _BINARY)
 
 
@@ -161,7 +161,7 @@ async def _read(answer: httpcore.Response, receiving: Receiving) -> bytes:
             )
         )
         async for chunk in answer.aiter_stream():
-            connection.accounted(len(chunk))
+            connection.account(len(chunk))
             reach(len(image) + len(chunk))
             image += chunk
     return bytes(image)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from mlcd.errors import ConfigInvalid
 from mlcd.fetching.hosts import ANY_HOST
-from mlcd.fetching.listed import listed_hosts, listed_networks, listed_ports
+from mlcd.fetching.listed import parse_hosts, parse_networks, parse_ports
 from mlcd.fetching.policy import FetchPolicy
 
 _CONNECTIONS: Final = 64  # at one time; most wait for hosts that are slow
@@ -23,24 +23,29 @@ class UrlOptions:
     hosts: str = field(
         default=ANY_HOST,
         metadata={
-            "help": "Hosts to fetch from, with commas: names, *.suffix, or * for public ones."
+            "help": "Hosts to fetch from, separated by commas: names, *.suffix, or * for public"
+            " ones."
         },
     )
     networks: str = field(
         default="",
-        metadata={"help": "Networks in which the named hosts are, where they are not public."},
+        metadata={"help": "Networks of the named hosts that are not public."},
     )
-    ports: str = field(default="80,443", metadata={"help": "Ports to fetch from, with commas."})
-    timeout: float = field(default=10.0, metadata={"help": "Seconds for one answer of a host."})
+    ports: str = field(
+        default="80,443", metadata={"help": "Ports to fetch from, separated by commas."}
+    )
+    timeout: float = field(
+        default=10.0, metadata={"help": "Most seconds for one answer of a host."}
+    )
 
     def policy(self) -> FetchPolicy:
         """Returns what may be fetched. Raises ConfigInvalid naming the option that says nothing."""
         if not 0 < self.timeout < float("inf"):
             raise ConfigInvalid("--url-timeout is not a time", remedy="give seconds")
         policy = FetchPolicy(
-            hosts=_read("--url-hosts", listed_hosts, self.hosts),
-            networks=_read("--url-networks", listed_networks, self.networks),
-            ports=_read("--url-ports", listed_ports, self.ports),
+            hosts=_read("--url-hosts", parse_hosts, self.hosts),
+            networks=_read("--url-networks", parse_networks, self.networks),
+            ports=_read("--url-ports", parse_ports, self.ports),
             max_connections=_CONNECTIONS,
             turn_s=self.timeout,
         )

@@ -54,7 +54,7 @@ class Url:
         """The URL for messages: without its query, which may hold a secret."""
         return f"{self.scheme}://{self.authority}{self.target.partition('?')[0]}"
 
-    def joined(self, reference: str) -> "Url":
+    def join(self, reference: str) -> "Url":
         """Returns the target of a redirect from here, given as a URL or a part of one.
 
         Raises ImageRejected as `parse_url` does.
@@ -76,15 +76,15 @@ def parse_url(text: str) -> Url:
     Raises ImageRejected unless it is a plain http or https URL without a user name, odd characters
     or an odd form of an address.
     """
-    found = _URL.fullmatch(text) if len(text) <= _MAX_LENGTH else None
-    host = None if found is None else canonical_host(found["host"])
-    if found is None or host is None:
+    match = _URL.fullmatch(text) if len(text) <= _MAX_LENGTH else None
+    host = None if match is None else canonical_host(match["host"])
+    if match is None or host is None:
         raise _unreadable()
-    scheme = cast(Scheme, found["scheme"].lower())
-    port = int(found["port"] or _DEFAULT_PORTS[scheme])
+    scheme = cast(Scheme, match["scheme"].lower())
+    port = int(match["port"] or _DEFAULT_PORTS[scheme])
     if not 0 < port <= _MAX_PORT:
         raise _unreadable()
-    target = found["target"]
+    target = match["target"]
     return Url(scheme, host, port, target if target.startswith("/") else f"/{target}")
 
 

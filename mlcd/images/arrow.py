@@ -29,12 +29,12 @@ class ArrowSource(ColumnsSource):
     """The source of Arrow streams, each one group."""
 
     @contextmanager
-    def _opened(self, path: str) -> Iterator[TableRows]:
+    def _open(self, path: str) -> Iterator[TableRows]:
         with pa.memory_map(path) as mapped, pa.ipc.open_stream(mapped) as reader:
-            yield _Stream(_checked(reader.read_all()))
+            yield _Stream(_validate(reader.read_all()))
 
 
-def _checked(table: pa.Table) -> pa.Table:
+def _validate(table: pa.Table) -> pa.Table:
     """Returns the table. Raises ArrowInvalid if an offset leads outside of the file.
 
     The reader trusts offsets and names.
@@ -42,7 +42,7 @@ def _checked(table: pa.Table) -> pa.Table:
     try:
         table.validate(full=True)
     except UnicodeDecodeError as error:
-        raise pa.ArrowInvalid("a column's name is no text") from error
+        raise pa.ArrowInvalid("a column's name must be UTF-8") from error
     return table
 
 
@@ -78,7 +78,7 @@ def find_saved(location: str, filesystem: Any, path: str) -> ArrowSource | None:
         raise InvalidInput(
             f"{location} is a saved dataset elsewhere", remedy="copy it to this machine"
         )
-    parts = _stated(filesystem, f"{path}/{_PARTS}", "splits") if has_parts else [""]
+    parts = _read_list(filesystem, f"{path}/{_PARTS}", "splits") if has_parts else [""]
     files = {
         file: part_folder(part)
         for part in map(str, parts)
@@ -91,41 +91,43 @@ def find_saved(location: str, filesystem: Any, path: str) -> ArrowSource | None:
 def _files(filesystem: Any, folder: str) -> list[str]:
     state = f"{folder}/{_STATE}"
     if not filesystem.isfile(state):
-        raise NotFound(f"there is no {state}", remedy=_SAVE_AGAIN)
-    stated = _read(filesystem, state)
-    if stated.get("_indices_data_files"):
+        raise NotFound(f"{state} does not exist", remedy=_SAVE_AGAIN)
+    state_content = _read(filesystem, state)
+    if state_content.get("_indices_data_files"):
         raise InvalidInput(
             f"{folder} keeps a selection of rows apart",
             remedy="save the result of flatten_indices() with save_to_disk",
         )
     files = []
-    for each in _stated(filesystem, state, "_data_files"):
-        name = each.get("filename") if isinstance(each, dict) else None
+    for file in _read_list(filesystem, state, "_data_files"):
+        name = file.get("filename") if isinstance(file, dict) else None
         if not isinstance(name, str) or not name or "/" in name:
-            raise InvalidInput(f"{state} names no files", remedy=_SAVE_AGAIN)
+            raise InvalidInput(f"{state} must name files beside it", remedy=_SAVE_AGAIN)
         if not filesystem.isfile(f"{folder}/{name}"):
-            raise NotFound(f"there is no {folder}/{name}, which {_STATE} names", remedy=_SAVE_AGAIN)
+            raise NotFound(
+                f"{folder}/{name} does not exist, but {_STATE} names it", remedy=_SAVE_AGAIN
+            )
         files.append(f"{folder}/{name}")
     return files
 
 
-def _stated(filesystem: Any, file: str, name: str) -> list[Any]:
-    stated = _read(filesystem, file).get(name)
-    if not isinstance(stated, list) or not stated:
-        raise InvalidInput(f"{file} has no {name}", remedy=_SAVE_AGAIN)
-    return stated
+def _read_list(filesystem: Any, file: str, name: str) -> list[Any]:
+    values = _read(filesystem, file).get(name)
+    if not isinstance(values, list) or not values:
+        raise InvalidInput(f"{file} must hold a list {name}", remedy=_SAVE_AGAIN)
+    return values
 
 
 def _read(filesystem: Any, file: str) -> dict[str, Any]:
     try:
-        stated = json.loads(filesystem.cat_file(file))
+        content = json.loads(filesystem.cat_file(file))
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file} is not JSON", remedy=_SAVE_AGAIN) from error
-    if not isinstance(stated, dict):
-        raise InvalidInput(f"{file} is no object", remedy=_SAVE_AGAIN)
-    return stated
+    if not isinstance(content, dict):
+        raise InvalidInput(f"{file} must hold a JSON object", remedy=_SAVE_AGAIN)
+    return content
 
 
 def _protocols(filesystem: Any) -> tuple[str, ...]:
-    stated = filesystem.protocol
-    return (stated,) if isinstance(stated, str) else tuple(stated)
+    protocol = filesystem.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)

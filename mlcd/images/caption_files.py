@@ -45,24 +45,26 @@ def captions_in_table(
     """Yields a path, relative to the table's folder, and a caption of it, from the open file of a
     table in CSV or JSON lines. A path may have several rows.
 
-    is_of_captions: the table is to hold captions, and is refused where it has rows and no column of
-    them. Raises InvalidInput naming the first row that cannot be read.
+    is_of_captions: the table must hold captions, so rows without a column of them are refused.
+    Raises InvalidInput naming the first row that cannot be read.
     """
-    seen: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
     is_captioned = False
     for number, row in _rows(name, file):
         item = f"{name}, line {number},"
         if not isinstance(row, dict):
-            raise InvalidInput(f"{item} is no object", remedy="give an object in each line")
-        seen = seen or tuple(row)
+            raise InvalidInput(
+                f"{item} must be a JSON object", remedy="give an object in each line"
+            )
+        columns = columns or tuple(row)
         if any(column in row for column in CAPTION_COLUMNS):
             is_captioned = True
             for caption in captions_among(row, item):
                 yield _path(row, item), caption
-    is_separated_otherwise = len(seen) == 1 and any(mark in seen[0] for mark in ";\t")
-    if seen and not is_captioned and (is_of_captions or is_separated_otherwise):
+    is_separated_otherwise = len(columns) == 1 and any(mark in columns[0] for mark in ";\t")
+    if columns and not is_captioned and (is_of_captions or is_separated_otherwise):
         raise InvalidInput(
-            f"{name} has the columns {join_columns(seen)}, and no captions",
+            f"{name} must hold captions, got the columns {join_columns(columns)}",
             remedy=f"give a path in one of {', '.join(_PATH_COLUMNS)} and a text in "
             f"one of {', '.join(CAPTION_COLUMNS)}, separated by commas",
         )
@@ -88,17 +90,24 @@ def captions_among(facts: Mapping[str, Any], item: str) -> list[str]:
 def captions_of(value: Any, item: str) -> list[str]:
     """Returns the captions in a text, a list of texts or None, without empty ones."""
     texts = value if isinstance(value, list) else [value]
-    return [text for each in texts if each is not None if (text := _checked(each, item).strip())]
+    return [
+        caption
+        for value in texts
+        if value is not None
+        if (caption := _check_text(value, item).strip())
+    ]
 
 
-def _checked(text: Any, item: str) -> str:
+def _check_text(text: Any, item: str) -> str:
     try:
         if isinstance(text, str):
-            text.encode()  # half a surrogate pair, which JSON can state, is no text
+            text.encode()  # JSON can state half a surrogate pair
             return text
     except UnicodeEncodeError:
         pass
-    raise InvalidInput(f"a caption of {item} is no text", remedy="give texts in UTF-8")
+    raise InvalidInput(
+        f"a caption must be text, got another value in {item}", remedy="give texts in UTF-8"
+    )
 
 
 def _path(row: Mapping[str, Any], item: str) -> str:
@@ -109,6 +118,6 @@ def _path(row: Mapping[str, Any], item: str) -> str:
     except UnicodeEncodeError:
         pass
     raise InvalidInput(
-        f"{item} names no image: it has the columns {join_columns(tuple(row))}",
+        f"{item} must name an image, got the columns {join_columns(tuple(row))}",
         remedy=f"give the image's path in a column {', '.join(_PATH_COLUMNS)}",
     )

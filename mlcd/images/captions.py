@@ -16,10 +16,10 @@ _BLOCK: Final = 1 << 16  # captions that are Python objects at a time
 
 @dataclass(frozen=True)
 class Captions:
-    """The captions of n images, several or none of each.
+    """The captions of n images, any number of each.
 
     texts: [n] large_list of large_string. An image takes 8 bytes, a caption 8 and its own.
-    unmatched: names in a table beside the images that are none of theirs.
+    unmatched: names in a table beside the images that match none of them.
     """
 
     texts: pa.LargeListArray
@@ -40,12 +40,12 @@ class Captions:
 def read_captions(source: Source, entries: Entries) -> Captions:
     """Reads the captions that lie beside the images of a source; () for an image without.
 
-    entries: those of the source, or some of them. Raises InvalidInput naming a caption that is no
+    entries: those of the source, or some of them. Raises InvalidInput naming a caption that is not
     text or may be of two images, Unavailable where a file system fails.
     """
     keys, texts = [], []
-    found = source.captions()
-    while block := list(islice(found, _BLOCK)):
+    captions = source.captions()
+    while block := list(islice(captions, _BLOCK)):
         keys.append(pa.array([key for key, _ in block], pa.large_string()))
         texts.append(pa.array([text for _, text in block], pa.large_string()))
     matched = match_keys(

@@ -24,16 +24,16 @@ class Checksum:
 
     def matches(self) -> bool:
         """Tells whether the bytes so far are those of the store."""
-        found = self._md5.digest() if self.name == "MD5" else self._crc32.to_bytes(4, "big")
-        return found == self._expected
+        digest = self._md5.digest() if self.name == "MD5" else self._crc32.to_bytes(4, "big")
+        return digest == self._expected
 
     def _update_crc32(self, data: bytes) -> None:
         self._crc32 = zlib.crc32(data, self._crc32)
 
 
-def stored_checksum(filesystem: Any, path: str) -> Checksum | None:
-    """Returns the checksum that a store keeps of all bytes of a file; None where it keeps none that
-    is known here.
+def read_checksum(filesystem: Any, path: str) -> Checksum | None:
+    """Returns the checksum that a store keeps of all bytes of a file; None without one
+    that is known here.
     """
     facts: dict[str, Any] = {}
     with suppress(Exception):  # without a checksum the file can still be read

@@ -31,10 +31,10 @@ def parts_of_classes(class_names: Iterable[str]) -> dict[str, str]:
     """
     folders = [name.partition("/") for name in class_names]
     alone = {first for first, slash, _ in folders if not slash}
-    found = {first: part for first, _, _ in folders if (part := _PARTS.get(first.lower()))}
-    if any(first not in found for first in alone):
-        found = {first: part for first, part in found.items() if first not in alone}
-    return found if len(found) > 1 else {}
+    part_of = {first: part for first, _, _ in folders if (part := _PARTS.get(first.lower()))}
+    if any(first not in part_of for first in alone):
+        part_of = {first: part for first, part in part_of.items() if first not in alone}
+    return part_of if len(part_of) > 1 else {}
 
 
 def propose_parts(location: str, parts: Mapping[str, str]) -> str:
@@ -55,8 +55,8 @@ def part_of_files(paths: Sequence[str]) -> dict[str, str]:
 
     It is empty unless two parts are named: one part alone splits nothing.
     """
-    found = {path: part for path in paths if (part := _part(PurePosixPath(path))) is not None}
-    return found if len(set(found.values())) > 1 else {}
+    part_of = {path: part for path in paths if (part := _part(PurePosixPath(path))) is not None}
+    return part_of if len(set(part_of.values())) > 1 else {}
 
 
 def _part(path: PurePosixPath) -> str | None:

@@ -1,10 +1,10 @@
-"""The decoding of untrusted bytes to RGB pixels.
+"""Decodes untrusted bytes to RGB pixels.
 
 Each kind of file becomes the same whatever the decoder:
 
     RGB, L, 1-bit        unchanged
     P, PA, LA, RGBA      over a white background, transparency of the palette included; a BMP whose
-                         alpha is 0 everywhere has none
+                         alpha is 0 everywhere is opaque
     CMYK, YCCK           by Pillow's conversion; embedded ICC profiles are ignored, as in the
                          training of CLIP and MLCD
     I;16, I (0..65535)   scaled to 8 bits, rounded; of a TIFF by its bits and where its white is
@@ -140,7 +140,7 @@ def decode_small(data: bytes, *, longest: int, limits: DecodeLimits = DEFAULT_LI
     )
 
 
-def supported_formats() -> tuple[str, ...]:
+def list_formats() -> tuple[str, ...]:
     """Returns the formats that are read with what is installed."""
     return (*FORMATS, HEIC) if has_heic() else FORMATS
 
@@ -151,8 +151,8 @@ def format_of(data: bytes) -> str:
         return HEIC
     Image.init()
     start = data[:16].ljust(16, b"\0")
-    found = (name for name in FORMATS if Image.OPEN[name][1](start))  # type: ignore[misc]
-    return next(found, "other")
+    matching = (name for name in FORMATS if Image.OPEN[name][1](start))  # type: ignore[misc]
+    return next(matching, "other")
 
 
 def num_pixels(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> int:
@@ -179,7 +179,7 @@ def open_image(data: bytes, *, limits: DecodeLimits = DEFAULT_LIMITS) -> OpenedI
 
 
 def _decode(
-    given: bytes | OpenedImage,
+    source: bytes | OpenedImage,
     *,
     exif: ExifPolicy,
     limits: DecodeLimits,
@@ -190,7 +190,7 @@ def _decode(
     shortest: returns, for the size that a header states, the pixels that a smaller JPEG must keep
     on its shortest side; None: every image is decoded whole.
     """
-    opened = given if isinstance(given, OpenedImage) else open_image(given, limits=limits)
+    opened = source if isinstance(source, OpenedImage) else open_image(source, limits=limits)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's remarks on odd metadata; errors still raise
@@ -221,10 +221,10 @@ def _upright(
     (width, height), slack = extent, (picture.width - extent[0], picture.height - extent[1])
     if turn in _SIDEWAYS:
         width, height, slack, full_size = height, width, slack[::-1], full_size[::-1]
-    left = slack[0] if turn in _RIGHT_TO_LEFT else 0
-    top = slack[1] if turn in _BOTTOM_TO_TOP else 0
+    x = slack[0] if turn in _RIGHT_TO_LEFT else 0
+    y = slack[1] if turn in _BOTTOM_TO_TOP else 0
     rgb = _to_rgb(picture if turn is None else picture.transpose(turn))
-    return Scaled(rgb, (left, top, left + width, top + height), full_size)
+    return Scaled(rgb, (x, y, x + width, y + height), full_size)
 
 
 def _check_length(data: bytes, limits: DecodeLimits) -> None:
@@ -264,7 +264,7 @@ def _open(data: bytes, limits: DecodeLimits) -> Image.Image:
 def _refuse_unidentified(data: bytes, kind: str, error: UnidentifiedImageError) -> NoReturn:
     """Raises ImageRejected; a file that begins as one of FORMATS does is damaged, not foreign."""
     if kind == "other":
-        formats = ", ".join(supported_formats())
+        formats = ", ".join(list_formats())
         raise ImageRejected("unsupported-format", f"not one of {formats}") from error
     if kind == "TIFF":
         refuse_unknown_layout(data)
@@ -308,7 +308,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         return canvas
     if image.mode not in _PLAIN_MODES:
         raise ImageRejected(
-            "unsupported-format", f"pixels of mode {image.mode} have no defined range"
+            "unsupported-format", f"the range of pixels of mode {image.mode} is not defined"
         )
     return image.convert("RGB")
 
@@ -317,8 +317,6 @@ def _from_integers(image: Image.Image, highest: int, inverted: bool) -> Image.Im
     """Scales 0..highest to 0..255; inverted: `highest` is black."""
     values = np.asarray(image)
     if values.size and (values.min() < 0 or values.max() > highest):
-        raise ImageRejected(
-            "unsupported-format", f"integer pixels outside 0..{highest} have no defined range"
-        )
+        raise ImageRejected("unsupported-format", f"integer pixels must be in 0..{highest}")
     levels = ((np.arange(highest + 1) * 255 + highest // 2) // highest).astype(np.uint8)
     return Image.fromarray((levels[::-1] if inverted else levels)[values])

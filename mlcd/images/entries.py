@@ -58,11 +58,11 @@ class Entries(Sequence[Entry]):
 
         Names of classes become NFC here, for every kind of source.
         """
-        typed = [_with_normal_classes(table).cast(_typed(table.schema)) for table in tables]
+        typed = [_with_normal_classes(table).cast(_with_types(table.schema)) for table in tables]
         return cls(pa.concat_tables(typed or [pa.schema(_TYPES.items()).empty_table()]))
 
     @classmethod
-    def mapped(cls, path: Path) -> "Entries":
+    def open_mapped(cls, path: Path) -> "Entries":
         """Opens what `write` wrote, without reading it; it stays when the file is removed."""
         with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
             return cls(reader.read_all())
@@ -124,8 +124,8 @@ class Entries(Sequence[Entry]):
         """Returns [n] int32: the index of each of n keys (large_string) among these entries, -1
         where it is missing.
         """
-        found = pc.index_in(keys, value_set=self.key_column())
-        indices: NDArray[np.int32] = pc.fill_null(found, -1).to_numpy()
+        matches = pc.index_in(keys, value_set=self.key_column())
+        indices: NDArray[np.int32] = pc.fill_null(matches, -1).to_numpy()
         return indices
 
     def indices_of(self, keys: pa.ChunkedArray, table: str) -> NDArray[np.int64]:
@@ -137,19 +137,19 @@ class Entries(Sequence[Entry]):
             _log.warning("%s: %s", table, matched.unmatched)
         return np.unique(matched.indices[matched.indices >= 0])
 
-    def repeated_key(self) -> SampleKey | None:
+    def find_repeated_key(self) -> SampleKey | None:
         """Returns the first key that an earlier entry also has; None where all are distinct."""
         # Distinct hashes prove distinct keys in 8 bytes each; only keys with equal hashes are
         # compared.
         hashes = np.fromiter(map(hash, self.keys()), dtype=np.int64, count=len(self))
         hashes.sort()
         suspects = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
-        seen: set[SampleKey] = set()
+        suspect_keys: set[SampleKey] = set()
         for key in self.keys() if suspects else ():
             if hash(key) in suspects:
-                if key in seen:
+                if key in suspect_keys:
                     return key
-                seen.add(key)
+                suspect_keys.add(key)
         return None
 
     def _values(self, name: str) -> Iterator[Any]:
@@ -184,15 +184,17 @@ def _with_normal_classes(table: pa.Table) -> pa.Table:
     """Returns the table with classes as `normalize_class` has them."""
     place = table.schema.get_field_index("class_name")
     names = table.column(place)
-    stated = pc.unique(names)
-    normal = [None if name is None else normalize_class(name) for name in stated.to_pylist()]
-    if normal == stated.to_pylist():
+    distinct_names = pc.unique(names)
+    normal = [
+        None if name is None else normalize_class(name) for name in distinct_names.to_pylist()
+    ]
+    if normal == distinct_names.to_pylist():
         return table
-    spelled = pa.array(normal, pa.string()).take(pc.index_in(names, value_set=stated))
+    spelled = pa.array(normal, pa.string()).take(pc.index_in(names, value_set=distinct_names))
     return table.set_column(place, "class_name", spelled)
 
 
-def _typed(schema: pa.Schema) -> pa.Schema:
+def _with_types(schema: pa.Schema) -> pa.Schema:
     return pa.schema([(field.name, _TYPES.get(field.name, field.type)) for field in schema])
 
 

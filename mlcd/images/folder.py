@@ -21,7 +21,7 @@ from mlcd.images.caption_files import (
 )
 from mlcd.images.entries import Entry
 from mlcd.images.faults import reason_of, unavailable
-from mlcd.images.names import decoded, encoded, is_candidate, printable
+from mlcd.images.names import decode_path, encode_path, is_candidate, printable
 from mlcd.images.read_ahead import ReadAhead
 from mlcd.images.remote_files import is_object_store, is_remote, read, threads
 from mlcd.images.sidecars import Spellings
@@ -38,7 +38,7 @@ class FolderSource(Source):
     path of the sub-folder.
 
     Links and special files are listed without a size and not read: a link may lead anywhere, and a
-    pipe has no end.
+    pipe never ends.
     """
 
     def __init__(self, location: str, filesystem: Any, root: str) -> None:
@@ -105,7 +105,7 @@ class FolderSource(Source):
                 keys.append(printable(name))
                 sizes.append(int(info["size"]) if is_file else 0)
                 paths.append(
-                    _NO_FILE if not is_file else None if name == keys[-1] else encoded(name)
+                    _NO_FILE if not is_file else None if name == keys[-1] else encode_path(name)
                 )
         return pa.table(
             {
@@ -121,7 +121,7 @@ class FolderSource(Source):
             yield None
             return
         with threads(_CONNECTIONS) as pool:
-            yield ReadAhead((each, pool.submit(self._read, each).result) for each in entries)
+            yield ReadAhead((entry, pool.submit(self._read, entry).result) for entry in entries)
 
     def _read(self, entry: Entry) -> bytes:
         if entry.locator == (_NO_FILE,):
@@ -165,12 +165,12 @@ class FolderSource(Source):
             for entry in entries:
                 stem = posixpath.splitext(self._path(entry))[0]
                 beside = ((suffix, files.find(stem + suffix)) for suffix in SIDECARS)
-                found = (
+                texts_beside = (
                     captions_beside(suffix, *self._sidecar(file, suffix))
                     for suffix, file in beside
                     if file is not None
                 )
-                for text in next(filter(None, found), []):
+                for text in next(filter(None, texts_beside), []):
                     yield entry.key, text
 
     def _sidecar(self, file: str, suffix: str) -> tuple[bytes, str]:
@@ -191,12 +191,12 @@ class FolderSource(Source):
 
     def _path(self, entry: Entry) -> str:
         (path,) = entry.locator
-        return f"{self._root}/{entry.key if path is None else decoded(path)}"
+        return f"{self._root}/{entry.key if path is None else decode_path(path)}"
 
     def files_of(self, entries: Sequence[Entry]) -> list[str]:
         return [self._path(entry) for entry in entries if entry.locator != (_NO_FILE,)]
 
-    def changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
+    def find_changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
         files = (entry for entry in entries if entry.locator != (_NO_FILE,))
         return (entry.key for entry in files if self._size(entry) != entry.size_bytes)
 

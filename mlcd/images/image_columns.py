@@ -18,7 +18,7 @@ from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.caption_files import CAPTION_COLUMNS, captions_of
 from mlcd.images.entries import Entry, constant
 from mlcd.images.faults import refuse_fault
-from mlcd.images.names import decoded, encoded, printable
+from mlcd.images.names import decode_path, encode_path, printable
 from mlcd.images.shard_index import Listing, list_once
 from mlcd.images.source import FilesSource, ListingProblem
 from mlcd.images.text_columns import CLASS_COLUMNS, TextColumn, check_single
@@ -81,7 +81,7 @@ class ColumnsSource(FilesSource):
         self._url_column = column
 
     @abstractmethod
-    def _opened(self, path: str) -> AbstractContextManager[TableRows]:
+    def _open(self, path: str) -> AbstractContextManager[TableRows]:
         """Opens a file. Raises OSError or ArrowException for one that is damaged."""
 
     def entry_tables(self) -> Iterator[pa.Table]:
@@ -96,7 +96,7 @@ class ColumnsSource(FilesSource):
                     "key": _keys(rows["key"], name),
                     "class_name": _within(self._part_of.get(path), rows["class_name"]),
                     "size_bytes": rows["size_bytes"],
-                    "path": constant(encoded(path), len(rows)),
+                    "path": constant(encode_path(path), len(rows)),
                     "group": rows["group"],
                     "row": rows["row"],
                 }
@@ -114,10 +114,10 @@ class ColumnsSource(FilesSource):
         all images are read, a few at a time.
         """
         try:
-            with self._opened(path) as rows:
+            with self._open(path) as rows:
                 image = self._column(rows.schema, path)
                 batches = [
-                    _listed_batch(group, start, self._bytes(images, path), keys, class_names)
+                    _list_batch(group, start, self._bytes(images, path), keys, class_names)
                     for group, start, images, keys, class_names in _Columns(
                         rows.schema, image, path
                     ).batches(rows)
@@ -130,8 +130,8 @@ class ColumnsSource(FilesSource):
     def captions(self) -> Iterator[tuple[str, str]]:
         for path, name in self._names():
             try:
-                with self._opened(path) as opened:
-                    rows = _captioned_rows(opened, path)
+                with self._open(path) as opened:
+                    rows = _read_captions(opened, path)
             except (OSError, pa.ArrowException) as error:
                 refuse_fault(path, error)
                 continue  # its images are not listed either
@@ -142,12 +142,12 @@ class ColumnsSource(FilesSource):
                     yield key.as_py(), text
 
     def _read(self, entry: Entry) -> bytes:
-        path, (group, row) = decoded(entry.locator[0]), entry.locator[1:]
+        path, (group, row) = decode_path(entry.locator[0]), entry.locator[1:]
         with self._lock:
             if self._group is None or self._group[0] != (path, group):
                 self._group = None  # dropped before the next one is in memory
                 try:
-                    with self._opened(path) as rows:
+                    with self._open(path) as rows:
                         column = rows.column(group, self._column(rows.schema, path))
                 except (OSError, pa.ArrowException) as error:
                     raise ImageRejected("unreadable", "the row group cannot be read") from error
@@ -160,17 +160,17 @@ class ColumnsSource(FilesSource):
         return column.cast(pa.large_string()).cast(pa.large_binary())
 
     def _column(self, schema: pa.Schema, path: str) -> str:
-        """Returns the column of images or of URLs. Raises InvalidInput where there is none."""
+        """Returns the column of images or of URLs. Raises InvalidInput if it is missing."""
         if self._url_column is None:
             return _image_column(schema, path)
         if self._url_column not in schema.names:
             raise InvalidInput(
-                f"{printable(path)} has no column {self._url_column}",
+                f"{printable(path)} lacks the column {self._url_column}",
                 remedy=f"give one of {', '.join(schema.names[:_MOST_NAMED])}",
             )
         if not _is_text(schema.field(self._url_column).type):
             raise InvalidInput(
-                f"the column {self._url_column} of {printable(path)} holds no texts",
+                f"the column {self._url_column} of {printable(path)} must hold texts",
                 remedy="give the one that holds URLs",
             )
         return self._url_column
@@ -185,8 +185,8 @@ class _Columns:
     """The columns of a file that are listed: those of images, of keys and of classes."""
 
     def __init__(self, schema: pa.Schema, image: str, path: str) -> None:
-        """Raises InvalidInput for a column of keys or classes that holds no texts, and for two
-        columns of one name.
+        """Raises InvalidInput for a column of keys or classes that holds something other than
+        texts, and for two columns of one name.
         """
         check_single(schema, image, path)
         names = set(schema.names)
@@ -200,18 +200,18 @@ class _Columns:
         class names are large_string, null where there are none.
         """
         texts = [column for column in (self._key, self._class) if column is not None]
-        wanted = [self._image, *(column.name for column in texts)]
+        column_names = [self._image, *(column.name for column in texts)]
         for group in range(rows.num_groups):
             start = 0
-            for batch in rows.batches(group, wanted):
+            for batch in rows.batches(group, column_names):
                 keys, classes = (_texts(column, batch) for column in (self._key, self._class))
                 yield group, start, batch.column(self._image), keys, classes
                 start += batch.num_rows
 
 
-def _captioned_rows(rows: TableRows, path: str) -> pa.Table:
-    """Returns the columns key, null where a row has none of its own, and captions of a file; no
-    rows if it has no captions.
+def _read_captions(rows: TableRows, path: str) -> pa.Table:
+    """Returns the columns key (null for a row without its own) and captions of a file; without
+    captions an empty table.
     """
     columns = rows.schema.names
     captions = next((column for column in CAPTION_COLUMNS if column in columns), None)
@@ -235,7 +235,8 @@ def _value(cell: Any, item: str) -> Any:
         return cell.as_py()
     except UnicodeDecodeError as error:
         raise InvalidInput(
-            f"a caption of {item} is no text", remedy="write the column in UTF-8"
+            f"a caption must be UTF-8, got other bytes in {item}",
+            remedy="write the column in UTF-8",
         ) from error
 
 
@@ -247,9 +248,7 @@ def _keys(own: Any, name: str) -> Any:
     return pc.coalesce(own, pc.binary_join_element_wise(name, numbers, "/"))
 
 
-def _listed_batch(
-    group: int, start: int, images: Any, keys: Any, class_names: Any
-) -> pa.RecordBatch:
+def _list_batch(group: int, start: int, images: Any, keys: Any, class_names: Any) -> pa.RecordBatch:
     num = len(images)
     return pa.record_batch(
         [
@@ -267,7 +266,7 @@ def _image_column(schema: pa.Schema, path: str) -> str:
     column = next((column for column in _IMAGE_COLUMNS if column in schema.names), None)
     if column is None:
         raise InvalidInput(
-            f"{printable(path)} has no image column",
+            f"{printable(path)} lacks an image column",
             remedy=f"name it one of {', '.join(_IMAGE_COLUMNS)}; `mlcd embed` and `mlcd label`"
             " fetch images from the URLs of a --url-column",
         )

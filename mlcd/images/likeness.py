@@ -56,21 +56,21 @@ class Fits:
 
 def coarse_spectra(pictures: Gray) -> Floats:
     """Returns the spectra of whole pictures, [N, S, S] to [N, K * K]."""
-    whole = _window_spectra(np.zeros(1), np.ones(1), COARSE_SIDE, _COARSE)[0]
-    return _weighted(whole @ pictures.astype(np.float32) @ whole.T, _COARSE)
+    axis = _window_spectra(np.zeros(1), np.ones(1), COARSE_SIDE, _COARSE)[0]
+    return _weigh(axis @ pictures.astype(np.float32) @ axis.T, _COARSE)
 
 
 def coarse_views(pictures: Gray) -> Floats:
     """Returns the spectra of all views of each picture, [N, S, S] to [N, V, K * K]."""
-    given, side = pictures.astype(np.float32), _COARSE[1]
+    pixels, side = pictures.astype(np.float32), _COARSE[1]
     views = []
     for share, num in _CROPS:
         starts = np.linspace(0, 1 - share, num)
         windows = _window_spectra(starts, np.full(num, share), COARSE_SIDE, _COARSE)
         flat = windows.reshape(num * side, COARSE_SIDE)
-        crossed = (flat @ given @ flat.T).reshape(-1, num, side, num, side)
+        crossed = (flat @ pixels @ flat.T).reshape(-1, num, side, num, side)
         views.append(crossed.transpose(0, 1, 3, 2, 4).reshape(-1, num * num, side, side))
-    return _weighted(np.concatenate(views, axis=1), _COARSE)
+    return _weigh(np.concatenate(views, axis=1), _COARSE)
 
 
 def best_fits(views: Floats, spectra: Floats) -> Fits:
@@ -86,20 +86,20 @@ def fine_scores(parts: Gray, wholes: Gray, views: NDArray[np.int64]) -> Floats:
     """Returns the correlation of each pair, [E], [E, S, S] each; moves and scales the view of the
     part until it fits best.
 
-    views: those that the first look found. Mirrored wholes are given as their mirror image.
+    views: the best views of the coarse comparison. Mirrored wholes are given as their mirror image.
     """
     places = _view_places()[views]
-    given = parts.astype(np.float32)
-    whole = _window_spectra(np.zeros(1), np.ones(1), FINE_SIDE, _FINE)[0]
-    wanted = _weighted(whole @ wholes.astype(np.float32) @ whole.T, _FINE)
+    pixels = parts.astype(np.float32)
+    axis = _window_spectra(np.zeros(1), np.ones(1), FINE_SIDE, _FINE)[0]
+    targets = _weigh(axis @ wholes.astype(np.float32) @ axis.T, _FINE)
 
     def score(places: NDArray[np.float64]) -> Floats:
-        share, top, left = places.T
-        rows = _window_spectra(top, share, FINE_SIDE, _FINE)
-        columns = _window_spectra(left, share, FINE_SIDE, _FINE)
-        spectra = _weighted(rows @ given @ columns.transpose(0, 2, 1), _FINE)
-        found: Floats = np.einsum("ek,ek->e", spectra, wanted)
-        return found
+        share, y, x = places.T
+        rows = _window_spectra(y, share, FINE_SIDE, _FINE)
+        columns = _window_spectra(x, share, FINE_SIDE, _FINE)
+        spectra = _weigh(rows @ pixels @ columns.transpose(0, 2, 1), _FINE)
+        correlations: Floats = np.einsum("ek,ek->e", spectra, targets)
+        return correlations
 
     best = score(places)
     for step in _STEPS:
@@ -121,10 +121,10 @@ def _view_places() -> NDArray[np.float64]:
     """Returns share, top and left of each view, [V, 3]."""
     return np.array(
         [
-            (share, top, left)
+            (share, y, x)
             for share, num in _CROPS
-            for top in np.linspace(0, 1 - share, num)
-            for left in np.linspace(0, 1 - share, num)
+            for y in np.linspace(0, 1 - share, num)
+            for x in np.linspace(0, 1 - share, num)
         ]
     )
 
@@ -152,7 +152,7 @@ def _cosine_basis(samples: int, num: int) -> NDArray[np.float64]:
     return basis
 
 
-def _weighted(spectra: NDArray[np.floating], sizes: Sequence[int]) -> Floats:
+def _weigh(spectra: NDArray[np.floating], sizes: Sequence[int]) -> Floats:
     """Returns the coefficients times their frequency, of norm 1: [..., K, K] to [..., K * K].
 
     The mean has the frequency 0, so that brightness does not count. A picture of one color becomes

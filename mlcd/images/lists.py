@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from mlcd.errors import InvalidInput
 from mlcd.images.entries import Entry, constant
-from mlcd.images.names import encoded, printable
-from mlcd.images.remote_files import shown, threads
+from mlcd.images.names import encode_path, printable
+from mlcd.images.remote_files import name_for_people, threads
 from mlcd.images.source import FilesSource
 from mlcd.locations import check_no_credentials
 from mlcd.store_errors import translate_error
@@ -44,9 +44,9 @@ class UrlListSource(FilesSource):
                 {
                     "key": [f"{name}/{number:0{_LINE_DIGITS}}" for number, _ in numbered],
                     "class_name": pa.nulls(len(numbered), pa.string()),
-                    "size_bytes": [len(encoded(line)) for _, line in numbered],
-                    "path": constant(encoded(path), len(numbered)),
-                    "url": pa.array([encoded(line) for _, line in numbered], pa.binary()),
+                    "size_bytes": [len(encode_path(line)) for _, line in numbered],
+                    "path": constant(encode_path(path), len(numbered)),
+                    "url": pa.array([encode_path(line) for _, line in numbered], pa.binary()),
                 }
             )
 
@@ -76,7 +76,7 @@ def files_below(
                 remedy="put the list into a folder that holds all of its files",
             )
         try:
-            files[name] = described(filesystem, name)
+            files[name] = describe_file(filesystem, name)
         except OSError as error:
             raise InvalidInput(
                 f"{location} names {printable(line)[:80]}, which is not there",
@@ -102,15 +102,15 @@ def files_of_a_store(location: str, lines: Sequence[str]) -> tuple[Any, str, lis
 
     def info(path: str) -> dict[str, Any]:
         try:
-            return described(filesystem, path)
+            return describe_file(filesystem, path)
         except Exception as error:  # each file system has its own errors
-            raise translate_error(shown(filesystem, path), error) from error
+            raise translate_error(name_for_people(filesystem, path), error) from error
 
     with threads(_ASKED) as pool:
         return filesystem, folder, list(pool.map(info, paths))
 
 
-def described(filesystem: Any, path: str) -> dict[str, Any]:
+def describe_file(filesystem: Any, path: str) -> dict[str, Any]:
     """Describes a file as a folder's listing does, in which a link does not count as a file."""
     info: dict[str, Any] = filesystem.info(path)
     return {**info, "type": "link"} if info.get("islink") else info

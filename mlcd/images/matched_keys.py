@@ -26,7 +26,7 @@ _ALLOW: Final = "pass --allow-unmatched to leave such rows out"
 
 @dataclass(frozen=True)
 class Unmatched:
-    """The keys of a table that are no image's, each counted once.
+    """The keys of a table that match no image, each counted once.
 
     num_keys: of the table. first: None where all match.
     """
@@ -37,14 +37,16 @@ class Unmatched:
 
     def __str__(self) -> str:
         """Returns the fault for people, after the name of the table."""
-        return f"{self.first!r} is the key of no image ({self.num} of {self.num_keys} keys)"
+        return f"no image has the key {self.first!r} ({self.num} of {self.num_keys} keys)"
 
     @property
     def are_all(self) -> bool:
         return self.num == self.num_keys > 0
 
     def check(self, table: str, images: str, *, may_be_unmatched: bool = False) -> None:
-        """Raises InvalidInput where a key is no image's; if they may be, only where all are."""
+        """Raises InvalidInput where a key matches no image; if that is allowed, only where none
+        match.
+        """
         if not self.num or (may_be_unmatched and not self.are_all):
             return
         hint = (
@@ -53,7 +55,7 @@ class Unmatched:
             else ""
         )
         raise InvalidInput(
-            f"{table}: {self.first!r} is the key of no image of {images} ({self.num} of "
+            f"{table}: no image of {images} has the key {self.first!r} ({self.num} of "
             f"{self.num_keys} keys{hint})",
             remedy="keys are as `mlcd embed` lists them, in a folder the path inside of it"
             if self.are_all
@@ -72,33 +74,33 @@ class MatchedKeys:
     unmatched: Unmatched
 
 
-def match_keys(stated: Keys, keys: Keys, table: str) -> MatchedKeys:
+def match_keys(table_keys: Keys, keys: Keys, table: str) -> MatchedKeys:
     """Matches the n keys that a table states with those of images.
 
     Raises InvalidInput for a key that two images share in the normal form and that is neither's
     own.
     """
-    rows, own = _array(stated), _array(keys)
+    rows, own = _array(table_keys), _array(keys)
     indices = _find(rows, own)
     missing = np.flatnonzero(indices < 0)
     if len(missing):
         distinct = pc.unique(rows.take(pa.array(missing)))
-        normal, own_normal = _normalized(distinct), _normalized(own)
-        found = _find(normal, own_normal)
-        _check_distinct(distinct, normal, found, own, own_normal, table)
+        normal, own_normal = _normalize(distinct), _normalize(own)
+        indices_of_distinct = _find(normal, own_normal)
+        _check_distinct(distinct, normal, indices_of_distinct, own, own_normal, table)
         places = _find(rows.take(pa.array(missing)), pa.chunked_array([distinct]))
-        indices[missing] = found[places]
-        strange = distinct.filter(pa.array(found < 0))
+        indices[missing] = indices_of_distinct[places]
+        strange = distinct.filter(pa.array(indices_of_distinct < 0))
         first = strange[0].as_py() if len(strange) else None
         return MatchedKeys(indices, Unmatched(len(strange), pc.count_distinct(rows).as_py(), first))
     return MatchedKeys(indices, Unmatched(0, pc.count_distinct(rows).as_py()))
 
 
 def _check_distinct(
-    stated: Any, normal: Any, found: NDArray[np.int64], own: Any, own_normal: Any, table: str
+    table_keys: Any, normal: Any, indices: NDArray[np.int64], own: Any, own_normal: Any, table: str
 ) -> None:
     """Raises InvalidInput where a key that is matched in its normal form means two images."""
-    meant = own_normal.take(pa.array(np.unique(found[found >= 0])))
+    meant = own_normal.take(pa.array(np.unique(indices[indices >= 0])))
     sharing = pc.is_in(own_normal, value_set=meant)
     if pc.sum(sharing).as_py() == len(meant) or not len(meant):
         return
@@ -112,14 +114,14 @@ def _check_distinct(
             row = pc.index(normal, name).as_py()
             raise InvalidInput(
                 # the spellings of a letter look the same
-                f"{table}: {stated[row].as_py()!a} may be {own[first].as_py()!a} or "
+                f"{table}: {table_keys[row].as_py()!a} may be {own[first].as_py()!a} or "
                 f"{own[place].as_py()!a}",
                 remedy="write the key of one of these images, letter by letter",
             )
 
 
-def _find(stated: Any, keys: Any) -> NDArray[np.int64]:
-    places = pc.fill_null(pc.index_in(stated, value_set=keys), -1)
+def _find(values: Any, keys: Any) -> NDArray[np.int64]:
+    places = pc.fill_null(pc.index_in(values, value_set=keys), -1)
     return np.asarray(places).astype(np.int64)
 
 
@@ -139,7 +141,7 @@ def _storable(key: str) -> str:
         return key.encode("utf-8", "backslashreplace").decode()
 
 
-def _normalized(keys: Any) -> Any:
+def _normalize(keys: Any) -> Any:
     """Returns the keys in the form in which they are compared."""
     odd = pc.or_(pc.invert(pc.string_is_ascii(keys)), pc.match_substring_regex(keys, _NOT_NORMAL))
     places = np.flatnonzero(np.asarray(odd))

@@ -58,10 +58,10 @@ def class_of_path(relative: PurePosixPath) -> str | None:
     return None if parent == "." else printable(parent)
 
 
-def encoded(path: str) -> bytes:
+def encode_path(path: str) -> bytes:
     """Returns a file name as bytes: it need not be valid UTF-8, which columns of text must be."""
     return path.encode("utf-8", "surrogateescape")
 
 
-def decoded(path: bytes) -> str:
+def decode_path(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")

@@ -19,7 +19,7 @@ class ParquetSource(ColumnsSource):
     """The source of parquet files, whose groups are row groups."""
 
     @contextmanager
-    def _opened(self, path: str) -> Iterator[TableRows]:
+    def _open(self, path: str) -> Iterator[TableRows]:
         with self._filesystem.open(path, "rb") as raw:
             yield _RowGroups(raw)
 

@@ -60,13 +60,13 @@ def pixel_scores(data: bytes) -> NDArray[np.float64]:
 
 def issues_of(scores: NDArray[np.float64]) -> dict[str, NDArray[np.bool_]]:
     """Returns which of N images have each issue, [N] each. scores: [N, 6]; NaN rows have none."""
-    found = {issue: scores[:, ISSUES.index(issue)] < least for issue, least in _LEAST.items()}
+    has_issue = {issue: scores[:, ISSUES.index(issue)] < least for issue, least in _LEAST.items()}
     sizes = scores[:, 0]
     if not np.isfinite(sizes).any():
-        return found | {"odd-size": np.zeros(len(sizes), np.bool_)}
+        return has_issue | {"odd-size": np.zeros(len(sizes), np.bool_)}
     first, third = np.nanpercentile(sizes, (25, 75))
     reach = _OUT_OF_RANGE * (third - first)
-    return found | {"odd-size": (sizes < first - reach) | (sizes > third + reach)}
+    return has_issue | {"odd-size": (sizes < first - reach) | (sizes > third + reach)}
 
 
 def _brightness(image: Image.Image) -> NDArray[np.float64]:
@@ -78,8 +78,8 @@ def _brightness(image: Image.Image) -> NDArray[np.float64]:
 def _plain(image: Image.Image) -> Image.Image:
     """Returns a gray picture with one channel, as a file of a gray picture has it."""
     red, green, blue = image.split()
-    same = red.tobytes() == green.tobytes() == blue.tobytes()
-    return red if same else image
+    is_gray = red.tobytes() == green.tobytes() == blue.tobytes()
+    return red if is_gray else image
 
 
 def _sharpness(image: Image.Image) -> float:

@@ -11,7 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from mlcd.backoff import Backoff
 from mlcd.errors import InvalidInput
-from mlcd.images.checksums import stored_checksum
+from mlcd.images.checksums import read_checksum
 from mlcd.images.names import printable
 from mlcd.images.streamed_file import StreamedFile
 from mlcd.store_errors import is_final, translate_error
@@ -34,7 +34,7 @@ def is_object_store(filesystem: Any) -> bool:
     return not _OBJECT_STORES.isdisjoint([protocols] if isinstance(protocols, str) else protocols)
 
 
-def shown(filesystem: Any, path: str) -> str:
+def name_for_people(filesystem: Any, path: str) -> str:
     """Returns a file's name for people: the URL."""
     return printable(filesystem.unstrip_protocol(path))
 
@@ -67,11 +67,11 @@ def _read_patiently(filesystem: Any, path: str, start: int | None, end: int | No
                 raise
             pause_s = pauses.next_s()
             if time.monotonic() + pause_s > until:
-                raise translate_error(shown(filesystem, path), error) from error
+                raise translate_error(name_for_people(filesystem, path), error) from error
         time.sleep(pause_s)
     if start is not None and end is not None and len(data) > end - start:
         raise InvalidInput(
-            f"{shown(filesystem, path)} comes as a whole, and not in ranges",
+            f"{name_for_people(filesystem, path)} comes as a whole, and not in ranges",
             remedy="download it, and give the copy",
         )
     return data
@@ -88,29 +88,29 @@ def threads(num: int) -> Iterator[Executor]:
 
 
 @contextmanager
-def opened(filesystem: Any, path: str) -> Iterator[IO[bytes]]:
+def open_file(filesystem: Any, path: str) -> Iterator[IO[bytes]]:
     """Opens a file that is read from its start to its end; one in a store is read ahead.
 
-    At the end it raises InvalidInput where the bytes are not those that the store's checksum tells.
+    At the end it raises InvalidInput where the bytes do not fit the store's checksum.
     """
     if is_remote(filesystem):
         try:
-            with _streamed(filesystem, path) as file:
+            with _stream(filesystem, path) as file:
                 yield file
         except (FileNotFoundError, PermissionError) as error:
-            raise translate_error(shown(filesystem, path), error) from error
+            raise translate_error(name_for_people(filesystem, path), error) from error
     else:
         with filesystem.open(path, "rb") as file:
             yield file
 
 
 @contextmanager
-def _streamed(filesystem: Any, path: str) -> Iterator[IO[bytes]]:
+def _stream(filesystem: Any, path: str) -> Iterator[IO[bytes]]:
     try:
         size = int(filesystem.info(path)["size"])
     except Exception as error:  # as above
-        raise translate_error(shown(filesystem, path), error) from error
-    checksum = stored_checksum(filesystem, path)
+        raise translate_error(name_for_people(filesystem, path), error) from error
+    checksum = read_checksum(filesystem, path)
     with threads(CONNECTIONS) as pool:
 
         def begin(start: int, end: int) -> Future[bytes]:
@@ -123,6 +123,7 @@ def _streamed(filesystem: Any, path: str) -> Iterator[IO[bytes]]:
         file.finish()
     if checksum is not None and not checksum.matches():
         raise InvalidInput(
-            f"{shown(filesystem, path)} differs from the {checksum.name} that its store keeps",
+            f"{name_for_people(filesystem, path)} differs from the {checksum.name} that its store"
+            " keeps",
             remedy="upload it again, and run the same command again",
         )

@@ -16,7 +16,7 @@ from mlcd.errors import Conflict, ImageRejected, InvalidInput
 from mlcd.images.decode import DEFAULT_LIMITS
 from mlcd.images.entries import Entries, Entry
 from mlcd.images.faults import is_fault
-from mlcd.images.names import decoded, printable
+from mlcd.images.names import decode_path, printable
 from mlcd.images.read_ahead import ReadAhead
 from mlcd.images.remote_files import is_remote
 from mlcd.images.shard_index import file_state
@@ -57,7 +57,7 @@ class Source(ABC):
         its images would be missing without notice.
         """
         entries = Entries.of(self.entry_tables())
-        if (key := entries.repeated_key()) is not None:
+        if (key := entries.find_repeated_key()) is not None:
             raise InvalidInput(
                 f"{self.location} has two images named {key}", remedy="make the names distinct"
             )
@@ -67,12 +67,12 @@ class Source(ABC):
         """Returns the same source with the images of these keys (large_string) alone, in its own
         order.
 
-        Raises InvalidInput where it has none of them.
+        Raises InvalidInput where all of them are missing.
         """
         indices = self.entries.indices_of(keys, f"the selection of {self.location}")
         if not len(indices):
             raise InvalidInput(
-                f"{self.location} has none of the images that are selected",
+                f"{self.location} lacks all images of the selection",
                 remedy="give the images that the selection was made from",
             )
         chosen = copy.copy(self)
@@ -147,34 +147,32 @@ class Source(ABC):
         """Raises Conflict naming the first file of these images that has changed since it was
         listed.
         """
-        name = next(self.changed_files(entries), None)
+        name = next(self.find_changed_files(entries), None)
         if name is not None:
             raise Conflict(
                 f"{name} of {self.location} has changed since it was listed", remedy="begin again"
             )
 
     @abstractmethod
-    def changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
+    def find_changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
         """Yields the names of the files of these images that have changed since they
         were listed.
         """
 
     def check_not_empty(self) -> None:
-        """Raises InvalidInput where there is no image, naming the first thing that could not be
-        listed.
-        """
+        """Raises InvalidInput for an empty source, naming the first file that cannot be listed."""
         if self.entries:
             return
         if self.problems:
             problem, more = self.problems[0], len(self.problems) - 1
-            others = f", and {more} more" if more else ""
+            more_problems = f", and {more} more" if more else ""
             raise InvalidInput(
                 f"no image of {self.location} can be listed: {problem.key}:"
-                f" {problem.detail}{others}",
+                f" {problem.detail}{more_problems}",
                 remedy="restore the file, or give others",
             )
         raise InvalidInput(
-            f"there are no images in {self.location}",
+            f"{self.location} must hold images, found none",
             remedy="is it the folder or shards you meant?",
         )
 
@@ -199,9 +197,9 @@ class FilesSource(Source):
         self._listed: dict[str, bytes | None] = {}
 
     def files_of(self, entries: Sequence[Entry]) -> list[str]:
-        return list(dict.fromkeys(decoded(entry.locator[0]) for entry in entries))
+        return list(dict.fromkeys(decode_path(entry.locator[0]) for entry in entries))
 
-    def changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
+    def find_changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
         self._filesystem.invalidate_cache()  # a store's listing of before
         return (
             path

@@ -23,7 +23,7 @@ from mlcd.images.folder import FolderSource, NamedFilesSource
 from mlcd.images.image_columns import ColumnsSource
 from mlcd.images.lists import (
     UrlListSource,
-    described,
+    describe_file,
     files_below,
     files_of_a_store,
     is_web,
@@ -69,7 +69,7 @@ _IMAGE_SUFFIXES: Final = frozenset(
 def open_source(location: str, *, urls: UrlOptions | None = None) -> Source:
     """Opens the source at a folder, file, glob of these, list of files, or an fsspec URL.
 
-    A folder that holds tar shards or parquet files and no image, at any depth, is read as these. A
+    A folder with tar shards or parquet files but without images, at any depth, is read as these. A
     dataset that Hugging Face's `save_to_disk` wrote is read as such. A list is a .txt file with the
     name of a file in each line, relative to the list's folder and not outside of it.
 
@@ -100,28 +100,30 @@ def open_source(location: str, *, urls: UrlOptions | None = None) -> Source:
         return source
     if not isinstance(source, ColumnsSource):
         raise InvalidInput(
-            f"{location} has no columns", remedy="--url-column is for parquet and saved datasets"
+            f"--url-column is for parquet and saved datasets, got {location}", remedy="leave it out"
         )
     source.read_urls(urls.column)
-    return _fetched(source, urls)
+    return _fetch_urls(source, urls)
 
 
 def _open(location: str, urls: UrlOptions | None) -> Source:
     filesystem, path = fsspec.core.url_to_fs(location)
     if not path:
-        raise InvalidInput(f"{location} names no bucket", remedy="write s3://bucket/folder")
+        raise InvalidInput(
+            f"the URL must name a bucket, got {location}", remedy="write s3://bucket/folder"
+        )
     if any(character in path for character in _WILDCARDS) and not filesystem.exists(path):
         return _open_files(
             location,
             filesystem,
-            _fixed_part(path),
+            _before_wildcard(path),
             list(filesystem.glob(path, detail=True).values()),
         )
     if filesystem.isdir(path):
         return _open_folder(location, filesystem, path)
     if not filesystem.isfile(path):
         remedy = "see whether the bucket and the name are right" if is_url(location) else _FORMS
-        raise NotFound(f"there are no images at {location}", remedy=remedy)
+        raise NotFound(f"no images at {location}", remedy=remedy)
     folder = posixpath.dirname(path)
     if _suffix(path) == _LIST:
         return _open_list(location, filesystem, path, urls)
@@ -129,7 +131,7 @@ def _open(location: str, urls: UrlOptions | None) -> Source:
         raise InvalidInput(
             f"{location} is not an image, .tar, .parquet, .zip or a list of files", remedy=_FORMS
         )
-    return _open_files(location, filesystem, folder, [described(filesystem, path)])
+    return _open_files(location, filesystem, folder, [describe_file(filesystem, path)])
 
 
 def _open_folder(location: str, filesystem: Any, path: str) -> Source:
@@ -165,7 +167,7 @@ def _tables(filesystem: Any, path: str) -> list[str]:
 def _open_files(location: str, filesystem: Any, root: str, files: list[dict[str, Any]]) -> Source:
     """Opens a source of these files: all archives of one kind, or all image files below `root`."""
     if not files:
-        raise NotFound(f"there are no images at {location}", remedy=_FORMS)
+        raise NotFound(f"no images at {location}", remedy=_FORMS)
     files.sort(key=lambda info: str(info["name"]))
     suffixes = {_suffix(info["name"]) for info in files}
     if suffixes.isdisjoint(_ARCHIVES):
@@ -199,14 +201,14 @@ def _open_list(location: str, filesystem: Any, path: str, urls: UrlOptions | Non
             remedy="`mlcd embed` and `mlcd label` fetch them; give what they made",
         )
     if num_web and urls is not None:
-        return _fetched(UrlListSource(location, filesystem, [path]), urls)
+        return _fetch_urls(UrlListSource(location, filesystem, [path]), urls)
     if num_urls:
         return _open_files(location, *files_of_a_store(location, lines))
     folder = posixpath.dirname(path)
     return _open_files(location, filesystem, folder, files_below(location, filesystem, path, lines))
 
 
-def _fetched(links: Source, urls: UrlOptions) -> Source:
+def _fetch_urls(links: Source, urls: UrlOptions) -> Source:
     """Returns the source of the images at the URLs that `links` holds."""
     try:
         from mlcd.images.url_source import UrlSource
@@ -219,7 +221,7 @@ def _fetched(links: Source, urls: UrlOptions) -> Source:
     return UrlSource(links, urls)
 
 
-def _fixed_part(pattern: str) -> str:
+def _before_wildcard(pattern: str) -> str:
     """Returns the folder before the first part with a wildcard, to which keys are relative."""
     parts = pattern.split("/")
     first = next(

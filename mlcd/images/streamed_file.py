@@ -53,13 +53,13 @@ class StreamedFile(io.RawIOBase):
         if at < 0:
             raise io.UnsupportedOperation("the reader went back too far")
         if at < len(self._before):
-            found = self._before[at : at + len(buffer)]
+            chunk = self._before[at : at + len(buffer)]
         else:
             at -= len(self._before)
-            found = self._last[at : at + len(buffer)]
-        buffer[: len(found)] = found
-        self._position += len(found)
-        return len(found)
+            chunk = self._last[at : at + len(buffer)]
+        buffer[: len(chunk)] = chunk
+        self._position += len(chunk)
+        return len(chunk)
 
     def finish(self) -> None:
         """Reads the rest, for the checksum."""

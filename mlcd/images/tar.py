@@ -16,15 +16,15 @@ from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.caption_files import MAX_BYTES, SIDECARS, captions_beside
 from mlcd.images.entries import Entry, constant
 from mlcd.images.faults import refuse_fault
-from mlcd.images.names import decoded, encoded, is_candidate, is_sidecar, printable
+from mlcd.images.names import decode_path, encode_path, is_candidate, is_sidecar, printable
 from mlcd.images.read_ahead import ReadAhead
 from mlcd.images.remote_files import (
     CONNECTIONS,
     ends_before,
     is_remote,
-    opened,
+    name_for_people,
+    open_file,
     read,
-    shown,
     threads,
 )
 from mlcd.images.shard_index import MEMBERS, Listing, list_once
@@ -59,7 +59,7 @@ class TarSource(FilesSource):
                     "key": pc.binary_join_element_wise(shard, members["name"], "/"),
                     "class_name": members["class_name"],
                     "size_bytes": members["size_bytes"],
-                    "path": constant(encoded(path), len(members)),
+                    "path": constant(encode_path(path), len(members)),
                     "offset": members["offset"],
                 }
             )
@@ -70,7 +70,7 @@ class TarSource(FilesSource):
         links: list[TarMember] = []
         damaged = False
         try:
-            with opened(self._filesystem, path) as raw:
+            with open_file(self._filesystem, path) as raw:
                 members = TarMembers(raw)
                 for member in members:
                     if is_candidate(member.name):
@@ -86,7 +86,7 @@ class TarSource(FilesSource):
         except (OSError, tarfile.TarError, EOFError) as error:
             refuse_fault(path, error)
             damaged, links = True, [link for link in links if link.is_file]
-        for link, data in self._linked(path, links, _MAX_CLASS_BYTES):
+        for link, data in self._follow_links(path, links, _MAX_CLASS_BYTES):
             classes[stem_of(link.name)] = self._class_in(path, link, data)
         names = [image.name for image in images]
         columns = [
@@ -99,7 +99,7 @@ class TarSource(FilesSource):
 
     def captions(self) -> Iterator[tuple[str, str]]:
         shards = dict(self._names())
-        for path, entries in groupby(self.entries, lambda entry: decoded(entry.locator[0])):
+        for path, entries in groupby(self.entries, lambda entry: decode_path(entry.locator[0])):
             names, sidecars = self._sidecars(path)
             spellings = Spellings(sidecars)
             name_of = dict(zip(_keys(names), names, strict=True))
@@ -128,7 +128,7 @@ class TarSource(FilesSource):
         sidecars: dict[str, bytes] = {}
         links: list[TarMember] = []
         try:
-            with opened(self._filesystem, path) as raw:
+            with open_file(self._filesystem, path) as raw:
                 for member in TarMembers(raw):
                     if is_candidate(member.name):
                         names.append(member.name)
@@ -142,23 +142,23 @@ class TarSource(FilesSource):
         except (OSError, tarfile.TarError, EOFError) as error:
             refuse_fault(path, error)
             links = [link for link in links if link.is_file]
-        for link, data in self._linked(path, links, MAX_BYTES + 1):
+        for link, data in self._follow_links(path, links, MAX_BYTES + 1):
             sidecars[link.name.as_posix()] = data
         return names, sidecars
 
-    def _linked(
+    def _follow_links(
         self, path: str, links: Iterable[TarMember], max_bytes: int
     ) -> Iterator[tuple[TarMember, bytes]]:
         """Yields the files beside images that are hard links, with what they link to.
 
-        Raises InvalidInput for a link that leads to no file of the shard.
+        Raises InvalidInput for a link that leads out of the shard.
         """
         data_at: dict[int, bytes] = {}  # many links lead to one file
         for link in links:
             if not link.is_file:
                 raise InvalidInput(
-                    f"{printable(path)}: {printable(str(link.name))} is a link to no file of the "
-                    "shard, or is no plain file",
+                    f"{printable(path)}: {printable(str(link.name))} must be a plain file, or a "
+                    "link to a file of the shard",
                     remedy="write the files themselves: tar --dereference --hard-dereference",
                 )
             if link.offset not in data_at:
@@ -195,12 +195,12 @@ class TarSource(FilesSource):
         Raises MlcdError naming the shard where a store does not give it: the images are not at
         fault.
         """
-        name = decoded(path)
+        name = decode_path(path)
         try:
             return read(self._filesystem, name, start, end)
         except OSError as error:
             if is_remote(self._filesystem) and not ends_before(error):
-                raise translate_error(shown(self._filesystem, name), error) from error
+                raise translate_error(name_for_people(self._filesystem, name), error) from error
             raise ImageRejected("unreadable", "the shard cannot be read") from error
 
 
@@ -231,8 +231,8 @@ def _classes_of(names: Sequence[PurePosixPath], classes: Mapping[str, str]) -> l
 
     def class_of(name: PurePosixPath) -> str | None:
         for stem in stems_of(name):
-            if (found := spellings.find(stem)) is not None:
-                return classes[found]
+            if (spelled := spellings.find(stem)) is not None:
+                return classes[spelled]
         longer = of_sample.get(stem_of(name), ())
         return classes[longer[0]] if len(longer) == 1 else None
 

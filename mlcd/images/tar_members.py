@@ -62,8 +62,8 @@ class TarMembers:
             # tarfile takes anything that is not a header for the end, but only zeros are.
             self._raw.seek(archive.offset)
             self.is_damaged = self._raw.read(_TAR_BLOCK) != bytes(_TAR_BLOCK)
-        while found := [member for member in waiting if _follow(member, place_of)]:
-            place_of |= {member.name: member for member in found}
+        while resolved := [member for member in waiting if _follow(member, place_of)]:
+            place_of |= {member.name: member for member in resolved}
             waiting = [member for member in waiting if not member.is_file]
 
 

@@ -24,11 +24,11 @@ _REMEDY: Final = "give one text or number a row, or rename the column"
 class TextColumn:
     """A column of a file that states a text for each row.
 
-    Its errors are InvalidInput and name file and column: they are no damage of the file.
+    Its errors are InvalidInput and name file and column: the file is not damaged.
     """
 
     def __init__(self, schema: pa.Schema, name: str, path: str) -> None:
-        """Raises InvalidInput for types that hold no text."""
+        """Raises InvalidInput for types other than text."""
         self.name, self._path = name, path
         check_single(schema, name, path)
         kind = schema.field(name).type
@@ -105,12 +105,12 @@ def _text(value: Any) -> str | None:
 def _name_of(names: Sequence[str]) -> Callable[[Any], str | None]:
     """Returns a function from a value to its name: the name itself, or its number.
 
-    -1, which marks images without a class, and numbers that have no name give None.
+    -1, which marks images without a class, and numbers without a name give None.
     """
-    known = set(names)
+    distinct_names = set(names)
 
     def name_of(value: Any) -> str | None:
-        if value in known:
+        if value in distinct_names:
             return str(value)
         number = _number_in(value) if isinstance(value, str) else _number(value)
         if number is None:

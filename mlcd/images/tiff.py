@@ -41,7 +41,7 @@ def check_layout(image: Image.Image) -> None:
         and tags.get(TiffImagePlugin.SAMPLESPERPIXEL, 1) > 1
     )
     if num_bits > _BYTE and ((signed and swapped) or (planes and uncompressed)):
-        raise _unsupported(tags)
+        raise _layout_rejection(tags)
 
 
 def refuse_unknown_layout(tiff: bytes) -> None:
@@ -55,7 +55,7 @@ def refuse_unknown_layout(tiff: bytes) -> None:
         file.seek(tags.next)
         tags.load(file)
         if all(tag in tags for tag in _REQUIRED):
-            rejection = _unsupported(tags)
+            rejection = _layout_rejection(tags)
     if rejection is not None:
         raise rejection
 
@@ -71,7 +71,7 @@ def _num_bits(tags: ImageFileDirectory_v2) -> int:
     return max(map(int, tags.get(TiffImagePlugin.BITSPERSAMPLE, (1,))))
 
 
-def _unsupported(tags: ImageFileDirectory_v2) -> ImageRejected:
+def _layout_rejection(tags: ImageFileDirectory_v2) -> ImageRejected:
     return ImageRejected(
         "unsupported-format",
         f"a TIFF of {_num_bits(tags)} bits, photometric interpretation"

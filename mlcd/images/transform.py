@@ -92,7 +92,7 @@ class PreprocessSpec:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:
-        known = {
+        field_names = {
             "resize_shortest",
             "crop",
             "mean",
@@ -103,10 +103,11 @@ class PreprocessSpec:
             "version",
             "resize",
         }
-        unknown = set(fields) - known
+        unknown = set(fields) - field_names
         if unknown:
             raise ConfigInvalid(
-                f"preprocessing has no field {min(unknown)}", remedy=f"known: {sorted(known)}"
+                f"the fields of preprocessing are {', '.join(sorted(field_names))}, got"
+                f" {min(unknown)}"
             )
         try:
             triples: dict[str, Any] = {
@@ -155,11 +156,11 @@ class PreprocessSpec:
             size = (scale_to, max(scale_to, int(scale_to * height / width)))
         else:
             size = (max(scale_to, int(scale_to * width / height)), scale_to)
-        left, top = (size[0] - self.crop) // 2, (size[1] - self.crop) // 2
-        box = (left, top, left + self.crop, top + self.crop)
+        x, y = (size[0] - self.crop) // 2, (size[1] - self.crop) // 2
+        box = (x, y, x + self.crop, y + self.crop)
         # for a strip of 1 x 65535, only what the crop keeps is resized
         if max(size) > _MAX_ASPECT * scale_to:
-            return _channels_first(_resized_part(picture, size, box, resample))
+            return _channels_first(_resize_part(picture, size, box, resample))
         return _channels_first(picture.image.resize(size, resample, box=picture.region).crop(box))
 
 
@@ -174,7 +175,7 @@ _MAX_ASPECT: Final = 64
 _REACH: Final = 2
 
 
-def _resized_part(
+def _resize_part(
     picture: Scaled,
     size: tuple[int, int],
     box: tuple[int, int, int, int],
@@ -183,13 +184,13 @@ def _resized_part(
     """Returns the pixels inside `box` of the picture resized to `size`, made from the source pixels
     that they depend on.
     """
-    image, (left, top, right, bottom) = picture.image, picture.region
-    scale_x, scale_y = (right - left) / size[0], (bottom - top) / size[1]
+    image, (x0, y0, x1, y1) = picture.image, picture.region
+    scale_x, scale_y = (x1 - x0) / size[0], (y1 - y0) / size[1]
     source = (
-        left + box[0] * scale_x,
-        top + box[1] * scale_y,
-        left + box[2] * scale_x,
-        top + box[3] * scale_y,
+        x0 + box[0] * scale_x,
+        y0 + box[1] * scale_y,
+        x0 + box[2] * scale_x,
+        y0 + box[3] * scale_y,
     )
     margin_x, margin_y = (math.ceil(_REACH * max(scale, 1)) + 1 for scale in (scale_x, scale_y))
     # Pillow holds a box in float32, which is too coarse far inside a long strip; a cut first keeps
@@ -205,19 +206,19 @@ def _resized_part(
     down = (source[1] - cut[1], source[3] - cut[1])
     # the order in which Pillow filters the whole picture
     if size[1] < image.height > image.width:
-        tall = _resized_down(part, down, box[3] - box[1], resample)
-        return _resized_across(tall, across, box[2] - box[0], resample)
-    wide = _resized_across(part, across, box[2] - box[0], resample)
-    return _resized_down(wide, down, box[3] - box[1], resample)
+        tall = _resize_down(part, down, box[3] - box[1], resample)
+        return _resize_across(tall, across, box[2] - box[0], resample)
+    wide = _resize_across(part, across, box[2] - box[0], resample)
+    return _resize_down(wide, down, box[3] - box[1], resample)
 
 
-def _resized_across(
+def _resize_across(
     image: Image.Image, span: tuple[float, float], width: int, resample: Image.Resampling
 ) -> Image.Image:
     return image.resize((width, image.height), resample, box=(span[0], 0, span[1], image.height))
 
 
-def _resized_down(
+def _resize_down(
     image: Image.Image, span: tuple[float, float], height: int, resample: Image.Resampling
 ) -> Image.Image:
     return image.resize((image.width, height), resample, box=(0, span[0], image.width, span[1]))

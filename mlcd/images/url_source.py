@@ -36,8 +36,8 @@ class UrlSource(Source):
     def files_of(self, entries: Sequence[Entry]) -> list[str]:
         return self._links.files_of(entries)
 
-    def changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
-        return self._links.changed_files(entries)
+    def find_changed_files(self, entries: Sequence[Entry]) -> Iterator[str]:
+        return self._links.find_changed_files(entries)
 
     def entry_tables(self) -> Iterator[pa.Table]:
         return self._links.entry_tables()
@@ -49,7 +49,7 @@ class UrlSource(Source):
     @contextmanager
     def _reading_ahead(self, entries: Iterable[Entry]) -> Iterator[ReadAhead | None]:
         with Downloads(self._policy) as downloads:
-            begun = ((each, downloads.begin(self._url(each))) for each in entries)
+            begun = ((entry, downloads.begin(self._url(entry))) for entry in entries)
             yield ReadAhead(begun, downloads.is_full)
 
     def _url(self, entry: Entry) -> str:

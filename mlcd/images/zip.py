@@ -14,7 +14,7 @@ from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.caption_files import MAX_BYTES, SIDECARS, captions_beside
 from mlcd.images.entries import Entry, constant
 from mlcd.images.faults import refuse_fault
-from mlcd.images.names import class_of_path, decoded, encoded, is_candidate, printable
+from mlcd.images.names import class_of_path, decode_path, encode_path, is_candidate, printable
 from mlcd.images.sidecars import Spellings
 from mlcd.images.source import FilesSource, ListingProblem
 
@@ -47,16 +47,18 @@ class ZipSource(FilesSource):
             relative = [PurePosixPath(member.filename) for member in images]
             yield pa.table(
                 {
-                    "key": [prefix + printable(each.as_posix()) for each in relative],
-                    "class_name": pa.array([class_of_path(each) for each in relative], pa.string()),
+                    "key": [prefix + printable(path_inside.as_posix()) for path_inside in relative],
+                    "class_name": pa.array(
+                        [class_of_path(path_inside) for path_inside in relative], pa.string()
+                    ),
                     "size_bytes": [member.file_size for member in images],
-                    "path": constant(encoded(path), len(images)),
+                    "path": constant(encode_path(path), len(images)),
                     "member": pa.array([member.filename for member in images], pa.large_string()),
                 }
             )
 
     def captions(self) -> Iterator[tuple[str, str]]:
-        for path, entries in groupby(self.entries, lambda entry: decoded(entry.locator[0])):
+        for path, entries in groupby(self.entries, lambda entry: decode_path(entry.locator[0])):
             with self._filesystem.open(path, "rb") as raw, zipfile.ZipFile(raw) as archive:
                 names = Spellings(archive.namelist())
                 for entry in entries:
@@ -65,7 +67,7 @@ class ZipSource(FilesSource):
                         yield entry.key, text
 
     def _read(self, entry: Entry) -> bytes:
-        path, name = decoded(entry.locator[0]), entry.locator[1]
+        path, name = decode_path(entry.locator[0]), entry.locator[1]
         try:
             with self._lock:
                 if path not in self._archives:

@@ -44,7 +44,7 @@ class FaissIndex:
             # small on purpose.
             cells.cp.min_points_per_centroid = 1
             cells.cp.max_points_per_centroid = TRAINING_ROWS_PER_CELL
-            with _assigned_on_gpus(cells):
+            with _assigning_on_gpus(cells):
                 index.train(np.ascontiguousarray(sample, dtype=np.float32))
         return cls(index)
 
@@ -130,7 +130,7 @@ class FaissIndex:
 
 
 @contextmanager
-def _assigned_on_gpus(cells: Any) -> Iterator[None]:
+def _assigning_on_gpus(cells: Any) -> Iterator[None]:
     """Runs the k-means of the cells on GPUs, where there are any; it takes most of the time of an
     index.
 

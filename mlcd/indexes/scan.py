@@ -28,13 +28,13 @@ def scan(
 
     The order is score descending, id ascending. rows: float32 [N, D], mapped from disk or in
     memory. numbers: int64, ascending, the rows that may be found. Which of several equal scores at
-    the end of a list are kept is not settled.
+    the end of a list are kept is not defined.
     """
-    found = [
+    blocks = [
         _scan_block(queries[start : start + _BLOCK_QUERIES], rows, top, numbers)
         for start in range(0, len(queries), _BLOCK_QUERIES)
     ]
-    return found[0] if len(found) == 1 else concatenated(found, top)
+    return blocks[0] if len(blocks) == 1 else concatenate_neighbors(blocks, top)
 
 
 def _scan_block(
@@ -48,8 +48,8 @@ def _scan_block(
     compare = partial(_compare, queries, rows, top, numbers)
     best = nothing(len(queries), top)
     with limited_blas():
-        for found in map(compare, parts) if len(parts) < 2 else _threads().map(compare, parts):
-            best = merged(best, found, top)
+        for neighbors in map(compare, parts) if len(parts) < 2 else _threads().map(compare, parts):
+            best = merge_neighbors(best, neighbors, top)
     return best
 
 
@@ -69,14 +69,14 @@ def _compare(
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Returns the threads of all scans of this process, so that many at a time have no more."""
+    """Returns the threads that all scans of this process share."""
     return ThreadPoolExecutor(allowed_threads(), "scan")
 
 
-def _best_columns(scores: NDArray[np.float32], kept: int) -> NDArray[np.int64]:
-    if kept == scores.shape[1]:
-        return np.broadcast_to(np.arange(kept), scores.shape)
-    return np.argpartition(-scores, kept - 1, axis=1)[:, :kept]
+def _best_columns(scores: NDArray[np.float32], num: int) -> NDArray[np.int64]:
+    if num == scores.shape[1]:
+        return np.broadcast_to(np.arange(num), scores.shape)
+    return np.argpartition(-scores, num - 1, axis=1)[:, :num]
 
 
 def nothing(num_queries: int, top: int) -> Neighbors:
@@ -86,7 +86,7 @@ def nothing(num_queries: int, top: int) -> Neighbors:
     )
 
 
-def merged(first: Neighbors, second: Neighbors, top: int) -> Neighbors:
+def merge_neighbors(first: Neighbors, second: Neighbors, top: int) -> Neighbors:
     """Returns the best `top` of two answers over different rows."""
     ids = np.concatenate([first.ids, second.ids], axis=1)
     scores = np.concatenate([first.scores, second.scores], axis=1)
@@ -96,7 +96,7 @@ def merged(first: Neighbors, second: Neighbors, top: int) -> Neighbors:
     )
 
 
-def concatenated(parts: list[Neighbors], top: int) -> Neighbors:
+def concatenate_neighbors(parts: list[Neighbors], top: int) -> Neighbors:
     """Joins the answers to several blocks of queries into one."""
     if not parts:
         return nothing(0, top)

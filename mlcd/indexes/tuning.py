@@ -1,9 +1,9 @@
-"""The choice of an index by the number of rows, and of its effort by measurement on queries that it
-does not hold.
+"""Chooses an index by the number of rows, and its effort by measurement on held-out queries.
 
 Rows are held out before the index is made. Half of them choose the effort, the other half audit it;
-the truth is an exact scan. Where no effort reaches the target, there is no index: every search is a
-scan, and no recall is promised that was not measured. The held-out rows join the index afterward.
+the truth is an exact scan. Where no effort reaches the target, the index is dropped: every search
+is a scan, and no recall is promised that was not measured. The held-out rows join the index
+afterward.
 """
 
 from collections.abc import Callable, Sequence
@@ -107,57 +107,60 @@ def tune(
     from mlcd.indexes.faiss import FaissIndex
 
     num_held_out = min(HELD_OUT_QUERIES, len(rows) // 5)
-    kept, queries = rows[: len(rows) - num_held_out], np.asarray(rows[len(rows) - num_held_out :])
+    indexed, queries = (
+        rows[: len(rows) - num_held_out],
+        np.asarray(rows[len(rows) - num_held_out :]),
+    )
     index = FaissIndex.train(
-        kind, _sample(kept, training_rows(kind, len(rows)), seed), num_rows=len(rows)
+        kind, _sample(indexed, training_rows(kind, len(rows)), seed), num_rows=len(rows)
     )
     block_rows = _GRAPH_ROWS if kind == "hnsw" else _ADDED_ROWS
-    for start in range(0, len(kept), block_rows):
-        block = kept[start : start + block_rows]
+    for start in range(0, len(indexed), block_rows):
+        block = indexed[start : start + block_rows]
         index.add(block)
         advance(len(block))
     widening = widening_of(kind)
-    found = choose_effort(
-        lambda part, effort: rescored(
+    choice = choose_effort(
+        lambda part, effort: rescore(
             queries[part],
-            kept,
+            indexed,
             index.search(queries[part], AUDITED_TOP * widening, effort=effort),
             AUDITED_TOP,
         ),
-        scan(queries, kept, AUDITED_TOP),
+        scan(queries, indexed, AUDITED_TOP),
         target,
-        len(kept),
+        len(indexed),
         efforts=EFFORTS if kind != "hnsw" else graph_efforts(),
         advance=advance,
     )
     advance(num_held_out)
-    if found is None:
+    if choice is None:
         return Tuned("flat", None, None, None)
     index.add(queries)
-    effort, recall = found
+    effort, recall = choice
     return Tuned(kind, index, effort, recall, widening)
 
 
-def rescored(queries: Embeddings, rows: Embeddings, found: Neighbors, top: int) -> Neighbors:
-    """Returns the best `top` of the found rows by their float32 vectors: [Q, top]."""
-    scores = np.empty(found.ids.shape, dtype=np.float32)
+def rescore(queries: Embeddings, rows: Embeddings, neighbors: Neighbors, top: int) -> Neighbors:
+    """Returns the best `top` of the neighbors by their float32 vectors: [Q, top]."""
+    scores = np.empty(neighbors.ids.shape, dtype=np.float32)
     for start in range(0, len(queries), _RESCORED_QUERIES):
         block = slice(start, start + _RESCORED_QUERIES)
-        candidates = rows[found.ids[block].ravel()].reshape(*found.ids[block].shape, -1)
+        candidates = rows[neighbors.ids[block].ravel()].reshape(*neighbors.ids[block].shape, -1)
         scores[block] = np.matmul(candidates, queries[block, :, None])[:, :, 0]
-    scores[found.ids < 0] = -np.inf
-    order = np.lexsort((found.ids, -scores), axis=1)[:, :top]
+    scores[neighbors.ids < 0] = -np.inf
+    order = np.lexsort((neighbors.ids, -scores), axis=1)[:, :top]
     return Neighbors(
-        np.take_along_axis(found.ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
+        np.take_along_axis(neighbors.ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
     )
 
 
-def measure(found: Neighbors, truth: Neighbors, target: float, num_rows: int) -> Recall:
+def measure(neighbors: Neighbors, truth: Neighbors, target: float, num_rows: int) -> Recall:
     """Measures recall by score and not by id, so that any of several equal neighbors counts."""
     last = np.where(np.isfinite(truth.scores), truth.scores, np.inf).min(axis=1, keepdims=True)
-    wanted = np.isfinite(truth.scores).sum(axis=1)
-    hits = np.minimum((found.scores >= last - _ROUNDING).sum(axis=1), wanted)
-    share = float(np.mean(hits / np.maximum(wanted, 1)))
+    num_true = np.isfinite(truth.scores).sum(axis=1)
+    hits = np.minimum((neighbors.scores >= last - _ROUNDING).sum(axis=1), num_true)
+    share = float(np.mean(hits / np.maximum(num_true, 1)))
     low, high = wilson(share, len(hits))
     return Recall(target, share, low, high, len(hits), num_rows)
 
@@ -200,8 +203,8 @@ def choose_effort(
     half = len(truth.ids) // 2
 
     def recall(part: slice, effort: int) -> Recall:
-        known = Neighbors(truth.ids[part], truth.scores[part])
-        return measure(search(part, effort), known, target, num_rows)
+        true_neighbors = Neighbors(truth.ids[part], truth.scores[part])
+        return measure(search(part, effort), true_neighbors, target, num_rows)
 
     for effort in efforts:
         advance(0)

@@ -44,8 +44,8 @@ def clip_loss(
         all_images = world.gather_rows(images_BD, counts)
         all_texts = world.gather_rows(texts_BD, counts)
         targets = _own_columns(images_BD, counts, world)
-        of_images = _summed(_softmax_losses, images_BD, all_texts, targets, scale)
-        of_texts = _summed(_softmax_losses, texts_BD, all_images, targets, scale)
+        of_images = _sum_in_chunks(_softmax_losses, images_BD, all_texts, targets, scale)
+        of_texts = _sum_in_chunks(_softmax_losses, texts_BD, all_images, targets, scale)
         return (of_images + of_texts) / 2 * (world.size / all_images.shape[0])
 
 
@@ -69,7 +69,7 @@ def siglip_loss(
         counts = counts or world.row_counts(len(images_BD), images_BD.device)
         all_texts = world.gather_rows(texts_BD, counts)
         targets = _own_columns(images_BD, counts, world)
-        total = _summed(_sigmoid_losses, images_BD, all_texts, targets, scale, bias)
+        total = _sum_in_chunks(_sigmoid_losses, images_BD, all_texts, targets, scale, bias)
         return total * (world.size / all_texts.shape[0])
 
 
@@ -86,20 +86,20 @@ def _sigmoid_losses(
     return -logsigmoid(signs * logits).sum()
 
 
-def _summed(
-    losses: Callable[..., Tensor], rows: Tensor, others: Tensor, targets: Tensor, *scalars: Tensor
+def _sum_in_chunks(
+    losses: Callable[..., Tensor], rows: Tensor, columns: Tensor, targets: Tensor, *scalars: Tensor
 ) -> Tensor:
     """Sums the losses of all rows, whose logits with all others live in one chunk at a time."""
-    size = max(1, CHUNK_ENTRIES // max(1, len(others)))
+    size = max(1, CHUNK_ENTRIES // max(1, len(columns)))
     if len(rows) <= size:
-        return losses(rows, others, targets, *scalars)
+        return losses(rows, columns, targets, *scalars)
     total = rows.new_zeros(())
-    for chunk, wanted in zip(rows.split(size), targets.split(size), strict=True):
+    for chunk, chunk_targets in zip(rows.split(size), targets.split(size), strict=True):
         total = total + checkpoint(
             losses,
             chunk,
-            others,
-            wanted,
+            columns,
+            chunk_targets,
             *scalars,
             use_reentrant=False,
             preserve_rng_state=False,

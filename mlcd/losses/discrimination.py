@@ -38,7 +38,7 @@ def mlc_loss(
     positive_logits: Tensor, negative_logits: Tensor, *, reduction: Reduction = "mean"
 ) -> Tensor:
     """Computes Eq. 4: [B, P] and [B, N] to a scalar or [B]."""
-    return _reduced(mlc_from_log_sums(*log_sums(positive_logits, negative_logits)), reduction)
+    return _reduce(mlc_from_log_sums(*log_sums(positive_logits, negative_logits)), reduction)
 
 
 def mlcd_loss(
@@ -52,14 +52,14 @@ def mlcd_loss(
 
     A `bias` b on every logit makes it ZLPR with threshold -b.
     """
-    return _reduced(
+    return _reduce(
         mlcd_from_log_sums(*log_sums(positive_logits, negative_logits), bias=bias), reduction
     )
 
 
 def mlc_from_log_sums(lse_positive: Tensor, lse_negative: Tensor) -> Tensor:
-    """Computes Eq. 4 from the log-sums: [B], [B] to [B]; 0 where a sample has no positive or no
-    negative.
+    """Computes Eq. 4 from the log-sums: [B], [B] to [B]; 0 for a sample without positives or
+    without negatives.
     """
     return softplus(lse_negative + lse_positive)
 
@@ -72,7 +72,7 @@ def mlcd_from_log_sums(
 
 
 def log_sums(positive_logits: Tensor, negative_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (LSEp, LSEn), each [B]; -inf where a sample has no positive or no negative."""
+    """Returns (LSEp, LSEn), each [B]; -inf for a sample without them."""
     with torch.autocast(positive_logits.device.type, enabled=False):
         positive, negative = _at_least_float32(positive_logits), _at_least_float32(negative_logits)
         absent = positive == -torch.inf
@@ -98,5 +98,5 @@ def _at_least_float32(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _reduced(losses: Tensor, reduction: Reduction) -> Tensor:
+def _reduce(losses: Tensor, reduction: Reduction) -> Tensor:
     return losses.mean() if reduction == "mean" else losses

@@ -60,9 +60,9 @@ def draw_negatives(
         if labels.numel() > quota:
             # Only here the number depends on the labels, so the host reads it.
             quota = max(quota, int(num_distinct(labels)))
-        # One entry more takes what is no label.
-        taken = torch.where(labels >= 0, labels, num_classes).flatten()
-        marked = torch.cat([hashes, hashes[:1]]).index_fill_(0, taken, _SMALLEST)
+        # The last entry takes the padding, -1.
+        marked_ids = torch.where(labels >= 0, labels, num_classes).flatten()
+        marked = torch.cat([hashes, hashes[:1]]).index_fill_(0, marked_ids, _SMALLEST)
         hashes = marked[:num_classes]
     # Their number is known, so a GPU is not waited for.
     return hashes.topk(quota, largest=False, sorted=False).indices.sort().values
@@ -81,12 +81,12 @@ def hash_classes(seed: int, step: int, ids: Tensor) -> Tensor:
 
 def _mix(x: Tensor) -> Tensor:
     x = x + _GOLDEN
-    x = (x ^ _shifted(x, 30)) * _MIX_1
-    x = (x ^ _shifted(x, 27)) * _MIX_2
-    return x ^ _shifted(x, 31)
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
+def _shift(x: Tensor, bits: int) -> Tensor:
     """Shifts to the right and fills with zeros."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 

@@ -61,7 +61,7 @@ def find_checkpoint(path: Path) -> Path:
     return path / "checkpoints" / checkpoint_name(steps[-1])
 
 
-def trained_images(checkpoint: Artifact) -> str | None:
+def find_training_images(checkpoint: Artifact) -> str | None:
     """Returns the images that a checkpoint was trained on, where they are still there."""
     paths = (
         parent_path(checkpoint, parent) for parent in checkpoint.parents if parent.role == "images"

@@ -89,12 +89,12 @@ def name_clusters(
     by_chance = _best_by_chance(terms, assignment, num_clusters, score)
     typical = _typical_members(terms, assignment, tally, scores)
     bounds = tally.bounds
-    found = []
+    names = []
     for cluster in range(num_clusters):
         part = np.arange(bounds[cluster], bounds[cluster + 1])
         order = part[np.argsort(-scores[part], kind="stable")]
-        found.append(
-            _named(
+        names.append(
+            _choose_name(
                 cluster,
                 order,
                 terms.vocabulary,
@@ -106,10 +106,10 @@ def name_clusters(
                 least_share=least_share,
             )
         )
-    return found
+    return names
 
 
-def _named(
+def _choose_name(
     cluster: int,
     order: NDArray[np.int64],
     vocabulary: tuple[str, ...],
@@ -130,7 +130,7 @@ def _named(
     fits = bool(shown) and best > by_chance and shown[0].share >= least_share
     return ClusterName(
         name=shown[0].term if fits else None,
-        alternates=tuple(each.term for each in shown[1 : 1 + _ALTERNATES]),
+        alternates=tuple(evidence.term for evidence in shown[1 : 1 + _ALTERNATES]),
         margin=round(best - second, _DIGITS),
         score=best,
         by_chance=by_chance,
@@ -149,8 +149,8 @@ def _evidence(
     scores: NDArray[np.float64],
 ) -> TermEvidence:
     term, having = int(tally.terms[pair]), int(tally.having[pair])
-    others = int(tally.sizes.sum()) - size
-    elsewhere = (int(tally.owners[term]) - having) / max(1, others)
+    num_outside = int(tally.sizes.sum()) - size
+    elsewhere = (int(tally.owners[term]) - having) / max(1, num_outside)
     return TermEvidence(
         term=vocabulary[term],
         score=float(scores[pair]),
@@ -174,28 +174,28 @@ def _best_by_chance(
 
 def _unlike(
     cluster: int,
-    other: int,
+    nearest: int,
     bounds: NDArray[np.int64],
     tally: Tally,
     vocabulary: tuple[str, ...],
 ) -> Unlike | None:
-    if other < 0:
+    if nearest < 0:
         return None
-    here = slice(bounds[cluster], bounds[cluster + 1])
-    there = slice(bounds[other], bounds[other + 1])
-    shares = tally.having[here] / max(1, int(tally.sizes[cluster]))
+    own_part = slice(bounds[cluster], bounds[cluster + 1])
+    other_part = slice(bounds[nearest], bounds[nearest + 1])
+    shares = tally.having[own_part] / max(1, int(tally.sizes[cluster]))
     theirs = np.zeros(len(shares))
-    _, ours, found = np.intersect1d(
-        tally.terms[here], tally.terms[there], assume_unique=True, return_indices=True
+    _, ours, theirs_at = np.intersect1d(
+        tally.terms[own_part], tally.terms[other_part], assume_unique=True, return_indices=True
     )
-    theirs[ours] = tally.having[there][found] / max(1, int(tally.sizes[other]))
+    theirs[ours] = tally.having[other_part][theirs_at] / max(1, int(tally.sizes[nearest]))
     more = np.round(shares - theirs, _DIGITS)
     if not len(more) or more.max() <= 0:
         return None
     best = int(more.argmax())
     return Unlike(
-        center=other,
-        term=vocabulary[int(tally.terms[here][best])],
+        center=nearest,
+        term=vocabulary[int(tally.terms[own_part][best])],
         share=round(float(shares[best]), _DIGITS),
         there=round(float(theirs[best]), _DIGITS),
     )
@@ -223,7 +223,7 @@ def _typical_members(
     order = numbers[np.lexsort((numbers, -value[numbers], assignment[numbers]))]
     of = assignment[order]
     first = np.arange(len(of)) - np.searchsorted(of, of) < _TYPICAL
-    found: dict[int, tuple[int, ...]] = {}
+    typical: dict[int, tuple[int, ...]] = {}
     for cluster, member in zip(of[first].tolist(), order[first].tolist(), strict=True):
-        found[cluster] = (*found.get(cluster, ()), member)
-    return found
+        typical[cluster] = (*typical.get(cluster, ()), member)
+    return typical

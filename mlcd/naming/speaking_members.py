@@ -19,10 +19,8 @@ NEAREST_WORDS: Final = 5
 _SHORTEST: Final = 1e-6  # a row closer to the mean than that has no direction
 
 
-def drawn_members(assignment: NDArray[np.integer], num_clusters: int) -> NDArray[np.int64]:
-    """Returns the numbers of the members to ask, ascending; of a large cluster some, drawn by
-    hash.
-    """
+def draw_members(assignment: NDArray[np.integer], num_clusters: int) -> NDArray[np.int64]:
+    """Returns the numbers of the members to ask, ascending; of a large cluster a sample by hash."""
     num_each = max(_LEAST_MEMBERS, _ALL_MEMBERS // max(1, num_clusters))
     numbers = np.arange(len(assignment))
     order = np.lexsort((hash_counters(numbers), assignment))
@@ -39,8 +37,8 @@ def nearest_words(
     Images and texts lie in two cones of their own, so each side is compared after subtracting its
     mean. That also takes from a word what it has in common with all images.
     """
-    found = CenterScan(_directions(words_WD)).nearest(_directions(members_ND), num)
-    return found.ids.astype(np.int32)
+    nearest = CenterScan(_directions(words_WD)).nearest(_directions(members_ND), num)
+    return nearest.ids.astype(np.int32)
 
 
 def _directions(rows: Embeddings) -> Embeddings:

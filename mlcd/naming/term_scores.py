@@ -74,8 +74,8 @@ Score: TypeAlias = Callable[[Tally], NDArray[np.float64]]
 def contrast(tally: Tally) -> NDArray[np.float64]:
     """Returns the mean weight of a term among the members, less its mean among all others."""
     sizes = tally.sizes[tally.clusters]
-    others = tally.sizes.sum() - sizes
-    elsewhere = (tally.totals[tally.terms] - tally.weights) / np.maximum(others, 1)
+    num_outside = tally.sizes.sum() - sizes
+    elsewhere = (tally.totals[tally.terms] - tally.weights) / np.maximum(num_outside, 1)
     scores: NDArray[np.float64] = tally.weights / sizes - elsewhere
     return scores
 
@@ -93,7 +93,7 @@ def class_tf_idf(tally: Tally) -> NDArray[np.float64]:
 
 
 def best_scores(tally: Tally, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the highest score of each cluster, [K]; -inf where it has no term."""
+    """Returns the highest score of each cluster, [K]; -inf for a cluster without terms."""
     best = np.full(len(tally.sizes), -np.inf)
     starts = np.flatnonzero(np.diff(tally.clusters, prepend=-1))
     if len(starts):

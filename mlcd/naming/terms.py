@@ -34,11 +34,16 @@ class MemberTerms:
     @classmethod
     def of_lists(cls, lists: Sequence[Collection[str]]) -> "MemberTerms":
         """Builds the terms of members that have them in no order; a repetition counts once."""
-        distinct = [sorted(set(each)) for each in lists]
-        vocabulary = tuple(sorted({term for each in distinct for term in each}))
+        distinct = [sorted(set(terms_of_member)) for terms_of_member in lists]
+        vocabulary = tuple(
+            sorted({term for terms_of_member in distinct for term in terms_of_member})
+        )
         number = {term: index for index, term in enumerate(vocabulary)}
-        terms = np.array([number[term] for each in distinct for term in each], dtype=np.int64)
-        lengths = np.array([len(each) for each in distinct], dtype=np.int64)
+        terms = np.array(
+            [number[term] for terms_of_member in distinct for term in terms_of_member],
+            dtype=np.int64,
+        )
+        lengths = np.array([len(terms_of_member) for terms_of_member in distinct], dtype=np.int64)
         members = np.repeat(np.arange(len(distinct)), lengths)
         return cls(vocabulary, members, terms, np.zeros_like(terms), len(distinct))
 

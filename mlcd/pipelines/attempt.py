@@ -36,7 +36,7 @@ class Attempt:
             self.path.mkdir()
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError as error:
-            raise self._removed_error() from error
+            raise self._conflict() from error
         return self
 
     def check(self) -> None:
@@ -44,7 +44,7 @@ class Attempt:
         folders again.
         """
         if not self._stands():
-            raise self._removed_error()
+            raise self._conflict()
 
     def __exit__(
         self,
@@ -54,14 +54,14 @@ class Attempt:
     ) -> None:
         try:
             if isinstance(error, OSError | MlcdError) and not self._stands():
-                raise self._removed_error() from error
+                raise self._conflict() from error
         finally:
             os.close(self._descriptor)
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # a folder in use is not empty
                 self._folder.rmdir()
 
-    def _removed_error(self) -> Conflict:
+    def _conflict(self) -> Conflict:
         return Conflict(f"{self.path} was removed meanwhile", remedy="see who else is at this work")
 
     def _stands(self) -> bool:

@@ -95,7 +95,7 @@ class Embedder:
         """
         check_source(source, out)
         self._all = source
-        self.source = source if selection is None else source.only(selection.kept_keys())
+        self.source = source if selection is None else source.only(selection.read_keys())
         num_entries = len(self.source.entries)
         self._encoder = encoder
         self._part_entries = part_entries or choose_part_entries(num_entries)

@@ -59,7 +59,7 @@ class KeptImages:
     def open(cls, selection: Selection, images: str | None) -> "KeptImages":
         """images: their place, where it is not that of the embeddings. Raises NotFound."""
         place = images or read_images_place(open_used_embeddings(selection.artifact, None))
-        kept_keys, source = selection.kept_keys(), open_source(place)
+        kept_keys, source = selection.read_keys(), open_source(place)
         missing = source.entries.find(kept_keys) < 0
         if missing.any():
             raise NotFound(

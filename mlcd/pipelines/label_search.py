@@ -72,7 +72,7 @@ class ExactSearch:
     def prepare(self, draft: Draft) -> None: ...
 
     def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
-        num_labels = _wanted(self._top, self._threshold)
+        num_labels = _num_labels(self._top, self._threshold)
         rows = self._centers.align(embeddings)
         neighbors = self._scan.nearest(rows, num_labels, _least(self._threshold)).as_cosines()
         assert neighbors.scan is not None
@@ -98,7 +98,7 @@ def _read_note(draft: Draft, part: int) -> dict[str, Any]:
     return note
 
 
-def _wanted(top: int, threshold: float | None) -> int:
+def _num_labels(top: int, threshold: float | None) -> int:
     """Returns the number of labels to look for: with a threshold one more than is kept, to see
     whether a row has more.
     """
@@ -141,7 +141,7 @@ class ApproximateSearch:
     ) -> None:
         self.config: dict[str, Any] = {"mode": "approximate", "probes": probes or "auto"}
         self._centers, self._rows = centers, rows
-        self._top, self._threshold, self._wanted = top, threshold, probes
+        self._top, self._threshold, self._probes = top, threshold, probes
         self._prepared: tuple[ApproximateScan, int] | None = None
 
     def prepare(self, draft: Draft) -> None:
@@ -155,7 +155,7 @@ class ApproximateSearch:
         rows = self._centers.align(_sample(self._rows, 2 * _AUDITED_ROWS))
         exact = CenterScan(self._centers.vectors).nearest(rows, self._top).ids
         tuning, audited = slice(0, None, 2), slice(1 if len(rows) > 1 else 0, None, 2)
-        probes = self._wanted or fewest_probes(scan, rows[tuning], exact[tuning])
+        probes = self._probes or fewest_probes(scan, rows[tuning], exact[tuning])
         recall = audit(scan, rows[audited], exact[audited], probes)
         draft.write_json(
             _AUDIT, {"probes": probes, "cells": scan.num_cells, "top": self._top, **asdict(recall)}
@@ -163,7 +163,7 @@ class ApproximateSearch:
 
     def nearest(self, draft: Draft, part: int, embeddings: Embeddings) -> Neighbors:
         scan, probes = self._open(draft)
-        num_labels = _wanted(self._top, self._threshold)
+        num_labels = _num_labels(self._top, self._threshold)
         neighbors = scan.nearest(
             self._centers.align(embeddings), num_labels, _least(self._threshold), probes=probes
         ).as_cosines()

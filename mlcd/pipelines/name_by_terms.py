@@ -47,7 +47,7 @@ def name_by_captions(
             f"{labels} are not of these centers", remedy=f"label with --centers {path}"
         )
     centers = np.concatenate([ids for ids, _ in table.first_labels()])
-    matched = match_keys(captions.keys, table.labeled_keys(), str(captions.path))
+    matched = match_keys(captions.keys, table.read_keys(), str(captions.path))
     matched.unmatched.check(str(captions.path), str(labels), may_be_unmatched=may_be_unmatched)
     if matched.unmatched.num:
         _log.warning("%s: %s", captions.path, matched.unmatched)

@@ -17,7 +17,7 @@ from mlcd.clustering.nearest import CenterScan
 from mlcd.errors import InvalidInput, TextRejected
 from mlcd.models.prompts import TemplateSet, class_rows, prompt, templates
 from mlcd.naming.chosen_names import LEAST_SHARE
-from mlcd.naming.speaking_members import drawn_members, nearest_words
+from mlcd.naming.speaking_members import draw_members, nearest_words
 from mlcd.naming.term_scores import contrast
 from mlcd.naming.terms import MemberTerms
 from mlcd.pipelines.name import Members, Naming, name_members, open_centers
@@ -77,7 +77,7 @@ def members_by_words(
             )
     vocabulary, rows = _embed_words(words, encoder, template_set, reporter)
     assignment = _assignment(members, centers)
-    member_rows = drawn_members(assignment, len(centers.vectors))
+    member_rows = draw_members(assignment, len(centers.vectors))
     best = nearest_words(_read(members, member_rows), rows)
     facts = {
         "method": "words",

@@ -80,7 +80,7 @@ class DraftShards:
         self.sizes, self.damaged_files = making.sizes, damaged_files
 
     def plan(self) -> None:
-        if self.published() is None:
+        if self.find_artifact() is None:
             with self._enter(begins=True) as draft:
                 self._making.prepare(draft)
 
@@ -90,7 +90,7 @@ class DraftShards:
         return [shard for shard in range(len(self.sizes)) if not self._making.has(draft, shard)]
 
     def make(self, shard: int, on_done: OnDone, *, is_last_try: bool = True) -> int:
-        if (artifact := self.published()) is not None:
+        if (artifact := self.find_artifact()) is not None:
             return self._num_failed_of(artifact, shard)
         with self._enter() as draft:
             self._make(draft, shard, on_done, is_last_try=is_last_try)
@@ -112,7 +112,7 @@ class DraftShards:
         return 0
 
     def publish(self, on_done: OnDone) -> None:
-        if self.published() is not None:
+        if self.find_artifact() is not None:
             return
         try:
             with self._enter() as draft:
@@ -127,12 +127,12 @@ class DraftShards:
             raise
 
     def check(self) -> None:
-        if self.published() is None:
+        if self.find_artifact() is None:
             draft = self._draft()
             if owner_of_draft(draft) != self._owner:
                 raise OutputGone.of(draft.path)
 
-    def published(self) -> Artifact | None:
+    def find_artifact(self) -> Artifact | None:
         """Returns the finished artifact; None before it is published."""
         return find_published(self._out, self._making.request)
 
@@ -159,7 +159,7 @@ class DraftShards:
             raise
 
     def _check_begun(self, draft: Draft) -> None:
-        begun = draft.begun()
+        begun = draft.read_request()
         if begun is None or owner_of_draft(draft) != self._owner:
             return  # the draft itself refuses the work of others
         ours = json.loads(json.dumps(self._making.request.identity()))

@@ -1,8 +1,8 @@
-"""`mlcd sync`: an artifact copied from one location to another, byte for byte.
+"""`mlcd sync`: copies an artifact from one location to another, byte for byte.
 
 On this machine the copy is made in TARGET.partial and appears by one rename. In an object store,
-which has no rename, the manifest is written last, and only where none exists: without it nothing
-is an artifact. What an earlier attempt has copied is compared and not copied again.
+which has no rename, the manifest is written last, and only where none exists: without it the
+files are not an artifact. Files that an earlier attempt copied are compared, not copied again.
 """
 
 import fcntl

@@ -111,8 +111,8 @@ class DuplicatesRequest(WireRequest):
 class DuplicateGroup(WireAnswer):
     """A group of two items or more.
 
-    similarities: each item's cosine to its nearest in it. metadata, thumbnails: those of each item;
-    null where an item is gone or has no thumbnail.
+    similarities: each item's cosine to its nearest in the group. metadata, thumbnails: of each
+    item; null where an item is gone or lacks a thumbnail.
     """
 
     ids: list[str]
@@ -124,7 +124,7 @@ class DuplicateGroup(WireAnswer):
 class FoundDuplicates(WireAnswer):
     """Groups of items that are joined by chains of pairs: of copies, or of at least the similarity.
 
-    nearest: where there is no group, the pair that comes nearest to one; null where nothing is
+    nearest: without any group, the pair that comes nearest to one; null where nothing is
     alike.
     """
 

@@ -257,8 +257,7 @@ class CountedValue(WireAnswer):
 class CountedValues(WireAnswer):
     """The values of a metadata field among a center's members, the most frequent first.
 
-    others: items that have none of these values but another one. missing: items without a value
-    that can be compared.
+    others: number of items with other values. missing: number of items without a comparable value.
     """
 
     collection: str

@@ -28,13 +28,13 @@ def exactly_one(**types: str | tuple[str, ...]) -> dict[str, JsonValue]:
     """
     return {
         "oneOf": [
-            _given(name, [kind] if isinstance(kind, str) else list(kind))
+            _require(name, [kind] if isinstance(kind, str) else list(kind))
             for name, kind in types.items()
         ]
     }
 
 
-def _given(name: str, kinds: list[str]) -> JsonValue:
+def _require(name: str, kinds: list[str]) -> JsonValue:
     return {"required": [name], "properties": {name: {"type": [*kinds]}}}
 
 

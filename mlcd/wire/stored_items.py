@@ -45,8 +45,8 @@ class IndexRecall(WireAnswer):
 class DescribedIndex(WireAnswer):
     """The index of a collection.
 
-    kind: flat means that there is no index and searches are exact. indexed, unindexed: numbers of
-    items; those that are not in the index are scanned beside it. effort: how far a search looks.
+    kind: flat means exact searches without an index. indexed, unindexed: numbers of items; items
+    outside the index are scanned beside it. effort: how far a search looks.
     recall: null where searches are exact. damaged: the index was damaged and is made again;
     searches are exact until then. error: why the last attempt to make it failed.
     """
@@ -246,7 +246,7 @@ class DeleteRequest(WireRequest):
 
 
 class DeletedItem(WireAnswer):
-    """The outcome of one deletion; missing: there was no such item."""
+    """The outcome of one deletion; missing: the item was not in the collection."""
 
     id: str
     outcome: SkipValidation[Literal["deleted", "missing"]]

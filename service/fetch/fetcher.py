@@ -76,7 +76,7 @@ class Fetcher:
             )
             return ImageRejected("unreadable", "fetching URLs is off", remedy=remedy)
         try:
-            return self._client.allowed(parse_url(image.text))
+            return self._client.check_allowed(parse_url(image.text))
         except ImageRejected as rejection:
             self._metrics.fetch(rejection.reason, 0.0)
             return _untraced(rejection)

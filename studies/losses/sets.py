@@ -20,7 +20,7 @@ from mlcd.errors import InvalidInput
 from mlcd.images.entries import Entry
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
-from mlcd.keys import HELD_OUT_FRACTION, held_out, split_positions
+from mlcd.keys import HELD_OUT_FRACTION, mask_held_out, split_positions
 from studies.losses.archive import write_zip
 from studies.losses.tiers import Tier
 from training.evaluation.splits import LabeledRows
@@ -126,7 +126,7 @@ def open_pretraining(images: str, state: Path, tier: Tier) -> EvaluationSet:
     def listed() -> "_Listing":
         entries = open_source(images).entries
         classes = [str(entry.class_name) for entry in entries]
-        test = held_out(split_positions([entry.key for entry in entries], classes))
+        test = mask_held_out(split_positions([entry.key for entry in entries], classes))
         rows = [
             _Row(entry.key, entry, is_test, {"class": name})
             for entry, is_test, name in zip(entries, test.tolist(), classes, strict=True)

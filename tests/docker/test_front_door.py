@@ -154,7 +154,7 @@ def test_what_the_server_cannot_read_is_told_in_one_line_of_log_and_page(door, p
     private.chmod(0o755)
     closed.chmod(0o700)
     for folder, told in (
-        (empty, "there are no images in /photos"),
+        (empty, "/photos must hold images"),
         (closed, "/photos cannot be read: permission denied: let user 10001 read it"),
         (private, "the file cannot be read: permission denied"),
     ):

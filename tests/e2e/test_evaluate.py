@@ -136,10 +136,10 @@ def test_split_files_folds_and_labels_are_taken_by_key(journey, digits, tmp_path
     refused("knn", features, "--split", split, "--hold-out", 0.5, contains="--split says what")
     refused("linear-probe", features, "--labels", labels, contains="go together")
     labels.write_text('{"path": "elsewhere.png", "labels": ["even"]}\n')
-    refused(*probe, run, "--images", digits, contains="'elsewhere.png' is the key of no image")
+    refused(*probe, run, "--images", digits, contains="has the key 'elsewhere.png'")
     lost = [json.dumps({"path": f"lost{key}", "labels": ["even"]}) for key in keys[:2]]
     labels.write_text(stated + "\n".join(lost))
     for subject in ((features,), (run, "--images", digits)):
-        refused(*probe, *subject, contains=f"'lost{keys[0]}' is the key of no image")
+        refused(*probe, *subject, contains=f"has the key 'lost{keys[0]}'")
     (allowed,) = evaluated(*probe, run, "--images", digits, "--allow-unmatched")
     assert allowed["metrics"] == result["metrics"]

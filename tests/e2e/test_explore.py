@@ -235,7 +235,7 @@ def test_a_place_without_pictures_ends_the_server(tmp_path):
     exploring = Exploring(tmp_path / "empty", tmp_path / "state")
     output, _ = exploring.process.communicate(timeout=60)
     assert exploring.process.returncode == 2, output
-    assert "there are no images in" in output.splitlines()[-1]
+    assert "must hold images, found none" in output.splitlines()[-1]
 
 
 def test_what_is_kept_is_listed_and_forgotten(photos, tmp_path, monkeypatch):
@@ -253,7 +253,7 @@ def test_what_is_kept_is_listed_and_forgotten(photos, tmp_path, monkeypatch):
     ("name", "told"),
     [
         ("nowhere", "give the folder of your pictures"),
-        ("empty", "there are no images in"),
+        ("empty", "must hold images, found none"),
         ("damaged", "none of the 1 files"),
         (None, "give the PHOTOS"),
     ],

@@ -50,7 +50,7 @@ def test_rounds_killed_anywhere_end_with_the_same_bytes(journey, digits, tiny_re
     succeed(*command(journey, digits, tiny_recipe, parts, on_kept))
     for name in MADE:
         assert digest_of(whole / "round-2" / name) == digest_of(parts / "round-2" / name), name
-    kept = Selection.open(chosen).kept_keys().to_pylist()
+    kept = Selection.open(chosen).read_keys().to_pylist()
     assert 0 < len(kept) < 200
     assert sorted(EmbeddingsArtifact.open(whole / "round-2" / "features").keys) == sorted(kept)
     # The second head starts from the new centers, and the second tower from the first.

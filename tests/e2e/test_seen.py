@@ -107,7 +107,7 @@ def test_a_run_on_a_selection_has_seen_what_is_kept(runs, journey, digits, tiny_
     assert parents["selection"] == open_artifact(chosen).digest
     opened = EmbeddingsArtifact.open(journey / "features")
     tested = {key for key, held in zip(opened.keys, opened.held_out(0.2), strict=True) if held}
-    kept = set(Selection.open(chosen).kept_keys().to_pylist())
+    kept = set(Selection.open(chosen).read_keys().to_pylist())
     facts = evaluated("knn", run, "--seen")["seen"]
     assert (facts["trained_on"], facts["unknown"]) == (len(tested & kept), [])
     assert call_mlcd(*command, f"data.selection={tmp_path / 'none'}").returncode == 2

@@ -244,7 +244,7 @@ def test_every_key_is_listed_and_read_as_itself_or_counted(used):
     classes = dict(zip(source.entries.keys(), source.entries.class_names(), strict=True))
     assert (classes["a//b/4.png"], classes["a/b/4.png"]) == ("a//b", "a/b")
     assert (classes["/lead.png"], classes["[z].png"]) == (None, None)
-    assert not list(source.changed_files(list(source.entries)))
+    assert not list(source.find_changed_files(list(source.entries)))
     whole = open_source("s3://odd")
     assert {entry.key: whole.read(entry) for entry in whole.entries}["/top.png"] == b"top"
     assert len(whole.entries) == len(ODD_KEYS) + 2

@@ -17,7 +17,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput, MlcdError, NotFound, Unavailable
 from mlcd.extras import install_command
 from mlcd.fetching.url_options import UrlOptions
-from mlcd.images.checksums import stored_checksum
+from mlcd.images.checksums import read_checksum
 from mlcd.images.sources import open_source
 from tests.conftest import call_mlcd, run_mlcd, write_digits
 from tests.image_host import ImageHost, ok, redirect, status
@@ -62,7 +62,7 @@ def test_each_wrong_place_is_one_line_with_its_remedy(store, monkeypatch):
     look = "see whether the bucket and the name are right"
     for location, error, message in (
         ("s3:/bucket/x", ConfigInvalid, "write s3://, or ./s3:/bucket/x"),
-        ("s3://", InvalidInput, "s3:// names no bucket: write s3://bucket/folder"),
+        ("s3://", InvalidInput, "the URL must name a bucket, got s3://: write s3://bucket/folder"),
         ("s3://nowhere/x", NotFound, f"no images at s3://nowhere/x: {look}"),
         ("s3://bucket/none.tar", NotFound, f"no images at s3://bucket/none.tar: {look}"),
         ("s3://bucket/none/*.tar", NotFound, "no images at s3://bucket/none/*.tar"),
@@ -71,7 +71,11 @@ def test_each_wrong_place_is_one_line_with_its_remedy(store, monkeypatch):
             NotFound,
             "there is no s3://bucket/none.tar: see whether its place and",
         ),
-        ("s3://bucket/wrong", InvalidInput, "there are no images in s3://bucket/wrong: is it the"),
+        (
+            "s3://bucket/wrong",
+            InvalidInput,
+            "s3://bucket/wrong must hold images, found none: is it the",
+        ),
         ("s3://bucket/x.tar", InvalidInput, "the shard is damaged, cut short or compressed"),
         ("foo://bucket/x", InvalidInput, "foo://bucket/x is not a place that can be read"),
         (f"s3://me:{SECRET}@bucket/x", ConfigInvalid, "a password in the s3:// URL: leave it out"),
@@ -116,7 +120,7 @@ def test_a_list_of_objects_is_read_and_a_shard_compared_with_its_checksum(store,
     assert reads(str(listed)) == [path.read_bytes() for path in names]
     with pytest.raises(InvalidInput, match="nothing is fetched here"):
         open_source(str(listed))
-    assert stored_checksum(files, "bucket/digits.tar") is not None
+    assert read_checksum(files, "bucket/digits.tar") is not None
     assert reads("s3://bucket/digits.tar") == [path.read_bytes() for path in names]
 
 
@@ -202,8 +206,8 @@ def test_a_column_of_urls_on_the_command_line_has_its_mistakes_told(tmp_path):
     pq.write_table(pa.table({"link": ["http://x.example/"]}), tmp_path / "t.parquet")
     embed = ["embed", tmp_path / "t.parquet", tmp_path / "out", "--model", "pixels"]
     for arguments, message in (
-        ([], "t.parquet has no image column"),
-        (["--url-column", "url"], "has no column url: give one of link"),
+        ([], "t.parquet lacks an image column"),
+        (["--url-column", "url"], "lacks the column url: give one of link"),
         (["--url-column", "link", "--url-hosts", "a b"], "--url-hosts a b: hosts are names"),
         (["--url-column", "link", "--texts"], "--url-column are for images"),
     ):

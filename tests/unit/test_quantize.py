@@ -12,7 +12,7 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.export.int8_agreement import Int8Agreement, compare_rows
 from mlcd.export.int8_graph import _tail, is_transformer, quantize_graph
 from mlcd.images.entries import Entries
-from mlcd.keys import held_out, split_positions
+from mlcd.keys import mask_held_out, split_positions
 from mlcd.pipelines.quantize import MIN_HELD_OUT, choose
 from mlcd.types import unit_rows
 
@@ -29,7 +29,7 @@ def test_the_images_that_judge_are_those_held_out_everywhere(num_classes):
     listed = entries(200, num_classes)
     calibration, judging = choose(listed, 1000)
     positions = split_positions(listed.keys(), listed.class_names())
-    assert sorted(judging) == list(np.flatnonzero(held_out(positions)))
+    assert sorted(judging) == list(np.flatnonzero(mask_held_out(positions)))
     assert sorted([*calibration, *judging]) == list(range(200))
 
 

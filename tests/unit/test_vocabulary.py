@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import mlcd.errors
 from mlcd.errors import InvalidInput, MlcdError
-from mlcd.keys import held_out, split_positions
+from mlcd.keys import mask_held_out, split_positions
 from mlcd.randomness import hash_counters, permutation, uniform
 from mlcd.types import cosines, least_product, unit_rows
 
@@ -85,10 +85,12 @@ def test_uniform_is_uniform_and_its_streams_are_independent():
 def test_held_out_takes_its_share_of_every_class_whatever_the_order():
     keys = [f"{c}/{i}" for c in "ab" for i in range(50)]
     classes = [key[0] for key in keys]
-    mask = held_out(split_positions(keys, classes), 0.2)
+    mask = mask_held_out(split_positions(keys, classes), 0.2)
     assert mask[:50].sum() == mask[50:].sum() == 10
     order = np.random.default_rng(0).permutation(100)
-    again = held_out(split_positions([keys[i] for i in order], [classes[i] for i in order]), 0.2)
+    again = mask_held_out(
+        split_positions([keys[i] for i in order], [classes[i] for i in order]), 0.2
+    )
     assert (again == mask[order]).all()
 
 
@@ -113,6 +115,6 @@ def test_a_key_stands_in_its_class_where_its_sha256_does(named):
 def test_held_out_without_classes_takes_its_share_overall():
     for num, share in ((100, 20), (7, 1), (3, 1), (2, 0), (1, 0)):
         assert (
-            held_out(split_positions([str(i) for i in range(num)], [None] * num), 0.2).sum()
+            mask_held_out(split_positions([str(i) for i in range(num)], [None] * num), 0.2).sum()
             == share
         )

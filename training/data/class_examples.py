@@ -56,7 +56,7 @@ def _samples(
     keys, trained = [pa.array([], pa.large_string())], []
     for number, (part, table) in enumerate(zip(dataset.parts, dataset.label_tables, strict=True)):
         own = rows[order[bounds[number] : bounds[number + 1]]] - starts[number]
-        found = table.labeled_keys().take(pa.array(own))
+        found = table.read_keys().take(pa.array(own))
         keys.extend(found.chunks)
         trained.append(part.entries.find(found) >= 0)
     back = np.argsort(order, kind="stable")

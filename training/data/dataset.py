@@ -22,7 +22,7 @@ from mlcd.images.jpeg import require_simplejpeg
 from mlcd.images.matched_keys import match_keys
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
-from mlcd.keys import held_out, split_positions
+from mlcd.keys import mask_held_out, split_positions
 from training.config import MixedSource, RunConfig
 from training.data.order import block_shares
 
@@ -135,10 +135,10 @@ def _join(mixed: MixedSource, table: LabelTable, config: RunConfig) -> tuple[Par
     entries = source.entries
     for problem in source.problems:
         _log.warning("%s: %s: %s", mixed.images, problem.key, problem.detail)
-    kept_out = held_out(split_positions(entries.keys(), entries.class_names()), hold_out)
+    kept_out = mask_held_out(split_positions(entries.keys(), entries.class_names()), hold_out)
     if mixed.selection is not None:
         kept_out |= _left_out(entries, mixed)
-    matched = match_keys(table.labeled_keys(), entries.key_column(), mixed.labels)
+    matched = match_keys(table.read_keys(), entries.key_column(), mixed.labels)
     row_of_label = matched.indices
     labeled = np.zeros(len(entries), dtype=np.bool_)
     labeled[row_of_label[row_of_label >= 0]] = True
@@ -173,7 +173,7 @@ def _left_out(entries: Entries, mixed: MixedSource) -> NDArray[np.bool_]:
     """Returns which images the selection of a data set does not keep, [N]."""
     left_out = np.ones(len(entries), np.bool_)
     assert mixed.selection is not None
-    kept = Selection.open(fetch_copy(mixed.selection)).kept_keys()
+    kept = Selection.open(fetch_copy(mixed.selection)).read_keys()
     left_out[entries.indices_of(kept, mixed.selection)] = False
     return left_out
 
@@ -189,7 +189,7 @@ def _labels_at(
     labels = np.full((num, num_labels), -1, dtype=np.int32)
     sha256 = np.empty((num, DIGEST_BYTES), dtype=np.uint8)
     start = 0
-    for ids, digests in table.labeled_rows():
+    for ids, digests in table.iter_ids():
         _refuse_unknown(ids, start, table)
         into = indices[start : start + len(ids)]
         start += len(ids)
@@ -206,7 +206,7 @@ def _scores_at(
     """Returns the scores of the labels that `_labels_at` returns, float16 [num, num_labels]."""
     scores = np.zeros(shape, dtype=np.float16)
     start = 0
-    for part in table.labeled_scores():
+    for part in table.iter_scores():
         into = indices[start : start + len(part)]
         start += len(part)
         used = into >= 0
@@ -220,7 +220,7 @@ def _refuse_unknown(ids: NDArray[np.int32], start: int, table: LabelTable) -> No
     unknown = (ids < -1) | (ids >= table.num_centers)
     if unknown.any():
         row, column = np.argwhere(unknown)[0]
-        key = table.labeled_keys()[start + int(row)].as_py()
+        key = table.read_keys()[start + int(row)].as_py()
         raise InvalidInput(
             f"{key} has label {ids[row, column]} in {table.artifact.path}, which is of "
             f"{table.num_centers} centers",

@@ -158,7 +158,7 @@ def _part(mixed: MixedSource, folder: Path, number: int, listing: str) -> Part:
     labels, sha256, scores = (_mapped_column(_column(folder, number, name)) for name in _COLUMNS)
     assert labels is not None
     assert sha256 is not None
-    source, entries = open_source(mixed.images), Entries.mapped(folder / f"{number}.arrow")
+    source, entries = open_source(mixed.images), Entries.open_mapped(folder / f"{number}.arrow")
     return Part(source, entries, labels, sha256, mixed.weight, scores, listing)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.errors import ConfigInvalid
 from mlcd.images.sources import open_source
-from mlcd.keys import HELD_OUT_FRACTION, held_out
+from mlcd.keys import HELD_OUT_FRACTION, mask_held_out
 from mlcd.pipelines.encoded import images_parent
 from mlcd.progress import Reporter
 from mlcd.world import World
@@ -364,7 +364,7 @@ def _tested(samples: LabeledRows, protocol: Protocol) -> NDArray[np.bool_]:
     """Returns a mask of the tested samples; these are all if nothing is held out."""
     if samples.given is not None:
         return samples.given.test
-    test = held_out(
+    test = mask_held_out(
         samples.splits, 0.0 if protocol.kind == "clusters" else _share(protocol.hold_out)
     )
     return test if test.any() else np.ones_like(test)

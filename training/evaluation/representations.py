@@ -25,7 +25,7 @@ from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import split_positions
-from mlcd.models.runs import find_checkpoint, refuse_unfinished, trained_images
+from mlcd.models.runs import find_checkpoint, find_training_images, refuse_unfinished
 from mlcd.models.servable import Servable
 from mlcd.world import World
 from training.data.order import own_part
@@ -343,7 +343,7 @@ def images_of(artifact: Artifact, images: str | None) -> Source:
     """Opens the images that a checkpoint is evaluated on: the given ones, or those it was trained
     on.
     """
-    location = images or trained_images(artifact)
+    location = images or find_training_images(artifact)
     if location is None:
         raise NotFound(
             f"the images of {artifact.path} are not where they were",

@@ -23,7 +23,7 @@ from mlcd.artifacts.manifest import MANIFEST
 from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
 from mlcd.images.dataset_parts import parts_of_classes, propose_parts
 from mlcd.images.matched_keys import Keys, match_keys
-from mlcd.keys import held_out, split_positions
+from mlcd.keys import mask_held_out, split_positions
 from mlcd.locations import check_no_credentials, is_url
 from mlcd.text_tables import decode_text, split_lines
 from mlcd.types import SampleKey
@@ -61,8 +61,8 @@ def split_samples(splits: NDArray[np.float64], hold_out: float) -> Split:
 
     The held-out share of each class is tested on; the next samples of the same order validate.
     """
-    test = held_out(splits, hold_out)
-    validation = held_out(splits, hold_out + VALIDATION_FRACTION * (1 - hold_out)) & ~test
+    test = mask_held_out(splits, hold_out)
+    validation = mask_held_out(splits, hold_out + VALIDATION_FRACTION * (1 - hold_out)) & ~test
     return Split(~test & ~validation, validation, test)
 
 
@@ -73,7 +73,7 @@ def with_validation(split: Split, positions: NDArray[np.float64]) -> Split:
     """
     if split.validation.any():
         return split
-    validation = split.train & held_out(positions, VALIDATION_FRACTION)
+    validation = split.train & mask_held_out(positions, VALIDATION_FRACTION)
     return Split(split.train & ~validation, validation, split.test, split.folders)
 
 

@@ -16,7 +16,7 @@ from mlcd.images.jpeg import require_simplejpeg
 from mlcd.images.matched_keys import match_keys
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
-from mlcd.keys import held_out, split_positions
+from mlcd.keys import mask_held_out, split_positions
 from mlcd.randomness import Stream, uniform
 from training.data.dataset import Dataset, Part
 from training.pairs.pairs_config import PairsConfig
@@ -92,7 +92,7 @@ def open_pairs(config: PairsConfig) -> PairSet:
     )
     if captions.unmatched.num:
         _log.warning("captions of %s: %s", config.data.pairs, captions.unmatched)
-    kept_out = held_out(
+    kept_out = mask_held_out(
         split_positions(entries.keys(), entries.class_names()), config.data.hold_out
     )
     captioned = captions.texts.value_lengths().to_numpy(zero_copy_only=False) > 0

@@ -17,7 +17,7 @@ def begun_identity(out: Path) -> dict[str, Any] | None:
     if (out / MANIFEST).is_file():
         identity = open_artifact(out, verify_files=False).request().identity()
     else:
-        identity = Draft(out, Request("run", {}, ())).begun() or {}
+        identity = Draft(out, Request("run", {}, ())).read_request() or {}
     return identity if identity.get("kind") == "run" else None
 
 

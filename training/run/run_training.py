@@ -142,7 +142,7 @@ def _refuse_earlier(out: Path, request: Request) -> None:
         if (out / MANIFEST).is_file()
         else None
     )
-    for identity in (finished, Draft(out, request).begun()):
+    for identity in (finished, Draft(out, request).read_request()):
         if (
             identity
             and identity["kind"] == "run"

@@ -21,7 +21,7 @@ from mlcd.collections.milvus.keyed_batch import in_parts, rows_at_once
 from mlcd.collections.milvus.schemas import AUDITED, DEFAULT, new_name
 from mlcd.collections.milvus.versioned_items import VersionedItems
 from mlcd.errors import StoreUnreachable
-from mlcd.indexes.scan import merged, nothing, scan
+from mlcd.indexes.scan import merge_neighbors, nothing, scan
 from mlcd.indexes.tuning import AUDITED_TOP, HELD_OUT_QUERIES, Recall, choose_effort
 from mlcd.types import Embeddings, Neighbors
 
@@ -122,7 +122,7 @@ def _copy(
             connection.insert(name, rows)
             here = scan(queries, vectors, AUDITED_TOP)
             ids = np.where(here.ids >= 0, here.ids + num_rows, -1)
-            best = merged(best, Neighbors(ids, here.scores), AUDITED_TOP)
+            best = merge_neighbors(best, Neighbors(ids, here.scores), AUDITED_TOP)
             num_rows += len(some)
             advance(len(some))
     return best, num_rows

@@ -18,7 +18,7 @@ from psycopg import sql
 from mlcd.collections.postgres.items_table import ItemsTable
 from mlcd.collections.postgres.reused_connections import Connection
 from mlcd.errors import Conflict
-from mlcd.indexes.scan import merged, nothing, scan
+from mlcd.indexes.scan import merge_neighbors, nothing, scan
 from mlcd.indexes.tuning import (
     AUDITED_TOP,
     HELD_OUT_QUERIES,
@@ -153,7 +153,7 @@ def _truth(
             rows = np.array([row for row, _ in some], dtype=np.int64)
             found = scan(queries, _stacked([vector for _, vector in some], dimension), AUDITED_TOP)
             ids = np.where(found.ids >= 0, rows[found.ids], -1)
-            best = merged(best, Neighbors(ids, found.scores), AUDITED_TOP)
+            best = merge_neighbors(best, Neighbors(ids, found.scores), AUDITED_TOP)
             num_rows += len(rows)
             advance(len(rows))
     return best, num_rows

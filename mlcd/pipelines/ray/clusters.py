@@ -1,10 +1,10 @@
-"""Clustering on a Ray cluster: each pass of k-means maps blocks of rows, and adds sums in a tree.
+"""Clusters on a Ray cluster: each pass of k-means maps blocks of rows, and adds sums in a tree.
 
 Where a worker does not hold all centers, each call has a block of rows and a block of centers, and
 the nearest of each block are compared by their exact scores.
 
-The calls hold no state, and Ray makes those of a lost node again. Sums are sums of whole numbers:
-the centers have the bits of one process.
+The calls are stateless, so Ray repeats those of a lost node. Sums are of whole numbers, so the
+centers have the same bits as from one process.
 """
 
 from collections.abc import Callable

@@ -176,7 +176,7 @@ def _make(
         gpus_hidden(ray_options.gpus),  # the driver plans for the engine of the workers
         contextmanager(recipe.open)(available_cores()) as shards,
     ):
-        if shards.published() is None:
+        if shards.find_artifact() is None:
             shards.plan()
             _make_missing(recipe, shards, ray_options, reporter, announce)
             shards.publish(lambda _done, _errors: None)

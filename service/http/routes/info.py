@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from fastapi import APIRouter, Request, Response
 
-from mlcd.images.decode import supported_formats
+from mlcd.images.decode import list_formats
 from mlcd.version import __version__
 from mlcd.wire.embedding import PairCalibration
 from mlcd.wire.nearest_centers import Audit
@@ -31,7 +31,7 @@ async def info(request: Request, resources: Opened, response: Response) -> Info:
         engine=encoder.engine,
         precision=encoder.precision,
         preprocess=asdict(encoder.preprocess),
-        image_formats=[*supported_formats()],
+        image_formats=[*list_formats()],
         texts=None if resources.texts is None else _described_texts(resources.texts),
         centers=None if resources.lookup is None else _center_set(resources, resources.lookup),
         collections=sorted(name for name in resources.collections if sees(name, request)),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
-from mlcd.keys import HELD_OUT_FRACTION, held_out, split_positions
+from mlcd.keys import HELD_OUT_FRACTION, mask_held_out, split_positions
 from mlcd.types import Embeddings, unit_rows
 from studies.losses.data import make
 from studies.losses.instrument.asked import ASKED, HELD_OUT, Asked
@@ -57,7 +57,7 @@ class Features:
         """Opens what `prepare` made."""
         stored = EmbeddingsArtifact.open(self._artifact(teacher, PRETRAINING))
         rows, names = stored.load(), stored.class_names
-        tested = held_out(split_positions(stored.keys, names), HELD_OUT_FRACTION)
+        tested = mask_held_out(split_positions(stored.keys, names), HELD_OUT_FRACTION)
         mean = rows[~tested].mean(axis=0)
         classes = numbered(names)
         asked = [Asked(HELD_OUT, unit_rows(rows[tested] - mean), classes[tested])]

@@ -16,7 +16,7 @@ from PIL import Image
 from mlcd.artifacts.disk import hold_lock
 from mlcd.encoders import open_encoder
 from mlcd.encoders.options import EncoderOptions
-from mlcd.keys import held_out, split_positions
+from mlcd.keys import mask_held_out, split_positions
 from mlcd.types import Embeddings, unit_rows
 from studies.losses.frozen.features import PRETRAINING, SHARDS, Features
 from studies.losses.instrument.asked import AskedTags
@@ -68,7 +68,7 @@ class Mosaics:
         found = Photographs.open(location, self.state / "photographs" / f"{name}.npy")
         if name != PRETRAINING:
             return Tiles(found.pixels, classes_of(data / name, found.keys, found.class_names))
-        trained = ~held_out(split_positions(found.keys, found.class_names))
+        trained = ~mask_held_out(split_positions(found.keys, found.class_names))
         drawn = np.random.default_rng(0).permutation(np.flatnonzero(trained))[:_NUM_TRAINING]
         return Tiles(found.pixels[drawn], numbered(found.class_names)[drawn])
 

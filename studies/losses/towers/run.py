@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.artifacts.disk import hold_lock
-from mlcd.keys import HELD_OUT_FRACTION, held_out, split_positions
+from mlcd.keys import HELD_OUT_FRACTION, mask_held_out, split_positions
 from mlcd.models.runs import find_checkpoint
 from mlcd.models.servable import Servable
 from mlcd.progress import Reporter
@@ -125,7 +125,7 @@ def opened_sets(data: Path, state: Path, side: int) -> tuple[PhotographSet, ...]
 
 def _open_sets(data: Path, state: Path, side: int) -> Iterator[PhotographSet]:
     found = Photographs.open(str(data / SHARDS), state / f"{PRETRAINING}-{side}.npy", side)
-    tested = held_out(split_positions(found.keys, found.class_names), HELD_OUT_FRACTION)
+    tested = mask_held_out(split_positions(found.keys, found.class_names), HELD_OUT_FRACTION)
     yield PhotographSet(HELD_OUT, found.pixels[tested], numbered(found.class_names)[tested])
     for name in ASKED:
         found = Photographs.open(str(data / name), state / f"{name}-{side}.npy", side)

@@ -31,8 +31,8 @@ def test_rows_of_any_length_round_trip(tmp_path):
     assert table.image_sha256[1] == b"2" * 32
     assert table.names is None
     assert table.row_of_key()["ü"] == 3
-    assert table.labeled_keys().to_pylist() == ["a", "b", "ü"]
-    (first, digests), (second, last) = table.labeled_rows()
+    assert table.read_keys().to_pylist() == ["a", "b", "ü"]
+    (first, digests), (second, last) = table.iter_ids()
     assert (first.tolist(), second.tolist()) == ([[5, 2], [7, -1]], [[16_777_217]])
     assert [digest.tobytes() for digest in (*digests, *last)] == [b"1" * 32, b"2" * 32, b"4" * 32]
 

@@ -14,7 +14,7 @@ from mlcd.errors import ImageRejected
 def cut(images, **bounds):
     cutter = Cutter(**{"max_images": 3, "max_body_bytes": 2**20} | bounds)
     batches = [batch for image in images if (batch := cutter.push(image))]
-    rest = cutter.rest()
+    rest = cutter.take_rest()
     return [*batches, rest] if rest else batches
 
 

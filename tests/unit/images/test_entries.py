@@ -103,7 +103,7 @@ def test_the_first_repeated_key_is_named(equal_hashes, keys):
     with pytest.MonkeyPatch.context() as patch:
         if equal_hashes:  # distinct keys may have one hash
             patch.setattr(module, "hash", lambda key: 7, raising=False)
-        assert entries.repeated_key() == expected
+        assert entries.find_repeated_key() == expected
 
 
 def test_more_entries_than_are_read_at_a_time(monkeypatch):

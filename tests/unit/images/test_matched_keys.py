@@ -44,7 +44,7 @@ def test_the_exact_key_is_preferred_and_a_key_of_two_images_is_refused():
 
 def test_each_unmatched_key_counts_once_and_none_at_all_is_always_refused():
     unmatched = match_keys(["a", "x", "x", "y"], ["a"], "t").unmatched
-    with pytest.raises(InvalidInput, match=r"t: 'x' is the key of no image of P \(2 of 3 keys\)"):
+    with pytest.raises(InvalidInput, match=r"t: no image of P has the key 'x' \(2 of 3 keys\)"):
         unmatched.check("t", "P")
     unmatched.check("t", "P", may_be_unmatched=True)
     with pytest.raises(InvalidInput, match=r"written with \\, and keys with /"):

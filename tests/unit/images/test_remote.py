@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from mlcd.errors import Conflict, ImageRejected, InvalidInput, NotFound, Unavailable
 from mlcd.images import read_ahead, remote_files, tar_spans
-from mlcd.images.checksums import stored_checksum
+from mlcd.images.checksums import read_checksum
 from mlcd.images.folder import FolderSource
 from mlcd.images.tar import TarSource
 from mlcd.store_errors import translate_error
@@ -210,7 +210,7 @@ def test_a_shard_is_compared_with_the_checksum_of_its_store(store, monkeypatch, 
     monkeypatch.setattr(Store, "call_s3", lambda *_, **__: facts, raising=False)
     images = TarSource("memory://", store, ["/a.tar"])
     assert len(images.entries) == ROWS + 1
-    assert (stored_checksum(store, "/a.tar") is None) == (kind in ("parts", "keys of others"))
+    assert (read_checksum(store, "/a.tar") is None) == (kind in ("parts", "keys of others"))
     damaged = bytearray(data)
     damaged[700] ^= 1
     store.pipe_file("/a.tar", bytes(damaged))
@@ -224,7 +224,7 @@ def test_a_shard_is_compared_with_the_checksum_of_its_store(store, monkeypatch, 
 
 def test_a_streamed_file_reads_as_a_file_does(store):
     data = store.cat_file("/a.tar")
-    with remote_files.opened(store, "/a.tar") as file:
+    with remote_files.open_file(store, "/a.tar") as file:
         assert file.read(10) == data[:10]
         assert (file.seek(-4, 1), file.read(4)) == (6, data[6:10])
         assert (file.seek(20_000), file.read(9000)) == (

@@ -255,7 +255,7 @@ def test_where_nothing_can_be_listed_the_first_damaged_file_is_named(tmp_path):
     ):
         open_source(f"{tmp_path}/*.zip").check_not_empty()
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidInput, match="there are no images in"):
+    with pytest.raises(InvalidInput, match="must hold images"):
         open_source(str(tmp_path / "empty")).check_not_empty()
 
 
@@ -628,12 +628,16 @@ def test_damage_of_a_saved_dataset_is_named(tmp_path):
     state.write_text(json.dumps({"_indices_data_files": [{"filename": "x"}]}))
     with pytest.raises(InvalidInput, match="selection of rows apart"):
         open_source(str(tmp_path / "a"))
-    for text, refusal in (("[", "is not JSON"), ("[]", "is no object"), ("{}", "no _data_files")):
+    for text, refusal in (
+        ("[", "is not JSON"),
+        ("[]", "must hold a JSON object"),
+        ("{}", "must hold a list _data_files"),
+    ):
         state.write_text(text)
         with pytest.raises(InvalidInput, match=refusal):
             open_source(str(tmp_path / "a"))
     state.write_text(json.dumps({"_data_files": [{"filename": "../x"}]}))
-    with pytest.raises(InvalidInput, match="names no files"):
+    with pytest.raises(InvalidInput, match="must name files beside it"):
         open_source(str(tmp_path / "a"))
 
 

@@ -136,7 +136,7 @@ def test_a_list_and_a_saved_dataset_name_urls_too(tmp_path):
             open_source(str(listed), urls=options(host))
         write_saved(tmp_path / "saved", [b"", b""], [0, 1], ["cat", "dog"])
         saved = open_source(str(tmp_path / "saved"), urls=options(host, column="image"))
-        with pytest.raises(InvalidInput, match=r"column image of .* holds no texts"):
+        with pytest.raises(InvalidInput, match=r"column image of .* must hold texts"):
             saved.entries  # noqa: B018
 
 
@@ -157,8 +157,8 @@ def test_urls_and_keys_are_the_identity_and_captions_stay(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"column": "link"}, "has no column link: give one of url, size"),
-        ({"column": "size"}, "holds no texts: give the one that holds URLs"),
+        ({"column": "link"}, "lacks the column link: give one of url, size"),
+        ({"column": "size"}, "must hold texts: give the one that holds URLs"),
     ],
 )
 def test_a_wrong_column_is_told(tmp_path, given, message):

@@ -9,7 +9,7 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.indexes import tuning
 from mlcd.indexes.index_kind import num_cells
 from mlcd.indexes.scan import scan
-from mlcd.indexes.tuning import kind_for, measure, rescored, tune, wilson
+from mlcd.indexes.tuning import kind_for, measure, rescore, tune, wilson
 from mlcd.types import Neighbors, unit_rows
 
 
@@ -35,7 +35,7 @@ def test_the_audited_recall_reaches_the_target_and_is_true(kind):
     assert tuned.recall.queries == 1000
     assert tuned.index.num_rows == len(rows)  # those that were held out are in it afterward
     found = tuned.index.search(fresh, 10 * tuned.widening, effort=tuned.effort)
-    again = measure(rescored(fresh, rows, found, 10), scan(fresh, rows, 10), 0.9, len(rows))
+    again = measure(rescore(fresh, rows, found, 10), scan(fresh, rows, 10), 0.9, len(rows))
     assert again.high >= 0.9
     assert abs(again.measured - tuned.recall.measured) < 0.05
 

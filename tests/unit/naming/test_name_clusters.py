@@ -67,7 +67,7 @@ def majority(centers, journey):
     """The digit that most members of each center show, by its name; and the share of it."""
     table = LabelTable.open(journey / "labels")
     first = np.concatenate([ids for ids, _ in table.first_labels()])
-    keys = table.labeled_keys().to_pylist()
+    keys = table.read_keys().to_pylist()
     counts = [Counter() for _ in range(len(Centers.open(centers).sizes))]
     for key, center in zip(keys, first.tolist(), strict=True):
         counts[center][DIGITS[int(Path(key).parent.name)]] += 1
@@ -93,10 +93,10 @@ def test_captions_name_clusters_and_show_why(centers, journey, tmp_path, caplog)
     command = ("name", centers, "--captions", file, "--labels", labels, "--json")
     told = call_mlcd(*command)
     assert told.returncode == 2
-    assert "'gone.png' is the key of no image" in told.stderr
+    assert "has the key 'gone.png'" in told.stderr
     assert f"(1 of {len(keys) + 1} keys)" in told.stderr
     result = succeed(*command, "--allow-unmatched")
-    assert "'gone.png' is the key of no image" in caplog.text
+    assert "has the key 'gone.png'" in caplog.text
     facts = json.loads(result.stdout)
     assert facts["evidence"] == "0001.json"
     clusters = named(centers)
@@ -111,7 +111,7 @@ def test_captions_name_clusters_and_show_why(centers, journey, tmp_path, caplog)
             assert each["name"] is None
     assert facts["num_named"] >= len(clusters) / 2
     assert all(finding.checked for finding in verify(centers) if finding.kind == "centers")
-    with pytest.raises(InvalidInput, match=r"is the key of no image"):
+    with pytest.raises(InvalidInput, match=r"has the key"):
         file.write_text('{"id": "gone.png", "text": "a cat"}')
         name_by_captions(centers, read_texts(file), labels)
     with pytest.raises(InvalidInput, match="are not of these centers"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlcd.naming.chosen_names import name_clusters
-from mlcd.naming.speaking_members import drawn_members, nearest_words
+from mlcd.naming.speaking_members import draw_members, nearest_words
 from mlcd.naming.term_scores import class_tf_idf, contrast
 from mlcd.naming.terms import MemberTerms
 from mlcd.types import unit_rows
@@ -97,8 +97,8 @@ def test_a_term_that_fits_few_members_is_no_name():
 
 def test_as_many_members_as_needed_are_asked():
     assignment = np.repeat(np.arange(2000), 20)
-    asked = drawn_members(assignment, 2000)
+    asked = draw_members(assignment, 2000)
     assert np.bincount(assignment[asked]).tolist() == [8] * 2000
     assert (np.diff(asked) > 0).all()
     few = np.array([1, 0, 1, 1])
-    assert drawn_members(few, 3).tolist() == [0, 1, 2, 3]
+    assert draw_members(few, 3).tolist() == [0, 1, 2, 3]

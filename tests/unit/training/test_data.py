@@ -403,7 +403,7 @@ def test_images_and_labels_that_share_nothing_are_refused(config, tmp_path):
     with pytest.raises(InvalidInput, match="were the labels made from these images"):
         open_dataset(config(f"data.images={tmp_path / 'other'}", "data.hold_out=0"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidInput, match="there are no images in"):
+    with pytest.raises(InvalidInput, match="must hold images"):
         open_dataset(config(f"data.images={tmp_path / 'empty'}"))
 
 

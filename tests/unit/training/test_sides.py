@@ -193,7 +193,7 @@ def test_sides_that_do_not_go_together_get_one_line(stored, split_folders, journ
         tmp_path / "b.txt",
         "--test",
         tmp_path / "a.txt",
-        contains="is the key of no image",
+        contains="has the key",
     )
     refused(
         "knn",

@@ -210,7 +210,7 @@ def test_another_resolution_is_that_of_transformers(kind, continued, tmp_path):
     run = run_training(continued("run", source, "model.image_size=48"), SILENT)
     ours = at_step(run, 0)
     assert (ours.preprocess.crop, ours.preprocess.resize_shortest) == (48, 48)
-    pixels = ours.normalized(pictures(48))
+    pixels = ours.normalize(pictures(48))
     if kind == "clip":
         theirs = CLIPVisionModelWithProjection.from_pretrained(source)
         expected = theirs(pixels, interpolate_pos_encoding=True).image_embeds

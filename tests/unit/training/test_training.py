@@ -262,7 +262,7 @@ def test_broken_files_do_not_shift_the_split(journey, digits, tmp_path):
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
     from mlcd.encoders import open_encoder
     from mlcd.images.sources import open_source
-    from mlcd.keys import held_out, split_positions
+    from mlcd.keys import mask_held_out, split_positions
     from mlcd.pipelines.embed import embed
 
     images = tmp_path / "images"
@@ -273,7 +273,7 @@ def test_broken_files_do_not_shift_the_split(journey, digits, tmp_path):
     source = open_source(str(images))
     embed(source, open_encoder("pixels"), tmp_path / "out", Reporter("silent"))
     stored = EmbeddingsArtifact.open(tmp_path / "out")
-    everything = held_out(
+    everything = mask_held_out(
         split_positions([e.key for e in source.entries], [e.class_name for e in source.entries])
     )
     listed = {entry.key for entry, held in zip(source.entries, everything, strict=True) if held}

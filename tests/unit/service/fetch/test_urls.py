@@ -102,7 +102,7 @@ def test_what_is_read_reads_the_same_again(text):
     ],
 )
 def test_a_redirect_may_be_relative(location, found):
-    assert Url("http", "example.com", 80, "/a/x").joined(location) == parse_url(found)
+    assert Url("http", "example.com", 80, "/a/x").join(location) == parse_url(found)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_redirect_may_be_relative(location, found):
 )
 def test_a_redirect_is_as_plain_as_a_url(location):
     with pytest.raises(ImageRejected):
-        Url("http", "example.com", 80, "/a/x").joined(location)
+        Url("http", "example.com", 80, "/a/x").join(location)
 
 
 def test_hosts_are_compared_in_one_way():

@@ -159,7 +159,7 @@ def test_a_column_of_urls_is_of_a_table(place):
     pq.write_table(pa.table({"link": ["http://example.com/a.png"]}), links)
     roots = Roots([str(place / "root")], web=UrlOptions())
     roots.check_input(str(links), url_column="link")
-    with pytest.raises(InvalidInput, match="has no columns"):
+    with pytest.raises(InvalidInput, match="url-column is for parquet"):
         roots.check_input(str(place / "root" / "images"), url_column="link")
 
 

@@ -122,7 +122,7 @@ def test_names_that_are_no_text_are_told_and_end_no_worker(queue, tmp_path, capl
     assert failed.state == "failed"
     assert failed.problem.message.isprintable()
     assert "caf\\xe9\\x1b[31m.parquet" in failed.problem.message
-    assert "caf\\xe9\\x1b[31m.parquet has no image column" in caplog.records[0].message
+    assert "caf\\xe9\\x1b[31m.parquet lacks an image column" in caplog.records[0].message
 
 
 def test_a_problem_can_be_kept_whatever_a_file_is_called():
