@@ -129,7 +129,7 @@ def plain(config: RunConfig, num_classes: int, batch: StepBatches, device: torch
     )
     groups = parameter_groups(tower.trunk, config.optim)
     optimizer = torch.optim.AdamW([*groups, {"params": [classifier]}], lr=config.optim.lr)
-    scale, bf16 = config.loss.resolved_scale(num_classes), config.compute.precision == "bf16"
+    scale, bf16 = config.loss.resolve_scale(num_classes), config.compute.precision == "bf16"
     num_parts = len(batch.parts)
 
     def step() -> float:
@@ -312,7 +312,7 @@ def main() -> None:
         if device.type == "cuda"
         else f"{torch.get_num_threads()} CPU threads"
     )
-    ratio, precision = config.loss.resolved_ratio(options.classes), config.compute.precision
+    ratio, precision = config.loss.resolve_ratio(options.classes), config.compute.precision
     print(
         f"{options.tower}, k = {options.classes}, r = {ratio}, B = {options.batch}, {precision} on "
         f"{where}",

@@ -74,7 +74,7 @@ def expected_drawn(config: RunConfig, num_classes: int) -> float:
     uniform labels.
     """
     batch = config.schedule.batch_size
-    quota = max(1.0, float(int(config.loss.resolved_ratio(num_classes) * num_classes)))
+    quota = max(1.0, float(int(config.loss.resolve_ratio(num_classes) * num_classes)))
     if config.loss.policy == "partialfc":
         return max(quota, expected_distinct(batch * config.loss.num_labels, num_classes))
     return quota

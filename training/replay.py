@@ -76,7 +76,7 @@ def replay(run: Path, batch: Path) -> Replay:
     with open_processes(config.device, config.num_threads) as processes:
         # Weights that are not finite are no model; they are read with the state.
         preprocess = PreprocessSpec.read(state_path / "weights" / PREPROCESS)
-        model = Servable(initial_model(config).trunk, preprocess)
+        model = Servable(initial_model(config.model, config.seed).trunk, preprocess)
         state = initial_state(config, num_classes, processes, model)
         load_checkpoint(state, state_path)
         counts = [len(part.labels) for part in parts]

@@ -74,7 +74,9 @@ def train_step(
     all processes; a micro-batch without a share is left out. row_counts: for each micro-batch the
     samples of each process; None asks the processes. Raises NotFinite before the update.
     """
-    lr = set_learning_rate(state.optimizers, state.step, config)
+    lr = set_learning_rate(
+        state.optimizers, config.optim, step=state.step, num_steps=config.schedule.steps
+    )
     # No sample of the step could be used.
     if not any(shares):
         nothing = torch.tensor(math.nan)

@@ -25,8 +25,8 @@ from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_ar
 from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.models.runs import checkpoint_name, checkpoint_steps
 from mlcd.types import Fingerprint
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.files import STATE, write_tensors
-from training.config import CheckpointConfig
 from training.processes import Processes
 
 # Layouts 1 and 2 had files of our own instead of torch.distributed.checkpoint's.

@@ -23,8 +23,9 @@ from mlcd.images.matched_keys import match_keys
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.keys import held_out, split_positions
-from training.config import MixedSource, RunConfig
+from training.data.data_config import MixedSource
 from training.data.order import block_shares
+from training.data.settings import DatasetSettings
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class Dataset:
         return tuple(part.weight for part in self.parts)
 
 
-def open_dataset(config: RunConfig) -> Dataset:
+def open_dataset(config: DatasetSettings) -> Dataset:
     """Opens every image of `config.data` that is not held out, is selected and has labels.
 
     The others are counted, not replaced. Damaged shards are reported and left out. Raises NotFound,
@@ -117,7 +118,7 @@ def open_dataset(config: RunConfig) -> Dataset:
     )
 
 
-def label_tables(config: RunConfig, *, verify_files: bool = True) -> tuple[LabelTable, ...]:
+def label_tables(config: DatasetSettings, *, verify_files: bool = True) -> tuple[LabelTable, ...]:
     """Opens the labels of every data set. Raises ConfigInvalid if they are of different centers."""
     tables = tuple(
         LabelTable(open_artifact(brought(source.labels), "labels", verify_files=verify_files))
@@ -127,7 +128,7 @@ def label_tables(config: RunConfig, *, verify_files: bool = True) -> tuple[Label
     return tables
 
 
-def _join(mixed: MixedSource, table: LabelTable, config: RunConfig) -> tuple[Part, int, int]:
+def _join(mixed: MixedSource, table: LabelTable, config: DatasetSettings) -> tuple[Part, int, int]:
     """Returns the part, its number of images without labels, and of labels without an image."""
     num_labels, hold_out = config.loss.num_stored, config.data.hold_out
     source = open_source(mixed.images)

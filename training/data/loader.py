@@ -18,7 +18,6 @@ from torch import Tensor
 from mlcd.cores import available_cores
 from mlcd.errors import InvalidInput
 from mlcd.types import SampleKey
-from training.config import TrainingConfig
 from training.data.augment import Augmentation
 from training.data.crops import Crops, PictureCrops
 from training.data.dataset import Dataset
@@ -26,6 +25,7 @@ from training.data.decoders import Decoders, ProcessDecoders, ThreadDecoders, bl
 from training.data.drawing import drawn_columns, label_weights
 from training.data.order import locate, part_counts, part_indices, step_shares
 from training.data.pictures import DecodedPictures, HeldPictures, Sample, picture_side
+from training.data.settings import BatchSettings
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset,
-        config: TrainingConfig,
+        config: BatchSettings,
         *,
         rank: int,
         size: int,

@@ -23,8 +23,9 @@ from platformdirs import user_cache_path
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.images.entries import Entries
 from mlcd.images.sources import open_source
-from training.config import MixedSource, RunConfig
+from training.data.data_config import MixedSource
 from training.data.dataset import Dataset, Part, label_tables, open_dataset
+from training.data.settings import DatasetSettings
 from training.processes import Processes
 
 _log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ _FACTS: Final = "facts.json"
 _COLUMNS: Final = ("labels", "sha256", "scores")
 
 
-def open_shared_dataset(config: RunConfig, processes: Processes) -> Dataset:
+def open_shared_dataset(config: DatasetSettings, processes: Processes) -> Dataset:
     """Opens the data set as `open_dataset` does, a large one in memory that the processes of this
     machine share.
 
@@ -59,7 +60,7 @@ def open_shared_dataset(config: RunConfig, processes: Processes) -> Dataset:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_elsewhere(config: RunConfig, folder: Path) -> None:
+def _write_elsewhere(config: DatasetSettings, folder: Path) -> None:
     """Writes the files of a data set in another process, and raises its error.
 
     There is no folder afterwards if it cannot be written.
@@ -89,7 +90,7 @@ def _write_elsewhere(config: RunConfig, folder: Path) -> None:
         raise failure
 
 
-def _join_and_write(config: RunConfig, folder: Path, parent: Connection) -> None:
+def _join_and_write(config: DatasetSettings, folder: Path, parent: Connection) -> None:
     kept = _Messages(logging.WARNING)
     logging.getLogger().addHandler(kept)
     failure: Exception | None = None
@@ -140,7 +141,7 @@ def write_maps(dataset: Dataset, folder: Path) -> None:
     (folder / _FACTS).write_text(json.dumps(facts))
 
 
-def mapped(config: RunConfig, folder: Path) -> Dataset:
+def mapped(config: DatasetSettings, folder: Path) -> Dataset:
     """Opens what `write_maps` wrote for the same config; it stays when the files are removed."""
     facts: dict[str, Any] = json.loads((folder / _FACTS).read_text())
     parts = [

@@ -22,11 +22,12 @@ from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.models.runs import parent_path
 from mlcd.pipelines.cluster import ClusterOptions, clustered_rows
 from mlcd.types import SampleKey
-from training.config import RunConfig, states_pairs, validated
+from training.config import RunConfig, states_pairs
 from training.data.dataset import open_dataset
 from training.evaluation.representations import digest_rows
 from training.pairs.pairs_config import PairsConfig
 from training.pairs.pairs_dataset import embedded, open_pairs
+from training.recipe import build_config
 from training.run.run_files import read_run_config, read_run_fields
 
 _MOST_READ: Final = 1 << 20  # images of pairs whose bytes are read to know their digests
@@ -172,7 +173,7 @@ def _trained(checkpoint: Artifact) -> _Digests:
 def _paired(checkpoint: Artifact, run: Path) -> _Digests:
     parents = {parent.role: parent for parent in checkpoint.parents}
     images, rows = parents["images"], parents.get("embeddings")
-    config = validated(PairsConfig, read_run_fields(run))
+    config = build_config(PairsConfig, read_run_fields(run))
     data = config.data.model_copy(update={"pairs": _present(checkpoint, images)})
     opened = None if rows is None else _opened(checkpoint, rows)
     # Augmented views state no digests.

@@ -27,10 +27,11 @@ from mlcd.losses.positives import distinct_labels, num_distinct
 from mlcd.randomness import Stream, hash_counters
 from mlcd.types import Embeddings
 from mlcd.world import World
-from training.config import CenterUpdate, LossConfig, LossKind, Products
+from training.head.loss_config import CenterUpdate, LossConfig, LossKind
 from training.head.products import add_product, product
 from training.head.row_gradients import distinct_rows, sparse_rows
 from training.head.shards import Shard
+from training.parallel.compute_config import Products
 
 _INIT_DEVIATION: Final = 0.01  # the initialization of insightface and of the authors
 _INIT_BLOCK: Final = 4096
@@ -43,7 +44,7 @@ CUDA_CHUNK_ENTRIES: Final = 1 << 25
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The settings of the loss; see `training.config.LossConfig` for their meaning."""
+    """The settings of the loss; see `LossConfig` for their meaning."""
 
     kind: LossKind = "mlcd"
     scale: float = 64.0
@@ -80,9 +81,9 @@ class HeadConfig:
         return cls(
             **fields,
             products=products,
-            scale=loss.resolved_scale(num_classes),
-            negative_ratio=loss.resolved_ratio(num_classes),
-            bias=loss.resolved_bias(num_classes),
+            scale=loss.resolve_scale(num_classes),
+            negative_ratio=loss.resolve_ratio(num_classes),
+            bias=loss.resolve_bias(num_classes),
             seed=seed,
         )
 

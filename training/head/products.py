@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from training.config import Products
+from training.parallel.compute_config import Products
 
 
 def product(one: Tensor, other: Tensor, kind: Products) -> Tensor:

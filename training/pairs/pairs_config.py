@@ -10,19 +10,16 @@ from mlcd.models.blocks import Activation
 from mlcd.models.text import TextConfig
 from training.config import (
     ARITHMETIC,
-    AnyLossConfig,
-    AugmentConfig,
     PairLossKind,
-    ReadingConfig,
     RunConfig,
-    Section,
     TrainingConfig,
-    overridden,
-    read_fields,
     states_pairs,
     validate_config,
-    validated,
 )
+from training.data.augment_config import AugmentConfig
+from training.data.data_config import ReadingConfig
+from training.recipe import apply_overrides, build_config, read_fields
+from training.section import Section
 
 _SCALES: Final = {"clip": 1 / 0.07, "siglip": 10.0}
 MAX_LOG_SCALE: Final = math.log(100.0)  # as in CLIP
@@ -99,7 +96,7 @@ class TextTowerConfig(Section):
         )
 
 
-class PairLossConfig(AnyLossConfig):
+class PairLossConfig(Section):
     """The loss over all pairs of an image and a text of a step, of all processes."""
 
     kind: PairLossKind
@@ -211,9 +208,9 @@ def load_any_config(recipe: str, overrides: Sequence[str] = ()) -> RunConfig | P
 
 def change_config(fields: dict[str, Any], overrides: Sequence[str]) -> RunConfig | PairsConfig:
     """Returns the configuration of these fields with `a.b=c` applied."""
-    return validate_any(overridden(fields, overrides, {}))
+    return validate_any(apply_overrides(fields, overrides, {}))
 
 
 def validate_any(fields: dict[str, Any]) -> RunConfig | PairsConfig:
     """Builds the configuration that the fields are of; raises ConfigInvalid."""
-    return validated(PairsConfig, fields) if states_pairs(fields) else validate_config(fields)
+    return build_config(PairsConfig, fields) if states_pairs(fields) else validate_config(fields)

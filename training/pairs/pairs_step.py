@@ -49,7 +49,9 @@ def pair_step(
 
     num_samples: the samples of all processes. Raises NotFinite before the update.
     """
-    lr = set_learning_rate([state.optimizer], state.step, config)
+    lr = set_learning_rate(
+        [state.optimizer], config.optim, step=state.step, num_steps=config.schedule.steps
+    )
     # No sample of the step could be used.
     if not num_samples:
         nothing = torch.tensor(math.nan)

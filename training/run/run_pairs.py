@@ -107,7 +107,7 @@ def _run(config: PairsConfig, reporter: Stages, processes: Processes) -> Artifac
         check_source(pairs.source, out)
         _check_batch(config, len(pairs))
         start = open_tower_start(config)
-        model = initial_model(config, start)
+        model = initial_model(config.model, config.seed, start)
         text = _text_start(config, out)
         features: PairedRows | None = None
         if config.data.cached_views:

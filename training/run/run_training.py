@@ -73,7 +73,7 @@ def _run(
     request = checked.request
     with open_draft(out, request, processes) as draft:
         with processes.failing_together():
-            model = initial_model(config, checked.start)
+            model = initial_model(config.model, config.seed, checked.start)
             state = initial_state(config, dataset.num_centers, processes, model, checked.centers)
             store = _store(draft.path, config, dataset, processes, request.parents)
         work = Classification(state, dataset, config, processes, checked.evaluation)
@@ -192,7 +192,7 @@ def initial_state(
         raise ConfigInvalid(
             "compute.head_products=tf32 needs a CUDA GPU", remedy="set it to fp32 or bf16"
         )
-    model = (model or initial_model(config)).to(processes.device)
+    model = (model or initial_model(config.model, config.seed)).to(processes.device)
     freeze(model.trunk, config.model)
     compute = config.compute
     backbone = Backbone(

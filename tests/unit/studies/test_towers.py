@@ -30,7 +30,8 @@ from studies.losses.towers.arms import (
     first_round,
 )
 from studies.losses.towers.run import Towers, opened_sets, perform_tower, resting
-from training.config import LossKind, load_config
+from training.config import load_config
+from training.head.loss_config import LossKind
 
 EVERY_ARM = {**TOWER_ARMS, **SCALED_ARMS, **CHANGED_ARMS}
 EVERY_ARM = {name: arm for name, arm in EVERY_ARM.items() if arm.kind in get_args(LossKind)}

@@ -23,8 +23,9 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.progress import Reporter
 from mlcd.randomness import permuted
 from mlcd.types import Neighbors
-from training.config import AugmentConfig, RunConfig, load_config
+from training.config import RunConfig, load_config
 from training.data.augment import Augmentation, crop_boxes
+from training.data.augment_config import AugmentConfig
 from training.data.crops import crop_pictures
 from training.data.dataset import open_dataset
 from training.data.order import (

@@ -12,9 +12,9 @@ from mlcd.types import unit_rows
 from mlcd.world import World
 from tests.ranks import run_ranks
 from tests.unit.training import distributed
-from training.config import OptimConfig
 from training.head.partial_fc import HeadConfig, PartialFC
 from training.head.row_adamw import center_optimizer
+from training.optim.optim_config import OptimConfig
 
 CONFIG = HeadConfig(scale=16.0, negative_ratio=1.0, margin_grad="exact")
 

@@ -18,7 +18,7 @@ from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from tests.conftest import call_mlcd
 from training.byte_counts import activation_bytes, backbone_bytes, center_bytes, step_memory
-from training.config import built_in_recipes, load_config
+from training.config import load_config
 from training.flops import (
     backbone_flops,
     expected_distinct,
@@ -32,6 +32,7 @@ from training.head.row_adamw import center_optimizer
 from training.optim.average import WeightAverage
 from training.optim.groups import parameter_groups
 from training.plan import DeviceProfile, kept_checkpoints, plan_recipe, plan_training
+from training.recipe import list_recipes
 from training.tower import freeze
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
@@ -346,7 +347,7 @@ def test_what_cannot_run_is_refused(overrides, num_classes, world_size, message)
         plan_training(small(*overrides), num_classes, 1000, world_size, H200)
 
 
-@pytest.mark.parametrize("recipe", sorted({*built_in_recipes()} - {"lit", "clip", "siglip"}))
+@pytest.mark.parametrize("recipe", sorted({*list_recipes()} - {"lit", "clip", "siglip"}))
 def test_every_recipe_plans_without_data(recipe, tmp_path):
     trunk = ViT(ViTConfig(28, 14, 32, 2, 2, 64, 16))
     trunk.initialize(torch.Generator().manual_seed(0))

@@ -307,8 +307,8 @@ def test_dead_options_are_refused(options, message, scratch):
 
 
 def test_a_layer_s_rate_falls_from_the_last_to_the_first():
-    from training.config import OptimConfig
     from training.optim.groups import parameter_groups
+    from training.optim.optim_config import OptimConfig
 
     trunk = ViT(TOWER)
     groups = parameter_groups(trunk, OptimConfig(lr=1.0, layer_decay=0.5))
@@ -320,8 +320,8 @@ def test_a_layer_s_rate_falls_from_the_last_to_the_first():
 
 
 def test_branches_are_left_out_as_often_as_asked_and_for_any_process_alike():
-    from training.config import TowerConfig
     from training.data.drop_path import branch_scales
+    from training.tower_config import TowerConfig
 
     config = TowerConfig(
         image_size=8, patch_size=4, width=8, depth=3, heads=1, mlp_width=8, embedding_dim=4,

@@ -358,8 +358,8 @@ def test_gradients_are_clipped(config, monkeypatch):
 
 def test_only_matrices_decay():
     from mlcd.models.vit import ViT, ViTConfig
-    from training.config import OptimConfig
     from training.optim.groups import parameter_groups
+    from training.optim.optim_config import OptimConfig
 
     trunk = ViT(ViTConfig(16, 8, 32, 1, 2, 64, 16))
     decayed, plain = parameter_groups(trunk, OptimConfig(weight_decay=0.1))

@@ -6,7 +6,7 @@ import torch
 from mlcd.errors import ConfigInvalid
 from mlcd.world import World
 from tests.unit.training import replicas
-from training.config import AugmentConfig
+from training.data.augment_config import AugmentConfig
 from training.data.colors import draw_colors
 from training.data.drop_path import branch_scales
 from training.data.recoloring import recolor
