@@ -118,7 +118,7 @@ def test_what_cannot_be_evaluated_gets_one_line(journey, digits, tmp_path):
         pair,
         "--hold-out",
         0.75,
-        contains="class one has no image to train on",
+        contains="but one lacks one",
     )
     refused(
         "linear-probe",

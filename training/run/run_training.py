@@ -1,5 +1,6 @@
 """Training on images with labels: it turns a config into objects and runs the loop."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_artifact
 from mlcd.errors import ConfigInvalid, Conflict
+from mlcd.images.dataset_parts import describe_parts, parts_of_classes, propose_parts
 from mlcd.models.servable import Servable
 from mlcd.pipelines.encoded import check_outside, images_parent
 from mlcd.progress import Stages
@@ -21,7 +23,7 @@ from mlcd.world import World
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.config import ARITHMETIC, RunConfig
 from training.data.class_examples import write_examples
-from training.data.dataset import Dataset
+from training.data.dataset import Dataset, Part
 from training.data.device_copies import DeviceCopies
 from training.data.maps import open_shared_dataset
 from training.flops import step_flops
@@ -39,6 +41,8 @@ from training.run.classification import Classification, Evaluate, OpenEvaluation
 from training.run.run_files import log_paths, outcome, write_config
 from training.start import Start, agreeing_centers
 from training.tower import freeze, initial_model
+
+_log = logging.getLogger(__name__)
 
 
 def run_training(
@@ -70,6 +74,9 @@ def _run(
         checked = check_run(config, dataset, open_evaluation)
     if checked.done is not None:
         return checked.done
+    if processes.world.rank == 0:
+        for part in dataset.parts:
+            _warn_of_parts(part)
     request = checked.request
     with open_draft(out, request, processes) as draft:
         with processes.failing_together():
@@ -129,6 +136,21 @@ def check_run(config: RunConfig, dataset: Dataset, open_evaluation: OpenEvaluati
     request = Request("run", config.identity(), tuple(_parents(config, out, dataset, start)))
     _refuse_earlier(out, request)
     return CheckedRun(request, evaluation, start, centers, find_published(out, request))
+
+
+def _warn_of_parts(part: Part) -> None:
+    """Warns of images whose folders are parts of a data set, which are all trained on."""
+    class_names = {name for name in part.entries.class_names() if name is not None}
+    if parts := parts_of_classes(class_names):
+        location = part.source.location
+        _log.warning(
+            "%s, and the run trains on all of them: to test on one, train on another alone, such"
+            " as %s/%s; in `mlcd evaluate` %s",
+            describe_parts(location, parts),
+            location.rstrip("/"),
+            min(parts, key=lambda folder: parts[folder] != "train"),
+            propose_parts(location, parts),
+        )
 
 
 def _refuse_earlier(out: Path, request: Request) -> None:

@@ -32,7 +32,7 @@ from studies.losses.instrument.heads import (
     train_head,
 )
 from studies.losses.instrument.rows import gather, read_rows, table_of, write_row
-from training.evaluation.knn import weighted_votes
+from training.evaluation.knn import count_votes
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def test_votes_for_tags_are_those_for_classes_where_each_image_has_one():
     rows = unit_rows(rng.standard_normal((50, 8)).astype(np.float32))
     rows[7] = rows[8] = rows[9]
     tags = np.eye(4, dtype=bool)[classes]
-    votes = weighted_votes(rows, rows, classes, num_classes=4, neighbors=5, itself=np.arange(50))
+    votes = count_votes(rows, rows, classes, num_classes=4, neighbors=5, itself=np.arange(50))
     assert tag_votes(rows, tags) == pytest.approx(votes)
     asked = AskedTags("toy", rows, tags)
     assert (tags_right(rows, asked) == (votes.argmax(axis=1) == classes)).all()

@@ -36,7 +36,7 @@ from tests.unit.training.pairing import (
 from tests.unit.training.running import SILENT, read_log
 from tests.unit.training.test_plan import counted
 from training.data.order import locate
-from training.evaluation.seen import seen_by
+from training.evaluation.seen import find_seen
 from training.pairs import cached_views
 from training.pairs.pair_batches import PairReader
 from training.pairs.pairs_dataset import open_pairs
@@ -382,7 +382,7 @@ def test_a_run_has_seen_its_images_with_captions(lit, pairs, tmp_path, cache):
     images = shutil.copytree(pairs, tmp_path / "images")
     config = lit("run", schedule={"steps": 1}, data={"pairs": str(images), "cache": cache})
     checkpoint = open_artifact(find_checkpoint(run_pairs(config, SILENT).path))
-    seen = seen_by(checkpoint)
+    seen = find_seen(checkpoint)
     files = sorted(images.rglob("*.png"))
     expected = {hashlib.sha256(file.read_bytes()).digest() for file in files[:-1]}
     assert {row.tobytes() for row in seen.trained} == expected
@@ -390,5 +390,5 @@ def test_a_run_has_seen_its_images_with_captions(lit, pairs, tmp_path, cache):
     assert seen.unknown == ("what the weights theirs were trained on",)
     shutil.copy(files[0], files[0].with_name("more.png"))
     assert any(
-        "other images than when the run began" in each for each in seen_by(checkpoint).unknown
+        "other images than when the run began" in each for each in find_seen(checkpoint).unknown
     )

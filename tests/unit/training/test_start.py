@@ -25,7 +25,7 @@ from mlcd.models.zoo import load
 from mlcd.pipelines.verify import verify
 from tests.unit.training.running import SILENT, before_step, read_log
 from training.config import load_config
-from training.evaluation.seen import seen_by
+from training.evaluation.seen import find_seen
 from training.pairs.pairs_config import load_any_config
 from training.run.run_training import run_training
 
@@ -148,7 +148,7 @@ def test_step_0_embeds_like_its_source(kind, continued, tmp_path):
     assert first.preprocess == theirs.preprocess
     assert config.model.vit() == theirs.trunk.config
     assert any(parent.role == "weights" for parent in run.parents)
-    seen = seen_by(open_artifact(run.path / "checkpoints" / "step_000000"))
+    seen = find_seen(open_artifact(run.path / "checkpoints" / "step_000000"))
     assert seen.unknown == (f"what the weights {kind} were trained on",)
     for made in (run.path, run.path / "checkpoints" / "step_000004"):
         assert [found.checked for found in verify(made) if found.kind == "weights"] == [True]
@@ -172,7 +172,7 @@ def test_a_run_goes_on_from_another_with_its_head_where_the_classes_agree(
     list(verify(new.path))
     # What the first run has seen, the second one has seen at its step 0.
     seen = [
-        seen_by(open_artifact(run.path / "checkpoints" / f"step_{step:06d}")).trained
+        find_seen(open_artifact(run.path / "checkpoints" / f"step_{step:06d}")).trained
         for run, step in ((first, 0), (first, 4), (again, 0))
     ]
     assert [len(each) for each in seen] == [0, len(seen[1]), len(seen[1])]

@@ -17,9 +17,10 @@ from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, Unavailable
 from mlcd.models.runs import find_checkpoint
 from mlcd.progress import Reporter
 from mlcd.world import World
+from tests.unit.training.conftest import label_images
 from tests.unit.training.running import SILENT, VIEWS, before_step, read_log, saved_bytes
-from training.evaluation.knn import weighted_votes
-from training.evaluation.seen import seen_by
+from training.evaluation.knn import count_votes
+from training.evaluation.seen import find_seen
 from training.evaluation.while_training import open_evaluation
 from training.preemption import Interrupted, Preempted
 from training.processes import Processes
@@ -305,6 +306,18 @@ def test_broken_files_do_not_shift_the_split(journey, digits, tmp_path):
     assert usable == listed & set(stored.keys)
 
 
+def test_folders_that_are_parts_are_warned_of(config, digits, tmp_path, caplog):
+    sides = tmp_path / "sides"
+    shutil.copytree(digits, sides / "train")
+    shutil.copytree(digits / "3", sides / "test" / "3")
+    labels = label_images(sides, tmp_path / "made") / "labels"
+    run_training(
+        config("run", f"data.images={sides}", f"data.labels={labels}", "schedule.steps=2"), SILENT
+    )
+    assert f"the folders test, train of {sides} are parts of a data set" in caplog.text
+    assert f"such as {sides}/train" in caplog.text
+
+
 def test_other_images_under_the_same_keys_are_refused(config, digits, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(digits, other)
@@ -320,9 +333,9 @@ def test_what_was_trained_on_is_not_known_once_images_were_added(config, digits,
     shutil.copytree(digits, images)
     run = run_training(config("run", f"data.images={images}"), SILENT)
     checkpoint = open_artifact(find_checkpoint(run.path), "checkpoint")
-    assert len(seen_by(checkpoint).trained)
+    assert len(find_seen(checkpoint).trained)
     shutil.copy(min((images / "3").iterdir()), images / "3" / "another.png")
-    seen = seen_by(checkpoint)
+    seen = find_seen(checkpoint)
     assert not len(seen.trained)
     assert any("other images than when the run began" in each for each in seen.unknown)
 
@@ -410,9 +423,7 @@ def test_the_vote_weighs_by_similarity():
     query = np.array([[1.0, 0.0]], dtype=np.float32)
     # One neighbor at cosine 1 outweighs two at 0.6: exp(1/0.07) > 2 exp(0.6/0.07).
     for neighbors in (3, 99):
-        votes = weighted_votes(
-            query, known, np.array([0, 1, 1]), num_classes=2, neighbors=neighbors
-        )
+        votes = count_votes(query, known, np.array([0, 1, 1]), num_classes=2, neighbors=neighbors)
         assert votes.argmax(axis=1).tolist() == [0]
 
 
@@ -428,9 +439,7 @@ def test_the_vote_equals_scikit_learn():
         weights=lambda distances: np.exp((1.0 - distances) / 0.07),
         algorithm="brute",
     ).fit(rows[:1400], data.target[:1400])
-    votes = weighted_votes(
-        rows[1400:], rows[:1400], data.target[:1400], num_classes=10, neighbors=5
-    )
+    votes = count_votes(rows[1400:], rows[:1400], data.target[:1400], num_classes=10, neighbors=5)
     ours = votes.argmax(axis=1)
     assert (ours == theirs.predict(rows[1400:])).all()
 

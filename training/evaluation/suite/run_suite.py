@@ -31,7 +31,7 @@ from training.evaluation.report import (
     evaluate_all,
 )
 from training.evaluation.representations import digest_rows, distinct_names
-from training.evaluation.seen import seen_by
+from training.evaluation.seen import find_seen
 from training.evaluation.suite.definitions import SETS
 from training.evaluation.suite.set_files import FoundSet, check_hashes, check_set, find_sets
 from training.evaluation.texts.evaluate import Asked, evaluate_zero_shot
@@ -280,4 +280,4 @@ def _seen(artifact: Artifact | None, features: Path) -> dict[str, Any] | None:
     if artifact is None or not (features / MANIFEST).is_file():
         return None
     digests = digest_rows(EmbeddingsArtifact.open(features).image_sha256)
-    return seen_by(artifact).among(digests).facts() | {"of": len(digests)}
+    return find_seen(artifact).among(digests).facts() | {"of": len(digests)}

@@ -30,6 +30,7 @@ def _common_options(command: _Command) -> _Command:
     decorators: list[Callable[[_Command], _Command]] = [
         click.option(
             "--seen",
+            "may_be_seen",
             is_flag=True,
             help="Count test images that the model's run has seen, and do not refuse them.",
         ),

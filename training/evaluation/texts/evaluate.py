@@ -13,8 +13,8 @@ from mlcd.artifacts.manifest import Request
 from mlcd.errors import InvalidInput
 from mlcd.progress import Reporter
 from mlcd.types import SampleKey
-from training.evaluation.kept import KeptOutcome, Record, kept_or_made
-from training.evaluation.seen import check_seen, seen_by
+from training.evaluation.kept import KeptOutcome, Record, find_or_make
+from training.evaluation.seen import check_seen, find_seen
 from training.evaluation.splits import check_several_classes, split_digest
 from training.evaluation.texts.class_names import NameTable, names_of
 from training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
@@ -108,7 +108,7 @@ def evaluate_classes(
         )
         return record, KeptOutcome(images.keys, class_names, rank == 0, {"rank": rank})
 
-    return kept_or_made(asked.out, lambda out: _request(model, asked, settings, out), make)
+    return find_or_make(asked.out, lambda out: _request(model, asked, settings, out), make)
 
 
 def evaluate_retrieval(
@@ -153,7 +153,7 @@ def evaluate_retrieval(
             images.keys, none, rank_of.of_image == 0, {"rank": rank_of.of_image, "captions": counts}
         )
 
-    return kept_or_made(asked.out, lambda out: _request(model, asked, settings, out), make)
+    return find_or_make(asked.out, lambda out: _request(model, asked, settings, out), make)
 
 
 def captions_digest(captions: Iterable[tuple[SampleKey, Sequence[str]]]) -> str:
@@ -176,7 +176,7 @@ def _record(
     protocol: Mapping[str, Any],
 ) -> Record:
     seen = check_seen(
-        seen_by(model.artifact).among(images.sha256),
+        find_seen(model.artifact).among(images.sha256),
         images.keys,
         model.artifact.path,
         may_be_seen=asked.may_be_seen,
