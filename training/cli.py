@@ -189,7 +189,7 @@ def _next_commands(run: "Artifact") -> list[str]:
     Held-out images of several classes are classified. If they were clustered, as those of `mlcd
     explore` are, `evaluate knn` counts them only with --seen. Otherwise patches are drawn.
     """
-    from training.evaluation.seen import clusters_held_out
+    from training.evaluation.seen import are_clusters_clean
     from training.pairs.pairs_config import PairsConfig, validate_any
     from training.run.run_files import read_run_fields
 
@@ -197,7 +197,7 @@ def _next_commands(run: "Artifact") -> list[str]:
     if isinstance(config, PairsConfig):
         evaluate = ["retrieval", path, "--test", config.data.pairs, "--seen"]
     elif config.data.hold_out and not config.data.mix and run.summary.get("image_classes", 0) > 1:
-        is_clean = clusters_held_out(run, config.data.hold_out)
+        is_clean = are_clusters_clean(run, config.data.hold_out)
         evaluate = ["knn", path] if is_clean else ["knn", path, "--seen"]
     else:
         evaluate = ["pca", path, config.data.sources[0].images, "--out", f"{path}-patches.png"]
@@ -212,7 +212,7 @@ def _check_overrides(
     replay: str | None,
     rounds: tuple[int | None, int | None],
 ) -> tuple[str, ...]:
-    """Returns the overrides; with --resume there is no recipe, so every argument is an override."""
+    """Returns the overrides; with --resume every argument is one, also the first."""
     if resume is not None and recipe is not None:
         overrides = (recipe, *overrides)
     elif resume is None and recipe is None:

@@ -105,7 +105,7 @@ class RunConfig(TrainingConfig):
             raise ValueError("model.freeze=image is for training on pairs; write tower")
         for name, unused in (("layer_decay", 1.0), ("ema", None)):
             if self.model.freeze == "tower" and getattr(self.optim, name) != unused:
-                raise ValueError(f"optim.{name} has no effect with model.freeze=tower")
+                raise ValueError(f"optim.{name} must be left out with model.freeze=tower")
         if self.data.centers is not None and self.model.head is not None:
             raise ValueError("give model.head or data.centers, not both")
         return self
@@ -169,7 +169,7 @@ def validate_config(fields: dict[str, Any]) -> RunConfig:
     """Builds the configuration of a training with labels; raises as `build_config`."""
     if states_pairs(fields):
         raise ConfigInvalid(
-            "a recipe of pairs of images and captions has no plan, rounds or replay",
+            "--plan, --rounds and --replay require a recipe with labels, got one of pairs",
             remedy="give `mlcd train` nothing but the recipe and its settings",
         )
     return build_config(RunConfig, fields)

@@ -64,10 +64,10 @@ def read_fields(
     recipe: str, overrides: Sequence[str] = (), *, fallback: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Returns the fields of a recipe as `load_config` builds a configuration of them."""
-    stated = _read_recipe(recipe)
+    fields_of_recipe = _read_recipe(recipe)
     if recipe in list_recipes():
-        stated = _without_replaced_towers(stated, overrides)
-    fields = apply_overrides(stated, overrides, fallback or {})
+        fields_of_recipe = _drop_replaced_towers(fields_of_recipe, overrides)
+    fields = apply_overrides(fields_of_recipe, overrides, fallback or {})
     tower = fields.get("model")
     if isinstance(tower, dict) and (start := tower.get("start")) is not None:
         sizes = tower_fields(str(start), tower.get("like"), tower)
@@ -75,20 +75,20 @@ def read_fields(
     return fields
 
 
-def _without_replaced_towers(fields: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def _drop_replaced_towers(fields: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Returns the fields without the sizes of towers that the overrides start from weights.
 
     A recipe that states a resolution alone, and no tower, keeps it.
     """
-    started = apply_overrides({}, overrides, {})
-    kept = dict(fields)
+    replacing = apply_overrides({}, overrides, {})
+    remaining = dict(fields)
     for section, sizes in (("model", SIZES), ("text", _TEXT_SIZES)):
-        given, stated = started.get(section), fields.get(section)
-        if not isinstance(given, Mapping) or not isinstance(stated, Mapping):
+        override, tower = replacing.get(section), fields.get(section)
+        if not isinstance(override, Mapping) or not isinstance(tower, Mapping):
             continue
-        if given.get("start") not in (None, stated.get("start")) and "width" in stated:
-            kept[section] = {name: stated[name] for name in stated if name not in sizes}
-    return kept
+        if override.get("start") not in (None, tower.get("start")) and "width" in tower:
+            remaining[section] = {name: tower[name] for name in tower if name not in sizes}
+    return remaining
 
 
 def apply_overrides(
@@ -108,9 +108,9 @@ def apply_overrides(
 def _apply_fallback(fields: dict[str, Any], fallback: Mapping[str, Any]) -> dict[str, Any]:
     filled = {**fallback, **fields}
     for name, section in fallback.items():
-        given = fields.get(name)
-        if isinstance(section, Mapping) and isinstance(given, dict) and not given.get("mix"):
-            filled[name] = {**section, **given}
+        own = fields.get(name)
+        if isinstance(section, Mapping) and isinstance(own, dict) and not own.get("mix"):
+            filled[name] = {**section, **own}
     return filled
 
 
@@ -137,14 +137,17 @@ def build_config(kind: type[_Config], fields: dict[str, Any]) -> _Config:
     except ValidationError as error:
         errors = error.errors()
         # A misspelled key comes first, because it may be why another one is missing.
-        for found in errors:
-            if found["type"] == "extra_forbidden":
-                name = _join_key(found["loc"])
+        for problem in errors:
+            if problem["type"] == "extra_forbidden":
+                name = _join_key(problem["loc"])
                 raise ConfigInvalid(
                     f"unknown key {name}", remedy=_suggest_key(name, kind)
                 ) from error
         if missing := [
-            name for found in errors if found["type"] == "missing" for name in _list_missing(found)
+            name
+            for problem in errors
+            if problem["type"] == "missing"
+            for name in _list_missing(problem)
         ]:
             are = "is" if len(missing) == 1 else "are"
             remedy = f"add {' '.join(f'{name}=VALUE' for name in missing)}"
@@ -162,15 +165,15 @@ def _join_key(path: Sequence[int | str]) -> str:
     return ".".join(map(str, path))
 
 
-def _list_missing(found: Mapping[str, Any]) -> list[str]:
+def _list_missing(problem: Mapping[str, Any]) -> list[str]:
     """Returns the keys that an error of type missing is about; a section may name several of its
     own.
     """
-    names = found.get("ctx", {}).get("names")
+    names = problem.get("ctx", {}).get("names")
     return (
-        [_join_key(found["loc"])]
+        [_join_key(problem["loc"])]
         if names is None
-        else [_join_key((*found["loc"], name)) for name in names]
+        else [_join_key((*problem["loc"], name)) for name in names]
     )
 
 
@@ -180,20 +183,20 @@ def _suggest_key(name: str, kind: type[Section]) -> str:
     That is a key of the same last word elsewhere, one for a name from other programs, or a similar
     spelling.
     """
-    known = _list_keys(kind)
+    keys = _list_keys(kind)
     section, _, word = name.rpartition(".")
-    if (other := _OTHER_NAMES.get(word.lower())) is not None:
-        return f"did you mean {other}?"
+    if (key_elsewhere := _OTHER_NAMES.get(word.lower())) is not None:
+        return f"did you mean {key_elsewhere}?"
     by_word: dict[str, str] = {}
     # The keys of its own section go first.
-    for key in sorted(known, key=lambda key: not key.startswith(f"{section}.")):
+    for key in sorted(keys, key=lambda key: not key.startswith(f"{section}.")):
         by_word.setdefault(key.rpartition(".")[2], key)
     if close := difflib.get_close_matches(word, by_word, n=1):
         return f"did you mean {by_word[close[0]]}?"
-    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+    if close := difflib.get_close_matches(name, keys, n=1, cutoff=0.8):
         return f"did you mean {close[0]}?"
-    own = [key for key in known if section and key.startswith(f"{section}.")]
-    return f"known: {', '.join(own or known)}"
+    own = [key for key in keys if section and key.startswith(f"{section}.")]
+    return f"known: {', '.join(own or keys)}"
 
 
 def list_recipes() -> list[str]:
@@ -213,12 +216,12 @@ def _read_recipe(recipe: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         names = ", ".join(list_recipes())
         raise ConfigInvalid(
-            f"there is no recipe {recipe}", remedy=f"give a YAML file or one of {names}"
+            f"no recipe called {recipe}", remedy=f"give a YAML file or one of {names}"
         ) from error
     except yaml.YAMLError as error:
         raise ConfigInvalid(f"{recipe} is not YAML") from error
     if not isinstance(fields, dict):
-        raise ConfigInvalid(f"{recipe} holds no sections")
+        raise ConfigInvalid(f"{recipe} must hold sections")
     return fields
 
 

@@ -46,7 +46,7 @@ class TowerConfig(Section):
     mlp_width: Annotated[int, Field(ge=1)]
     """The dimension of the hidden layer of each block's MLP."""
     embedding_dim: Annotated[int, Field(ge=1)] | None
-    """The dimension of the embedding and of the class centers. null: there is no projection, as in
+    """The dimension of the embedding and of the class centers. null: without a projection, as in
     MLCD's towers, and the dimension is width.
     """
     activation: Activation = "gelu"
@@ -66,10 +66,10 @@ class TowerConfig(Section):
         if self.start is None:
             for name in ("like", "head"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"model.{name} has no effect without model.start")
+                    raise ValueError(f"model.{name} requires model.start")
         if isinstance(self.freeze, str):
             if self.drop_path:
-                raise ValueError(f"model.drop_path has no effect with model.freeze={self.freeze}")
+                raise ValueError(f"model.drop_path must be 0 with model.freeze={self.freeze}")
         elif self.freeze > self.depth:
             raise ValueError(
                 f"model.freeze={self.freeze} is more than the {self.depth} blocks of the tower"

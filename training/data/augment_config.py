@@ -72,21 +72,25 @@ class AugmentConfig(Section):
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
         if (self.local_size is None) != (self.local_views == 0):
-            raise ValueError("augment.local_views and augment.local_size have no effect alone")
+            raise ValueError(
+                "augment.local_views and augment.local_size require each other: set both"
+            )
         if self.jitter != _JITTERED and not any(self.jitters.values()):
             raise ValueError(
-                "augment.jitter has no effect without brightness, contrast, saturation or hue"
+                "augment.jitter requires augment.brightness, contrast, saturation or hue"
             )
         for name in ("local_area", "blur_sigma"):
             low, high = getattr(self, name)
             if low > high:
-                raise ValueError(f"augment.{name} ends before it begins")
-        for name in ("blur", "solarize"):
-            shares, wanted = getattr(self, name), self.views + bool(self.local_views)
-            if isinstance(shares, tuple) and len(shares) != wanted:
                 raise ValueError(
-                    f"augment.{name} has {len(shares)} numbers, and there are {wanted} kinds of "
-                    "views"
+                    f"augment.{name} must be (smallest, largest), got ({low:g}, {high:g})"
+                )
+        for name in ("blur", "solarize"):
+            shares, num_kinds = getattr(self, name), self.views + bool(self.local_views)
+            if isinstance(shares, tuple) and len(shares) != num_kinds:
+                raise ValueError(
+                    f"augment.{name} needs 1 number, or 1 for each of {num_kinds} kinds of views,"
+                    f" got {len(shares)}"
                 )
         return self
 

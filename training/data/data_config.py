@@ -75,8 +75,8 @@ class DataConfig(ReadingConfig):
         if not self.mix and None in single:
             missing = [
                 name
-                for name, given in zip(("images", "labels"), single, strict=True)
-                if given is None
+                for name, location in zip(("images", "labels"), single, strict=True)
+                if location is None
             ]
             raise PydanticCustomError("missing", "not set", {"names": missing})
         return self

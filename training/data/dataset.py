@@ -103,7 +103,7 @@ def open_dataset(config: DatasetSettings) -> Dataset:
 
     The others are counted, not replaced. Damaged shards are reported and left out. Raises NotFound,
     ArtifactInvalid or InvalidInput if images or labels cannot be used or do not belong together, or
-    if a label is no center's; ConfigInvalid if a weight of the mixture is too small.
+    if a label names an unknown center; ConfigInvalid if a weight of the mixture is too small.
     """
     if config.data.decode == "fast":
         require_simplejpeg()
@@ -138,7 +138,7 @@ def _join(mixed: MixedSource, table: LabelTable, config: DatasetSettings) -> tup
         _log.warning("%s: %s: %s", mixed.images, problem.key, problem.detail)
     kept_out = held_out(split_positions(entries.keys(), entries.class_names()), hold_out)
     if mixed.selection is not None:
-        kept_out |= _left_out(entries, mixed)
+        kept_out |= _mask_unselected(entries, mixed)
     matched = match_keys(table.labeled_keys(), entries.key_column(), mixed.labels)
     row_of_label = matched.indices
     labeled = np.zeros(len(entries), dtype=np.bool_)
@@ -170,13 +170,13 @@ def _join(mixed: MixedSource, table: LabelTable, config: DatasetSettings) -> tup
     return part, int((~labeled & ~kept_out).sum()), num_missing
 
 
-def _left_out(entries: Entries, mixed: MixedSource) -> NDArray[np.bool_]:
+def _mask_unselected(entries: Entries, mixed: MixedSource) -> NDArray[np.bool_]:
     """Returns which images the selection of a data set does not keep, [N]."""
-    left_out = np.ones(len(entries), np.bool_)
+    unselected = np.ones(len(entries), np.bool_)
     assert mixed.selection is not None
-    kept = Selection.open(brought(mixed.selection)).kept_keys()
-    left_out[entries.indices_of(kept, mixed.selection)] = False
-    return left_out
+    keys = Selection.open(brought(mixed.selection)).kept_keys()
+    unselected[entries.indices_of(keys, mixed.selection)] = False
+    return unselected
 
 
 def _labels_at(
@@ -230,9 +230,10 @@ def _refuse_unknown(ids: NDArray[np.int32], start: int, table: LabelTable) -> No
 
 
 def _refuse_other_centers(tables: Sequence[LabelTable]) -> None:
-    for one, other in pairwise(tables):
-        if (one.num_centers, one.classes) != (other.num_centers, other.classes):
+    for first, second in pairwise(tables):
+        if (first.num_centers, first.classes) != (second.num_centers, second.classes):
             raise ConfigInvalid(
-                f"{one.artifact.path} and {other.artifact.path} hold labels of different centers",
+                f"{first.artifact.path} and {second.artifact.path} must have labels of the same"
+                " centers",
                 remedy="label all data sets of data.mix with the same centers",
             )

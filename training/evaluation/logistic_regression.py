@@ -165,7 +165,7 @@ class LogisticRegression:
         """Estimates the distance to the minimum from the gradient, relative to the value.
 
         |g|^2 / 2m bounds it for the weights, because the penalty alone makes the curvature at least
-        m. The intercept's curvature has no bound, so its own value is used.
+        m. The intercept's curvature is not bounded, so its own value is used.
         """
         weights = point.gradient[:, :-1].square().sum() / penalty_E[0]
         intercept = (point.gradient[:, -1].square() / curvature_ME[:, -1]).sum()

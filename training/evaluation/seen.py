@@ -26,7 +26,7 @@ from training.config import RunConfig, states_pairs
 from training.data.dataset import open_dataset
 from training.evaluation.representations import digest_rows
 from training.pairs.pairs_config import PairsConfig
-from training.pairs.pairs_dataset import embedded, open_pairs
+from training.pairs.pairs_dataset import match_embeddings, open_pairs
 from training.recipe import build_config
 from training.run.run_files import read_run_config, read_run_fields
 
@@ -105,7 +105,7 @@ def check_seen(
     )
 
 
-def clusters_held_out(run: Artifact, share: float) -> bool:
+def are_clusters_clean(run: Artifact, share: float) -> bool:
     """Tells whether the clusters that a run's labels name were made without its held-out images.
 
     share: the run's data.hold_out. True where there are no such clusters, or where they cannot be
@@ -211,7 +211,7 @@ def _digest_pairs(
         raise NotFound(f"{config.data.pairs} has other images than when the run began")
     if embeddings is not None:
         digested = EmbeddingsArtifact(embeddings)
-        _, rows = embedded(pairs, digested)
+        _, rows = match_embeddings(pairs, digested)
         return [digested.image_sha256[row] for row in rows.tolist()]
     if len(pairs) > _MOST_READ:
         raise NotFound(f"{config.data.pairs} has {len(pairs)} images, which are not read for it")

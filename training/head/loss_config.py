@@ -83,11 +83,11 @@ class LossConfig(Section):
     def _no_dead_options(self) -> Self:
         if self.kind != "mlcd":
             if self.bias:
-                raise ValueError(f"loss.bias has no effect on {self.kind}")
+                raise ValueError(f"loss.bias requires loss.kind=mlcd, got {self.kind}")
             if self.learn_bias:
-                raise ValueError(f"loss.learn_bias has no effect on {self.kind}")
+                raise ValueError(f"loss.learn_bias requires loss.kind=mlcd, got {self.kind}")
         if self.label_weights is not None and self.num_labels == 1:
-            raise ValueError("loss.label_weights has no effect on a single label")
+            raise ValueError("loss.label_weights requires at least 2 labels per image, got 1")
         if self.correct_ratio and self.filter_threshold is not None:
             raise ValueError(
                 "loss.correct_ratio would add back what loss.filter_threshold leaves out: take one "
@@ -95,7 +95,7 @@ class LossConfig(Section):
             )
         # Not what is set: a saved configuration sets everything.
         if self.margin_kind == "none" and self.margin != _MARGIN:
-            raise ValueError("loss.margin has no effect with loss.margin_kind=none")
+            raise ValueError("loss.margin requires loss.margin_kind=arcface or cosface, got none")
         if self.drawn_from is not None and self.drawn_from <= self.num_labels:
             raise ValueError(
                 f"loss.drawn_from must be more than the {self.num_labels} labels per image"

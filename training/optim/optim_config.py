@@ -35,7 +35,7 @@ class OptimConfig(Section):
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The decay of a moving average of the tower's weights, which is then what is evaluated and
     exported. It is at most (1 + n) / (10 + n) after n steps, so that early weights are forgotten.
-    None: there is no average.
+    None: without an average.
     """
     max_skips: Annotated[int, Field(ge=0)] = 0
     """The number of steps with a loss or gradient that is not finite that may be skipped before the

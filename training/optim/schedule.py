@@ -1,4 +1,4 @@
-"""The learning rate as a closed formula of the step, so that there is no state to save."""
+"""The learning rate as a closed formula of the step, which needs no saved state."""
 
 import math
 from collections.abc import Iterable

@@ -76,7 +76,7 @@ class TextTowerConfig(Section):
     def _no_dead_options(self) -> Self:
         for name, field in type(self).model_fields.items():
             if self.start and name != "start" and getattr(self, name) != field.default:
-                raise ValueError(f"text.{name} has no effect with text.start, which states it")
+                raise ValueError(f"text.{name} must be left out with text.start, which states it")
         return self
 
     def tower(self, *, vocab_size: int, eos_token_id: int, embedding_dim: int) -> TextConfig:
@@ -115,7 +115,7 @@ class PairLossConfig(Section):
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
         if self.kind == "clip" and self.bias is not None:
-            raise ValueError("loss.bias has no effect on clip")
+            raise ValueError("loss.bias requires loss.kind=siglip, got clip")
         return self
 
     @property
@@ -142,8 +142,8 @@ class PairsConfig(TrainingConfig):
 
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
-        for found, problem in self._contradictions():
-            if found:
+        for applies, problem in self._contradictions():
+            if applies:
                 raise ValueError(problem)
         return self
 
@@ -160,29 +160,29 @@ class PairsConfig(TrainingConfig):
                 "model.freeze=image needs model.start, the tower that is frozen",
             ),
             (self.augment.num_views > 1, "pairs take one view of an image: set augment.views=1"),
-            (self.model.head is not None, "model.head has no effect on pairs"),
+            (self.model.head is not None, "model.head is for training with labels"),
             (
                 self.data.embeddings is not None and not self.cached,
-                "data.embeddings has no effect without model.freeze=image and data.cache",
+                "data.embeddings requires model.freeze=image and data.cache",
             ),
             (
                 not self.data.cache and not frozen,
-                "data.cache has no effect without model.freeze=image",
+                "data.cache=false requires model.freeze=image",
             ),
             (
                 self.data.cached_views > 0 and not self.cached,
-                "data.cached_views has no effect without model.freeze=image and data.cache",
+                "data.cached_views requires model.freeze=image and data.cache",
             ),
             (
                 self.cached and not self.data.cached_views and self.augment != AugmentConfig(),
-                "augment has no effect on whole images: set data.cached_views or data.cache=false",
+                "augment requires data.cached_views or data.cache=false with model.freeze=image",
             ),
-            (optim.center_lr is not None, "optim.center_lr has no effect on pairs"),
+            (optim.center_lr is not None, "optim.center_lr is for training with labels"),
             (
                 frozen and optim.layer_decay != 1.0,
-                "optim.layer_decay has no effect with model.freeze=image",
+                "optim.layer_decay must be 1 with model.freeze=image",
             ),
-            (self.compute.backbone == "fsdp", "compute.backbone=fsdp has no effect on pairs"),
+            (self.compute.backbone == "fsdp", "compute.backbone must be ddp for pairs, got fsdp"),
             (self.schedule.batch_size < 2, "pairs need a schedule.batch_size of 2 or more"),
         )
 

@@ -57,7 +57,7 @@ def pair_step(
         nothing = torch.tensor(math.nan)
         return PairMeters(nothing, {}, nothing, lr)
     loss, values = backward(state, batches, num_samples, config)
-    trained = [parameter for _, parameter in state.trained()]
+    trained = [parameter for _, parameter in state.iterate_trained()]
     max_norm = config.optim.clip_norm or float("inf")
     norm, _ = clip_global_norm(trained, [], max_norm, state.world)
     meters = PairMeters(loss, values, norm, lr)

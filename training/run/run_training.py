@@ -187,14 +187,14 @@ def _initial_centers(config: RunConfig, dataset: Dataset, start: Start | None) -
         return Centers.open(brought(config.data.centers))
     if start is None or config.model.head == "new":
         return None
-    kept = agreeing_centers(start, dataset.classes)
-    if kept is None and config.model.head == "kept":
+    centers_path = agreeing_centers(start, dataset.classes)
+    if centers_path is None and config.model.head == "kept":
         raise ConfigInvalid(
             f"{config.model.start} was not trained on the classes of "
             f"{dataset.label_tables[0].artifact.path}",
             remedy="set model.head=new, or label with the centers that it was trained on",
         )
-    return None if kept is None else Centers.open(kept)
+    return None if centers_path is None else Centers.open(centers_path)
 
 
 def initial_state(
@@ -256,21 +256,21 @@ def _initial_head(
 
 def check_labels(config: RunConfig, tables: Sequence[LabelTable], num_classes: int) -> None:
     """Raises ConfigInvalid if there are too few labels, or too few centers, for the loss."""
-    wanted, setting = (
+    num_labels, setting = (
         config.loss.num_stored,
         "drawn_from" if config.loss.drawn_from else "labels_per_image",
     )
     for table in tables:
         stored = int(table.artifact.config["top"])
-        if wanted > stored:
+        if num_labels > stored:
             raise ConfigInvalid(
-                f"loss.{setting}={wanted}, but {table.artifact.path} holds {stored} labels per "
+                f"loss.{setting}={num_labels}, but {table.artifact.path} holds {stored} labels per "
                 "image",
-                remedy=f"label with --top {wanted}, or set loss.{setting}={stored}",
+                remedy=f"label with --top {num_labels}, or set loss.{setting}={stored}",
             )
-    if wanted >= num_classes:
+    if num_labels >= num_classes:
         raise ConfigInvalid(
-            f"{wanted} labels per image leave no negative among {num_classes} centers",
+            f"{num_labels} labels per image leave no negative among {num_classes} centers",
             remedy=f"lower loss.{setting} or cluster into more centers",
         )
 

@@ -77,8 +77,11 @@ def test_the_bias_starts_where_it_is_asked_to_or_where_both_sides_weigh_alike():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["loss.kind=mlc", "loss.learn_bias=true"], "loss.learn_bias has no effect on mlc"),
-        (["loss.kind=cd", "loss.bias=-1"], "loss.bias has no effect on cd"),
+        (
+            ["loss.kind=mlc", "loss.learn_bias=true"],
+            "loss.learn_bias requires loss.kind=mlcd, got mlc",
+        ),
+        (["loss.kind=cd", "loss.bias=-1"], "loss.bias requires loss.kind=mlcd, got cd"),
         (["loss.kind=cd", "loss.label_weights=scores"], "no effect on a single label"),
     ],
 )

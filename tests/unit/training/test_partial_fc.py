@@ -105,7 +105,7 @@ def test_it_starts_from_centers_of_its_own_dimension_only():
     head.initialize_from(vectors)
     assert torch.allclose(head.unit_centers(), torch.from_numpy(vectors), atol=1e-6)
     for num_classes, dimension in ((21, 8), (20, 9)):
-        with pytest.raises(ConfigInvalid, match="cannot start a head"):
+        with pytest.raises(ConfigInvalid, match="the head must start from"):
             PartialFC(num_classes, dimension, CONFIG).initialize_from(vectors)
 
 

@@ -123,7 +123,7 @@ def test_of_a_split_of_karpathys_the_test_part_is_taken(two_tower_model, digits,
     split.write_text(json.dumps({"annotations": []}))
     told = call_mlcd("evaluate", *command, images)
     assert told.returncode == 2
-    assert "is no split of Karpathy's" in told.stderr
+    assert "is not a split of Karpathy's" in told.stderr
 
 
 def test_captions_of_no_image_are_refused_unless_asked_for(two_tower_model, digits, tmp_path):

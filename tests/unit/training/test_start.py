@@ -296,9 +296,9 @@ def _all_tensors(folder):
     ("options", "message"),
     [
         (["model.freeze=3"], "more than the 2 blocks"),
-        (["model.freeze=tower", "optim.ema=0.9"], "optim.ema has no effect"),
-        (["model.head=kept"], "model.head has no effect without model.start"),
-        (["model.like=NAME"], "model.like has no effect without model.start"),
+        (["model.freeze=tower", "optim.ema=0.9"], "optim.ema must be left out"),
+        (["model.head=kept"], "model.head requires model.start"),
+        (["model.like=NAME"], "model.like requires model.start"),
     ],
 )
 def test_dead_options_are_refused(options, message, scratch):

@@ -242,7 +242,7 @@ def test_the_head_starts_from_given_centers(config, journey, tmp_path):
         Centers.open(trained).digest
     ]
     with pytest.raises(
-        ConfigInvalid, match="cannot start a head"
+        ConfigInvalid, match="the head must start from"
     ):  # their dimension is that of the features
         run_training(config("wrong", f"data.centers={journey / 'centers'}"), SILENT)
 

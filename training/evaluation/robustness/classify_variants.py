@@ -14,7 +14,7 @@ from mlcd.progress import Reporter
 from training.evaluation.kept import Record
 from training.evaluation.robustness.variants import VARIANTS, ClassMap, Variant, class_map
 from training.evaluation.texts.evaluate import Asked, evaluate_classes
-from training.evaluation.texts.images_and_texts import ImagesAndTexts, opened_model
+from training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
 from training.evaluation.texts.prompt_sets import Prompts, read_prompts
 from training.evaluation.texts.tested import Tested, TestedClasses, open_tested
 
@@ -53,7 +53,7 @@ def run_robustness(
         )
     records: dict[str, Record] = {}
     reasons: dict[str, str] = {}
-    with opened_model(spec, options, announce) as model:
+    with open_model(spec, options, announce) as model:
         for variant in present:
             place = None if out is None else out / variant.name
             measure = partial(_measure, model, variant, data, place, reporter)
