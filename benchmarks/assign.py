@@ -290,11 +290,11 @@ def report_shares(seconds: dict[str, list[float]], flop: int, device: str) -> No
     """
     import torch
 
-    from training.telemetry.throughput import Precision, measured_peak_tflops
+    from training.telemetry.throughput import Precision, measure_peak_tflops
 
     for name, times in seconds.items():
         precision: Precision = "bf16" if name.endswith("bf16") else "fp32"
-        limit = measured_peak_tflops(torch.device(device), precision)
+        limit = measure_peak_tflops(torch.device(device), precision)
         rate = flop / statistics.median(times) / 1e12
         print(
             f"{name:12} {rate:.3g} TFLOP/s, {rate / limit:.1%} of the measured matrix limit of "

@@ -31,7 +31,7 @@ from mlcd.encoders.encoder import Precision
 from mlcd.encoders.torch import CUDA_BATCH, TorchEncoder, computes_bf16
 from mlcd.models.servable import Servable
 from mlcd.types import Embeddings, unit_rows
-from training.telemetry.throughput import measured_peak_tflops
+from training.telemetry.throughput import measure_peak_tflops
 
 _TOP = 8
 _LABELED = (32, 256)  # a million centers by numpy cost a second for a few hundred images
@@ -56,7 +56,7 @@ def main() -> None:
     device, config = torch.device(options.device), tower_config(options.tower)
     precisions: list[Precision] = ["fp32"]
     precisions += ["bf16"] if options.device == "cuda" or computes_bf16() else []
-    limit = {each: measured_peak_tflops(device, each) for each in precisions}
+    limit = {each: measure_peak_tflops(device, each) for each in precisions}
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     rates = ", ".join(f"{each} {rate:.3g}" for each, rate in limit.items())
     print(f"{name}: measured matrix limit in TFLOP/s: {rates}")

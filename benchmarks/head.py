@@ -33,8 +33,8 @@ from torch.nn import functional
 from mlcd.losses.discrimination import cd_loss, mlcd_loss
 from mlcd.losses.margins import with_margin
 from mlcd.losses.negatives import draw_negatives
-from training.config import Products
 from training.head.partial_fc import HeadConfig, PartialFC
+from training.parallel.compute_config import Products
 
 FORMS = ("ours", "ours-tf32", "ours-bf16", "materialized", "per_column", "dense")
 SHORTENED: dict[str, Products] = {"ours-tf32": "tf32", "ours-bf16": "bf16"}

@@ -54,7 +54,7 @@ from training.optim.groups import parameter_groups
 from training.processes import Processes
 from training.run.run_training import initial_state
 from training.step import train_step
-from training.telemetry.throughput import Throughput, measured_peak_tflops
+from training.telemetry.throughput import Throughput, measure_peak_tflops
 
 RECIPES: Final = {"small": "small", "b32": "vit-b32-1m", "l14": "vit-l14-1m"}
 NUM_SHARDS: Final = 4
@@ -129,7 +129,7 @@ def plain(config: RunConfig, num_classes: int, batch: StepBatches, device: torch
     )
     groups = parameter_groups(tower.trunk, config.optim)
     optimizer = torch.optim.AdamW([*groups, {"params": [classifier]}], lr=config.optim.lr)
-    scale, bf16 = config.loss.resolved_scale(num_classes), config.compute.precision == "bf16"
+    scale, bf16 = config.loss.resolve_scale(num_classes), config.compute.precision == "bf16"
     num_parts = len(batch.parts)
 
     def step() -> float:
@@ -215,7 +215,7 @@ def measure(config: RunConfig, options: argparse.Namespace, device: torch.device
         results: dict[str, list[dict[str, float]]] = {}
         limit_tflops = 0.0
         for run in range(options.runs):
-            limit_tflops = max(limit_tflops, measured_peak_tflops(device, config.compute.precision))
+            limit_tflops = max(limit_tflops, measure_peak_tflops(device, config.compute.precision))
             for form in forms:
                 keep(timed(form, options, device), form.name, results)
             # Each run has a loader of its own, which must neither decode while others are timed nor
@@ -312,7 +312,7 @@ def main() -> None:
         if device.type == "cuda"
         else f"{torch.get_num_threads()} CPU threads"
     )
-    ratio, precision = config.loss.resolved_ratio(options.classes), config.compute.precision
+    ratio, precision = config.loss.resolve_ratio(options.classes), config.compute.precision
     print(
         f"{options.tower}, k = {options.classes}, r = {ratio}, B = {options.batch}, {precision} on "
         f"{where}",

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from service.settings import Settings, as_text, named_fields, nested_model
-from training.config import MixedSource, ReadingConfig, RunConfig
+from training.config import RunConfig
+from training.data.data_config import MixedSource, ReadingConfig
 from training.pairs.pairs_config import PairsConfig
 
 _REFERENCE: Final = Path(__file__).parent / "reference"
@@ -33,7 +34,7 @@ _RECIPES_HEAD: Final = """# Recipes
 
 The keys of a recipe, the YAML file that [`mlcd train`](../how-to/train.md) takes; `a.b=c` after it
 sets one. An unknown key is refused with a suggestion. The built-in recipes are in
-`training/recipes/`. This page is made from the classes of `training/config.py` by
+`training/recipes/`. This page is made from the classes that `training/config.py` assembles by
 `python docs/tables.py`.
 
 A recipe of your own needs the keys that are *required* here, and data: `data.images` and

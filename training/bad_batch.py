@@ -88,7 +88,7 @@ def read_bad_batch(path: Path) -> tuple[int, list[BadPart]]:
     name = _NAME.fullmatch(path.name)
     if name is None or not path.is_dir():
         raise ArtifactInvalid(
-            f"{path} is no saved batch", remedy="give RUN/bad_batches/step_N-rank0"
+            f"{path} is not a saved batch", remedy="give RUN/bad_batches/step_N-rank0"
         )
     folders = sorted(
         path.parent.glob(f"step_{name[1]}-rank*"),
@@ -103,22 +103,22 @@ def read_bad_batch(path: Path) -> tuple[int, list[BadPart]]:
             )
         step = int(json.loads((folders[0] / _FACTS).read_text())["step"])
         num_parts = sum(key.startswith("images.") for key in stored[0])
-        return step, [_joined(stored, index) for index in range(num_parts)]
+        return step, [_join_part(stored, index) for index in range(num_parts)]
     except (OSError, ValueError, KeyError, IndexError, SafetensorError) as error:
         raise ArtifactInvalid(
             f"{path} cannot be read", remedy="give RUN/bad_batches/step_N-rank0"
         ) from error
 
 
-def _joined(stored: Sequence[dict[str, Tensor]], index: int) -> BadPart:
-    def joined(name: str) -> Tensor:
+def _join_part(stored: Sequence[dict[str, Tensor]], index: int) -> BadPart:
+    def join(name: str) -> Tensor:
         return torch.cat([tensors[name] for tensors in stored])
 
     num_views = sum(name.startswith("views.") and name.endswith(f".{index}") for name in stored[0])
     return BadPart(
-        images=joined(f"images.{index}"),
-        labels=joined(f"labels.{index}"),
-        positions=joined(f"positions.{index}").numpy(),
-        weights=joined(f"weights.{index}") if f"weights.{index}" in stored[0] else None,
-        more_views=tuple(joined(f"views.{view}.{index}") for view in range(1, num_views + 1)),
+        images=join(f"images.{index}"),
+        labels=join(f"labels.{index}"),
+        positions=join(f"positions.{index}").numpy(),
+        weights=join(f"weights.{index}") if f"weights.{index}" in stored[0] else None,
+        more_views=tuple(join(f"views.{view}.{index}") for view in range(1, num_views + 1)),
     )

@@ -8,7 +8,7 @@ import torch
 
 from mlcd.models.vit import ViT, ViTConfig
 from training.config import RunConfig
-from training.flops import expected_drawn, micro_batch
+from training.flops import estimate_drawn, micro_batch
 from training.head.partial_fc import CHUNK_ENTRIES, CUDA_CHUNK_ENTRIES
 from training.head.shards import Shard
 from training.tower import is_trained
@@ -45,8 +45,8 @@ class Memory:
 
     @property
     def total(self) -> int:
-        held = self.backbone + self.backbone_copies + self.centers + self.center_gradient
-        return held + max(self.activations + self.head, self.update)
+        resident = self.backbone + self.backbone_copies + self.centers + self.center_gradient
+        return resident + max(self.activations + self.head, self.update)
 
 
 def num_parameters(config: RunConfig) -> int:
@@ -66,7 +66,9 @@ def checkpoint_bytes(config: RunConfig, num_classes: int) -> int:
     )
     weights = 4 * parameters  # float32 weights for export
     unit_centers = num_classes * (4 * dimension + _INDEX_BYTES)  # the unit centers and their sizes
-    state = item * (_kept_copies(config) * parameters + 2 * _trained(config, _counts(config, 1)))
+    state = item * (
+        _count_copies(config) * parameters + 2 * _count_trained(config, _counts(config, 1))
+    )
     return weights + unit_centers + state + _center_state(config, num_classes)
 
 
@@ -77,8 +79,8 @@ def snapshot_bytes(config: RunConfig, num_classes: int, world_size: int) -> int:
     again), then the unit centers of all classes with the rows that they are made from.
     """
     item = _item_bytes(config)
-    owned = _owned(config, world_size)
-    part = item * (_kept_copies(config) * sum(owned.values()) + 2 * _trained(config, owned))
+    owned = _count_owned(config, world_size)
+    part = item * (_count_copies(config) * sum(owned.values()) + 2 * _count_trained(config, owned))
     part += center_bytes(config, num_classes, world_size)
     all_centers = num_classes * config.model.output_dim * (4 + item)
     return part + max(part, all_centers)
@@ -128,9 +130,9 @@ def backbone_bytes(config: RunConfig, world_size: int) -> int:
     """Returns the bytes of weights, their average, gradients and AdamW's two moments on the process
     that owns most.
     """
-    owned = _owned(config, world_size)
+    owned = _count_owned(config, world_size)
     return _item_bytes(config) * (
-        _kept_copies(config) * sum(owned.values()) + 3 * _trained(config, owned)
+        _count_copies(config) * sum(owned.values()) + 3 * _count_trained(config, owned)
     )
 
 
@@ -181,7 +183,7 @@ def _gradient_rows(config: RunConfig, num_classes: int, rows: int) -> int:
     There is one for each drawn class and each positive of all processes, as nobody counts how many
     are the same or are another process's; but never more than rows.
     """
-    drawn = ceil(rows * min(1.0, expected_drawn(config, num_classes) / num_classes))
+    drawn = ceil(rows * min(1.0, estimate_drawn(config, num_classes) / num_classes))
     return min(drawn + micro_batch(config) * config.loss.num_labels, rows)
 
 
@@ -203,15 +205,17 @@ def _backbone_copies(config: RunConfig, world_size: int) -> int:
 def _update_bytes(config: RunConfig, gradient_rows: int, world_size: int) -> int:
     """Returns the larger of two steps that follow each other: the backbone's and the centers'."""
     centers = _UPDATE_COPIES * gradient_rows * config.model.output_dim
-    return _item_bytes(config) * max(_trained(config, _owned(config, world_size)), centers)
+    return _item_bytes(config) * max(
+        _count_trained(config, _count_owned(config, world_size)), centers
+    )
 
 
-def _kept_copies(config: RunConfig) -> int:
+def _count_copies(config: RunConfig) -> int:
     """Returns the number of copies of all weights, trained or not: themselves and their average."""
     return 1 if config.optim.ema is None else 2
 
 
-def _owned(config: RunConfig, world_size: int) -> dict[str, int]:
+def _count_owned(config: RunConfig, world_size: int) -> dict[str, int]:
     """Returns the numbers of each parameter on the process that owns most."""
     return _counts(config, world_size if config.compute.backbone == "fsdp" else 1)
 
@@ -224,7 +228,7 @@ def _counts(config: RunConfig, num_shards: int) -> dict[str, int]:
     }
 
 
-def _trained(config: RunConfig, counts: dict[str, int]) -> int:
+def _count_trained(config: RunConfig, counts: dict[str, int]) -> int:
     return sum(count for name, count in counts.items() if is_trained(name, config.model))
 
 

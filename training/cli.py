@@ -126,7 +126,7 @@ def train(
     if on is not None:
         _refuse_on_ray(only_plan, rounds, replay)
     in_rounds = (rounds, clusters, replay) != (None, None, None)
-    if _only_plans(
+    if _plan_if_asked(
         only_plan, recipe, overrides, resume, plan_options, reporter, in_rounds=in_rounds
     ):
         return
@@ -135,15 +135,15 @@ def train(
         with leaving_the_last_word(), preemptible():
             from training.replay import replay as run_replay
 
-            overrides = _overrides(recipe, overrides, resume, replay, (rounds, clusters))
+            overrides = _check_overrides(recipe, overrides, resume, replay, (rounds, clusters))
             if not is_first():
                 reporter = Reporter("silent")
             if resume is not None and replay is not None:
-                found = run_replay(Path(resume), Path(replay))
-                reporter.result(found.facts(), str(found))
+                replayed = run_replay(Path(resume), Path(replay))
+                reporter.result(replayed.facts(), str(replayed))
                 return
             if rounds is None:
-                run = _trained(_config(recipe, overrides, resume), on, reporter)
+                run = _run(_load_config(recipe, overrides, resume), on, reporter)
             else:
                 from training.config import load_config
                 from training.evaluation.while_training import open_evaluation
@@ -186,9 +186,10 @@ def _report(run: "Artifact", reporter: Reporter) -> None:
 def _next_commands(run: "Artifact") -> list[str]:
     """Returns the commands that evaluate and serve `run`.
 
-    Images without classes, and those of a mixture or of a run that held none out, have no held-out
-    images to classify: their patches are drawn.
+    Held-out images of several classes are classified. If they were clustered, as those of `mlcd
+    explore` are, `evaluate knn` counts them only with --seen. Otherwise patches are drawn.
     """
+    from training.evaluation.seen import are_clusters_clean
     from training.pairs.pairs_config import PairsConfig, validate_any
     from training.run.run_files import read_run_fields
 
@@ -196,21 +197,22 @@ def _next_commands(run: "Artifact") -> list[str]:
     if isinstance(config, PairsConfig):
         evaluate = ["retrieval", path, "--test", config.data.pairs, "--seen"]
     elif config.data.hold_out and not config.data.mix and run.summary.get("image_classes", 0) > 1:
-        evaluate = ["knn", path]
+        is_clean = are_clusters_clean(run, config.data.hold_out)
+        evaluate = ["knn", path] if is_clean else ["knn", path, "--seen"]
     else:
         evaluate = ["pca", path, config.data.sources[0].images, "--out", f"{path}-patches.png"]
     commands = (["evaluate", *evaluate], ["serve", "--model", path])
     return [shlex.join(["mlcd", *command]) for command in commands]
 
 
-def _overrides(
+def _check_overrides(
     recipe: str | None,
     overrides: tuple[str, ...],
     resume: str | None,
     replay: str | None,
     rounds: tuple[int | None, int | None],
 ) -> tuple[str, ...]:
-    """Returns the overrides; with --resume there is no recipe, so every argument is an override."""
+    """Returns the overrides; with --resume every argument is one, also the first."""
     if resume is not None and recipe is not None:
         overrides = (recipe, *overrides)
     elif resume is None and recipe is None:
@@ -225,7 +227,7 @@ def _overrides(
     return overrides
 
 
-def _config(
+def _load_config(
     recipe: str | None, overrides: tuple[str, ...], resume: str | None
 ) -> "RunConfig | PairsConfig":
     from training.pairs.pairs_config import load_any_config
@@ -244,7 +246,7 @@ def _refuse_on_ray(only_plan: bool, rounds: int | None, replay: str | None) -> N
         raise click.UsageError("--on ray starts its workers itself: leave out torchrun")
 
 
-def _trained(
+def _run(
     config: "RunConfig | PairsConfig", on: RayOptions | None, reporter: Reporter
 ) -> "Artifact":
     from training.evaluation.while_training import open_evaluation
@@ -262,7 +264,7 @@ def _trained(
     return run_training(config, reporter, open_evaluation=open_evaluation)
 
 
-def _only_plans(
+def _plan_if_asked(
     only_plan: bool,
     recipe: str | None,
     overrides: tuple[str, ...],
@@ -273,9 +275,9 @@ def _only_plans(
     in_rounds: bool,
 ) -> bool:
     """Reports the plan if --plan was given, and returns whether it was."""
-    given = {name: value for name, value in options.items() if value is not None}
+    set_options = {name: value for name, value in options.items() if value is not None}
     if not only_plan:
-        if given:
+        if set_options:
             raise click.UsageError(
                 "--processes, --classes, --samples, --peak-tflops and --mfu belong to --plan"
             )
@@ -289,6 +291,6 @@ def _only_plans(
     from training.evaluation.while_training import open_evaluation
     from training.plan import plan_recipe
 
-    plan = plan_recipe(recipe, overrides, open_evaluation=open_evaluation, **given)
+    plan = plan_recipe(recipe, overrides, open_evaluation=open_evaluation, **set_options)
     reporter.result(plan.facts(), str(plan))
     return True

@@ -51,7 +51,7 @@ def head_flops(config: RunConfig, num_classes: int) -> float:
     pass, and two gradients. Positives take three, gathered row by row.
     """
     dimension, columns = config.model.output_dim, config.loss.num_labels
-    drawn = expected_drawn(config, num_classes)
+    drawn = estimate_drawn(config, num_classes)
     return 2.0 * dimension * (4 * drawn + 3 * columns) * config.augment.num_views
 
 
@@ -67,16 +67,16 @@ def step_flops(config: RunConfig, num_classes: int) -> float:
     return towers + head_flops(config, num_classes)
 
 
-def expected_drawn(config: RunConfig, num_classes: int) -> float:
+def estimate_drawn(config: RunConfig, num_classes: int) -> float:
     """Returns the expected number of classes drawn as negatives in a step.
 
     `partialfc` takes all positives of the step if they are more; their number is estimated for
     uniform labels.
     """
     batch = config.schedule.batch_size
-    quota = max(1.0, float(int(config.loss.resolved_ratio(num_classes) * num_classes)))
+    quota = max(1.0, float(int(config.loss.resolve_ratio(num_classes) * num_classes)))
     if config.loss.policy == "partialfc":
-        return max(quota, expected_distinct(batch * config.loss.num_labels, num_classes))
+        return max(quota, estimate_distinct(batch * config.loss.num_labels, num_classes))
     return quota
 
 
@@ -88,7 +88,7 @@ def micro_batch(config: RunConfig) -> int:
     return -(-config.schedule.batch_size // config.compute.accumulation)
 
 
-def expected_distinct(num_draws: float, num_classes: int) -> float:
+def estimate_distinct(num_draws: float, num_classes: int) -> float:
     """Returns how many of `num_classes` are hit by uniform draws, on average."""
     return -num_classes * math.expm1(num_draws * math.log1p(-1.0 / num_classes))
 

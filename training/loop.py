@@ -15,7 +15,7 @@ from training.bad_batch import bad_batch_path, bad_state_path, clear_bad_batch, 
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.config import TrainingConfig
 from training.data.loader import StepBatches
-from training.preemption import Interrupted, Preempted, Signals, received_signals
+from training.preemption import Interrupted, Preempted, Signals, receive_signals
 from training.processes import Processes
 from training.telemetry.step_meters import NotFinite, StepMeters
 from training.telemetry.throughput import Throughput
@@ -98,13 +98,13 @@ def train(
     doing = [f"step {state.step}"]
     # Signals are outermost: torchrun stops the others when one fails, and they have to report it.
     with (
-        received_signals() as signals,
+        receive_signals() as signals,
         closing(store),
-        processes.watched(doing),
+        processes.watch(doing),
         work.load() as loader,
     ):
         num_missing = 0
-        for batch, agreement in _agreed(loader, processes, store, signals, config):
+        for batch, agreement in _agree(loader, processes, store, signals, config):
             doing[0] = f"step {batch.step}"
             num_missing += config.schedule.batch_size
             if agreement.num_samples:
@@ -154,7 +154,7 @@ class _Agreement:
         return [sum(counts) / max(1, self.num_samples) for counts in self.row_counts]
 
 
-def _agreed(
+def _agree(
     loader: Iterable[StepBatches[Any]],
     processes: Processes,
     store: CheckpointStore,
@@ -191,8 +191,8 @@ def _agreed(
             store.join()
         assert batch is not None
         row_counts = total[: counts.numel()].view(num_parts, world.size).tolist()
-        agreed = tuple(map(tuple, row_counts))
-        yield batch, _Agreement(agreed, bool(interrupted), bool(preempted))
+        rows_of_parts = tuple(map(tuple, row_counts))
+        yield batch, _Agreement(rows_of_parts, bool(interrupted), bool(preempted))
 
 
 def _step(
@@ -219,7 +219,7 @@ def _step(
         if state.skipped_steps > config.optim.max_skips:
             # All processes know it, and one reports it.
             raise (
-                _diverged(run, batch.step, error.meters, replays=config.replays)
+                _describe_divergence(run, batch.step, error.meters, replays=config.replays)
                 if processes.world.rank == 0
                 else Elsewhere()
             ) from error
@@ -263,7 +263,7 @@ def _keep(
     store.join()
 
 
-def _diverged(run: Path, step: int, meters: StepMeters, *, replays: bool) -> Diverged:
+def _describe_divergence(run: Path, step: int, meters: StepMeters, *, replays: bool) -> Diverged:
     loss, *norms = (norm.item() for norm in meters.norms.values())
     return Diverged(
         f"step {step}: loss {loss}, gradient norms {' and '.join(map(str, norms))}; the batch is in"

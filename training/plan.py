@@ -26,7 +26,7 @@ from training.data.dataset import label_tables, open_dataset
 from training.flops import head_flops, micro_batch, step_flops
 from training.run.classification import OpenEvaluation, open_no_evaluation
 from training.run.run_training import check_labels, check_run
-from training.telemetry.throughput import measured_peak_tflops
+from training.telemetry.throughput import measure_peak_tflops
 
 # The share of the matrix limit that a run is assumed to reach. NeMo reaches 0.45 and 0.29 for ViT
 # g/14 (A100, H100).
@@ -203,7 +203,7 @@ def plan_training(
         head_share=head_flops(config, num_classes) / flops_per_image,
         device=device,
         checkpoint_bytes=checkpoint_bytes(config, num_classes),
-        checkpoints=len(kept_checkpoints(config)),
+        checkpoints=len(list_checkpoints(config)),
         snapshot_bytes=snapshot_bytes(config, num_classes, world_size),
     )
 
@@ -237,7 +237,7 @@ def _device_profile(
     if peak_tflops is not None:
         return DeviceProfile(peak_tflops, "given", utilization)
     use_cuda = config.device != "cpu" and torch.cuda.is_available()
-    measured = measured_peak_tflops(
+    measured = measure_peak_tflops(
         torch.device("cuda" if use_cuda else "cpu"), config.compute.precision
     )
     return DeviceProfile(measured, "measured here", utilization)
@@ -275,7 +275,7 @@ def plan_inputs(
     )
 
 
-def kept_checkpoints(config: RunConfig) -> list[int]:
+def list_checkpoints(config: RunConfig) -> list[int]:
     """Returns the steps whose checkpoints a finished run holds."""
     steps, keep = config.schedule.steps, config.checkpoint
     regular = range(keep.every_steps, steps + 1, keep.every_steps)

@@ -49,7 +49,7 @@ def preemptible() -> Iterator[None]:
     def stop(_: int, __: object) -> NoReturn:
         raise Preempted(None)
 
-    with _handled(_PREEMPTING, stop):
+    with _handle(_PREEMPTING, stop):
         yield
 
 
@@ -58,7 +58,7 @@ _GIVEN: Final[ContextVar[Signals | None]] = ContextVar("given", default=None)
 
 
 @contextmanager
-def given_signals(signals: Signals) -> Iterator[None]:
+def use_signals(signals: Signals) -> Iterator[None]:
     """Makes the loop heed these signals, which some other process sends, in place of its own."""
     token = _GIVEN.set(signals)
     try:
@@ -68,18 +68,18 @@ def given_signals(signals: Signals) -> Iterator[None]:
 
 
 @contextmanager
-def received_signals() -> Iterator[Signals]:
+def receive_signals() -> Iterator[Signals]:
     """Collects SIGINT, SIGTERM and SIGUSR1 instead of ending the process."""
-    if (given := _GIVEN.get()) is not None:
-        yield given
+    if (shared := _GIVEN.get()) is not None:
+        yield shared
         return
     signals = Signals()
-    with _handled((signal.SIGINT, *_PREEMPTING), signals.receive):
+    with _handle((signal.SIGINT, *_PREEMPTING), signals.receive):
         yield signals
 
 
 @contextmanager
-def _handled(
+def _handle(
     numbers: Iterable[signal.Signals], handler: Callable[[int, object], None]
 ) -> Iterator[None]:
     previous = {number: signal.signal(number, handler) for number in numbers}

@@ -46,10 +46,10 @@ class Processes:
         try:
             dist.monitored_barrier(self.control, timeout=_TIMEOUT, wait_all_ranks=True)
         except RuntimeError as error:
-            if self.world.rank or (found := _ABSENT.search(str(error))) is None:
+            if self.world.rank or (absent := _ABSENT.search(str(error))) is None:
                 raise Elsewhere from error
             raise Unavailable(
-                f"process {found[1].strip()} did not come to {point}",
+                f"process {absent[1].strip()} did not come to {point}",
                 remedy="look at its output, then start again",
             ) from error
 
@@ -72,7 +72,7 @@ class Processes:
             raise Elsewhere from failure
 
     @contextmanager
-    def led(self, work: str) -> Iterator[None]:
+    def lead(self, work: str) -> Iterator[None]:
         """Lets the first process of each machine leave the block before its others enter.
 
         They wait as long as it takes, and raise Elsewhere if the first fails. work: a name that no
@@ -97,7 +97,7 @@ class Processes:
             store.set(key, end)
 
     @contextmanager
-    def watched(self, work: list[str]) -> Iterator[None]:
+    def watch(self, work: list[str]) -> Iterator[None]:
         """Turns a lost connection or a time-out into Unavailable, which names the missing
         processes.
 
@@ -118,15 +118,17 @@ class Processes:
             store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - not public
             store.set(f"survivor/{rank}", work)
             time.sleep(_ROLL_CALL_S)
-            here = [other for other in range(size) if store.check([f"survivor/{other}"])]
+            present = [number for number in range(size) if store.check([f"survivor/{number}"])]
         except RuntimeError:
-            here = [rank]
-        if here[0] != rank:
+            present = [rank]
+        if present[0] != rank:
             return Elsewhere()
-        gone = ", ".join(str(other) for other in range(size) if other not in here)
-        what = f"process {gone} is gone" if gone else "the processes cannot reach each other"
+        missing = ", ".join(str(number) for number in range(size) if number not in present)
+        problem = (
+            f"process {missing} is gone" if missing else "the processes cannot reach each other"
+        )
         return Unavailable(
-            f"{what} (at {work})",
+            f"{problem} (at {work})",
             remedy="the last checkpoint is intact; the same command goes on from it",
         )
 
@@ -157,5 +159,5 @@ def open_processes(
             yield Processes(world, torch.device("cuda" if use_cuda else "cpu"), cores)
             return
         control, saving = (dist.new_group(backend="gloo", timeout=_TIMEOUT) for _ in range(2))
-        here = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
-        yield Processes(world, here, cores, local_size, local_rank, control, saving)
+        own_device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+        yield Processes(world, own_device, cores, local_size, local_rank, control, saving)

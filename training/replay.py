@@ -76,17 +76,17 @@ def replay(run: Path, batch: Path) -> Replay:
     with open_processes(config.device, config.num_threads) as processes:
         # Weights that are not finite are no model; they are read with the state.
         preprocess = PreprocessSpec.read(state_path / "weights" / PREPROCESS)
-        model = Servable(initial_model(config).trunk, preprocess)
+        model = Servable(initial_model(config.model, config.seed).trunk, preprocess)
         state = initial_state(config, num_classes, processes, model)
         load_checkpoint(state, state_path)
         counts = [len(part.labels) for part in parts]
         shares = [count / max(1, sum(counts)) for count in counts]
-        with _first_not_finite(state) as found:
+        with _first_not_finite(state) as outputs:
             loss, _ = backward(state, parts, shares, config)
         first_gradient = next(
-            (name for name, each in _backwards(state) if not _is_finite(each.grad)), None
+            (name for name, parameter in _backwards(state) if not _is_finite(parameter.grad)), None
         )
-        norms = clip_global_norm(state.replicated(), state.sharded(), float("inf"), processes.world)
+        norms = clip_global_norm(state.replicated, state.sharded, float("inf"), processes.world)
     return Replay(
         step=step,
         loss=loss.item(),
@@ -97,7 +97,7 @@ def replay(run: Path, batch: Path) -> Replay:
             for name, parameter in reversed(list(_backwards(state)))
             if not _is_finite(parameter)
         ],
-        first_output=found[0] if found else None,
+        first_output=outputs[0] if outputs else None,
         first_gradient=first_gradient,
     )
 
@@ -108,26 +108,26 @@ def _first_not_finite(state: TrainState) -> Iterator[list[str]]:
 
     They are in the order in which they finished.
     """
-    found: list[str] = []
+    names: list[str] = []
 
     def watch(module: nn.Module, name: str) -> Any:
         def look(_: nn.Module, __: Any, output: Any) -> None:
             # The head's output is not a tensor but the loss with its meters.
             if not _is_finite(output if torch.is_tensor(output) else output.loss):
-                found.append(name)
+                names.append(name)
 
         return module.register_forward_hook(look)
 
-    named = [
+    modules = [
         (f"trunk.{name}".rstrip("."), module) for name, module in state.model.trunk.named_modules()
     ]
     handles = [
         watch(module, name)
-        for name, module in (*named, ("centers", state.head))
+        for name, module in (*modules, ("centers", state.head))
         if not _is_list(module)
     ]
     try:
-        yield found
+        yield names
     finally:
         for handle in handles:
             handle.remove()

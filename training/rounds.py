@@ -66,7 +66,7 @@ def run_rounds(
                 str(folder / name) for name in ("labels", "centers")
             )
         latest = run_training(
-            _changed(config, **changes), reporter, open_evaluation=open_evaluation
+            _change_round(config, **changes), reporter, open_evaluation=open_evaluation
         )
         yield latest
 
@@ -92,7 +92,7 @@ def _check(config: RunConfig, out: Path, num_clusters: int | None) -> None:
     out.mkdir(parents=True, exist_ok=True)
 
 
-def _changed(
+def _change_round(
     config: RunConfig,
     *,
     out: str,
@@ -119,8 +119,8 @@ def _relabel(
     """Makes the labels of a round by the tower of the round before."""
     model = run.path.parent / "model"
     export_model(str(run.path), model, name="mlcd-vit", images=images, reporter=reporter)
-    kept = config.data.selection
-    selection = None if kept is None else Selection.open(fetch_copy(kept))
+    selection_path = config.data.selection
+    selection = None if selection_path is None else Selection.open(fetch_copy(selection_path))
     with closing(open_encoder(str(model))) as encoder:
         embed(open_source(images), encoder, folder / "features", reporter, selection=selection)
     options = ClusterOptions(

@@ -40,7 +40,7 @@ def open_start(spec: str, like: str | None, out: Path) -> Start:
     _refuse_untrainable(spec)
     if like is not None and _is_ours(spec):
         raise ConfigInvalid(
-            f"{spec} states its sizes by itself, so model.like={like} has no effect",
+            f"model.like is for bare files of weights, but {spec} states its own sizes",
             remedy="leave out model.like",
         )
     # It reaches onnx and an engine, which only a run that starts from weights has to load.
@@ -57,37 +57,37 @@ def open_start(spec: str, like: str | None, out: Path) -> Start:
     return Start(model, replace(weights.parent, role=role), weights.centers)
 
 
-def tower_fields(spec: str, like: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sizes of the tower at `spec`, at the resolution that `given` asks for.
+def tower_fields(spec: str, like: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sizes of the tower at `spec`, at the resolution that `fields` asks for.
 
-    given: what the recipe says of the tower. If that is all, the weights are not opened yet. Raises
+    fields: of the recipe's tower. If they name every size, the weights are not opened yet. Raises
     ConfigInvalid if it contradicts the weights.
     """
-    if given.keys() >= set(_NEEDED):
-        return {name: given[name] for name in SIZES if name in given}
-    return sizes_from(open_start(spec, like, Path()).model, spec, given)
+    if fields.keys() >= set(_NEEDED):
+        return {name: fields[name] for name in SIZES if name in fields}
+    return sizes_from(open_start(spec, like, Path()).model, spec, fields)
 
 
-def sizes_from(model: Servable, spec: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sizes of a model, at the resolution of `given`.
+def sizes_from(model: Servable, spec: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sizes of a model, at the resolution of `fields`.
 
-    Raises ConfigInvalid if another size in `given` contradicts them.
+    Raises ConfigInvalid if another size in `fields` contradicts them.
     """
     config = model.trunk.config
-    stated = config.to_dict()
+    sizes = config.to_dict()
     for name in SIZES:
-        if name != "image_size" and name in given and given[name] != stated[name]:
+        if name != "image_size" and name in fields and fields[name] != sizes[name]:
             raise ConfigInvalid(
-                f"model.{name}={given[name]}, but the weights at {spec} have {stated[name]}",
+                f"model.{name}={fields[name]}, but the weights at {spec} have {sizes[name]}",
                 remedy=f"leave out model.{name}, or start from other weights",
             )
-    size = given.get("image_size", model.preprocess.crop)
+    size = fields.get("image_size", model.preprocess.crop)
     if not isinstance(size, int) or size < 1 or size % config.patch_size:
         raise ConfigInvalid(
             f"model.image_size={size} is not a multiple of the patches of {spec}, which have"
             f" {config.patch_size} pixels"
         )
-    return {**{name: stated[name] for name in SIZES}, "image_size": size}
+    return {**{name: sizes[name] for name in SIZES}, "image_size": size}
 
 
 def at_size(model: Servable, image_size: int) -> Servable:

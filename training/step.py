@@ -74,7 +74,9 @@ def train_step(
     all processes; a micro-batch without a share is left out. row_counts: for each micro-batch the
     samples of each process; None asks the processes. Raises NotFinite before the update.
     """
-    lr = set_learning_rate(state.optimizers, state.step, config)
+    lr = set_learning_rate(
+        state.optimizers, config.optim, step=state.step, num_steps=config.schedule.steps
+    )
     # No sample of the step could be used.
     if not any(shares):
         nothing = torch.tensor(math.nan)
@@ -82,7 +84,7 @@ def train_step(
     loss, head = backward(state, batches, shares, config, row_counts)
     max_norm = config.optim.clip_norm or float("inf")
     world = state.head.world
-    norms = clip_global_norm(state.replicated(), state.sharded(), max_norm, world)
+    norms = clip_global_norm(state.replicated, state.sharded, max_norm, world)
     meters = Meters(loss, head, *norms, lr)
     finite = torch.isfinite(loss) & torch.isfinite(norms[0]) & torch.isfinite(norms[1])
     # This is the only value that the host reads. It is a maximum, so that all processes decide
@@ -120,7 +122,9 @@ def backward(
     # With one micro-batch the head gathers the step's labels itself.
     if len(labels) > 1:
         of_step = (
-            None if row_counts is None else [sum(each) for each in zip(*row_counts, strict=True)]
+            None
+            if row_counts is None
+            else [sum(counts) for counts in zip(*row_counts, strict=True)]
         )
         step_labels = head.world.gather_rows(torch.cat(labels), of_step)
     loss = torch.zeros((), dtype=head.weight.dtype, device=device)
@@ -136,7 +140,7 @@ def backward(
     for number, ((index, view, share), images) in enumerate(zip(passes, copies, strict=True), 1):
         batch = batches[index]
         with nullcontext() if number == len(passes) else state.backbone.accumulating():
-            embeddings = _embedded(state, batch, view, images, config)
+            embeddings = _embed(state, batch, view, images, config)
             weights = batch.weights
             output = head(
                 embeddings,
@@ -152,14 +156,14 @@ def backward(
             add_up(head.weight)
         loss += share * output.loss.detach()
         parts.append((share, output.meters))
-    return loss, _averaged(parts)
+    return loss, _average_meters(parts)
 
 
-def _embedded(
+def _embed(
     state: TrainState, batch: MicroBatch, view: int, images: Tensor, config: RunConfig
 ) -> Tensor:
     """Returns the embeddings of a view of the samples, [b, D]."""
-    pixels = _recolored(images, batch, view, config)
+    pixels = _recolor(images, batch, view, config)
     scales = branch_scales(config.model, batch.positions, config.seed, view)
     return state.backbone.embed(pixels, None if scales is None else scales.to(pixels))
 
@@ -168,7 +172,7 @@ def _views(batch: MicroBatch) -> tuple[Tensor, ...]:
     return (batch.images, *batch.more_views)
 
 
-def _recolored(images: Tensor, batch: MicroBatch, view: int, config: RunConfig) -> Tensor:
+def _recolor(images: Tensor, batch: MicroBatch, view: int, config: RunConfig) -> Tensor:
     """Returns a view of the samples with its changes of color, as floating-point numbers."""
     colors = draw_colors(batch.positions, config.augment, config.seed, view)
     return images.float() if colors is None else recolor(images.float(), colors)
@@ -179,7 +183,7 @@ def _drop_gradients(state: TrainState) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
-def _averaged(parts: Sequence[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:
+def _average_meters(parts: Sequence[tuple[float, dict[str, Tensor]]]) -> dict[str, Tensor]:
     """Averages meters by share; a meter that is NaN (a mean over nothing) does not count."""
     if len(parts) == 1:
         return dict(parts[0][1])

@@ -8,21 +8,19 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import VisionTower, ViT
 from mlcd.randomness import Stream, hash_counters
-from training.config import TowerConfig, TrainingConfig
 from training.start import Start, at_size
+from training.tower_config import TowerConfig
 
 _AFTER_BLOCKS: Final = ("norm_post.", "proj.")
 
 
-def initial_model(config: TrainingConfig, start: Start | None = None) -> Servable:
-    """Returns the tower of step 0, on the CPU: that of the start, or a random one of this seed."""
+def initial_model(config: TowerConfig, seed: int, start: Start | None = None) -> Servable:
+    """Returns the tower of step 0, on the CPU: that of the start, or a random one of the seed."""
     if start is not None:
-        return at_size(start.model, config.model.image_size)
-    trunk = ViT(config.model.vit())
-    trunk.initialize(
-        torch.Generator().manual_seed(int(hash_counters(config.seed, Stream.TOWER)[0]))
-    )
-    size = config.model.image_size
+        return at_size(start.model, config.image_size)
+    trunk = ViT(config.vit())
+    trunk.initialize(torch.Generator().manual_seed(int(hash_counters(seed, Stream.TOWER)[0])))
+    size = config.image_size
     return Servable(trunk, PreprocessSpec(resize_shortest=size, crop=size))
 
 

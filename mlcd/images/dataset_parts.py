@@ -37,6 +37,11 @@ def parts_of_classes(class_names: Iterable[str]) -> dict[str, str]:
     return part_of if len(part_of) > 1 else {}
 
 
+def describe_parts(location: str, parts: Mapping[str, str]) -> str:
+    """Returns the sentence that says which folders of a place are parts of a data set."""
+    return f"the folders {', '.join(sorted(parts))} of {location} are parts of a data set"
+
+
 def propose_parts(location: str, parts: Mapping[str, str]) -> str:
     """Returns the remedy for images whose folders are parts: the options that give them apart."""
     names = {part: folder for folder, part in parts.items()}

@@ -14,7 +14,7 @@ from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.labels import NAMES, part_name, write_part
 from mlcd.artifacts.manifest import Artifact, Request
 from mlcd.errors import ImageRejected, InvalidInput
-from mlcd.images.dataset_parts import parts_of_classes, propose_parts
+from mlcd.images.dataset_parts import describe_parts, parts_of_classes, propose_parts
 from mlcd.images.entries import Entry
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
@@ -49,8 +49,7 @@ def label_classes(images: str, out: Path, reporter: Reporter) -> Artifact:
     if parts := parts_of_classes(names):
         first = min(parts)
         raise InvalidInput(
-            f"the folders {', '.join(sorted(parts))} of {images} are parts of a data set, and would"
-            f" make {len(names)} classes",
+            f"{describe_parts(images, parts)}, and would make {len(names)} classes",
             remedy=f"label one part alone, such as {images.rstrip('/')}/{first}; in `mlcd evaluate`"
             f" {propose_parts(images, parts)}",
         )

@@ -91,7 +91,7 @@ class _Training:
 
 def _train(config: RunConfig, loss: InstanceLoss, draft: Path, device: torch.device) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
-    model = initial_model(config).to(device)
+    model = initial_model(config.model, config.seed).to(device)
     loss.to(device)
     scalars = {"params": list(loss.parameters()), "weight_decay": 0.0, "peak_lr": config.optim.lr}
     groups = [*parameter_groups(model.trunk, config.optim), scalars]

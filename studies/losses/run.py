@@ -146,7 +146,7 @@ def config_of(study: Study, spec: RunSpec) -> RunConfig:
 
 def _trained(config: RunConfig, spec: RunSpec) -> Servable:
     if spec.arm == UNTRAINED:
-        return initial_model(config)
+        return initial_model(config.model, config.seed)
     if spec.arm in INSTANCE_ARMS:
         return Servable.read(
             train_instances(config, cast("InstanceKind", spec.arm), spec.setting.scale)

@@ -16,7 +16,7 @@ from mlcd.collections.collection import Collection
 from mlcd.pipelines.cluster import ClusterOptions, rows_to_cluster
 from tests.conftest import refuse, run_python, succeed, write_digits
 from training.evaluation.representations import digest_rows
-from training.evaluation.seen import seen_by
+from training.evaluation.seen import find_seen
 
 KILLED = """
 import os, sys
@@ -134,7 +134,7 @@ def test_a_run_knows_what_its_centers_were_made_from_after_images_were_added(fol
     rows = rows_to_cluster(EmbeddingsArtifact.open(folder / "embeddings"), clustered)
     done(*embed(folder, "--append"))
     done(*label(folder, "--append"))
-    seen = seen_by(open_artifact(run / "checkpoints" / "step_000001"))
+    seen = find_seen(open_artifact(run / "checkpoints" / "step_000001"))
     grown = EmbeddingsArtifact.open(folder / "embeddings")
     np.testing.assert_array_equal(seen.clustered, digest_rows(grown.image_sha256)[rows])
     (unknown,) = seen.unknown

@@ -12,6 +12,7 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.selection import Selection
 from tests.conftest import call_mlcd, refuse, succeed
 from tests.unit.training.running import evaluated
+from training.evaluation.seen import are_clusters_clean
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,7 @@ def test_what_was_seen_is_refused_or_counted(name, trained, clustered, runs):
             assert f"40 of 40 test images were seen in the making of {run}" in result.stderr
             assert f"{trained} trained on, {clustered} clustered" in result.stderr
             assert "--seen" in result.stderr
+    assert are_clusters_clean(open_artifact(run, "run"), 0.2) == (clustered == 0)
     facts = {"images": seen, "trained_on": trained, "clustered": clustered, "unknown": []}
     assert evaluated("knn", run, "--seen")["seen"] == facts
     line = call_mlcd("evaluate", "knn", run, "--seen").stdout

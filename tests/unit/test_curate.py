@@ -78,9 +78,7 @@ def test_one_of_each_group_is_kept(embeddings, tmp_path):
 def test_largest_needs_the_images(embeddings, tmp_path):
     shutil.copytree(embeddings, tmp_path / "moved")
     options = ("--duplicates", "0.9", "--keep", "largest")
-    refuse(
-        "curate", tmp_path / "moved", tmp_path / "out", *options, contains="no images at"
-    )
+    refuse("curate", tmp_path / "moved", tmp_path / "out", *options, contains="no images at")
     (tmp_path / "images").mkdir()
     shutil.copyfile(embeddings.parent / "images" / "z-copy.png", tmp_path / "images" / "z-copy.png")
     refuse("curate", tmp_path / "moved", tmp_path / "out", *options, contains="lacks the image")

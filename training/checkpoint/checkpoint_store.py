@@ -25,8 +25,8 @@ from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_ar
 from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.models.runs import checkpoint_name, checkpoint_steps
 from mlcd.types import Fingerprint
+from training.checkpoint.checkpoint_config import CheckpointConfig
 from training.checkpoint.files import STATE, write_tensors
-from training.config import CheckpointConfig
 from training.processes import Processes
 
 # Layouts 1 and 2 had files of our own instead of torch.distributed.checkpoint's.
@@ -120,10 +120,10 @@ class CheckpointStore:
                     if out is not None and out.exists():
                         shutil.rmtree(out)
                     stack.enter_context(draft)
-            kept = stack.pop_all()
+            cleanup = stack.pop_all()
         self._writer = threading.Thread(
             target=self._write,
-            args=(copy, draft, kept),
+            args=(copy, draft, cleanup),
             name=f"checkpoint-{state.step}",
             daemon=True,
         )
@@ -167,7 +167,7 @@ class CheckpointStore:
         """
         path = self._folder / checkpoint_name(step)
         with self._processes.failing_together():
-            checked_checkpoint(path, verify_files=self._processes.world.rank == 0)
+            open_checkpoint(path, verify_files=self._processes.world.rank == 0)
         with self._processes.failing_together():
             self._contents.restore(state, path / STATE, step, self._processes.saving)
 
@@ -179,9 +179,9 @@ class CheckpointStore:
             if self._processes.world.rank == 0:
                 self._retire(newest)
 
-    def _write(self, copy: Copied, draft: Draft, kept: ExitStack) -> None:
+    def _write(self, copy: Copied, draft: Draft, cleanup: ExitStack) -> None:
         try:
-            with kept:
+            with cleanup:
                 self._write_part(copy, draft)
         except Exception as error:  # noqa: BLE001 - it is raised where the trainer asks
             try:
@@ -206,10 +206,10 @@ class CheckpointStore:
         """
         steps = checkpoint_steps(self._folder)
         regular = [step for step in steps if self.is_due(step)]
-        kept = {0, newest, *regular[-self._config.keep_last :]}
+        remaining = {0, newest, *regular[-self._config.keep_last :]}
         if self._config.keep_every is not None:
-            kept |= {step for step in regular if step % self._config.keep_every == 0}
-        names = {checkpoint_name(step) for step in kept}
+            remaining |= {step for step in regular if step % self._config.keep_every == 0}
+        names = {checkpoint_name(step) for step in remaining}
         for path in self._folder.glob("step_*"):
             if path.name not in names:
                 # Without its manifest it is no checkpoint any more, even if the deletion is
@@ -218,7 +218,7 @@ class CheckpointStore:
                 shutil.rmtree(path)
 
 
-def checked_checkpoint(path: Path, *, verify_files: bool = True) -> Artifact:
+def open_checkpoint(path: Path, *, verify_files: bool = True) -> Artifact:
     """Opens the checkpoint at `path`. Raises ArtifactInvalid if damaged or of another layout."""
     artifact = open_artifact(path, "checkpoint", verify_files=verify_files)
     layout = artifact.config.get("layout", 1)

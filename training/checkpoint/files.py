@@ -53,7 +53,7 @@ def write_tensors(tensors: Mapping[str, Tensor], directory: Path, group: Any) ->
 def read_tensors(
     tensors: dict[str, Tensor], directory: Path, group: Any = None, *, alone: bool = False
 ) -> None:
-    """Fills `tensors`, whose sizes and types are those of `stored_tensors`, or DTensors of these.
+    """Fills `tensors`, which are of the stored sizes and types, or DTensors of these.
 
     Every process of `group` calls it, or, with `alone`, only this one. Raises ArtifactInvalid if
     the files are damaged.
@@ -69,7 +69,7 @@ def read_tensors(
         raise _unreadable(directory) from error
 
 
-def stored_tensors(directory: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def read_tensor_sizes(directory: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Returns size and type of every tensor in `directory`, by name.
 
     Raises ArtifactInvalid if it cannot be read.

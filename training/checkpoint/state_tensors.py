@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 
-def copied(tensor: Tensor) -> Tensor:
+def copy_to_host(tensor: Tensor) -> Tensor:
     """Returns a copy in the host's memory."""
     copy: Tensor = tensor.detach().to("cpu", copy=True).contiguous()
     return copy
@@ -30,12 +30,12 @@ def restore_moments(
     if moments:
         # AdamW keeps its step counter on the CPU.
         optimizer.state[parameter] = {
-            kind: moment if kind == "step" else _placed_like(moment, parameter)
+            kind: moment if kind == "step" else _place_like(moment, parameter)
             for kind, moment in moments.items()
         }
 
 
-def _placed_like(local: Tensor, parameter: Tensor) -> Tensor:
+def _place_like(local: Tensor, parameter: Tensor) -> Tensor:
     """Puts `local` on the parameter's device, as a part of a whole of the same size."""
     moved = local.to(local_part(parameter).device)
     return (
@@ -45,11 +45,16 @@ def _placed_like(local: Tensor, parameter: Tensor) -> Tensor:
     )
 
 
-def part_of(whole: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:
-    """Wraps `local` as this process's part of a tensor that is sharded as `whole` is."""
+def part_of(sharded: DTensor, local: Tensor, mesh: DeviceMesh | None) -> Tensor:
+    """Wraps `local` as this process's part of a tensor that is sharded as `sharded` is."""
     assert mesh is not None
     return DTensor.from_local(
-        local, mesh, whole.placements, run_check=False, shape=whole.size(), stride=whole.stride()
+        local,
+        mesh,
+        sharded.placements,
+        run_check=False,
+        shape=sharded.size(),
+        stride=sharded.stride(),
     )
 
 

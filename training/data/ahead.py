@@ -26,12 +26,12 @@ def ahead(
         1, thread_name_prefix="ahead", initializer=begin_thread, initargs=(device,)
     )
     try:
-        yield _taken(pool, steps, num)
+        yield _take_ahead(pool, steps, num)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _taken(
+def _take_ahead(
     pool: ThreadPoolExecutor, steps: Iterator[StepBatches[_Part]], num: int
 ) -> Iterator[StepBatches[_Part]]:
     def submit() -> Future[StepBatches[_Part] | None]:

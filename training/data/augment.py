@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.randomness import Stream, uniform
-from training.config import AugmentConfig
+from training.data.augment_config import AugmentConfig
 
 _ATTEMPTS: Final = 10  # the number of torchvision
 _DRAWS: Final = 2 * _ATTEMPTS + 3  # area and aspect of each attempt; then left, top, mirror
@@ -64,20 +64,20 @@ def crop_boxes(
     low, high = config.area_of(view)
     area = (low + (high - low) * area) * (widths * heights)[:, None]
     ratio = config.max_aspect ** (2.0 * aspect - 1.0)
-    tried = np.sqrt([area * ratio, area / ratio])
-    fits = (tried[0] <= widths[:, None]) & (tried[1] <= heights[:, None])
-    found = fits.any(axis=1)
+    attempts = np.sqrt([area * ratio, area / ratio])
+    fits = (attempts[0] <= widths[:, None]) & (attempts[1] <= heights[:, None])
+    is_drawn = fits.any(axis=1)
     width, height = np.where(
-        found,
-        tried[:, np.arange(len(positions)), fits.argmax(axis=1)],
+        is_drawn,
+        attempts[:, np.arange(len(positions)), fits.argmax(axis=1)],
         [
             np.minimum(widths, heights * config.max_aspect),
             np.minimum(heights, widths * config.max_aspect),
         ],
     )
     return Boxes(
-        left=(widths - width) * np.where(found, left, 0.5),
-        top=(heights - height) * np.where(found, top, 0.5),
+        left=(widths - width) * np.where(is_drawn, left, 0.5),
+        top=(heights - height) * np.where(is_drawn, top, 0.5),
         width=width,
         height=height,
         mirrored=mirror < config.flip,

@@ -25,7 +25,7 @@ def write_examples(dataset: Dataset, run: Path) -> None:
 def class_examples(dataset: Dataset) -> Examples:
     """Returns the keys of at most 8 training samples for each class.
 
-    They have no similarities: scores are cosines with the centers that were clustered, and training
+    Similarities are left out: scores are cosines with the centers that were clustered, and training
     moves these.
     """
     nearest = NearestMembers(dataset.num_centers)
@@ -56,8 +56,8 @@ def _samples(
     keys, trained = [pa.array([], pa.large_string())], []
     for number, (part, table) in enumerate(zip(dataset.parts, dataset.label_tables, strict=True)):
         own = rows[order[bounds[number] : bounds[number + 1]]] - starts[number]
-        found = table.read_keys().take(pa.array(own))
-        keys.extend(found.chunks)
-        trained.append(part.entries.find(found) >= 0)
+        labeled = table.read_keys().take(pa.array(own))
+        keys.extend(labeled.chunks)
+        trained.append(part.entries.find(labeled) >= 0)
     back = np.argsort(order, kind="stable")
     return pa.concat_arrays(keys).take(pa.array(back)), np.concatenate(trained)[back]

@@ -21,13 +21,13 @@ from training.data.pictures import DecodedPictures, Picture, Pictures, Sample, p
 class Crops:
     """Some samples, decoded and cropped.
 
-    views: for each view uint8 [k, 3, S, S]. kept: the indices of the k samples among the requested
-    ones. rejected: the others, by index, with the reason. changed: the indices of images that
-    differ from those that were labeled; they are among the kept.
+    views: for each view uint8 [k, 3, S, S]. usable: the indices of the k samples among the
+    requested ones. rejected: the remaining ones, by index, with the reason. changed: the indices of
+    images that differ from those that were labeled; they are among the usable.
     """
 
     views: tuple[Tensor, ...]
-    kept: tuple[int, ...]
+    usable: tuple[int, ...]
     rejected: dict[int, str]
     changed: tuple[int, ...]
 
@@ -92,13 +92,13 @@ def crop_pictures(
     for index, picture in enumerate(pictures):
         image = Image.fromarray(picture.pixels)
         for pixels, size, of_view in zip(views, sizes, boxes, strict=True):
-            crop = _resized(image, picture, of_view.corners(index), size)
+            crop = _crop(image, picture, of_view.corners(index), size)
             mirrored = of_view.mirrored[index]
             pixels[index] = (crop[:, ::-1] if mirrored else crop).transpose(2, 0, 1)
     return tuple(torch.from_numpy(pixels) for pixels in views)
 
 
-def _resized(
+def _crop(
     image: Image.Image, picture: Picture, box: tuple[float, float, float, float], size: int
 ) -> NDArray[np.uint8]:
     """Returns uint8 [size, size, 3] for the box, which is in the full picture's pixels.
@@ -108,7 +108,7 @@ def _resized(
     width, height = image.size
     x, y = width / picture.width, height / picture.height
     left, top, right, bottom = box
-    kept = (left * x, top * y, min(right * x, width), min(bottom * y, height))
+    region = (left * x, top * y, min(right * x, width), min(bottom * y, height))
     return np.asarray(
-        image.resize((size, size), Image.Resampling.BICUBIC, box=kept), dtype=np.uint8
+        image.resize((size, size), Image.Resampling.BICUBIC, box=region), dtype=np.uint8
     )

@@ -23,8 +23,9 @@ from mlcd.images.matched_keys import match_keys
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.keys import mask_held_out, split_positions
-from training.config import MixedSource, RunConfig
+from training.data.data_config import MixedSource
 from training.data.order import block_shares
+from training.data.settings import DatasetSettings
 
 _log = logging.getLogger(__name__)
 
@@ -97,12 +98,12 @@ class Dataset:
         return tuple(part.weight for part in self.parts)
 
 
-def open_dataset(config: RunConfig) -> Dataset:
+def open_dataset(config: DatasetSettings) -> Dataset:
     """Opens every image of `config.data` that is not held out, is selected and has labels.
 
     The others are counted, not replaced. Damaged shards are reported and left out. Raises NotFound,
     ArtifactInvalid or InvalidInput if images or labels cannot be used or do not belong together, or
-    if a label is no center's; ConfigInvalid if a weight of the mixture is too small.
+    if a label names an unknown center; ConfigInvalid if a weight of the mixture is too small.
     """
     if config.data.decode == "fast":
         require_simplejpeg()
@@ -117,7 +118,7 @@ def open_dataset(config: RunConfig) -> Dataset:
     )
 
 
-def label_tables(config: RunConfig, *, verify_files: bool = True) -> tuple[LabelTable, ...]:
+def label_tables(config: DatasetSettings, *, verify_files: bool = True) -> tuple[LabelTable, ...]:
     """Opens the labels of every data set. Raises ConfigInvalid if they are of different centers."""
     tables = tuple(
         LabelTable(open_artifact(fetch_copy(source.labels), "labels", verify_files=verify_files))
@@ -127,7 +128,7 @@ def label_tables(config: RunConfig, *, verify_files: bool = True) -> tuple[Label
     return tables
 
 
-def _join(mixed: MixedSource, table: LabelTable, config: RunConfig) -> tuple[Part, int, int]:
+def _join(mixed: MixedSource, table: LabelTable, config: DatasetSettings) -> tuple[Part, int, int]:
     """Returns the part, its number of images without labels, and of labels without an image."""
     num_labels, hold_out = config.loss.num_stored, config.data.hold_out
     source = open_source(mixed.images)
@@ -137,7 +138,7 @@ def _join(mixed: MixedSource, table: LabelTable, config: RunConfig) -> tuple[Par
         _log.warning("%s: %s: %s", mixed.images, problem.key, problem.detail)
     kept_out = mask_held_out(split_positions(entries.keys(), entries.class_names()), hold_out)
     if mixed.selection is not None:
-        kept_out |= _left_out(entries, mixed)
+        kept_out |= _mask_unselected(entries, mixed)
     matched = match_keys(table.read_keys(), entries.key_column(), mixed.labels)
     row_of_label = matched.indices
     labeled = np.zeros(len(entries), dtype=np.bool_)
@@ -169,13 +170,13 @@ def _join(mixed: MixedSource, table: LabelTable, config: RunConfig) -> tuple[Par
     return part, int((~labeled & ~kept_out).sum()), num_missing
 
 
-def _left_out(entries: Entries, mixed: MixedSource) -> NDArray[np.bool_]:
+def _mask_unselected(entries: Entries, mixed: MixedSource) -> NDArray[np.bool_]:
     """Returns which images the selection of a data set does not keep, [N]."""
-    left_out = np.ones(len(entries), np.bool_)
+    unselected = np.ones(len(entries), np.bool_)
     assert mixed.selection is not None
-    kept = Selection.open(fetch_copy(mixed.selection)).read_keys()
-    left_out[entries.indices_of(kept, mixed.selection)] = False
-    return left_out
+    keys = Selection.open(fetch_copy(mixed.selection)).read_keys()
+    unselected[entries.indices_of(keys, mixed.selection)] = False
+    return unselected
 
 
 def _labels_at(
@@ -229,9 +230,10 @@ def _refuse_unknown(ids: NDArray[np.int32], start: int, table: LabelTable) -> No
 
 
 def _refuse_other_centers(tables: Sequence[LabelTable]) -> None:
-    for one, other in pairwise(tables):
-        if (one.num_centers, one.classes) != (other.num_centers, other.classes):
+    for first, second in pairwise(tables):
+        if (first.num_centers, first.classes) != (second.num_centers, second.classes):
             raise ConfigInvalid(
-                f"{one.artifact.path} and {other.artifact.path} hold labels of different centers",
+                f"{first.artifact.path} and {second.artifact.path} must have labels of the same"
+                " centers",
                 remedy="label all data sets of data.mix with the same centers",
             )

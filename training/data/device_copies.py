@@ -70,10 +70,10 @@ class DeviceCopies:
         """Yields tensors on the device, each while the next one is copied."""
         for tensor, following in pairwise([*tensors, None]):
             assert tensor is not None
-            taken = self.take(tensor)
+            on_device = self.take(tensor)
             if following is not None:
                 self.begin(following)
-            yield taken
+            yield on_device
 
     @contextmanager
     def first_ahead(

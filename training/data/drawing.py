@@ -15,11 +15,11 @@ def draw_labels(
     which is taken only when no other label is left. positions: int64 [n], in the stream of samples;
     the draw depends on them and the seed only.
     """
-    columns = drawn_columns(stored, positions, num, seed)
+    columns = draw_columns(stored, positions, num, seed)
     return stored if columns is None else np.take_along_axis(stored, columns, axis=1)
 
 
-def drawn_columns(
+def draw_columns(
     stored: NDArray[np.int32], positions: NDArray[np.int64], num: int, seed: int
 ) -> NDArray[np.int64] | None:
     """Returns the columns that `draw_labels` takes, [n, num]; None if it takes all."""

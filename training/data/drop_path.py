@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.randomness import Stream, uniform
-from training.config import TowerConfig
+from training.tower_config import TowerConfig
 
 _BRANCHES = 2  # attention and MLP
 
@@ -26,8 +26,8 @@ def branch_scales(
     rates = drop_rates(config)[:, None, None]
     blocks = np.arange(config.depth)[:, None, None]
     branches = np.arange(view * _BRANCHES, (view + 1) * _BRANCHES)[None, :, None]
-    kept = uniform(seed, Stream.DROP_PATH, positions[None, None], blocks, branches) >= rates
-    return torch.from_numpy((kept / (1.0 - rates)).astype(np.float32))
+    remains = uniform(seed, Stream.DROP_PATH, positions[None, None], blocks, branches) >= rates
+    return torch.from_numpy((remains / (1.0 - rates)).astype(np.float32))
 
 
 def drop_rates(config: TowerConfig) -> NDArray[np.float64]:

@@ -18,14 +18,14 @@ from torch import Tensor
 from mlcd.cores import available_cores
 from mlcd.errors import InvalidInput
 from mlcd.types import SampleKey
-from training.config import TrainingConfig
 from training.data.augment import Augmentation
 from training.data.crops import Crops, PictureCrops
 from training.data.dataset import Dataset
 from training.data.decoders import Decoders, ProcessDecoders, ThreadDecoders, block_stop_signals
-from training.data.drawing import drawn_columns, label_weights
+from training.data.drawing import draw_columns, label_weights
 from training.data.order import locate, part_counts, part_indices, step_shares
 from training.data.pictures import DecodedPictures, HeldPictures, Sample, picture_side
+from training.data.settings import BatchSettings
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Loader:
     def __init__(
         self,
         dataset: Dataset,
-        config: TrainingConfig,
+        config: BatchSettings,
         *,
         rank: int,
         size: int,
@@ -143,7 +143,7 @@ class Loader:
         )
 
     def __iter__(self) -> Iterator[StepBatches[Batch]]:
-        assembled = self._assembled()
+        assembled = self._assemble()
         steps = iter(range(self._start_step, self._config.schedule.steps))
 
         def submit() -> Future[tuple[Batch, ...]]:
@@ -194,7 +194,7 @@ class Loader:
         pictures = HeldPictures(decoded) if self.holds_images else decoded
         return ThreadDecoders(PictureCrops(pictures, self._augmentation), self._num_decoders)
 
-    def _assembled(self) -> Iterator[tuple[Batch, ...]]:
+    def _assemble(self) -> Iterator[tuple[Batch, ...]]:
         planned: deque[_Plan] = deque()
         decoded = self._decoders.decode(self._chunks(planned))
         for _ in range(self._start_step, self._config.schedule.steps):
@@ -241,36 +241,37 @@ class Loader:
         ]
 
     def _sample(self, part: int, row: int, position: int, *, check: bool) -> Sample:
-        known = self._dataset.parts[part]
-        digest = known.sha256[row].tobytes() if check and known.sha256 is not None else None
-        return Sample(part, row, known.entries[row], digest, position)
+        labeled = self._dataset.parts[part]
+        digest = labeled.sha256[row].tobytes() if check and labeled.sha256 is not None else None
+        return Sample(part, row, labeled.entries[row], digest, position)
 
     def _batch(self, planned: deque["_Plan"], decoded: Iterator[Crops]) -> Batch:
         # The batch of a chunk is certain to be planned only after the chunk has come back.
         first = next(decoded)
         plan = planned.popleft()
         chunks = [first, *islice(decoded, plan.num_chunks - 1)]
-        kept, rejected, changed = _indices(plan, chunks)
+        usable, rejected, changed = _indices(plan, chunks)
         self._refuse_changed(plan, changed)
         self._skips.count(
-            len(kept), {plan.samples[index].entry.key: reason for index, reason in rejected.items()}
+            len(usable),
+            {plan.samples[index].entry.key: reason for index, reason in rejected.items()},
         )
-        samples = [plan.samples[index] for index in kept]
-        positions = plan.positions[kept]
+        samples = [plan.samples[index] for index in usable]
+        positions = plan.positions[usable]
         stored = np.array(
             [self._dataset.parts[sample.part].labels[sample.row] for sample in samples],
             dtype=np.int32,
         )
         stored = stored.reshape(-1, self._num_stored)
-        columns = drawn_columns(stored, positions, self._num_labels, self._config.seed)
+        columns = draw_columns(stored, positions, self._num_labels, self._config.seed)
         labels = stored if columns is None else np.take_along_axis(stored, columns, axis=1)
         images, *more_views = (
-            self._joined(of_chunks)
+            self._join_rows(of_chunks)
             for of_chunks in zip(*(chunk.views for chunk in chunks), strict=True)
         )
         return Batch(
             images=images,
-            labels=self._joined([torch.from_numpy(labels.astype(np.int64))]),
+            labels=self._join_rows([torch.from_numpy(labels.astype(np.int64))]),
             positions=positions,
             keys=tuple(sample.entry.key for sample in samples),
             num_skipped=len(rejected),
@@ -293,14 +294,14 @@ class Loader:
             scores[place] = stored[sample.row]
         if columns is not None:
             scores = np.take_along_axis(scores, columns, axis=1)
-        return self._joined([torch.from_numpy(label_weights(scores, labels))])
+        return self._join_rows([torch.from_numpy(label_weights(scores, labels))])
 
-    def _joined(self, rows: Sequence[Tensor]) -> Tensor:
+    def _join_rows(self, rows: Sequence[Tensor]) -> Tensor:
         """Returns the rows of all tensors, where the device can copy them from."""
         if self._device.type != "cuda":
             return torch.cat(list(rows))
         shape = (sum(map(len, rows)), *rows[0].shape[1:])
-        return torch.cat(list(rows), out=_pinned(shape, rows[0].dtype))
+        return torch.cat(list(rows), out=_allocate_pinned(shape, rows[0].dtype))
 
     def _refuse_changed(self, plan: "_Plan", changed: Sequence[int]) -> None:
         if changed:
@@ -322,7 +323,7 @@ def begin_thread(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _allocate_pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
@@ -340,17 +341,17 @@ class _Plan:
 
 def _indices(plan: _Plan, chunks: Sequence[Crops]) -> tuple[list[int], dict[int, str], list[int]]:
     """Returns the plan's indices of samples that were kept, rejected and found changed."""
-    kept: list[int] = []
+    usable: list[int] = []
     rejected: dict[int, str] = {}
     changed: list[int] = []
     start = 0
     for chunk in chunks:
-        kept += [start + index for index in chunk.kept]
+        usable += [start + index for index in chunk.usable]
         rejected |= {start + index: reason for index, reason in chunk.rejected.items()}
         changed += [start + index for index in chunk.changed]
-        start += len(chunk.kept) + len(chunk.rejected)
+        start += len(chunk.usable) + len(chunk.rejected)
     assert start == len(plan.samples)
-    return kept, rejected, changed
+    return usable, rejected, changed
 
 
 class _Skips:

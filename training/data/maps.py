@@ -23,8 +23,9 @@ from platformdirs import user_cache_path
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.images.entries import Entries
 from mlcd.images.sources import open_source
-from training.config import MixedSource, RunConfig
+from training.data.data_config import MixedSource
 from training.data.dataset import Dataset, Part, label_tables, open_dataset
+from training.data.settings import DatasetSettings
 from training.processes import Processes
 
 _log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ _FACTS: Final = "facts.json"
 _COLUMNS: Final = ("labels", "sha256", "scores")
 
 
-def open_shared_dataset(config: RunConfig, processes: Processes) -> Dataset:
+def open_shared_dataset(config: DatasetSettings, processes: Processes) -> Dataset:
     """Opens the data set as `open_dataset` does, a large one in memory that the processes of this
     machine share.
 
@@ -50,19 +51,19 @@ def open_shared_dataset(config: RunConfig, processes: Processes) -> Dataset:
             tables = label_tables(config, verify_files=False)
             if sum(table.num_rows for table in tables) < _WORTH_MAPPING:
                 return open_dataset(config)
-            with processes.led(f"data/{token}"):
+            with processes.lead(f"data/{token}"):
                 if processes.local_rank == 0:
                     _write_elsewhere(config, folder)
-                return mapped(config, folder) if folder.is_dir() else open_dataset(config)
+                return open_maps(config, folder) if folder.is_dir() else open_dataset(config)
     finally:
         if processes.local_rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_elsewhere(config: RunConfig, folder: Path) -> None:
+def _write_elsewhere(config: DatasetSettings, folder: Path) -> None:
     """Writes the files of a data set in another process, and raises its error.
 
-    There is no folder afterwards if it cannot be written.
+    If the folder cannot be written, it is removed.
     """
     try:
         _remove_forgotten(folder.parent)
@@ -89,9 +90,9 @@ def _write_elsewhere(config: RunConfig, folder: Path) -> None:
         raise failure
 
 
-def _join_and_write(config: RunConfig, folder: Path, parent: Connection) -> None:
-    kept = _Messages(logging.WARNING)
-    logging.getLogger().addHandler(kept)
+def _join_and_write(config: DatasetSettings, folder: Path, parent: Connection) -> None:
+    messages = _Messages(logging.WARNING)
+    logging.getLogger().addHandler(messages)
     failure: Exception | None = None
     try:
         dataset = open_dataset(config)
@@ -102,7 +103,7 @@ def _join_and_write(config: RunConfig, folder: Path, parent: Connection) -> None
             _warn(folder, error)
     except MlcdError as error:
         failure = error
-    parent.send((kept.messages, failure))
+    parent.send((messages.messages, failure))
 
 
 def _warn(folder: Path, error: OSError) -> None:
@@ -126,7 +127,7 @@ class _Messages(logging.Handler):
 
 
 def write_maps(dataset: Dataset, folder: Path) -> None:
-    """Writes the columns of a data set for `mapped`, into an empty folder. Raises OSError."""
+    """Writes the columns of a data set for `open_maps`, into an empty folder. Raises OSError."""
     for number, part in enumerate(dataset.parts):
         part.entries.write(folder / f"{number}.arrow")
         for name in _COLUMNS:
@@ -140,7 +141,7 @@ def write_maps(dataset: Dataset, folder: Path) -> None:
     (folder / _FACTS).write_text(json.dumps(facts))
 
 
-def mapped(config: RunConfig, folder: Path) -> Dataset:
+def open_maps(config: DatasetSettings, folder: Path) -> Dataset:
     """Opens what `write_maps` wrote for the same config; it stays when the files are removed."""
     facts: dict[str, Any] = json.loads((folder / _FACTS).read_text())
     parts = [
@@ -155,7 +156,7 @@ def mapped(config: RunConfig, folder: Path) -> Dataset:
 
 
 def _part(mixed: MixedSource, folder: Path, number: int, listing: str) -> Part:
-    labels, sha256, scores = (_mapped_column(_column(folder, number, name)) for name in _COLUMNS)
+    labels, sha256, scores = (_map_column(_column(folder, number, name)) for name in _COLUMNS)
     assert labels is not None
     assert sha256 is not None
     source, entries = open_source(mixed.images), Entries.open_mapped(folder / f"{number}.arrow")
@@ -166,7 +167,7 @@ def _column(folder: Path, number: int, name: str) -> Path:
     return folder / f"{number}.{name}.npy"
 
 
-def _mapped_column(path: Path) -> NDArray[Any] | None:
+def _map_column(path: Path) -> NDArray[Any] | None:
     # A plain array over the map: rows of np.memmap take twice as long to get.
     return np.asarray(np.load(path, mmap_mode="r")) if path.is_file() else None
 

@@ -34,9 +34,9 @@ def step_shares(
 
 def own_part(num: int, rank: int, size: int) -> slice:
     """Returns the rank's contiguous share of num; the first num % size ranks take one more."""
-    each, more = divmod(num, size)
-    start = each * rank + min(rank, more)
-    return slice(start, start + each + (rank < more))
+    share, more = divmod(num, size)
+    start = share * rank + min(rank, more)
+    return slice(start, start + share + (rank < more))
 
 
 def locate(
@@ -52,9 +52,9 @@ def locate(
         of_part = np.flatnonzero(parts == part)
         epochs, offsets = np.divmod(indices[of_part], size)
         for epoch in np.unique(epochs):
-            here = epochs == epoch
-            rows[of_part[here]] = permute_positions(
-                offsets[here], size, seed, Stream.EPOCHS, part, int(epoch)
+            in_epoch = epochs == epoch
+            rows[of_part[in_epoch]] = permute_positions(
+                offsets[in_epoch], size, seed, Stream.EPOCHS, part, int(epoch)
             )
     return parts, rows
 
@@ -72,14 +72,14 @@ def part_indices(
     blocks, slots = np.divmod(positions, BLOCK)
     parts, indices = np.empty_like(positions), np.empty_like(positions)
     for block in np.unique(blocks):
-        here = blocks == block
+        in_block = blocks == block
         drawn = permute_positions(np.arange(BLOCK), BLOCK, seed, Stream.MIXTURE, int(block))
         part_of_slot = np.searchsorted(ends, drawn, side="right")
         before = np.empty(BLOCK, dtype=np.int64)
         for part, share in enumerate(shares):
             before[part_of_slot == part] = np.arange(share)
-        parts[here] = part_of_slot[slots[here]]
-        indices[here] = block * shares[parts[here]] + before[slots[here]]
+        parts[in_block] = part_of_slot[slots[in_block]]
+        indices[in_block] = block * shares[parts[in_block]] + before[slots[in_block]]
     return parts, indices
 
 

@@ -16,7 +16,7 @@ from mlcd.images.entries import Entry
 from mlcd.images.faults import is_fault
 from mlcd.images.source import Source
 from mlcd.images.transform import DecodeMode
-from training.config import AugmentConfig
+from training.data.augment_config import AugmentConfig
 
 # The smallest crop's side over the model's input side: shrinking twice then loses less than 5 % of
 # the sharpness.
@@ -79,8 +79,8 @@ def open_picture(data: bytes, side: int, mode: DecodeMode) -> Picture:
     width, height = scaled.full_size
     shrink = min(1.0, side / math.sqrt(width * height))
     size = (math.ceil(width * shrink), math.ceil(height * shrink))
-    kept = scaled.image.resize(size, Image.Resampling.BICUBIC, box=scaled.region)
-    return Picture(np.asarray(kept, dtype=np.uint8), width, height)
+    shrunk = scaled.image.resize(size, Image.Resampling.BICUBIC, box=scaled.region)
+    return Picture(np.asarray(shrunk, dtype=np.uint8), width, height)
 
 
 class DecodedPictures:
@@ -109,15 +109,15 @@ class HeldPictures:
 
     def read(self, sample: Sample) -> Picture:
         position = sample.part, sample.row
-        held = self._held.get(position)
-        if held is None:
+        picture = self._held.get(position)
+        if picture is None:
             try:
-                held = self._pictures.read(sample)
+                picture = self._pictures.read(sample)
             except ImageRejected as rejection:
                 if is_fault(rejection.__cause__):  # the disk may answer the next time
                     raise
-                held = rejection
-            self._held[position] = held
-        if isinstance(held, ImageRejected):
-            raise held.with_traceback(None)
-        return held
+                picture = rejection
+            self._held[position] = picture
+        if isinstance(picture, ImageRejected):
+            raise picture.with_traceback(None)
+        return picture

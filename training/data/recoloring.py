@@ -29,8 +29,8 @@ def recolor(x_BCHW: Tensor, colors: Colors) -> Tensor:
                 chosen = colors.jittered & (colors.order[:, slot] == number)
                 _change(x_BCHW, chosen, _JITTERING[name], colors.factors[:, number])
     _change(x_BCHW, colors.gray, _gray)
-    _change(x_BCHW, colors.blurred, _blurred, colors.sigma)
-    _change(x_BCHW, colors.solarized, _solarized)
+    _change(x_BCHW, colors.blurred, _blur, colors.sigma)
+    _change(x_BCHW, colors.solarized, _solarize)
     return x_BCHW
 
 
@@ -53,15 +53,15 @@ def _change(
     x_BCHW.index_copy_(0, index, operation(x_BCHW.index_select(0, index), *arguments))
 
 
-def _brightened(x_BCHW: Tensor, factor: Tensor) -> Tensor:
+def _brighten(x_BCHW: Tensor, factor: Tensor) -> Tensor:
     return (factor * x_BCHW).clamp_(0.0, _WHITE)
 
 
-def _contrasted(x_BCHW: Tensor, factor: Tensor) -> Tensor:
+def _change_contrast(x_BCHW: Tensor, factor: Tensor) -> Tensor:
     return _blend(x_BCHW, _gray(x_BCHW).mean(dim=(1, 2, 3), keepdim=True), factor)
 
 
-def _saturated(x_BCHW: Tensor, factor: Tensor) -> Tensor:
+def _saturate(x_BCHW: Tensor, factor: Tensor) -> Tensor:
     return _blend(x_BCHW, _gray(x_BCHW), factor)
 
 
@@ -92,7 +92,7 @@ def _gray(x_BCHW: Tensor) -> Tensor:
     return luma.expand_as(x_BCHW)
 
 
-def _blurred(x_BCHW: Tensor, sigma: Tensor) -> Tensor:
+def _blur(x_BCHW: Tensor, sigma: Tensor) -> Tensor:
     """Convolves with a Gaussian in both directions; the border is reflected.
 
     A direction is one product with a matrix, which holds the weights and the reflection. Matrices
@@ -114,17 +114,17 @@ def _gaussian(distance: Tensor, sigma: Tensor) -> Tensor:
     return torch.exp(-0.5 * (distance / sigma).square())
 
 
-def _solarized(x_BCHW: Tensor) -> Tensor:
+def _solarize(x_BCHW: Tensor) -> Tensor:
     return torch.where(x_BCHW >= _SOLARIZED_FROM, _WHITE - x_BCHW, x_BCHW)
 
 
-def _blend(x_BCHW: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    return torch.addcmul((1.0 - factor) * other, factor, x_BCHW).clamp_(0.0, _WHITE)
+def _blend(x_BCHW: Tensor, base: Tensor, factor: Tensor) -> Tensor:
+    return torch.addcmul((1.0 - factor) * base, factor, x_BCHW).clamp_(0.0, _WHITE)
 
 
 _JITTERING: dict[str, Callable[..., Tensor]] = {
-    "brightness": _brightened,
-    "contrast": _contrasted,
-    "saturation": _saturated,
+    "brightness": _brighten,
+    "contrast": _change_contrast,
+    "saturation": _saturate,
     "hue": _hue_turned,
 }

@@ -76,6 +76,7 @@ def _common_options(command: _Command) -> _Command:
         ),
         click.option(
             "--seen",
+            "may_be_seen",
             is_flag=True,
             help="Count test images that a run has seen, and do not refuse them.",
         ),
@@ -211,7 +212,7 @@ def _measure(
     train: str | None,
     test: str | None,
     split: Path | None,
-    seen: bool,
+    may_be_seen: bool,
     allow_unmatched: bool,
     out: Path | None,
     reporter: Reporter,
@@ -230,9 +231,9 @@ def _measure(
         sides = _sides(train, test)
         parts = None if split is None else read_split(split)
         results = evaluate_all(
-            _represented(checkpoints, sides),
+            _list_paths(checkpoints, sides),
             protocol,
-            Subject(images, sides, seen, parts, allow_unmatched),
+            Subject(images, sides, may_be_seen, parts, allow_unmatched),
             out=out,
             reporter=reporter,
             world=processes.world,
@@ -254,7 +255,7 @@ def _sides(train: str | None, test: str | None) -> "Sides | None":
     return Sides.of(train, test)
 
 
-def _represented(checkpoints: tuple[str, ...], sides: "Sides | None") -> list[Path]:
+def _list_paths(checkpoints: tuple[str, ...], sides: "Sides | None") -> list[Path]:
     """Returns the paths to evaluate.
 
     With an embeddings artifact on each side, that is the test artifact itself.

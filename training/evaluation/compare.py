@@ -79,7 +79,7 @@ def _check_alike(first: Kept, second: Kept) -> None:
             "the two evaluations are not of the same images and split",
             remedy="test both on the same images; `split` in the protocol tells",
         )
-    if _asked(ours["kind"]) != _asked(theirs["kind"]):
+    if _comparable_kind(ours["kind"]) != _comparable_kind(theirs["kind"]):
         raise InvalidInput(
             f"{ours['kind']} and {theirs['kind']} do not ask the same of an image",
             remedy="compare two evaluations of one kind",
@@ -88,5 +88,5 @@ def _check_alike(first: Kept, second: Kept) -> None:
         raise InvalidInput("the two evaluations could not use the same images")
 
 
-def _asked(kind: str) -> str:
+def _comparable_kind(kind: str) -> str:
     return _BESIDE.get(kind, kind)

@@ -7,7 +7,7 @@ from mlcd.world import World
 from training.evaluation.scores import Answers
 
 
-def gathered_answers(own: Answers, world: World) -> Answers:
+def gather_answers(own: Answers, world: World) -> Answers:
     """Returns the answers of all processes, in the order of their ranks, in every process."""
     columns = torch.from_numpy(np.stack([own.classes, own.rank, own.margin], axis=1))
     classes, rank, margin = world.gather_rows(columns).numpy().T

@@ -38,9 +38,9 @@ class KeptOutcome:
     columns: Mapping[str, NDArray[Any]]
 
     def table(self) -> pa.Table:
-        stated = {"key": pa.array(self.keys, pa.string()), "right": pa.array(self.right)}
+        columns = {"key": pa.array(self.keys, pa.string()), "right": pa.array(self.right)}
         names = {"class_name": pa.array(self.class_names, pa.string())}
-        return pa.table({**stated, **names, **{n: pa.array(v) for n, v in self.columns.items()}})
+        return pa.table({**columns, **names, **{n: pa.array(v) for n, v in self.columns.items()}})
 
 
 def outcomes_name(record: int) -> str:
@@ -101,7 +101,7 @@ def read_kept(path: Path) -> Kept:
     return Kept(records[0], table["key"].to_pylist(), table["right"].to_numpy())
 
 
-def kept_or_made(
+def find_or_make(
     out: Path | None,
     request: Callable[[Path], Request],
     make: Callable[[], tuple[Record, KeptOutcome]],
@@ -109,9 +109,9 @@ def kept_or_made(
     """Returns the record that is kept at `out`, or makes it and keeps it there."""
     if out is None:
         return make()[0]
-    wanted = request(out)
-    if (found := find_results(out, wanted)) is not None:
-        return found[0]
+    request_here = request(out)
+    if (records := find_results(out, request_here)) is not None:
+        return records[0]
     record, outcome = make()
-    keep_results(out, wanted, [record], [outcome])
+    keep_results(out, request_here, [record], [outcome])
     return record

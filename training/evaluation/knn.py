@@ -13,7 +13,7 @@ from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings, unit_rows
 from mlcd.world import World
 from training.data.order import own_part
-from training.evaluation.gathering import gathered_answers
+from training.evaluation.gathering import gather_answers
 from training.evaluation.scores import Answers, Metric, answers
 from training.evaluation.splits import LabeledRows, check_several_classes
 
@@ -31,9 +31,9 @@ def knn(
     world: World | None = None,
 ) -> Iterator[tuple[str, float]]:
     """Yields the metric of `knn_answers`, and the number of tested samples."""
-    found = knn_answers(samples, neighbors=neighbors, hold_out=hold_out, world=world)
-    yield f"knn_{metric.replace('-', '_')}", found.score(metric)
-    yield "test_images", float(len(found.classes))
+    answers_of_knn = knn_answers(samples, neighbors=neighbors, hold_out=hold_out, world=world)
+    yield f"knn_{metric.replace('-', '_')}", answers_of_knn.score(metric)
+    yield "test_images", float(len(answers_of_knn.classes))
 
 
 def knn_answers(
@@ -45,10 +45,10 @@ def knn_answers(
     tested by all others. The result is the same in every process, whatever their number.
     """
     check_several_classes(samples.class_names)
-    leave_one_out = hold_out == 0 and samples.given is None
+    leave_one_out = hold_out == 0 and samples.own_split is None
     split = samples.split(hold_out)
-    test, known = (np.ones_like(split.test),) * 2 if leave_one_out else (split.test, split.known)
-    if not known.any() or not test.any():
+    test, voting = (np.ones_like(split.test),) * 2 if leave_one_out else (split.test, split.known)
+    if not voting.any() or not test.any():
         raise InvalidInput(
             f"{len(test)} images cannot be split into known ones and ones to test on"
         )
@@ -57,20 +57,20 @@ def knn_answers(
     queries = np.flatnonzero(test)
     own = queries[own_part(len(queries), world.rank, world.size)]
     itself = own if leave_one_out else None
-    votes = weighted_votes(
+    votes = count_votes(
         rows[own],
-        rows[known],
-        classes[known],
+        rows[voting],
+        classes[voting],
         num_classes=int(classes.max()) + 1,
         neighbors=neighbors,
         itself=itself,
     )
-    return gathered_answers(answers(votes, classes[own]), world)
+    return gather_answers(answers(votes, classes[own]), world)
 
 
-def weighted_votes(
+def count_votes(
     queries: Embeddings,
-    known: Embeddings,
+    voters: Embeddings,
     classes: NDArray[np.integer],
     *,
     num_classes: int,
@@ -79,13 +79,18 @@ def weighted_votes(
 ) -> NDArray[np.float64]:
     """Returns [N, C]: the sum of exp(cosine / 0.07) of each class among the nearest.
 
-    itself: the row of each query in `known`, which does not vote.
+    itself: the row of each query in `voters`, which does not vote.
     """
     votes = np.zeros((len(queries), num_classes))
     if len(queries) == 0:
         return votes
-    found = nearest_centers(queries, known, top=min(neighbors + (itself is not None), len(known)))
-    ids, weights = found.ids, np.exp((found.scores.astype(np.float64) - 1.0) / TEMPERATURE)
+    neighbors_found = nearest_centers(
+        queries, voters, top=min(neighbors + (itself is not None), len(voters))
+    )
+    ids, weights = (
+        neighbors_found.ids,
+        np.exp((neighbors_found.scores.astype(np.float64) - 1.0) / TEMPERATURE),
+    )
     if itself is not None:
         own = ids == itself[:, None]
         # If more equal rows with lower ids exist than there are neighbors, the query itself is not
@@ -103,19 +108,19 @@ def clusters(samples: LabeledRows, *, seed: int) -> Iterator[tuple[str, float]]:
     There are as many clusters as classes. If the samples have a split, the known ones are clustered
     and the tested ones take their nearest center.
     """
-    rows, given = _directions(samples.rows), samples.given
-    known = np.ones(len(rows), np.bool_) if given is None else given.known
-    num_classes = len(np.unique(samples.classes[known]))
-    found = kmeans([rows[known]], num_classes, seed=seed)
-    assignment: NDArray[np.integer[Any]] = found.assignment
+    rows, split = _directions(samples.rows), samples.own_split
+    clustered = np.ones(len(rows), np.bool_) if split is None else split.known
+    num_classes = len(np.unique(samples.classes[clustered]))
+    clustering = kmeans([rows[clustered]], num_classes, seed=seed)
+    assignment: NDArray[np.integer[Any]] = clustering.assignment
     class_names = samples.class_names
-    if given is not None:
-        assignment = nearest_centers(rows[given.test], found.centers, top=1).ids[:, 0]
-        class_names = [class_names[row] for row in np.flatnonzero(given.test).tolist()]
+    if split is not None:
+        assignment = nearest_centers(rows[split.test], clustering.centers, top=1).ids[:, 0]
+        class_names = [class_names[row] for row in np.flatnonzero(split.test).tolist()]
     yield "cluster_purity", purity(assignment, class_names)
     yield "cluster_nmi", normalized_mutual_information(assignment, class_names)
-    if given is not None:
-        yield "test_images", float(given.test.sum())
+    if split is not None:
+        yield "test_images", float(split.test.sum())
 
 
 def _directions(rows: NDArray[np.float32]) -> Embeddings:

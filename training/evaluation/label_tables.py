@@ -44,30 +44,31 @@ class SeveralLabels:
 def read_labels(path: Path) -> SeveralLabels:
     """Reads a .jsonl of images. Raises NotFound, or InvalidInput naming the line at fault."""
     if not path.is_file():
-        raise NotFound(f"there is no table of labels {path}", remedy=_FORM)
+        raise NotFound(f"no table of labels at {path}", remedy=_FORM)
     data = path.read_bytes()
-    stated: dict[SampleKey, tuple[list[str], list[str]]] = {}
+    labels_of: dict[SampleKey, tuple[list[str], list[str]]] = {}
     for number, row in json_rows(str(path), split_lines(decode_text(data, str(path)))):
         try:
             key, labels, difficult = _row(row)
         except (KeyError, TypeError) as error:
-            seen = f" (it has {join_columns(tuple(row))})" if isinstance(row, dict) else ""
+            columns = f" (it has {join_columns(tuple(row))})" if isinstance(row, dict) else ""
             raise InvalidInput(
-                f"{path}, line {number} has not the fields of a table of labels{seen}", remedy=_FORM
+                f"{path}, line {number} needs the fields of a table of labels{columns}",
+                remedy=_FORM,
             ) from error
-        if key in stated:
+        if key in labels_of:
             raise InvalidInput(f"{path}, line {number}: {key} has a line already")
-        stated[key] = labels, difficult
-    names = sorted({name for labels, _ in stated.values() for name in labels})
+        labels_of[key] = labels, difficult
+    names = sorted({name for labels, _ in labels_of.values() for name in labels})
     if not names:
-        raise InvalidInput(f"{path} has no label", remedy=_FORM)
+        raise InvalidInput(f"{path}: at least one image needs a label", remedy=_FORM)
     place = {name: number for number, name in enumerate(names)}
-    tags = np.zeros((len(stated), len(names)), dtype=np.int8)
-    for row, (labels, difficult) in enumerate(stated.values()):
+    tags = np.zeros((len(labels_of), len(names)), dtype=np.int8)
+    for row, (labels, difficult) in enumerate(labels_of.values()):
         tags[row, [place[name] for name in difficult if name in place]] = DIFFICULT
         # An easy object beside a difficult one of its class makes the image a plain one.
         tags[row, [place[name] for name in labels]] = 1
-    return SeveralLabels(tuple(stated), tuple(names), tags, hashlib.sha256(data).hexdigest())
+    return SeveralLabels(tuple(labels_of), tuple(names), tags, hashlib.sha256(data).hexdigest())
 
 
 def _row(row: dict[str, Any]) -> tuple[SampleKey, list[str], list[str]]:

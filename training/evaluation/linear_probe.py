@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mlcd.world import World
 from training.data.order import own_part
-from training.evaluation.gathering import gathered_answers
+from training.evaluation.gathering import gather_answers
 from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
 from training.evaluation.scores import Answers, Metric, answers
 from training.evaluation.splits import LabeledRows, Split, check_probe_split
@@ -35,21 +35,21 @@ def grid_c(index: int) -> float:
     return float(10.0 ** (_DECADES * index / NUM_STEPS - _DECADES / 2))
 
 
-def coarse_to_fine(scored: Callable[[int], float]) -> int:
+def coarse_to_fine(score: Callable[[int], float]) -> int:
     """Returns the best grid point found by halving the interval around the peak.
 
     Of equal scores the smaller C wins.
     """
     scores: dict[int, float] = {}
-    spacing, asked = _COARSE, list(range(0, NUM_STEPS + 1, _COARSE))
+    spacing, indices = _COARSE, list(range(0, NUM_STEPS + 1, _COARSE))
     while True:
-        for index in asked:
-            scores[index] = scored(index)
+        for index in indices:
+            scores[index] = score(index)
         best = min(scores, key=lambda index: (-scores[index], index))
         if spacing == 1:
             return best
         spacing //= 2
-        asked = [index for index in (best - spacing, best + spacing) if 0 <= index <= NUM_STEPS]
+        indices = [index for index in (best - spacing, best + spacing) if 0 <= index <= NUM_STEPS]
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class _Rows:
     def answers(self, solution: Solution, world: World) -> Answers:
         """Returns the answers about the whole part, in every process."""
         logits = solution.logits(self.features).cpu().numpy()
-        return gathered_answers(answers(logits, self.classes.cpu().numpy()), world)
+        return gather_answers(answers(logits, self.classes.cpu().numpy()), world)
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def linear_probe(
     device: torch.device | None = None,
 ) -> Iterator[tuple[str, float]]:
     """Yields the facts of `fit_probe`."""
-    found = fit_probe(samples, hold_out=hold_out, metric=metric, world=world, device=device)
-    yield from found.facts(metric)
+    probe = fit_probe(samples, hold_out=hold_out, metric=metric, world=world, device=device)
+    yield from probe.facts(metric)
 
 
 def fit_probe(
@@ -137,9 +137,9 @@ def fit_probe(
     train = _Rows.of(samples, split.train, world, device)
     validation = _Rows.of(samples, split.validation, world, device)
     chosen, start = choose_c(train, validation, num_classes, metric, world)
-    known = _Rows.of(samples, split.train | split.validation, world, device)
+    fitted = _Rows.of(samples, split.train | split.validation, world, device)
     final = LogisticRegression(
-        PrincipalRows(known.features, world), known.classes, num_classes
+        PrincipalRows(fitted.features, world), fitted.classes, num_classes
     ).fit(start.c, start=start)
     tested = _Rows.of(samples, split.test, world, device)
     return Probe(tested.answers(final, world), final, chosen, split)
@@ -153,13 +153,13 @@ def choose_c(
     solutions: dict[int, Solution] = {}
     scores: dict[int, float] = {}
 
-    def scored(index: int) -> float:
-        near = min(solutions, key=lambda other: abs(other - index), default=None)
+    def score(index: int) -> float:
+        near = min(solutions, key=lambda solved: abs(solved - index), default=None)
         solutions[index] = problem.fit(
             grid_c(index), start=None if near is None else solutions[near]
         )
         scores[index] = validation.answers(solutions[index], world).score(metric)
         return scores[index]
 
-    best = coarse_to_fine(scored)
+    best = coarse_to_fine(score)
     return scores[best], solutions[best]

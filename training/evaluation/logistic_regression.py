@@ -113,7 +113,7 @@ class LogisticRegression:
         """
         penalty_E = self._x_NE.new_full((self._x_NE.shape[1],), 1 / (c * self._num_rows))
         penalty_E[-1] = 0.0
-        point = self._evaluate(self._rotated(start), penalty_E)
+        point = self._evaluate(self._rotate(start), penalty_E)
         for _ in range(_MAX_NEWTON):
             curvature_ME = self._curvature(point, penalty_E)
             gap = self._gap(point, penalty_E, curvature_ME)
@@ -131,7 +131,7 @@ class LogisticRegression:
         bias_M = w_ME[:, -1] - weight_MD @ self._mean_D
         return Solution(weight_MD, bias_M, c, point.value * c * self._num_rows, gap)
 
-    def _rotated(self, start: Solution | None) -> Tensor:
+    def _rotate(self, start: Solution | None) -> Tensor:
         if start is None:
             return self._x_NE.new_zeros((self._num_logits, self._x_NE.shape[1]))
         bias_M = start.bias + start.weight @ self._mean_D
@@ -165,7 +165,7 @@ class LogisticRegression:
         """Estimates the distance to the minimum from the gradient, relative to the value.
 
         |g|^2 / 2m bounds it for the weights, because the penalty alone makes the curvature at least
-        m. The intercept's curvature has no bound, so its own value is used.
+        m. The intercept's curvature is not bounded, so its own value is used.
         """
         weights = point.gradient[:, :-1].square().sum() / penalty_E[0]
         intercept = (point.gradient[:, -1].square() / curvature_ME[:, -1]).sum()

@@ -26,20 +26,20 @@ class Measured:
     metric: Metric = "accuracy"
 
 
-def answered(
-    name: str, found: Answers, metric: Metric, facts: Mapping[str, float] | None = None
+def measure_answers(
+    name: str, answers: Answers, metric: Metric, facts: Mapping[str, float] | None = None
 ) -> Measured:
     """Returns the metric of the answers with its interval.
 
     facts: other numbers, and the metric itself among them if it has a place there.
     """
-    num = len(found.classes)
+    num = len(answers.classes)
     return Measured(
-        {name: found.score(metric), "test_images": float(num), **(facts or {})},
-        {name: bootstrap(lambda chosen: found.score(metric, chosen), num)},
-        found.right,
+        {name: answers.score(metric), "test_images": float(num), **(facts or {})},
+        {name: bootstrap(lambda chosen: answers.score(metric, chosen), num)},
+        answers.right,
         name,
-        found,
+        answers,
         metric,
     )
 
@@ -57,7 +57,9 @@ def over_folds(folds: Sequence[Measured]) -> Measured:
     answers = [fold.answers for fold in folds if fold.answers is not None]
     spread = float(np.std([fold.metrics[first.name] for fold in folds], ddof=1))
     interval = bootstrap(
-        lambda chosen: float(np.mean([each.score(first.metric, chosen) for each in answers])),
+        lambda chosen: float(
+            np.mean([fold_answers.score(first.metric, chosen) for fold_answers in answers])
+        ),
         len(first.answers.classes),
     )
     return Measured({**metrics, "deviation_of_folds": spread}, {first.name: interval})

@@ -21,7 +21,7 @@ from training.evaluation.kept import KeptOutcome, Record, find_results, keep_res
 from training.evaluation.knn import clusters, knn_answers
 from training.evaluation.label_tables import SeveralLabels
 from training.evaluation.linear_probe import fit_probe
-from training.evaluation.measured import Measured, answered, over_folds
+from training.evaluation.measured import Measured, measure_answers, over_folds
 from training.evaluation.representations import (
     Features,
     Representation,
@@ -31,7 +31,7 @@ from training.evaluation.representations import (
     open_representation,
 )
 from training.evaluation.scores import Metric
-from training.evaluation.seen import SeenAmong, check_seen, seen_by
+from training.evaluation.seen import SeenAmong, check_seen, find_seen
 from training.evaluation.splits import (
     LabeledRows,
     ListedKeys,
@@ -63,8 +63,8 @@ class KnnProtocol:
         # Neighbors are found on the CPU, exactly.
         del device
         share = _share(self.hold_out)
-        found = knn_answers(samples, neighbors=self.neighbors, hold_out=share, world=world)
-        return answered(f"knn_{self.metric.replace('-', '_')}", found, self.metric)
+        outcome = knn_answers(samples, neighbors=self.neighbors, hold_out=share, world=world)
+        return measure_answers(f"knn_{self.metric.replace('-', '_')}", outcome, self.metric)
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class ProbeProtocol:
 
     def measure(self, samples: LabeledRows, world: World, device: torch.device) -> Measured:
         share = _share(self.hold_out)
-        found = fit_probe(samples, hold_out=share, metric=self.metric, world=world, device=device)
+        outcome = fit_probe(samples, hold_out=share, metric=self.metric, world=world, device=device)
         name = f"linear_probe_{self.metric.replace('-', '_')}"
-        return answered(name, found.answers, self.metric, dict(found.facts(self.metric)))
+        return measure_answers(name, outcome.answers, self.metric, dict(outcome.facts(self.metric)))
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def evaluate_all(
     world, device = world or World(), device or torch.device("cpu")
     artifacts = [locate(path) for path in paths]
     _check_subject(artifacts, protocol, subject)
-    named = list(
+    named_artifacts = list(
         zip(artifacts, distinct_names([artifact.path for artifact in artifacts]), strict=True)
     )
     settings = _settings(protocol, subject)
@@ -161,17 +161,18 @@ def evaluate_all(
         if (done := find_results(out, request)) is not None:
             by_digest = {stored["digest"]: stored for stored in done}
             return [
-                by_digest[artifact.digest] | {"representation": name} for artifact, name in named
+                by_digest[artifact.digest] | {"representation": name}
+                for artifact, name in named_artifacts
             ]
     with reporter.stage("evaluate", None) as meter:
 
-        def made(artifact: Artifact, name: str) -> tuple[Record, KeptOutcome | None]:
+        def evaluate_one(artifact: Artifact, name: str) -> tuple[Record, KeptOutcome | None]:
             record, outcome = _evaluate(
                 artifact, protocol, settings, subject, world, device, lambda: meter.advance(1)
             )
             return {"representation": name, **record}, outcome
 
-        results = [made(artifact, name) for artifact, name in named]
+        results = [evaluate_one(artifact, name) for artifact, name in named_artifacts]
     records = [record for record, _ in results]
     if out is not None and request is not None and world.rank == 0:
         keep_results(out, request, records, [outcome for _, outcome in results])
@@ -185,20 +186,20 @@ def result_line(result: dict[str, Any]) -> str:
         f"{name} {value:.4g}{_interval_words(intervals.get(name))}"
         for name, value in result["metrics"].items()
     )
-    return f"{result['representation']}: {metrics}{_seen_words(result.get('seen'))}"
+    return f"{result['representation']}: {metrics}{_describe_seen(result.get('seen'))}"
 
 
 def _interval_words(interval: Sequence[float] | None) -> str:
     return "" if interval is None else f" [{interval[0]:.4g}, {interval[1]:.4g}]"
 
 
-def _seen_words(seen: dict[str, Any] | None) -> str:
-    if seen is None:
+def _describe_seen(facts: dict[str, Any] | None) -> str:
+    if facts is None:
         return ""
-    words = f", seen {seen['images']}"
-    if seen["images"]:
-        words += f" ({seen['trained_on']} trained on, {seen['clustered']} clustered)"
-    return words + "".join(f"; not known is {reason}" for reason in seen["unknown"])
+    words = f", seen {facts['images']}"
+    if facts["images"]:
+        words += f" ({facts['trained_on']} trained on, {facts['clustered']} clustered)"
+    return words + "".join(f"; not known is {reason}" for reason in facts["unknown"])
 
 
 def protocol_line(result: dict[str, Any]) -> str:
@@ -229,7 +230,8 @@ def _check_subject(artifacts: Sequence[Artifact], protocol: Protocol, subject: S
         )
     if subject.images is not None and all(embeddings):
         raise ConfigInvalid(
-            "--images has no effect on embeddings", remedy="give a checkpoint or a run"
+            "--images is for a checkpoint or a run, got embeddings",
+            remedy="give a checkpoint or a run",
         )
     if sides is None:
         return
@@ -312,22 +314,22 @@ def _evaluate(
         world=world,
         device=device,
         on_image=on_image,
-        listed=_listed(protocol, subject),
+        listed=_list_keys(protocol, subject),
         may_be_unmatched=subject.may_be_unmatched,
     )
     parts = _parts(representation, protocol, subject)
     # All folds are tested on the same samples.
     samples = parts[0]
-    tested = _tested(samples, protocol)
-    seen = _seen(artifact, samples, tested)
-    if protocol.kind != "clusters" or samples.given is not None:
-        _check_seen(artifact, samples, tested, seen, subject)
+    tested = _mask_tested(samples, protocol)
+    overlap = _count_seen(artifact, samples, tested)
+    if protocol.kind != "clusters" or samples.own_split is not None:
+        _check_seen(artifact, samples, tested, overlap, subject)
     measured = over_folds([protocol.measure(part, world, device) for part in parts])
     record = {
         "digest": representation.digest,
         "metrics": measured.metrics,
         **({"intervals": measured.intervals} if measured.intervals else {}),
-        **({} if seen is None else {"seen": seen.facts()}),
+        **({} if overlap is None else {"seen": overlap.facts()}),
         "protocol": _protocol(replace(representation, samples=samples), protocol, settings, tested),
     }
     if measured.right is None:
@@ -337,7 +339,7 @@ def _evaluate(
     return record, KeptOutcome(keys, names, measured.right, {})
 
 
-def _listed(protocol: Protocol, subject: Subject) -> ListedKeys | None:
+def _list_keys(protocol: Protocol, subject: Subject) -> ListedKeys | None:
     if not isinstance(protocol, LabelsProtocol):
         return None
     return ListedKeys(protocol.labels.keys, "the table of labels", subject.may_be_unmatched)
@@ -350,20 +352,20 @@ def _parts(
     samples = representation.samples
     if subject.split is not None:
         return list(subject.split.parts(samples, may_be_unmatched=subject.may_be_unmatched))
-    if samples.given is not None:
+    if samples.own_split is not None:
         if protocol.hold_out is not None:
             raise ConfigInvalid(
                 f"the folders of {representation.test} are a split already",
                 remedy="leave out --hold-out, or give the images of one side with --images",
             )
-        check_tested_classes(samples.class_names, samples.given)
+        check_tested_classes(samples.class_names, samples.own_split)
     return [samples]
 
 
-def _tested(samples: LabeledRows, protocol: Protocol) -> NDArray[np.bool_]:
+def _mask_tested(samples: LabeledRows, protocol: Protocol) -> NDArray[np.bool_]:
     """Returns a mask of the tested samples; these are all if nothing is held out."""
-    if samples.given is not None:
-        return samples.given.test
+    if samples.own_split is not None:
+        return samples.own_split.test
     test = mask_held_out(
         samples.splits, 0.0 if protocol.kind == "clusters" else _share(protocol.hold_out)
     )
@@ -393,29 +395,31 @@ def _protocol(
         "train": train,
         "test": f"{num_tested} of {representation.test}",
     }
-    stated = {
+    applied = {
         name: value
         for name, value in settings.items()
-        if samples.given is None or name != "hold_out"
+        if samples.own_split is None or name != "hold_out"
     }
     is_test = tested if num_known else np.zeros_like(tested)
-    return {**stated, **facts, "split": split_digest(samples.keys, samples.class_names, is_test)}
+    return {**applied, **facts, "split": split_digest(samples.keys, samples.class_names, is_test)}
 
 
-def _seen(artifact: Artifact, samples: LabeledRows, tested: NDArray[np.bool_]) -> SeenAmong | None:
+def _count_seen(
+    artifact: Artifact, samples: LabeledRows, tested: NDArray[np.bool_]
+) -> SeenAmong | None:
     """Counts what a run has seen; None for embeddings, whose model's images are unknown."""
     if artifact.kind == "embeddings" or samples.sha256 is None:
         return None
-    return seen_by(artifact).among(samples.sha256[tested])
+    return find_seen(artifact).among(samples.sha256[tested])
 
 
 def _check_seen(
     artifact: Artifact,
     samples: LabeledRows,
     tested: NDArray[np.bool_],
-    seen: SeenAmong | None,
+    overlap: SeenAmong | None,
     subject: Subject,
 ) -> None:
-    if seen is not None:
+    if overlap is not None:
         keys = [samples.keys[row] for row in np.flatnonzero(tested).tolist()]
-        check_seen(seen, keys, artifact.path, may_be_seen=subject.may_be_seen)
+        check_seen(overlap, keys, artifact.path, may_be_seen=subject.may_be_seen)

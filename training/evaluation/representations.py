@@ -36,7 +36,7 @@ from training.evaluation.splits import (
     Split,
     choose_split,
     folder_split,
-    joined,
+    join_sides,
     key_split,
 )
 
@@ -51,19 +51,19 @@ _BATCH: Final = 128
 class ImageSet:
     """The images of known class in a source.
 
-    entries, splits (see mlcd.keys) and class_names: N each. given: the split that its folders make
-    if they are called train, val, valid and test.
+    entries, splits (see mlcd.keys) and class_names: N each. own_split: the split that
+    its folders make if they are called train, val, valid and test.
     """
 
     source: Source
     entries: Entries
     splits: NDArray[np.float64]
     class_names: tuple[str, ...]
-    given: Split | None = None
+    own_split: Split | None = None
 
     def split(self, hold_out: float) -> Split:
         """Splits the images as `LabeledRows.split` does."""
-        return choose_split(self.given, self.splits, hold_out)
+        return choose_split(self.own_split, self.splits, hold_out)
 
     @property
     def location(self) -> str:
@@ -74,25 +74,25 @@ class ImageSet:
         """Lists the images of `source`. Raises ConfigInvalid if no image has a known class."""
         entries = source.entries
         splits = split_positions(entries.keys(), entries.class_names())
-        known = np.flatnonzero([name is not None for name in entries.class_names()])
-        if not len(known):
+        rows = np.flatnonzero([name is not None for name in entries.class_names()])
+        if not len(rows):
             raise ConfigInvalid(
                 f"no image of {source.location} has a known class",
                 remedy="put the images into one sub-folder per class to evaluate",
             )
         class_names = [name for name in entries.class_names() if name is not None]
-        given = None
+        split = None
         if (folders := folder_split(class_names, source.location)) is not None:
-            given, class_names = folders
-        return cls(source, entries.select(known), splits[known], tuple(class_names), given)
+            split, class_names = folders
+        return cls(source, entries.select(rows), splits[rows], tuple(class_names), split)
 
     @classmethod
-    def listed(cls, source: Source, listed: ListedKeys) -> Self:
+    def of_keys(cls, source: Source, keys_of_table: ListedKeys) -> Self:
         """Lists the images of these keys, whatever their class is.
 
         Raises InvalidInput as `ListedKeys.places` does.
         """
-        places = listed.places(source.entries.key_column(), source.location)
+        places = keys_of_table.places(source.entries.key_column(), source.location)
         entries = source.entries.select(places)
         keys = list(entries.keys())
         positions = split_positions(keys, [None] * len(keys))
@@ -133,16 +133,16 @@ class PreparedImages:
         num_batches = -(-len(self.images.entries) // _BATCH)
         own = own_part(num_batches, world.rank, world.size)
         entries = self.images.entries[own.start * _BATCH : own.stop * _BATCH]
-        kept: list[_DecodedBatch] = []
+        decoded: list[_DecodedBatch] = []
         fits = len(entries) * 3 * self._spec.crop**2 <= self._memory_bytes
-        for batch in self._decoded(entries, on_image):
+        for batch in self._decode(entries, on_image):
             if fits:
-                kept.append(batch)
+                decoded.append(batch)
             yield batch
         if fits:
-            self._kept[share] = kept
+            self._kept[share] = decoded
 
-    def _decoded(self, entries: Entries, on_image: Callable[[], None]) -> Iterator[_DecodedBatch]:
+    def _decode(self, entries: Entries, on_image: Callable[[], None]) -> Iterator[_DecodedBatch]:
         pixels: list[NDArray[np.uint8]] = []
         digests: list[bytes] = []
         usable: list[bool] = []
@@ -290,15 +290,15 @@ def open_representation(
         model = Servable.read(artifact.path / "weights").to(device or torch.device("cpu"))
 
         def encode_at(source: Source) -> LabeledRows:
-            chosen = ImageSet.of(source) if listed is None else ImageSet.listed(source, listed)
+            chosen = ImageSet.of(source) if listed is None else ImageSet.of_keys(source, listed)
             prepared = PreparedImages(chosen, model.preprocess)
-            return encoded(
+            return encode_images(
                 model, prepared, features=features, world=world or World(), on_image=on_image
             )
 
         if sides is not None and sides.kind == "images":
             samples, name = (
-                joined(
+                join_sides(
                     *(encode_at(open_source(location)) for location in (sides.train, sides.test))
                 ),
                 "",
@@ -318,25 +318,25 @@ def _of_embeddings(
 ) -> LabeledRows:
     test = EmbeddingsArtifact.open(artifact.path)
     if listed is not None:
-        return _stored_of(test, listed, features)
+        return _select_stored(test, listed, features)
     if sides is None or sides.kind != "embeddings":
-        return _stored(test, features)
+        return _read_stored(test, features)
     train = EmbeddingsArtifact.open(Path(sides.train))
     if train.fingerprint != test.fingerprint:
         raise ConfigInvalid(
             f"{sides.train} and {sides.test} are of two models", remedy="embed both with one model"
         )
-    return joined(_stored(train, features), _stored(test, features))
+    return join_sides(_read_stored(train, features), _read_stored(test, features))
 
 
 def _side_names(name: str, samples: LabeledRows, sides: Sides | None) -> tuple[str, str]:
     """Returns the names of the known samples and of the tested ones."""
     if sides is not None:
         return sides.names
-    if samples.given is None or samples.given.folders is None:
+    if samples.own_split is None or samples.own_split.folders is None:
         return name, name
-    known, tested = samples.given.folders
-    return f"{name}/{known}", f"{name}/{tested}"
+    train, test = samples.own_split.folders
+    return f"{name}/{train}", f"{name}/{test}"
 
 
 def images_of(artifact: Artifact, images: str | None) -> Source:
@@ -358,7 +358,7 @@ def images_name(artifact: Artifact, images: str | None) -> str:
     return PurePosixPath(images or (paths[0] if paths else artifact.path.name)).name
 
 
-def encoded(
+def encode_images(
     model: Servable,
     prepared: PreparedImages,
     *,
@@ -367,22 +367,24 @@ def encoded(
     on_image: Callable[[], None] = lambda: None,
 ) -> LabeledRows:
     """Returns the images that can be decoded, as the model represents them."""
-    found = encode(model, prepared, features=features, world=world, on_image=on_image)
+    features_found = encode(model, prepared, features=features, world=world, on_image=on_image)
     images = prepared.images
-    kept = np.flatnonzero(found.usable)
-    if len(kept) == 0:
+    usable = np.flatnonzero(features_found.usable)
+    if len(usable) == 0:
         raise InvalidInput(f"no image of {images.location} can be decoded")
     return LabeledRows(
-        found.rows,
-        list(images.entries.select(kept).keys()),
-        images.splits[kept],
-        [images.class_names[index] for index in kept],
-        None if images.given is None else images.given.of(kept),
-        found.sha256,
+        features_found.rows,
+        list(images.entries.select(usable).keys()),
+        images.splits[usable],
+        [images.class_names[index] for index in usable],
+        None if images.own_split is None else images.own_split.of(usable),
+        features_found.sha256,
     )
 
 
-def _stored_of(stored: EmbeddingsArtifact, listed: ListedKeys, features: Features) -> LabeledRows:
+def _select_stored(
+    stored: EmbeddingsArtifact, listed: ListedKeys, features: Features
+) -> LabeledRows:
     _check_features(stored, features)
     rows = listed.places(stored.keys, str(stored.artifact.path)).tolist()
     keys = [stored.keys[row] for row in rows]
@@ -404,22 +406,22 @@ def _check_features(stored: EmbeddingsArtifact, features: Features) -> None:
         )
 
 
-def _stored(stored: EmbeddingsArtifact, features: Features) -> LabeledRows:
+def _read_stored(stored: EmbeddingsArtifact, features: Features) -> LabeledRows:
     _check_features(stored, features)
-    known = [row for row, class_name in enumerate(stored.class_names) if class_name is not None]
-    if not known:
+    rows = [row for row, class_name in enumerate(stored.class_names) if class_name is not None]
+    if not rows:
         raise ConfigInvalid(
             f"no image of {stored.artifact.path} has a known class",
             remedy="put the images into one sub-folder per class to evaluate",
         )
-    class_names, given = [str(stored.class_names[row]) for row in known], None
+    class_names, split = [str(stored.class_names[row]) for row in rows], None
     if (folders := folder_split(class_names)) is not None:
-        given, class_names = folders
+        split, class_names = folders
     return LabeledRows(
-        stored.load()[known],
-        [stored.keys[row] for row in known],
-        stored.splits[known],
+        stored.load()[rows],
+        [stored.keys[row] for row in rows],
+        stored.splits[rows],
         class_names,
-        given,
-        digest_rows([stored.image_sha256[row] for row in known]),
+        split,
+        digest_rows([stored.image_sha256[row] for row in rows]),
     )

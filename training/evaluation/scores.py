@@ -104,8 +104,8 @@ def average_precision(ranking: NDArray[np.floating], positive: NDArray[np.bool_]
     All points count, not VOC's 11; equal scores share one threshold. ranking, positive: [N], at
     least one of them positive.
     """
-    found, shown = _found(ranking, positive)
-    return float((np.diff(found, prepend=0) * found / shown).sum() / found[-1])
+    positives, retrieved = _count_down_to_scores(ranking, positive)
+    return float((np.diff(positives, prepend=0) * positives / retrieved).sum() / positives[-1])
 
 
 def eleven_point_precision(ranking: NDArray[np.floating], positive: NDArray[np.bool_]) -> float:
@@ -115,20 +115,22 @@ def eleven_point_precision(ranking: NDArray[np.floating], positive: NDArray[np.b
     ranking, positive: [N], without "difficult" samples, at least one positive. Equal scores share
     one threshold. It is NaN without a positive sample.
     """
-    found, shown = _found(ranking, positive)
-    if not found[-1]:
+    positives, retrieved = _count_down_to_scores(ranking, positive)
+    if not positives[-1]:
         return float("nan")
-    precision = found / shown
+    precision = positives / retrieved
     # Recall is compared in integers, because 3 / 10 and 3 * 0.1 differ.
-    reached = [precision[10 * found >= tenth * found[-1]].max() for tenth in range(_RECALLS)]
+    reached = [
+        precision[10 * positives >= tenth * positives[-1]].max() for tenth in range(_RECALLS)
+    ]
     return float(np.mean(reached))
 
 
-def _found(
+def _count_down_to_scores(
     ranking: NDArray[np.floating], positive: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the numbers of positive and of all samples down to each distinct score."""
     order = np.argsort(-ranking, kind="stable")
     last_of_equals = np.append(np.diff(ranking[order]) != 0, True)
-    found = np.cumsum(positive[order])[last_of_equals]
-    return found, np.flatnonzero(last_of_equals) + 1
+    positives = np.cumsum(positive[order])[last_of_equals]
+    return positives, np.flatnonzero(last_of_equals) + 1

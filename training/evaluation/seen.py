@@ -22,11 +22,12 @@ from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.models.runs import parent_path
 from mlcd.pipelines.cluster import ClusterOptions, rows_to_cluster
 from mlcd.types import SampleKey
-from training.config import RunConfig, states_pairs, validated
+from training.config import RunConfig, states_pairs
 from training.data.dataset import open_dataset
 from training.evaluation.representations import digest_rows
 from training.pairs.pairs_config import PairsConfig
-from training.pairs.pairs_dataset import embedded, open_pairs
+from training.pairs.pairs_dataset import match_embeddings, open_pairs
+from training.recipe import build_config
 from training.run.run_files import read_run_config, read_run_fields
 
 _MOST_READ: Final = 1 << 20  # images of pairs whose bytes are read to know their digests
@@ -47,7 +48,9 @@ class Seen:
 
     def among(self, tested: _Digests) -> "SeenAmong":
         """Returns which of the tested images, [N, 32], were seen."""
-        return SeenAmong(_among(tested, self.trained), _among(tested, self.clustered), self.unknown)
+        return SeenAmong(
+            _are_in(tested, self.trained), _are_in(tested, self.clustered), self.unknown
+        )
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class SeenAmong:
         }
 
 
-def seen_by(artifact: Artifact) -> Seen:
+def find_seen(artifact: Artifact) -> Seen:
     """Returns what a checkpoint's run had seen by then, and what the weights that it started from
     had; of an exported model, what its checkpoint had.
 
@@ -79,38 +82,50 @@ def seen_by(artifact: Artifact) -> Seen:
     """
     nothing = digest_rows([])
     trains = artifact.kind == "checkpoint" and artifact.config.get("step") != 0
-    own = _seen(artifact) if trains else Seen(nothing, nothing)
-    return _joined([own, *_before(artifact)])
+    own = _find_own(artifact) if trains else Seen(nothing, nothing)
+    return _join_seen([own, *_find_seen_before(artifact)])
 
 
 def check_seen(
-    seen: SeenAmong, keys: Sequence[SampleKey], path: Path, *, may_be_seen: bool
+    overlap: SeenAmong, keys: Sequence[SampleKey], path: Path, *, may_be_seen: bool
 ) -> SeenAmong:
-    """Returns `seen`. Raises InvalidInput naming an image that was seen, unless it may be.
+    """Returns `overlap`. Raises InvalidInput naming an image that was seen, unless it may be.
 
     keys: of the tested images. path: the artifact that has seen them.
     """
-    if may_be_seen or not seen.any.any():
-        return seen
-    facts = seen.facts()
+    if may_be_seen or not overlap.any.any():
+        return overlap
+    facts = overlap.facts()
     raise InvalidInput(
         f"{facts['images']} of {len(keys)} test images were seen in the making of {path}: "
         f"{facts['trained_on']} trained on, {facts['clustered']} clustered, such as "
-        f"{keys[int(np.flatnonzero(seen.any)[0])]}",
+        f"{keys[int(np.flatnonzero(overlap.any)[0])]}",
         remedy="test on other images, hold them out of `mlcd cluster` and `mlcd train`, or "
         "count them beside the numbers with --seen",
     )
 
 
-def _joined(all_seen: list[Seen]) -> Seen:
+def are_clusters_clean(run: Artifact, share: float) -> bool:
+    """Tells whether the clusters that a run's labels name were made without its held-out images.
+
+    share: the run's data.hold_out. True where there are no such clusters, or where they cannot be
+    looked up.
+    """
+    try:
+        return all(centers.config.get("hold_out", share) >= share for centers in _open_centers(run))
+    except MlcdError:
+        return True
+
+
+def _join_seen(sources: list[Seen]) -> Seen:
     return Seen(
-        np.concatenate([seen.trained for seen in all_seen]),
-        np.concatenate([seen.clustered for seen in all_seen]),
-        tuple(reason for seen in all_seen for reason in seen.unknown),
+        np.concatenate([source.trained for source in sources]),
+        np.concatenate([source.clustered for source in sources]),
+        tuple(reason for source in sources for reason in source.unknown),
     )
 
 
-def _before(artifact: Artifact) -> Iterator[Seen]:
+def _find_seen_before(artifact: Artifact) -> Iterator[Seen]:
     """Yields what the weights had seen that a checkpoint, or a model artifact, was made from."""
     nothing = digest_rows([])
     for parent in artifact.parents:
@@ -122,29 +137,29 @@ def _before(artifact: Artifact) -> Iterator[Seen]:
             yield Seen(nothing, nothing, (joined,))
         elif parent.role in ("start", "text", "checkpoint", "model"):
             try:
-                source = _opened(artifact, parent)
+                source = _open_parent(artifact, parent)
             except MlcdError as error:
                 yield Seen(nothing, nothing, (f"what it started from: {error.message}",))
             else:
-                yield seen_by(source)
+                yield find_seen(source)
 
 
-def _seen(checkpoint: Artifact) -> Seen:
+def _find_own(checkpoint: Artifact) -> Seen:
     nothing = digest_rows([])
     unknown: list[str] = []
     trained = clustered = nothing
     try:
-        trained = _trained(checkpoint)
+        trained = _find_trained(checkpoint)
     except MlcdError as error:
         unknown.append(f"what it was trained on: {error.message}")
     try:
-        clustered = np.concatenate([nothing, *_clustered(checkpoint)])
+        clustered = np.concatenate([nothing, *map(_digest_clustered, _open_centers(checkpoint))])
     except MlcdError as error:
         unknown.append(f"what its centers were made from: {error.message}")
     return Seen(trained, clustered, tuple(unknown))
 
 
-def _trained(checkpoint: Artifact) -> _Digests:
+def _find_trained(checkpoint: Artifact) -> _Digests:
     """Opens the run's data by its own config, as the run does, at their present paths.
 
     Raises NotFound if images were added since, because the split covers all images of a folder.
@@ -152,16 +167,16 @@ def _trained(checkpoint: Artifact) -> _Digests:
     for parent in checkpoint.parents:
         if (
             parent.role.startswith(("labels", "selection"))
-            and _opened(checkpoint, parent).digest != _now(checkpoint, parent).digest
+            and _open_parent(checkpoint, parent).digest != _open_present(checkpoint, parent).digest
         ):
             raise NotFound(
                 f"{PurePosixPath(parent.path).name} has more images than when the run began"
             )
     run = checkpoint.path.resolve().parents[1]
     if states_pairs(read_run_fields(run)):
-        return _paired(checkpoint, run)
+        return _find_trained_pairs(checkpoint, run)
     config = read_run_config(run)
-    parts = open_dataset(_moved(config, checkpoint)).parts
+    parts = open_dataset(_locate_data(config, checkpoint)).parts
     listed = {parent.digest for parent in checkpoint.parents if parent.role.startswith("images")}
     for part in parts:
         if part.listing_digest not in listed:
@@ -169,19 +184,19 @@ def _trained(checkpoint: Artifact) -> _Digests:
     return np.concatenate([part.sha256 for part in parts if part.sha256 is not None])
 
 
-def _paired(checkpoint: Artifact, run: Path) -> _Digests:
+def _find_trained_pairs(checkpoint: Artifact, run: Path) -> _Digests:
     parents = {parent.role: parent for parent in checkpoint.parents}
     images, rows = parents["images"], parents.get("embeddings")
-    config = validated(PairsConfig, read_run_fields(run))
-    data = config.data.model_copy(update={"pairs": _present(checkpoint, images)})
-    opened = None if rows is None else _opened(checkpoint, rows)
+    config = build_config(PairsConfig, read_run_fields(run))
+    data = config.data.model_copy(update={"pairs": _locate(checkpoint, images)})
+    opened = None if rows is None else _open_parent(checkpoint, rows)
     # Augmented views state no digests.
-    stated = opened if opened is not None and opened.kind == "embeddings" else None
+    digested = opened if opened is not None and opened.kind == "embeddings" else None
     moved = config.model_copy(update={"data": data})
-    return digest_rows(_paired_images(moved, images.digest, stated))
+    return digest_rows(_digest_pairs(moved, images.digest, digested))
 
 
-def _paired_images(
+def _digest_pairs(
     config: PairsConfig, listing: str | None, embeddings: Artifact | None
 ) -> Sequence[bytes]:
     """Returns the SHA-256 of each image with a caption that is not held out.
@@ -195,21 +210,21 @@ def _paired_images(
     if pairs.source.listing_digest() != listing:
         raise NotFound(f"{config.data.pairs} has other images than when the run began")
     if embeddings is not None:
-        stated = EmbeddingsArtifact(embeddings)
-        _, rows = embedded(pairs, stated)
-        return [stated.image_sha256[row] for row in rows.tolist()]
+        digested = EmbeddingsArtifact(embeddings)
+        _, rows = match_embeddings(pairs, digested)
+        return [digested.image_sha256[row] for row in rows.tolist()]
     if len(pairs) > _MOST_READ:
         raise NotFound(f"{config.data.pairs} has {len(pairs)} images, which are not read for it")
     return [hashlib.sha256(pairs.source.read(entry)).digest() for entry in pairs.entries]
 
 
-def _moved(config: RunConfig, checkpoint: Artifact) -> RunConfig:
+def _locate_data(config: RunConfig, checkpoint: Artifact) -> RunConfig:
     """Returns the config with the paths of its data as seen from here.
 
     The config has the paths that the command which started the run was given.
     """
-    paths = {parent.role: _present(checkpoint, parent) for parent in checkpoint.parents}
-    found = [
+    paths = {parent.role: _locate(checkpoint, parent) for parent in checkpoint.parents}
+    sources = [
         source.model_copy(
             update={
                 kind: paths[kind + (f"-{index}" if index else "")]
@@ -219,67 +234,71 @@ def _moved(config: RunConfig, checkpoint: Artifact) -> RunConfig:
         )
         for index, source in enumerate(config.data.sources)
     ]
-    moved = {"mix": tuple(found)} if config.data.mix else found[0].model_dump(exclude={"weight"})
+    moved = (
+        {"mix": tuple(sources)} if config.data.mix else sources[0].model_dump(exclude={"weight"})
+    )
     return config.model_copy(update={"data": config.data.model_copy(update=moved)})
 
 
-def _clustered(checkpoint: Artifact) -> Iterator[_Digests]:
-    """Finds the digests behind each set of centers: the labels' and the classifier's first."""
-    done: set[str] = set()
-    for parent in checkpoint.parents:
+def _open_centers(child: Artifact) -> Iterator[Artifact]:
+    """Opens the centers behind a run or a checkpoint, each once: those that its labels name, and
+    those that its classifier started from.
+    """
+    digests: set[str] = set()
+    for parent in child.parents:
         if parent.role.startswith("labels"):
-            labels = _opened(checkpoint, parent)
-            parents = [(labels, each) for each in labels.parents if each.role == "centers"]
+            labels = _open_parent(child, parent)
+            links = [(labels, link) for link in labels.parents if link.role == "centers"]
         else:
-            parents = [(checkpoint, parent)] if parent.role == "centers" else []
-        for child, each in parents:
-            if each.digest not in done:
-                done.add(each.digest)
-                yield _rows_of(_opened(child, each))
+            links = [(child, parent)] if parent.role == "centers" else []
+        for holder, link in links:
+            if link.digest not in digests:
+                digests.add(link.digest)
+                yield _open_parent(holder, link)
 
 
-def _rows_of(centers: Artifact) -> _Digests:
+def _digest_clustered(centers: Artifact) -> _Digests:
     """Returns the images whose embeddings were clustered."""
     parent = next((parent for parent in centers.parents if parent.role == "embeddings"), None)
     if parent is None:
         raise NotFound(f"{centers.path} does not tell what it was made from")
-    embeddings = EmbeddingsArtifact(_opened(centers, parent))
-    known = {field.name for field in fields(ClusterOptions)}
+    embeddings = EmbeddingsArtifact(_open_parent(centers, parent))
+    names = {field.name for field in fields(ClusterOptions)}
     options = ClusterOptions(
-        **{name: value for name, value in centers.config.items() if name in known}
+        **{name: value for name, value in centers.config.items() if name in names}
     )
     rows, digests = rows_to_cluster(embeddings, options), digest_rows(embeddings.image_sha256)
     return digests if rows is None else digests[rows]
 
 
-def _opened(child: Artifact, parent: Parent) -> Artifact:
+def _open_parent(child: Artifact, parent: Parent) -> Artifact:
     """Opens the parent as it was when the child was made.
 
     Raises NotFound if it was moved, or if another artifact is in its place.
     """
-    artifact = _now(child, parent)
+    artifact = _open_present(child, parent)
     state = state_with_digest(artifact, parent.digest)
     if state is None:
         raise NotFound(f"{artifact.path} is not what {child.path} was made from")
     return state
 
 
-def _now(child: Artifact, parent: Parent) -> Artifact:
-    return open_artifact(Path(_present(child, parent)), verify_files=False)
+def _open_present(child: Artifact, parent: Parent) -> Artifact:
+    return open_artifact(Path(_locate(child, parent)), verify_files=False)
 
 
-def _present(child: Artifact, parent: Parent) -> str:
+def _locate(child: Artifact, parent: Parent) -> str:
     path = parent_path(child, parent)
     if path is None:
         raise NotFound(f"{PurePosixPath(parent.path).name} is not where it was")
     return path
 
 
-def _among(tested: _Digests, seen: _Digests) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = pc.is_in(_column(tested), value_set=_column(seen)).to_numpy(
+def _are_in(tested: _Digests, digests: _Digests) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = pc.is_in(_column(tested), value_set=_column(digests)).to_numpy(
         zero_copy_only=False
     )
-    return found
+    return mask
 
 
 def _column(digests: _Digests) -> pa.Array:

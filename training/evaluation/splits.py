@@ -77,11 +77,11 @@ def with_validation(split: Split, positions: NDArray[np.float64]) -> Split:
     return Split(split.train & ~validation, validation, split.test, split.folders)
 
 
-def choose_split(given: Split | None, positions: NDArray[np.float64], hold_out: float) -> Split:
+def choose_split(own_split: Split | None, positions: NDArray[np.float64], hold_out: float) -> Split:
     """Returns the given split with a validation part, or else that of `split_samples`."""
-    if given is None:
+    if own_split is None:
         return split_samples(positions, hold_out)
-    return with_validation(given, positions)
+    return with_validation(own_split, positions)
 
 
 def folder_split(class_names: Sequence[str], location: str = "") -> tuple[Split, list[str]] | None:
@@ -92,32 +92,38 @@ def folder_split(class_names: Sequence[str], location: str = "") -> tuple[Split,
     without it the others but train are. location: that of the images, to name the two sides by.
     Raises InvalidInput if train is missing, if other classes are beside them, or if they hold none.
     """
-    found = parts_of_classes(class_names)
-    if not found:
+    part_of_folder = parts_of_classes(class_names)
+    if not part_of_folder:
         return None
     parts = [name.partition("/") for name in class_names]
-    remedy = propose_parts(location, found)
-    named = ", ".join(sorted(found, key=lambda folder: (_ORDER.index(found[folder]), folder)))
-    if "train" not in found.values():
+    remedy = propose_parts(location, part_of_folder)
+    folder_names = ", ".join(
+        sorted(part_of_folder, key=lambda folder: (_ORDER.index(part_of_folder[folder]), folder))
+    )
+    if "train" not in part_of_folder.values():
         raise InvalidInput(
-            f"the folders {named} look like splits, but there is no train", remedy=remedy
+            f"the folders {folder_names} look like splits, but one called train is missing",
+            remedy=remedy,
         )
     if not any(slash for _, slash, _ in parts):
         raise InvalidInput(
-            f"the folders {named} are parts of a data set, and images in them have no class",
+            f"the folders {folder_names} are parts of a data set, but images in them lack classes",
             remedy="put them into one sub-folder per class within each part",
         )
-    other = next(("".join(part) for part in parts if not part[1] or part[0] not in found), None)
-    if other is not None:
+    stray = next(
+        ("".join(part) for part in parts if not part[1] or part[0] not in part_of_folder), None
+    )
+    if stray is not None:
         raise InvalidInput(
-            f"the folders {named} look like splits, but {other} stands beside them", remedy=remedy
+            f"the folders {folder_names} look like splits, but {stray} stands beside them",
+            remedy=remedy,
         )
-    part_of = np.array([found[first] for first, _, _ in parts])
-    tested = "test" if "test" in found.values() else "val"
+    part_of = np.array([part_of_folder[first] for first, _, _ in parts])
+    tested = "test" if "test" in part_of_folder.values() else "val"
     test = part_of == tested
     folders = (
-        " and ".join(sorted(folder for folder, part in found.items() if part != tested)),
-        " and ".join(sorted(folder for folder, part in found.items() if part == tested)),
+        " and ".join(sorted(folder for folder, part in part_of_folder.items() if part != tested)),
+        " and ".join(sorted(folder for folder, part in part_of_folder.items() if part == tested)),
     )
     return Split(part_of == "train", (part_of == "val") & ~test, test, folders), [
         name for _, _, name in parts
@@ -126,8 +132,8 @@ def folder_split(class_names: Sequence[str], location: str = "") -> tuple[Split,
 
 def key_split(keys: Sequence[SampleKey]) -> Split | None:
     """Returns the split that the first folders of samples make, whatever their classes are."""
-    found = folder_split(keys)
-    return None if found is None else found[0]
+    split_and_names = folder_split(keys)
+    return None if split_and_names is None else split_and_names[0]
 
 
 def split_digest(
@@ -155,11 +161,11 @@ def check_several_classes(class_names: Sequence[str]) -> None:
 
 def check_tested_classes(class_names: Sequence[str], split: Split) -> None:
     """Raises InvalidInput if a tested class is not a known one, so that it could only be wrong."""
-    known, tested = (
+    known_names, tested = (
         {name for name, inside in zip(class_names, mask.tolist(), strict=True) if inside}
         for mask in (split.known, split.test)
     )
-    if missing := sorted(tested - known):
+    if missing := sorted(tested - known_names):
         raise InvalidInput(
             f"class {missing[0]} is tested on, but no image to train on has it ({len(missing)} "
             "such classes)",
@@ -182,10 +188,13 @@ def check_probe_split(class_names: Sequence[str], split: Split) -> None:
             f"{num_train} images to train on are fewer than the {num_classes} classes",
             remedy="give more images per class, or hold out less",
         )
-    known = {name for name, train in zip(class_names, split.train.tolist(), strict=True) if train}
-    if missing := sorted(set(class_names) - known):
+    train_names = {
+        name for name, train in zip(class_names, split.train.tolist(), strict=True) if train
+    }
+    if missing := sorted(set(class_names) - train_names):
         raise InvalidInput(
-            f"class {missing[0]} has no image to train on ({len(missing)} such classes)",
+            f"each class needs an image to train on, but {missing[0]} lacks one ({len(missing)}"
+            " such classes)",
             remedy="give more images of it, or hold out less",
         )
 
@@ -242,20 +251,20 @@ class ListedKeys:
 class LabeledRows:
     """Rows of known class, the same in every process.
 
-    rows: float32 [N, D], finite. keys, splits (see mlcd.keys) and class_names: N. given: the split
-    that the samples come with, if any. sha256: uint8 [N, 32] of the images.
+    rows: float32 [N, D], finite. keys, splits (see mlcd.keys) and class_names: N. own_split: the
+    split that the samples come with, if any. sha256: uint8 [N, 32] of the images.
     """
 
     rows: NDArray[np.float32]
     keys: Sequence[SampleKey]
     splits: NDArray[np.float64]
     class_names: Sequence[str]
-    given: Split | None = None
+    own_split: Split | None = None
     sha256: NDArray[np.uint8] | None = None
 
     def split(self, hold_out: float) -> Split:
         """Returns the given split, or else that of `split_samples`."""
-        return choose_split(self.given, self.splits, hold_out)
+        return choose_split(self.own_split, self.splits, hold_out)
 
     @cached_property
     def classes(self) -> NDArray[np.int64]:
@@ -345,10 +354,10 @@ class Sides:
                 f"{samples.keys[both[0]]} is on both lists ({len(both)} such keys)",
                 remedy="test on other images",
             )
-        return joined(selected(samples, train), selected(samples, test))
+        return join_sides(select_rows(samples, train), select_rows(samples, test))
 
 
-def joined(train: LabeledRows, test: LabeledRows) -> LabeledRows:
+def join_sides(train: LabeledRows, test: LabeledRows) -> LabeledRows:
     """Returns the samples of both sides and their split. Raises InvalidInput if they do not fit."""
     return of_parts(train, None, test)
 
@@ -358,7 +367,7 @@ def of_parts(train: LabeledRows, validation: LabeledRows | None, test: LabeledRo
 
     Raises InvalidInput if they do not fit.
     """
-    if train.given is not None or test.given is not None:
+    if train.own_split is not None or test.own_split is not None:
         raise InvalidInput(
             "the folders of one side are called train, val, valid or test themselves",
             remedy="give --train and --test such folders, or leave both out",
@@ -415,7 +424,7 @@ def _rows_of(
     return ListedKeys(listed, location, may_be_unmatched).places(keys, "those that can be used")
 
 
-def selected(samples: LabeledRows, rows: NDArray[np.int64]) -> LabeledRows:
+def select_rows(samples: LabeledRows, rows: NDArray[np.int64]) -> LabeledRows:
     """Returns the samples at `rows`, with new positions within their classes."""
     keys, class_names = _at(samples.keys, rows), _at(samples.class_names, rows)
     return LabeledRows(
@@ -455,54 +464,54 @@ class SplitFile:
 
         Raises InvalidInput for a key of no sample, unless these may be, and for one in two parts.
         """
-        plain = replace(samples, given=None)
-        known = [] if self.validation is None else [*self.validation]
+        plain = replace(samples, own_split=None)
+        validation_keys = [] if self.validation is None else [*self.validation]
         for fold in self.folds:
-            keys = [*fold, *known, *self.test]
+            keys = [*fold, *validation_keys, *self.test]
             _check_distinct(keys)
             # all together, so that two spellings of one key are not in two parts
             listed = ListedKeys(keys, "the split", may_be_unmatched)
             indices = listed.indices(samples.keys, "those that can be used")
-            ends = [len(fold), len(fold) + len(known)]
+            ends = [len(fold), len(fold) + len(validation_keys)]
             train, validation, test = (part[part >= 0] for part in np.split(indices, ends))
             if not len(train) or not len(test):
                 raise InvalidInput(
-                    "a part of the split has no image that can be used",
+                    "each part of the split needs images that can be used, but one is empty",
                     remedy="are these the images that the split was made for?",
                 )
             yield of_parts(
-                selected(plain, train),
-                None if self.validation is None else selected(plain, validation),
-                selected(plain, test),
+                select_rows(plain, train),
+                None if self.validation is None else select_rows(plain, validation),
+                select_rows(plain, test),
             )
 
 
 def read_split(path: Path) -> SplitFile:
     """Reads a split. Raises NotFound, or InvalidInput for a file of another form."""
     if not path.is_file():
-        raise NotFound(f"there is no split {path}", remedy=_FORM)
+        raise NotFound(f"no split at {path}", remedy=_FORM)
     data = path.read_bytes()
     try:
-        stated = json.loads(data)
+        content = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} is not JSON", remedy=_FORM) from error
-    if not isinstance(stated, dict) or ("train" in stated) == ("folds" in stated):
-        raise InvalidInput(f"{path} is no split", remedy=_FORM)
-    folds = stated["folds"] if "folds" in stated else [stated["train"]]
-    validation = stated.get("val")
+    if not isinstance(content, dict) or ("train" in content) == ("folds" in content):
+        raise InvalidInput(f"{path} must hold a split", remedy=_FORM)
+    folds = content["folds"] if "folds" in content else [content["train"]]
+    validation = content.get("val")
     if not isinstance(folds, list) or not folds:
-        raise InvalidInput(f"{path} has no folds", remedy=_FORM)
+        raise InvalidInput(f"{path}: folds must be a list with at least one part", remedy=_FORM)
     return SplitFile(
         tuple(_keys(path, "a training part", fold) for fold in folds),
         None if validation is None else _keys(path, "val", validation),
-        _keys(path, "test", stated.get("test")),
+        _keys(path, "test", content.get("test")),
         hashlib.sha256(data).hexdigest(),
     )
 
 
 def _keys(path: Path, part: str, value: Any) -> tuple[SampleKey, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(key, str) for key in value):
-        raise InvalidInput(f"{path}: {part} is no list of keys", remedy=_FORM)
+        raise InvalidInput(f"{path}: {part} must be a list of keys", remedy=_FORM)
     return tuple(value)
 
 

@@ -57,24 +57,24 @@ def voc_probe(rows: NDArray[np.float32], tags: NDArray[np.int8], split: Split) -
     features = torch.from_numpy(np.asarray(rows, dtype=np.float64))
     train = [_problem(features, tags[:, a], split.train) for a in range(tags.shape[1])]
     starts: list[Solution | None] = [None] * len(train)
-    found: dict[int, float] = {}
+    score_of: dict[int, float] = {}
 
-    def scored(index: int) -> float:
+    def score(index: int) -> float:
         solutions = [
             problem.fit(grid_c(index), start=start)
             for problem, start in zip(train, starts, strict=True)
         ]
         starts[:] = solutions
-        found[index] = _ranked(solutions, features, tags, split.validation).mean_precision()
-        return found[index]
+        score_of[index] = _rank(solutions, features, tags, split.validation).mean_precision()
+        return score_of[index]
 
-    best = coarse_to_fine(scored)
-    known = split.train | split.validation
-    final = [_problem(features, tags[:, a], known).fit(grid_c(best)) for a in range(tags.shape[1])]
-    rankings = _ranked(final, features, tags, split.test)
+    best = coarse_to_fine(score)
+    fitted = split.train | split.validation
+    final = [_problem(features, tags[:, a], fitted).fit(grid_c(best)) for a in range(tags.shape[1])]
+    rankings = _rank(final, features, tags, split.test)
     metrics = {
         NAME: rankings.mean_precision(),
-        "validation_map_11": found[best],
+        "validation_map_11": score_of[best],
         "c": grid_c(best),
         "labels": float(tags.shape[1]),
         **{f"{part}_images": float(getattr(split, part).sum()) for part in _PARTS},
@@ -93,7 +93,7 @@ def _problem(
     )
 
 
-def _ranked(
+def _rank(
     solutions: Sequence[Solution],
     features: torch.Tensor,
     tags: NDArray[np.int8],

@@ -20,7 +20,7 @@ from mlcd.world import World
 from training.config import RunConfig
 from training.evaluation.knn import knn
 from training.evaluation.linear_probe import linear_probe
-from training.evaluation.representations import ImageSet, PreparedImages, encoded
+from training.evaluation.representations import ImageSet, PreparedImages, encode_images
 from training.evaluation.splits import (
     check_probe_split,
     check_several_classes,
@@ -63,7 +63,7 @@ def check_evaluation(
     images = ImageSet.of(open_source(_location(config)))
     check_several_classes(images.class_names)
     hold_out = _hold_out(config)
-    if images.given is not None and _are_own(images, config, listings):
+    if images.own_split is not None and _are_own(images, config, listings):
         raise ConfigInvalid(
             f"the folders of {images.location} are splits, and the run is trained on all of them",
             remedy="train on one of them, and set evaluation.images to the folder of all",
@@ -79,8 +79,8 @@ def check_evaluation(
             "data.hold_out=0 leaves no image to evaluate on",
             remedy="raise it, or set evaluation.images",
         )
-    if images.given is not None:
-        check_tested_classes(images.class_names, images.given)
+    if images.own_split is not None:
+        check_tested_classes(images.class_names, images.own_split)
     if config.evaluation.linear_probe:
         check_probe_split(images.class_names, images.split(hold_out))
     size = config.model.image_size
@@ -103,7 +103,7 @@ def evaluate_model(
             "evaluation.every_steps is not set", remedy="set it to evaluate while training"
         )
     with _evaluation_mode(model):
-        samples = encoded(model, images, features="embedding", world=world)
+        samples = encode_images(model, images, features="embedding", world=world)
     hold_out = _hold_out(config)
     metrics: dict[str, float] = {}
     if config.evaluation.knn:

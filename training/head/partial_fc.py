@@ -27,10 +27,11 @@ from mlcd.losses.positives import distinct_labels, num_distinct
 from mlcd.randomness import Stream, hash_counters
 from mlcd.types import Embeddings
 from mlcd.world import World
-from training.config import CenterUpdate, LossConfig, LossKind, Products
+from training.head.loss_config import CenterUpdate, LossConfig, LossKind
 from training.head.products import add_product, product
 from training.head.row_gradients import distinct_rows, sparse_rows
 from training.head.shards import Shard
+from training.parallel.compute_config import Products
 
 _INIT_DEVIATION: Final = 0.01  # the initialization of insightface and of the authors
 _INIT_BLOCK: Final = 4096
@@ -43,7 +44,7 @@ CUDA_CHUNK_ENTRIES: Final = 1 << 25
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """The settings of the loss; see `training.config.LossConfig` for their meaning."""
+    """The settings of the loss; see `LossConfig` for their meaning."""
 
     kind: LossKind = "mlcd"
     scale: float = 64.0
@@ -80,9 +81,9 @@ class HeadConfig:
         return cls(
             **fields,
             products=products,
-            scale=loss.resolved_scale(num_classes),
-            negative_ratio=loss.resolved_ratio(num_classes),
-            bias=loss.resolved_bias(num_classes),
+            scale=loss.resolve_scale(num_classes),
+            negative_ratio=loss.resolve_ratio(num_classes),
+            bias=loss.resolve_bias(num_classes),
             seed=seed,
         )
 
@@ -101,11 +102,11 @@ class HeadOutput:
 
 def check_first_centers(shape: tuple[int, ...], num_classes: int, dimension: int) -> None:
     """Raises ConfigInvalid unless centers of this shape can start a head."""
-    num, given = shape
-    if (num, given) != (num_classes, dimension):
+    num, center_dimension = shape
+    if (num, center_dimension) != (num_classes, dimension):
         raise ConfigInvalid(
-            f"{num} centers of dimension {given} cannot start a head of {num_classes} classes and"
-            f" dimension {dimension}",
+            f"the head must start from {num_classes} centers of dimension {dimension}, got {num} of"
+            f" dimension {center_dimension}",
             remedy="start from random centers, or set model.embedding_dim to theirs",
         )
 
@@ -129,14 +130,14 @@ class PartialFC(nn.Module):
         self.weight = nn.Parameter(torch.empty(len(self.shard), dimension))
         self._drawn: tuple[int, Tensor] | None = None  # a step and its negatives
         # The logarithm, so that no update makes the scale negative.
-        self.log_scale = learned(math.log(config.scale)) if config.learn_scale else None
-        self.bias = learned(config.bias) if config.learn_bias else None
+        self.log_scale = make_scalar(math.log(config.scale)) if config.learn_scale else None
+        self.bias = make_scalar(config.bias) if config.learn_bias else None
 
     @property
     def scalars(self) -> dict[str, nn.Parameter]:
         """Returns the learned scale and bias by name, the same on every process."""
-        named = {"log_scale": self.log_scale, "bias": self.bias}
-        return {name: each for name, each in named.items() if each is not None}
+        parameters = {"log_scale": self.log_scale, "bias": self.bias}
+        return {name: parameter for name, parameter in parameters.items() if parameter is not None}
 
     @torch.no_grad()
     def initialize(self, seed: int) -> None:
@@ -199,14 +200,16 @@ class PartialFC(nn.Module):
             columns = 1 if self.config.kind == "cd" else labels.shape[1]
             own_labels = distinct_labels(labels[:, :columns])
             labels_BL = self.world.gather_rows(own_labels, counts)
-            whole = labels_BL if step_labels is None else distinct_labels(step_labels[:, :columns])
+            step_labels_BL = (
+                labels_BL if step_labels is None else distinct_labels(step_labels[:, :columns])
+            )
             weights_BL = None
             if weights is not None:
                 own_weights = weights[:, :columns].to(wide.dtype)
                 weights_BL = self.world.gather_rows(own_weights, counts)
-            drawn = self._negatives(whole, step)
+            drawn = self._negatives(step_labels_BL, step)
             sums = self._log_sums(z_BD, labels_BL, weights_BL, drawn)
-            return self._finish(sums, labels_BL, whole)
+            return self._finish(sums, labels_BL, step_labels_BL)
 
     def _negatives(self, labels_BL: Tensor, step: int) -> Tensor:
         """Returns the drawn classes of a step that this process owns, ascending.
@@ -258,7 +261,7 @@ class PartialFC(nn.Module):
         return _Sums(lse_positive, lse_negative, facts, self.shard.num_classes)
 
     def _scalar_meters(self) -> dict[str, Tensor]:
-        meters = {name: each.detach().clone() for name, each in self.scalars.items()}
+        meters = {name: parameter.detach().clone() for name, parameter in self.scalars.items()}
         if "log_scale" in meters:
             meters["scale"] = meters.pop("log_scale").exp()
         return meters
@@ -266,7 +269,7 @@ class PartialFC(nn.Module):
     def _finish(self, sums: "_Sums", labels_BL: Tensor, step_labels: Tensor) -> HeadOutput:
         config = self.config
         lse_negative = (
-            sums.corrected_negative(labels_BL) if config.correct_ratio else sums.lse_negative
+            sums.correct_negative(labels_BL) if config.correct_ratio else sums.lse_negative
         )
         if config.kind == "mlcd":
             _, bias = self._scale_and_bias()
@@ -289,7 +292,7 @@ class _Sums:
     facts: Tensor
     num_classes: int
 
-    def corrected_negative(self, labels_BL: Tensor) -> Tensor:
+    def correct_negative(self, labels_BL: Tensor) -> Tensor:
         """Returns LSEn + log(|all negatives| / |drawn negatives|), the expected log-sum of all
         negatives.
         """
@@ -321,7 +324,7 @@ def _mean_of_present(log_sums: Tensor) -> Tensor:
     return log_sums.masked_fill(~present, 0.0).sum() / present.sum()
 
 
-def learned(start: float) -> nn.Parameter:
+def make_scalar(start: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor(start))
 
 
@@ -360,7 +363,7 @@ class _LogSums(torch.autograd.Function):
         local_BL = labels_BL - shard.start
         owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
         cosine_BL = _positive_cosines(z_BD, weight_KD, local_BL, owned_BL)
-        lowered_BL, slope_BL = _lowered_cosines(cosine_BL, config)
+        lowered_BL, slope_BL = _lower_cosines(cosine_BL, config)
         logit_BL = config.scale * lowered_BL
         if weights_BL is not None:
             # w exp(-s) = exp(-(s - log w)); a label without weight is at infinity.
@@ -457,7 +460,7 @@ def _of_rows(
     local_BL = labels_BL - shard.start
     owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
     share_BL = torch.where(owned_BL, share_BL, torch.zeros_like(share_BL))
-    active_A = _touched(drawn_S - shard.start, local_BL, owned_BL, len(shard))
+    active_A = _list_touched(drawn_S - shard.start, local_BL, owned_BL, len(shard))
     center_AD = torch.zeros((len(active_A), z_BD.shape[1]), dtype=z_BD.dtype, device=z_BD.device)
     dz_BD = torch.zeros_like(z_BD)
     for start in range(0, len(drawn_S), ctx.chunk):
@@ -486,7 +489,7 @@ def _of_rows(
     return dz_BD * ctx.job.world.size, d_weight
 
 
-def _touched(drawn_S: Tensor, local_BL: Tensor, owned_BL: Tensor, num_own: int) -> Tensor:
+def _list_touched(drawn_S: Tensor, local_BL: Tensor, owned_BL: Tensor, num_own: int) -> Tensor:
     """Returns the classes of this process that the step touches, drawn or positive, ascending.
 
     The last is repeated, so that the host need not know how many they are; it reads that only where
@@ -536,7 +539,7 @@ def _positive_centers(
     return centers_BD.masked_fill(~owned_B[:, None], 0.0)
 
 
-def _lowered_cosines(cosine_BL: Tensor, config: HeadConfig) -> tuple[Tensor, Tensor]:
+def _lower_cosines(cosine_BL: Tensor, config: HeadConfig) -> tuple[Tensor, Tensor]:
     """Returns cosines with margin, and the derivative of their logits by the cosine."""
     with torch.enable_grad():
         leaf = cosine_BL.detach().requires_grad_()

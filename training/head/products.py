@@ -9,32 +9,32 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from training.config import Products
+from training.parallel.compute_config import Products
 
 
-def product(one: Tensor, other: Tensor, kind: Products) -> Tensor:
-    """Returns one @ other in the type of `one`."""
+def product(left_factor: Tensor, right_factor: Tensor, kind: Products) -> Tensor:
+    """Returns left_factor @ right_factor in the type of `left_factor`."""
     if kind == "bf16":
-        return _of_bf16(one.bfloat16(), other.bfloat16())
+        return _of_bf16(left_factor.bfloat16(), right_factor.bfloat16())
     with _tf32(enabled=kind == "tf32"):
-        return one @ other
+        return left_factor @ right_factor
 
 
-def add_product(total: Tensor, one: Tensor, other: Tensor, kind: Products) -> None:
-    """Adds one @ other to `total` in place."""
+def add_product(total: Tensor, left_factor: Tensor, right_factor: Tensor, kind: Products) -> None:
+    """Adds left_factor @ right_factor to `total` in place."""
     if kind == "bf16":
-        total.add_(_of_bf16(one.bfloat16(), other.bfloat16()))
+        total.add_(_of_bf16(left_factor.bfloat16(), right_factor.bfloat16()))
         return
     with _tf32(enabled=kind == "tf32"):
-        total.addmm_(one, other)
+        total.addmm_(left_factor, right_factor)
 
 
-def _of_bf16(one: Tensor, other: Tensor) -> Tensor:
-    if one.is_cuda:
-        wide: Tensor = torch.mm(one, other, out_dtype=torch.float32)
+def _of_bf16(left_factor: Tensor, right_factor: Tensor) -> Tensor:
+    if left_factor.is_cuda:
+        wide: Tensor = torch.mm(left_factor, right_factor, out_dtype=torch.float32)
         return wide
     # The product of two bfloat16 numbers is exact in float32.
-    return one.float() @ other.float()
+    return left_factor.float() @ right_factor.float()
 
 
 @contextmanager

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.config import OptimConfig
 from training.head.partial_fc import PartialFC
 from training.head.row_gradients import entries
 from training.optim.groups import adamw_settings
+from training.optim.optim_config import OptimConfig
 
 
 def center_optimizer(centers: PartialFC, config: OptimConfig) -> torch.optim.Optimizer:

@@ -20,8 +20,10 @@ class Shard:
 
         All processes that own classes own the same number, but for the last one.
         """
-        each = -(-num_classes // size)
-        return cls(min(each * rank, num_classes), min(each * (rank + 1), num_classes), num_classes)
+        share = -(-num_classes // size)
+        return cls(
+            min(share * rank, num_classes), min(share * (rank + 1), num_classes), num_classes
+        )
 
     def __len__(self) -> int:
         return self.stop - self.start

@@ -19,9 +19,15 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from mlcd.world import World
-from training.checkpoint.checkpoint_store import checked_checkpoint
-from training.checkpoint.files import STATE, read_tensors, stored_tensors
-from training.checkpoint.state_tensors import copied, local_part, part_of, restore_moments, under
+from training.checkpoint.checkpoint_store import open_checkpoint
+from training.checkpoint.files import STATE, read_tensor_sizes, read_tensors
+from training.checkpoint.state_tensors import (
+    copy_to_host,
+    local_part,
+    part_of,
+    restore_moments,
+    under,
+)
 from training.head.shards import Shard
 from training.head.state import TrainState
 
@@ -53,15 +59,15 @@ def take_snapshot(state: TrainState) -> Snapshot:
     tensors: dict[str, Tensor] = {}
     for name, tensor in _backbone_tensors(state):
         if isinstance(tensor, DTensor):
-            tensors[name] = part_of(tensor, copied(tensor.to_local()), mesh)
+            tensors[name] = part_of(tensor, copy_to_host(tensor.to_local()), mesh)
         elif world.rank == 0:
-            tensors[name] = copied(tensor)
+            tensors[name] = copy_to_host(tensor)
     for name, tensor, shard in _center_tensors(state):
         if tensor.dim():
-            tensors[name] = _as_rows(copied(tensor), shard, mesh)
+            tensors[name] = _as_rows(copy_to_host(tensor), shard, mesh)
         # Dense AdamW has one clock for all rows.
         elif world.rank == 0:
-            tensors[name] = copied(tensor)
+            tensors[name] = copy_to_host(tensor)
     if world.rank == 0:
         tensors |= {name: torch.tensor(getattr(state, name)) for name in _COUNTERS}
     return Snapshot(state.step, state.model.trunk.config, state.model.preprocess, tensors)
@@ -73,7 +79,11 @@ def restore(state: TrainState, directory: Path, step: int, group: Any) -> None:
     Every process of `group` calls it; they may be more or fewer than those that wrote. Raises
     ConfigInvalid for another number of classes, ArtifactInvalid if the files cannot be read.
     """
-    stored, mesh, shard = stored_tensors(directory), _host_mesh(state.head.world), state.head.shard
+    stored, mesh, shard = (
+        read_tensor_sizes(directory),
+        _host_mesh(state.head.world),
+        state.head.shard,
+    )
     num_classes = stored[_WEIGHT][0][0] if _WEIGHT in stored else 0
     if num_classes != shard.num_classes:
         raise ConfigInvalid(
@@ -101,7 +111,7 @@ def load_checkpoint(state: TrainState, path: Path) -> None:
 
     Raises ArtifactInvalid.
     """
-    restore(state, path / STATE, checked_checkpoint(path).config["step"], None)
+    restore(state, path / STATE, open_checkpoint(path).config["step"], None)
 
 
 def read_servable(snapshot: Snapshot, directory: Path) -> Servable:
@@ -111,20 +121,20 @@ def read_servable(snapshot: Snapshot, directory: Path) -> Servable:
     """
     with torch.device("meta"):
         trunk = ViT(snapshot.config)
-    stored = stored_tensors(directory)
+    stored = read_tensor_sizes(directory)
     prefix = _AVERAGE if any(name.startswith(_AVERAGE) for name in stored) else _TRUNK
-    wanted = {prefix + name: stored[prefix + name] for name, _ in trunk.named_parameters()}
-    weights = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in wanted.items()}
+    sizes = {prefix + name: stored[prefix + name] for name, _ in trunk.named_parameters()}
+    weights = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in sizes.items()}
     read_tensors(weights, directory, alone=True)
     trunk.load_state_dict(
-        {name.removeprefix(prefix): each.float() for name, each in weights.items()}, assign=True
+        {name.removeprefix(prefix): tensor.float() for name, tensor in weights.items()}, assign=True
     )
     return Servable(trunk, snapshot.preprocess).eval()
 
 
 def read_unit_centers(directory: Path) -> NDArray[np.float32]:
     """Reads the unit centers of all classes [K, D] from the files of all processes."""
-    size, dtype = stored_tensors(directory)[_WEIGHT]
+    size, dtype = read_tensor_sizes(directory)[_WEIGHT]
     weight = torch.empty(size, dtype=dtype)
     read_tensors({_WEIGHT: weight}, directory, alone=True)
     unit: NDArray[np.float32] = normalize(weight.float(), dim=1).numpy()
@@ -132,7 +142,7 @@ def read_unit_centers(directory: Path) -> NDArray[np.float32]:
 
 
 def _backbone_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
-    for prefix, name, parameter in _replicated(state):
+    for prefix, name, parameter in _iterate_replicated(state):
         yield prefix + name, parameter
         for kind, moment in state.optimizer.state.get(parameter, {}).items():
             yield f"{_MOMENTS}{name}.{kind}", moment
@@ -141,7 +151,7 @@ def _backbone_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
             yield _AVERAGE + name, weight
 
 
-def _replicated(state: TrainState) -> Iterator[tuple[str, str, Tensor]]:
+def _iterate_replicated(state: TrainState) -> Iterator[tuple[str, str, Tensor]]:
     """Yields the tower's parameters and a learned scale and bias, with prefix and name."""
     for name, parameter in state.model.trunk.named_parameters():
         yield _TRUNK, name, parameter
@@ -167,7 +177,7 @@ def _center_tensors(state: TrainState) -> Iterator[tuple[str, Tensor, Shard]]:
 
 @torch.no_grad()
 def _put(state: TrainState, tensors: Mapping[str, Tensor], step: int) -> None:
-    for prefix, name, parameter in _replicated(state):
+    for prefix, name, parameter in _iterate_replicated(state):
         local_part(parameter).copy_(tensors[prefix + name])
         restore_moments(state.optimizer, parameter, under(tensors, f"{_MOMENTS}{name}."))
     if state.average is not None:

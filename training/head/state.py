@@ -43,10 +43,12 @@ class TrainState:
     def device(self) -> torch.device:
         return next(self.model.trunk.parameters()).device
 
+    @property
     def sharded(self) -> list[nn.Parameter]:
         """Returns the parameters of which each process holds its own rows."""
         return [self.head.weight]
 
+    @property
     def replicated(self) -> list[nn.Parameter]:
         """Returns the parameters that are not spread over processes as centers are: those of the
         tower, and a learned scale and bias.

@@ -18,14 +18,14 @@ class WeightAverage:
     @classmethod
     def of(cls, trunk: nn.Module, decay: float) -> Self:
         """Returns the average at step 0, which is the weights."""
-        weights = {name: each.detach().clone() for name, each in trunk.named_parameters()}
+        weights = {name: parameter.detach().clone() for name, parameter in trunk.named_parameters()}
         return cls(decay, weights)
 
     @torch.no_grad()
     def update(self, trunk: nn.Module, step: int) -> None:
         """Takes in the weights after update number `step`, counted from 0."""
-        averages = [_local(each) for each in self.weights.values()]
-        latest = [_local(each) for each in trunk.parameters()]
+        averages = [_local(weight) for weight in self.weights.values()]
+        latest = [_local(weight) for weight in trunk.parameters()]
         torch._foreach_lerp_(averages, latest, 1.0 - decay_at(step, self.decay))
 
 

@@ -25,8 +25,12 @@ def clip_global_norm(
     plain = [parameter for parameter in replicated if parameter.grad is not None]
     shards = [parameter for parameter in sharded if parameter.grad is not None]
     device = (plain or shards)[0].device
-    local_square = _square([each for each in plain if isinstance(each, DTensor)], device)
-    whole_square = _square([each for each in plain if not isinstance(each, DTensor)], device)
+    local_square = _square(
+        [parameter for parameter in plain if isinstance(parameter, DTensor)], device
+    )
+    whole_square = _square(
+        [parameter for parameter in plain if not isinstance(parameter, DTensor)], device
+    )
     summed_square, shard_square = world.sum(torch.stack([local_square, _square(shards, device)]))
     plain_square = whole_square + summed_square
     norm = (plain_square + shard_square).sqrt()

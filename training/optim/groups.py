@@ -11,7 +11,7 @@ from torch import nn
 
 from mlcd.models.text import TextTower
 from mlcd.models.vit import VisionTower
-from training.config import OptimConfig
+from training.optim.optim_config import OptimConfig
 from training.tower import layer_of
 
 _TOKENS: Final = ("pos", "rope.cls_angle", "registers")
@@ -44,14 +44,14 @@ def parameter_groups(trunk: VisionTower, config: OptimConfig) -> list[dict[str, 
 def text_groups(trunk: TextTower, config: OptimConfig) -> list[dict[str, Any]]:
     """Returns AdamW's groups of a text tower, in which all matrices decay but positions."""
     matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
     for name, parameter in trunk.named_parameters():
         decays = parameter.dim() > 1 and name not in _TOKENS
-        (matrices if decays else others).append(parameter)
+        (matrices if decays else vectors).append(parameter)
     decay = config.weight_decay
     return [
         {"params": matrices, "weight_decay": decay, "peak_lr": config.lr},
-        {"params": others, "weight_decay": 0.0, "peak_lr": config.lr},
+        {"params": vectors, "weight_decay": 0.0, "peak_lr": config.lr},
     ]
 
 

@@ -1,11 +1,11 @@
-"""The learning rate as a closed formula of the step, so that there is no state to save."""
+"""The learning rate as a closed formula of the step, which needs no saved state."""
 
 import math
 from collections.abc import Iterable
 
 import torch
 
-from training.config import TrainingConfig
+from training.optim.optim_config import OptimConfig
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int) -> float:
@@ -21,16 +21,16 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int) 
 
 
 def set_learning_rate(
-    optimizers: Iterable[torch.optim.Optimizer], step: int, config: TrainingConfig
+    optimizers: Iterable[torch.optim.Optimizer], config: OptimConfig, *, step: int, num_steps: int
 ) -> float:
     """Gives every group of parameters its rate at a step; returns that of `optim.lr`."""
     factor = learning_rate(
         step,
         peak=1.0,
-        warmup_steps=config.optim.warmup_steps,
-        num_steps=config.schedule.steps,
+        warmup_steps=config.warmup_steps,
+        num_steps=num_steps,
     )
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = factor * group["peak_lr"]
-    return factor * config.optim.lr
+    return factor * config.lr

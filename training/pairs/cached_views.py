@@ -47,8 +47,8 @@ class Views:
         [b, D]; NaN where an image cannot be used.
         """
         views = positions // len(self.rows[0]) % len(self.rows)
-        found = [self.rows[view][index] for view, index in zip(views, indices, strict=True)]
-        return torch.from_numpy(np.stack(found) if found else self.rows[0][:0].copy())
+        rows = [self.rows[view][index] for view, index in zip(views, indices, strict=True)]
+        return torch.from_numpy(np.stack(rows) if rows else self.rows[0][:0].copy())
 
 
 def image_views(
@@ -119,10 +119,10 @@ def _view(
     rows = np.full((len(pairs), config.model.output_dim), np.nan, dtype=np.float32)
     first = view * len(pairs)
     for batch in _crops(config, pairs, first, first + len(pairs), device):
-        here = (batch.positions >= first) & (batch.positions < first + len(pairs))
-        found = embed_crops(tower, batch.images.to(device), batch.positions, config)
-        rows[batch.labels[:, 0].numpy()[here]] = found.float().cpu().numpy()[here]
-        meter.advance(int(here.sum()))
+        in_view = (batch.positions >= first) & (batch.positions < first + len(pairs))
+        embeddings = embed_crops(tower, batch.images.to(device), batch.positions, config)
+        rows[batch.labels[:, 0].numpy()[in_view]] = embeddings.float().cpu().numpy()[in_view]
+        meter.advance(int(in_view.sum()))
     return rows
 
 

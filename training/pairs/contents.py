@@ -16,8 +16,8 @@ from mlcd.models.tokenizer import Tokenizer
 from mlcd.models.two_towers import TwoTowers
 from mlcd.models.vit import VisionTower
 from mlcd.types import Fingerprint
-from training.checkpoint.files import read_tensors, stored_tensors
-from training.checkpoint.state_tensors import copied, restore_moments, under
+from training.checkpoint.files import read_tensor_sizes, read_tensors
+from training.checkpoint.state_tensors import copy_to_host, restore_moments, under
 from training.pairs.pairs_state import PairState
 
 _Tower = TypeVar("_Tower", TextTower, VisionTower)
@@ -49,16 +49,16 @@ class PairContents:
     def copy(self, state: PairState) -> PairCopy:
         tensors: dict[str, Tensor] = {}
         if state.world.rank == 0:
-            tensors = {name: copied(tensor) for name, tensor in _tensors(state)}
+            tensors = {name: copy_to_host(tensor) for name, tensor in _tensors(state)}
             tensors |= {name: torch.tensor(getattr(state, name)) for name in _COUNTERS}
         return PairCopy(state.step, tensors, state.model, state.texts.trunk)
 
     @torch.no_grad()
     def restore(self, state: PairState, directory: Path, step: int, group: Any) -> None:
-        stored = stored_tensors(directory)
+        stored = read_tensor_sizes(directory)
         tensors = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in stored.items()}
         read_tensors(tensors, directory, group)
-        for name, parameter in state.trained():
+        for name, parameter in state.iterate_trained():
             parameter.copy_(tensors[name])
             restore_moments(state.optimizer, parameter, under(tensors, f"{_MOMENTS}{name}."))
         for name, average in _averages(state):
@@ -90,7 +90,7 @@ class PairContents:
 
 
 def _tensors(state: PairState) -> Iterator[tuple[str, Tensor]]:
-    for name, parameter in state.trained():
+    for name, parameter in state.iterate_trained():
         yield name, parameter
         for kind, moment in state.optimizer.state.get(parameter, {}).items():
             yield f"{_MOMENTS}{name}.{kind}", moment

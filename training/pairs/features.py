@@ -38,7 +38,7 @@ def image_embeddings(
     and there are none.
     """
     path = Path(config.data.embeddings or f"{config.out}-embeddings")
-    own, stated = model.fingerprint(), _stated(config, model)
+    own, artifact_identity = model.fingerprint(), _read_identity(config, model)
     if not (path / MANIFEST).is_file():
         if processes.world.size > 1:
             raise ConfigInvalid(
@@ -46,11 +46,13 @@ def image_embeddings(
                 remedy=f"first: mlcd embed {config.data.pairs} {path} --model {config.model.start}",
             )
         encoder = (
-            _in_torch(model, own, processes) if stated is None else open_encoder(_start(config))
+            _in_torch(model, own, processes)
+            if artifact_identity is None
+            else open_encoder(_start(config))
         )
         embed(source, encoder, path, reporter)
     embeddings = EmbeddingsArtifact.open(path)
-    if embeddings.fingerprint not in (own, stated):
+    if embeddings.fingerprint not in (own, artifact_identity):
         raise ConfigInvalid(
             f"{path} was not made by {_start(config)}",
             remedy="leave out data.embeddings, or embed the images by it",
@@ -74,7 +76,7 @@ def _in_torch(model: Servable, fingerprint: Fingerprint, processes: Processes) -
     )
 
 
-def _stated(config: PairsConfig, model: Servable) -> Fingerprint | None:
+def _read_identity(config: PairsConfig, model: Servable) -> Fingerprint | None:
     """Returns the identity of the model artifact that the run starts from; None where it starts
     from something else, or at another size.
     """

@@ -92,7 +92,7 @@ class PairReader:
         """Opens the batches of the steps from `start_step` on."""
         num, device = self.config.data.prefetch_steps, self.processes.device
         if self.features is not None:
-            with ahead(self._embedded(self.features, start_step), num, device) as steps:
+            with ahead(self._iterate_embedded(self.features, start_step), num, device) as steps:
                 yield steps
             return
         world = self.processes.world
@@ -105,10 +105,12 @@ class PairReader:
             cores=self.processes.cores,
             device=device,
         )
-        with loader, ahead(self._cropped(loader), num, device) as steps:
+        with loader, ahead(self._iterate_cropped(loader), num, device) as steps:
             yield steps
 
-    def _embedded(self, features: PairedRows, start_step: int) -> Iterator[StepBatches[PairBatch]]:
+    def _iterate_embedded(
+        self, features: PairedRows, start_step: int
+    ) -> Iterator[StepBatches[PairBatch]]:
         config, world = self.config, self.processes.world
         for step in range(start_step, config.schedule.steps):
             shares = step_shares(
@@ -126,19 +128,21 @@ class PairReader:
         usable = ~torch.isnan(images[:, 0])
         rows, positions = rows[usable.numpy()], positions[usable.numpy()]
         keys = tuple(self.pairs.entries[int(row)].key for row in rows)
-        return PairBatch(self._pinned(images[usable]), self._ids(rows, positions), positions, keys)
+        return PairBatch(self._pin(images[usable]), self._ids(rows, positions), positions, keys)
 
-    def _cropped(self, loader: Iterable[StepBatches[Batch]]) -> Iterator[StepBatches[PairBatch]]:
+    def _iterate_cropped(
+        self, loader: Iterable[StepBatches[Batch]]
+    ) -> Iterator[StepBatches[PairBatch]]:
         for step in loader:
-            yield StepBatches(step.step, tuple(map(self._captioned, step.parts)), 0.0)
+            yield StepBatches(step.step, tuple(map(self._add_captions, step.parts)), 0.0)
 
-    def _captioned(self, part: Batch) -> PairBatch:
+    def _add_captions(self, part: Batch) -> PairBatch:
         ids = self._ids(part.labels[:, 0].numpy(), part.positions)
         return PairBatch(part.images, ids, part.positions, part.keys)
 
     def _ids(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
-        return self._pinned(self.tokens.ids(self.pairs.draw(rows, positions, self.config.seed)))
+        return self._pin(self.tokens.ids(self.pairs.draw(rows, positions, self.config.seed)))
 
-    def _pinned(self, tensor: Tensor) -> Tensor:
+    def _pin(self, tensor: Tensor) -> Tensor:
         """Returns a tensor from where the device can copy it."""
         return tensor.pin_memory() if self.processes.device.type == "cuda" else tensor

@@ -10,19 +10,16 @@ from mlcd.models.blocks import Activation
 from mlcd.models.text import TextConfig
 from training.config import (
     ARITHMETIC,
-    AnyLossConfig,
-    AugmentConfig,
     PairLossKind,
-    ReadingConfig,
     RunConfig,
-    Section,
     TrainingConfig,
-    overridden,
-    read_fields,
     states_pairs,
     validate_config,
-    validated,
 )
+from training.data.augment_config import AugmentConfig
+from training.data.data_config import ReadingConfig
+from training.recipe import apply_overrides, build_config, read_fields
+from training.section import Section
 
 _SCALES: Final = {"clip": 1 / 0.07, "siglip": 10.0}
 MAX_LOG_SCALE: Final = math.log(100.0)  # as in CLIP
@@ -79,7 +76,7 @@ class TextTowerConfig(Section):
     def _no_dead_options(self) -> Self:
         for name, field in type(self).model_fields.items():
             if self.start and name != "start" and getattr(self, name) != field.default:
-                raise ValueError(f"text.{name} has no effect with text.start, which states it")
+                raise ValueError(f"text.{name} must be left out with text.start, which states it")
         return self
 
     def tower(self, *, vocab_size: int, eos_token_id: int, embedding_dim: int) -> TextConfig:
@@ -99,7 +96,7 @@ class TextTowerConfig(Section):
         )
 
 
-class PairLossConfig(AnyLossConfig):
+class PairLossConfig(Section):
     """The loss over all pairs of an image and a text of a step, of all processes."""
 
     kind: PairLossKind
@@ -118,7 +115,7 @@ class PairLossConfig(AnyLossConfig):
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
         if self.kind == "clip" and self.bias is not None:
-            raise ValueError("loss.bias has no effect on clip")
+            raise ValueError("loss.bias requires loss.kind=siglip, got clip")
         return self
 
     @property
@@ -145,8 +142,8 @@ class PairsConfig(TrainingConfig):
 
     @model_validator(mode="after")
     def _no_dead_options(self) -> Self:
-        for found, problem in self._contradictions():
-            if found:
+        for applies, problem in self._contradictions():
+            if applies:
                 raise ValueError(problem)
         return self
 
@@ -163,29 +160,29 @@ class PairsConfig(TrainingConfig):
                 "model.freeze=image needs model.start, the tower that is frozen",
             ),
             (self.augment.num_views > 1, "pairs take one view of an image: set augment.views=1"),
-            (self.model.head is not None, "model.head has no effect on pairs"),
+            (self.model.head is not None, "model.head is for training with labels"),
             (
                 self.data.embeddings is not None and not self.cached,
-                "data.embeddings has no effect without model.freeze=image and data.cache",
+                "data.embeddings requires model.freeze=image and data.cache",
             ),
             (
                 not self.data.cache and not frozen,
-                "data.cache has no effect without model.freeze=image",
+                "data.cache=false requires model.freeze=image",
             ),
             (
                 self.data.cached_views > 0 and not self.cached,
-                "data.cached_views has no effect without model.freeze=image and data.cache",
+                "data.cached_views requires model.freeze=image and data.cache",
             ),
             (
                 self.cached and not self.data.cached_views and self.augment != AugmentConfig(),
-                "augment has no effect on whole images: set data.cached_views or data.cache=false",
+                "augment requires data.cached_views or data.cache=false with model.freeze=image",
             ),
-            (optim.center_lr is not None, "optim.center_lr has no effect on pairs"),
+            (optim.center_lr is not None, "optim.center_lr is for training with labels"),
             (
                 frozen and optim.layer_decay != 1.0,
-                "optim.layer_decay has no effect with model.freeze=image",
+                "optim.layer_decay must be 1 with model.freeze=image",
             ),
-            (self.compute.backbone == "fsdp", "compute.backbone=fsdp has no effect on pairs"),
+            (self.compute.backbone == "fsdp", "compute.backbone must be ddp for pairs, got fsdp"),
             (self.schedule.batch_size < 2, "pairs need a schedule.batch_size of 2 or more"),
         )
 
@@ -211,9 +208,9 @@ def load_any_config(recipe: str, overrides: Sequence[str] = ()) -> RunConfig | P
 
 def change_config(fields: dict[str, Any], overrides: Sequence[str]) -> RunConfig | PairsConfig:
     """Returns the configuration of these fields with `a.b=c` applied."""
-    return validate_any(overridden(fields, overrides, {}))
+    return validate_any(apply_overrides(fields, overrides, {}))
 
 
 def validate_any(fields: dict[str, Any]) -> RunConfig | PairsConfig:
     """Builds the configuration that the fields are of; raises ConfigInvalid."""
-    return validated(PairsConfig, fields) if states_pairs(fields) else validate_config(fields)
+    return build_config(PairsConfig, fields) if states_pairs(fields) else validate_config(fields)

@@ -52,10 +52,10 @@ class PairSet:
         seed only.
         """
         chances = uniform(seed, Stream.CAPTIONS, positions)
-        found = (self.captions.of(int(number)) for number in self.numbers[rows])
+        captions = (self.captions.of(int(number)) for number in self.numbers[rows])
         return [
             texts[int(chance * len(texts))]
-            for texts, chance in zip(found, chances.tolist(), strict=True)
+            for texts, chance in zip(captions, chances.tolist(), strict=True)
         ]
 
     def digest(self) -> str:
@@ -108,7 +108,9 @@ def open_pairs(config: PairsConfig) -> PairSet:
     return PairSet(source, entries.select(numbers), captions, numbers, num_without)
 
 
-def embedded(pairs: PairSet, embeddings: EmbeddingsArtifact) -> tuple[PairSet, NDArray[np.int64]]:
+def match_embeddings(
+    pairs: PairSet, embeddings: EmbeddingsArtifact
+) -> tuple[PairSet, NDArray[np.int64]]:
     """Returns the pairs whose images have a row among the embeddings, and their rows, int64 [n].
 
     Raises InvalidInput if there are none.
@@ -117,12 +119,12 @@ def embedded(pairs: PairSet, embeddings: EmbeddingsArtifact) -> tuple[PairSet, N
     index_of_row = matched.indices
     row_of_index = np.full(len(pairs) + 1, -1, dtype=np.int64)
     row_of_index[index_of_row] = np.arange(len(index_of_row))  # the last stands for other keys
-    found = np.flatnonzero(row_of_index[:-1] >= 0)
-    if not len(found):
+    rows_with_embedding = np.flatnonzero(row_of_index[:-1] >= 0)
+    if not len(rows_with_embedding):
         raise InvalidInput(
             f"no image of {pairs.source.location} is in {embeddings.artifact.path}",
             remedy="were these images embedded?",
         )
-    if missing := len(pairs) - len(found):
-        _log.warning("%d images have no row in %s", missing, embeddings.artifact.path)
-    return pairs.select(found), row_of_index[found]
+    if missing := len(pairs) - len(rows_with_embedding):
+        _log.warning("%d images lack a row in %s", missing, embeddings.artifact.path)
+    return pairs.select(rows_with_embedding), row_of_index[rows_with_embedding]

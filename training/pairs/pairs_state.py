@@ -62,7 +62,7 @@ class PairState:
         """Returns both towers, by name."""
         return {"image": self.model.trunk, "text": self.texts.trunk}
 
-    def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def iterate_trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yields all that is trained, by name."""
         for tower, trunk in self.towers.items():
             for name, parameter in trunk.named_parameters():

@@ -49,13 +49,15 @@ def pair_step(
 
     num_samples: the samples of all processes. Raises NotFinite before the update.
     """
-    lr = set_learning_rate([state.optimizer], state.step, config)
+    lr = set_learning_rate(
+        [state.optimizer], config.optim, step=state.step, num_steps=config.schedule.steps
+    )
     # No sample of the step could be used.
     if not num_samples:
         nothing = torch.tensor(math.nan)
         return PairMeters(nothing, {}, nothing, lr)
     loss, values = backward(state, batches, num_samples, config)
-    trained = [parameter for _, parameter in state.trained()]
+    trained = [parameter for _, parameter in state.iterate_trained()]
     max_norm = config.optim.clip_norm or float("inf")
     norm, _ = clip_global_norm(trained, [], max_norm, state.world)
     meters = PairMeters(loss, values, norm, lr)

@@ -52,7 +52,7 @@ def digest(tokenizer: Tokenizer) -> str:
 class CaptionTokens:
     """The tokenizer of a tower.
 
-    trims: whether padding at the end of rows makes no difference, so that it is cut off.
+    trims: whether padding at the end of rows is cut off, because it does not change results.
     """
 
     tokenizer: Tokenizer

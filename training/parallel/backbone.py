@@ -20,7 +20,7 @@ from mlcd.models.servable import Servable
 from mlcd.models.text import TextTower
 from mlcd.models.vit import VisionTower, ViT
 from mlcd.world import World
-from training.config import Gathered, Precision
+from training.parallel.compute_config import Gathered, Precision
 
 _BUCKET_MIB: Final = (
     25  # torch's default: gradients that are summed at once, while the backward pass goes on
@@ -44,7 +44,7 @@ class Backbone:
         recompute: bool = False,
         compiled: bool = False,
     ) -> None:
-        """See `training.config.ComputeConfig` for the meaning of each."""
+        """See `ComputeConfig` for the meaning of each."""
         self.model, self.world = model, world
         self._bf16 = precision == "bf16"
         if precision == "fp64":
@@ -118,7 +118,7 @@ class TextBackbone:
         recompute: bool = False,
         compiled: bool = False,
     ) -> None:
-        """See `training.config.ComputeConfig` for the meaning of each."""
+        """See `ComputeConfig` for the meaning of each."""
         self.trunk, self.world = trunk, world
         self._bf16 = precision == "bf16"
         if precision == "fp64":

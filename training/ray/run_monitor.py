@@ -78,12 +78,12 @@ class RunMonitor:
         self, stage: str, total: int | None, done: int, facts: dict[str, Any], *, begins: bool
     ) -> End | None:
         """Takes in what the first worker does, and returns the wish to end."""
-        known = self._news.stage
-        if begins or known is None:
-            known = (0 if known is None else known[0] + 1, stage, total)
+        stage_now = self._news.stage
+        if begins or stage_now is None:
+            stage_now = (0 if stage_now is None else stage_now[0] + 1, stage, total)
         if done > self._furthest:
             self._furthest, self._idle = done, 0
-        self._news = replace(self._news, stage=known, done=done, facts=facts)
+        self._news = replace(self._news, stage=stage_now, done=done, facts=facts)
         return self._end
 
     def fail(self, error: MlcdError, *, is_final: bool) -> bool:
@@ -196,7 +196,7 @@ class RunDisplay:
         elif self._began is not None and time.monotonic() - self._began > _NO_ROOM_S:
             self._began = None
             self._announce(
-                f"no worker of {self._room} has begun yet; the cluster may have no room for it"
+                f"no worker of {self._room} has begun yet; the cluster may lack room for it"
                 " (`ray status`), and Ray keeps that of a killed driver for three minutes"
             )
         if news.attempt > max(1, self._attempt):

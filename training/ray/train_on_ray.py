@@ -28,7 +28,7 @@ from mlcd.progress import Reporter, Stages
 from mlcd.world import Elsewhere, World
 from training.config import RunConfig
 from training.pairs.pairs_config import PairsConfig, validate_any
-from training.preemption import Interrupted, Preempted, Signals, given_signals, received_signals
+from training.preemption import Interrupted, Preempted, Signals, receive_signals, use_signals
 from training.ray.run_monitor import MonitoredStages, News, RunDisplay, RunMonitor
 from training.run.classification import OpenEvaluation, open_no_evaluation
 from training.run.run_pairs import run_pairs
@@ -60,16 +60,16 @@ def train_on_ray(
     _check_artifacts(fields)
     out = Path(fields["out"])
     with _marker(out) as marker, ray_session(options.address) as ray:
-        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+        this_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
-        beside = {"num_cpus": 0, "scheduling_strategy": here}
+        beside = {"num_cpus": 0, "scheduling_strategy": this_node}
         monitor = ray.remote(**beside)(RunMonitor).remote()
         work = _Work(fields, options.num_threads, str(marker), monitor, open_evaluation)
         workers = options.num_workers(ray.cluster_resources())
         fit = ray.remote(max_retries=0, **beside)(_fit).remote(work, options, workers)
         try:
-            news = _watched(ray, fit, monitor, options, reporter, announce)
+            news = _watch(ray, fit, monitor, options, reporter, announce)
         except (ray.exceptions.RayTaskError, ray.exceptions.ActorDiedError) as error:
             raise ConfigInvalid(
                 f"the cluster cannot run this training ({_last_line(error)})",
@@ -110,7 +110,7 @@ def _check(config: RunConfig | PairsConfig, options: RayOptions) -> None:
             f"--gpus {options.gpus:g}: a process trains on one GPU", remedy="give --gpus 1, or none"
         )
     if config.device == "cuda" and not options.gpus:
-        raise ConfigInvalid("device=cuda, but the workers have no GPU", remedy="give --gpus 1")
+        raise ConfigInvalid("device=cuda requires workers with a GPU", remedy="give --gpus 1")
     if config.device == "cpu" and options.gpus:
         raise ConfigInvalid(
             "device=cpu leaves the workers' GPUs idle",
@@ -165,7 +165,7 @@ def _marker(out: Path) -> Iterator[Path]:
         marker.unlink(missing_ok=True)
 
 
-def _watched(
+def _watch(
     ray: Any,
     fit: Any,
     monitor: Any,
@@ -185,7 +185,7 @@ def _watched(
             display.show(ray.get(monitor.news.remote()))
             return bool(done)
 
-        with received_signals() as signals:
+        with receive_signals() as signals:
             ended = look(0)
             while not (ended or signals.interrupted or signals.preempted):
                 ended = look(_LOOK_S)
@@ -264,14 +264,14 @@ def _fit(work: _Work, options: RayOptions, num_workers: int) -> str | None:
     return None
 
 
-def _train_here(given: dict[str, Any]) -> None:
+def _train_here(settings: dict[str, Any]) -> None:
     """Trains as one process of the group that Ray has connected.
 
     What is raised makes Ray begin again; what is final is told to the monitor instead.
     """
     import ray
 
-    work: _Work = given["work"]
+    work: _Work = settings["work"]
     world = World.current()
     may_begin = world.rank == 0 and ray.get(work.monitor.begin.remote(world.size))
     if not world.share(may_begin) or not _is_shared(work, world, ray):
@@ -281,7 +281,7 @@ def _train_here(given: dict[str, Any]) -> None:
     if world.rank == 0:
         stages = MonitoredStages(ray, work.monitor, signals)
     try:
-        with given_signals(signals):
+        with use_signals(signals):
             _run(work, stages)
     except Interrupted as end:
         if world.rank == 0:

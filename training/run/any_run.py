@@ -21,7 +21,7 @@ from training.run.run_files import CHECKPOINTS
 from training.start import Start, open_start, sizes_from
 from training.telemetry.loss_picture import write_losses
 from training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog
-from training.telemetry.throughput import Throughput, measured_peak_tflops
+from training.telemetry.throughput import Throughput, measure_peak_tflops
 
 
 def go_on(
@@ -40,7 +40,7 @@ def go_on(
     """
     state = work.state
     with closing(store):
-        if (step := _agreed_latest(store, processes)) is None:
+        if (step := _agree_on_latest(store, processes)) is None:
             store.save(state)
         else:
             store.load(state, step)
@@ -105,13 +105,13 @@ def open_draft(out: Path, request: Request, processes: Processes) -> Iterator[Dr
             raise
 
 
-def _agreed_latest(store: CheckpointStore, processes: Processes) -> int | None:
+def _agree_on_latest(store: CheckpointStore, processes: Processes) -> int | None:
     """Returns the latest step that the first process finds.
 
     Another process may see a shared disk through an older cache.
     """
-    found = store.latest() if processes.world.rank == 0 else None
-    latest = int(processes.world.max(torch.tensor(-1 if found is None else found)))
+    own_latest = store.latest() if processes.world.rank == 0 else None
+    latest = int(processes.world.max(torch.tensor(-1 if own_latest is None else own_latest)))
     return None if latest < 0 else latest
 
 
@@ -137,9 +137,7 @@ def _journal(
                 tensorboard = TensorBoardLog(run, step)
                 stack.callback(tensorboard.close)
                 records.append(tensorboard)
-        peak = config.telemetry.peak_tflops or measured_peak_tflops(
-            device, config.compute.precision
-        )
+        peak = config.telemetry.peak_tflops or measure_peak_tflops(device, config.compute.precision)
         yield Journal(
             records=tuple(records),
             keys=KeysLog(run, rank) if config.telemetry.keys else None,

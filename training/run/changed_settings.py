@@ -12,7 +12,7 @@ from mlcd.errors import Conflict
 _NOT_SET: Final = "not set"
 
 
-def begun_identity(out: Path) -> dict[str, Any] | None:
+def read_identity(out: Path) -> dict[str, Any] | None:
     """Returns the identity of the run at `out`, finished or not; None where there is none."""
     if (out / MANIFEST).is_file():
         identity = open_artifact(out, verify_files=False).request().identity()
@@ -23,36 +23,37 @@ def begun_identity(out: Path) -> dict[str, Any] | None:
 
 def check_same_settings(out: Path, request: Request) -> None:
     """Raises Conflict naming the settings by which the request differs from the run at `out`."""
-    begun = begun_identity(out)
-    if begun and (changes := changed_settings(begun["config"], request.config)):
+    begun = read_identity(out)
+    if begun and (changes := find_changes(begun["config"], request.config)):
         raise Conflict(
-            f"{out} was begun with other settings: {shown_changes(changes)}",
+            f"{out} was begun with other settings: {describe_changes(changes)}",
             remedy="give another output directory, or go on with `mlcd train --resume`",
         )
 
 
-def changed_settings(
-    begun: Mapping[str, Any], wanted: Mapping[str, Any]
+def find_changes(
+    begun: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
     """Returns (value before, value now) of each wanted setting that differs, by its dotted name."""
     before = dict(_flat(begun))
-    pairs = {name: (before.get(name, _NOT_SET), value) for name, value in _flat(wanted)}
+    pairs = {name: (before.get(name, _NOT_SET), value) for name, value in _flat(settings)}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def shown_changes(changes: Mapping[str, tuple[Any, Any]]) -> str:
+def describe_changes(changes: Mapping[str, tuple[Any, Any]]) -> str:
     return ", ".join(
-        f"{name}={_shown(now)}, before {_shown(before)}" for name, (before, now) in changes.items()
+        f"{name}={_describe(now)}, before {_describe(before)}"
+        for name, (before, now) in changes.items()
     )
 
 
-def with_changes(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of `begun` with the values of `wanted`, section by section."""
+def with_changes(begun: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of `begun` with the values of `changes`, section by section."""
     return {
         **begun,
         **{
             name: with_changes(begun.get(name, {}), value) if isinstance(value, Mapping) else value
-            for name, value in wanted.items()
+            for name, value in changes.items()
         },
     }
 
@@ -65,5 +66,5 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + name, value
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

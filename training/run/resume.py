@@ -12,9 +12,9 @@ from mlcd.world import is_first
 from training.config import ARITHMETIC, RunConfig
 from training.pairs.pairs_config import PairsConfig, change_config
 from training.run.changed_settings import (
-    begun_identity,
-    changed_settings,
-    shown_changes,
+    describe_changes,
+    find_changes,
+    read_identity,
     with_changes,
 )
 from training.run.run_files import CHECKPOINTS, read_run_fields, write_config
@@ -31,20 +31,20 @@ def resume_config(run: Path, overrides: Sequence[str]) -> RunConfig | PairsConfi
     """
     out = final_path(run)
     config = change_config(read_run_fields(out), overrides).model_copy(update={"out": str(out)})
-    wanted = config.identity()
-    begun = begun_identity(out)
+    settings = config.identity()
+    begun = read_identity(out)
     if begun is None or begun["config"].get("arithmetic") != ARITHMETIC:
         return config  # which `run_training` refuses, if that is to be
-    changes = changed_settings(begun["config"], wanted)
+    changes = find_changes(begun["config"], settings)
     if fixed := {name: pair for name, pair in changes.items() if name not in _MAY_CHANGE}:
         raise Conflict(
-            f"{out} was begun with other settings: {shown_changes(fixed)}",
+            f"{out} was begun with other settings: {describe_changes(fixed)}",
             remedy="leave them out or give another output directory; on resume"
             f" {', '.join(_MAY_CHANGE)} and optim.max_skips may change",
         )
     if changes and (out / MANIFEST).is_file():
         raise Conflict(
-            f"{out} is finished, with other settings: {shown_changes(changes)}",
+            f"{out} is finished, with other settings: {describe_changes(changes)}",
             remedy=f"start another run from it: model.start={out}",
         )
     if "schedule.steps" in changes:
@@ -52,7 +52,7 @@ def resume_config(run: Path, overrides: Sequence[str]) -> RunConfig | PairsConfi
     if changes and is_first():
         # First what is refused while a process works on the run. After a crash between the two,
         # the next --resume changes the draft back.
-        change_begun(out, with_changes(begun["config"], wanted))
+        change_begun(out, with_changes(begun["config"], settings))
         write_config(config, draft_path(out))
     return config
 

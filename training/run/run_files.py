@@ -71,7 +71,7 @@ def outcome(run: Path, state: TrainingProgress) -> dict[str, Any]:
 def log_paths(run: Path) -> tuple[str, ...]:
     """Returns the paths of all files but the checkpoints.
 
-    They describe how the run was made and are no part of its result.
+    They describe how the run was made and do not belong to its result.
     """
     names: Sequence[str] = [
         path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()

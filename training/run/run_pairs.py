@@ -28,7 +28,7 @@ from training.pairs.contents import PairContents
 from training.pairs.features import image_embeddings
 from training.pairs.pair_batches import Features, PairBatch, PairedRows, PairReader
 from training.pairs.pairs_config import MAX_LOG_SCALE, PairsConfig
-from training.pairs.pairs_dataset import PairSet, embedded, open_pairs
+from training.pairs.pairs_dataset import PairSet, match_embeddings, open_pairs
 from training.pairs.pairs_flops import pair_flops
 from training.pairs.pairs_state import PairState, initial_state
 from training.pairs.pairs_step import PairMeters, pair_step
@@ -107,17 +107,19 @@ def _run(config: PairsConfig, reporter: Stages, processes: Processes) -> Artifac
         check_source(pairs.source, out)
         _check_batch(config, len(pairs))
         start = open_tower_start(config)
-        model = initial_model(config, start)
+        model = initial_model(config.model, config.seed, start)
         text = _text_start(config, out)
         features: PairedRows | None = None
         if config.data.cached_views:
             features = image_views(config, model, pairs, processes, reporter)
         elif config.cached:
             embeddings = image_embeddings(config, model, pairs.source, processes, reporter)
-            pairs, rows = embedded(pairs, embeddings)
+            pairs, rows = match_embeddings(pairs, embeddings)
             features = Features(embeddings, rows)
         parents = [images_parent(pairs.source, out)]
-        parents += [each.parent for each in (start, text) if each is not None and each.parent]
+        parents += [
+            source.parent for source in (start, text) if source is not None and source.parent
+        ]
         if features is not None:
             parents.append(features.artifact.as_parent_of(out, "embeddings"))
         request = _request(config, pairs, text, tuple(parents))
@@ -175,7 +177,7 @@ def _text_start(config: PairsConfig, out: Path) -> TextStart:
     Raises ConfigInvalid if it does not embed texts or not in the space of the images.
     """
     if config.text.start is not None:
-        return _loaded_text(config.text.start, config, out)
+        return _load_text(config.text.start, config, out)
     tokenizer = open_tokenizer(config.text)
     tower = TextTower(
         config.text.tower(
@@ -189,14 +191,15 @@ def _text_start(config: PairsConfig, out: Path) -> TextStart:
     return TextStart(tower, tokenizer)
 
 
-def _loaded_text(spec: str, config: PairsConfig, out: Path) -> TextStart:
+def _load_text(spec: str, config: PairsConfig, out: Path) -> TextStart:
     # It reaches onnx and an engine, which only a run that starts from weights has to load.
     from mlcd.export.model_artifact import find_weights
 
     weights = find_weights(spec, out, LoadOptions())
     if weights.text is None or weights.text.load is None:
         raise ConfigInvalid(
-            f"{spec} has no text tower with weights", remedy="leave out text.start, or give another"
+            f"{spec} must have a text tower with weights",
+            remedy="leave out text.start, or give another",
         )
     text: ServableText = weights.text.load()
     if text.settings.dimension != config.model.output_dim:

@@ -1,5 +1,6 @@
 """Training on images with labels: it turns a config into objects and runs the loop."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from mlcd.artifacts.draft import Draft, find_published
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_artifact
 from mlcd.errors import ConfigInvalid, Conflict
+from mlcd.images.dataset_parts import describe_parts, parts_of_classes, propose_parts
 from mlcd.models.servable import Servable
 from mlcd.pipelines.encoded import check_outside, images_parent
 from mlcd.progress import Stages
@@ -21,7 +23,7 @@ from mlcd.world import World
 from training.checkpoint.checkpoint_store import CheckpointStore
 from training.config import ARITHMETIC, RunConfig
 from training.data.class_examples import write_examples
-from training.data.dataset import Dataset
+from training.data.dataset import Dataset, Part
 from training.data.device_copies import DeviceCopies
 from training.data.maps import open_shared_dataset
 from training.flops import step_flops
@@ -39,6 +41,8 @@ from training.run.classification import Classification, Evaluate, OpenEvaluation
 from training.run.run_files import log_paths, outcome, write_config
 from training.start import Start, agreeing_centers
 from training.tower import freeze, initial_model
+
+_log = logging.getLogger(__name__)
 
 
 def run_training(
@@ -70,10 +74,13 @@ def _run(
         checked = check_run(config, dataset, open_evaluation)
     if checked.done is not None:
         return checked.done
+    if processes.world.rank == 0:
+        for part in dataset.parts:
+            _warn_of_parts(part)
     request = checked.request
     with open_draft(out, request, processes) as draft:
         with processes.failing_together():
-            model = initial_model(config, checked.start)
+            model = initial_model(config.model, config.seed, checked.start)
             state = initial_state(config, dataset.num_centers, processes, model, checked.centers)
             store = _store(draft.path, config, dataset, processes, request.parents)
         work = Classification(state, dataset, config, processes, checked.evaluation)
@@ -131,6 +138,21 @@ def check_run(config: RunConfig, dataset: Dataset, open_evaluation: OpenEvaluati
     return CheckedRun(request, evaluation, start, centers, find_published(out, request))
 
 
+def _warn_of_parts(part: Part) -> None:
+    """Warns of images whose folders are parts of a data set, which are all trained on."""
+    class_names = {name for name in part.entries.class_names() if name is not None}
+    if parts := parts_of_classes(class_names):
+        location = part.source.location
+        _log.warning(
+            "%s, and the run trains on all of them: to test on one, train on another alone, such"
+            " as %s/%s; in `mlcd evaluate` %s",
+            describe_parts(location, parts),
+            location.rstrip("/"),
+            min(parts, key=lambda folder: parts[folder] != "train"),
+            propose_parts(location, parts),
+        )
+
+
 def _refuse_earlier(out: Path, request: Request) -> None:
     """Raises Conflict if a run of an earlier version or of other settings is at `out`, finished or
     not.
@@ -165,14 +187,14 @@ def _initial_centers(config: RunConfig, dataset: Dataset, start: Start | None) -
         return Centers.open(fetch_copy(config.data.centers))
     if start is None or config.model.head == "new":
         return None
-    kept = agreeing_centers(start, dataset.classes)
-    if kept is None and config.model.head == "kept":
+    centers_path = agreeing_centers(start, dataset.classes)
+    if centers_path is None and config.model.head == "kept":
         raise ConfigInvalid(
             f"{config.model.start} was not trained on the classes of "
             f"{dataset.label_tables[0].artifact.path}",
             remedy="set model.head=new, or label with the centers that it was trained on",
         )
-    return None if kept is None else Centers.open(kept)
+    return None if centers_path is None else Centers.open(centers_path)
 
 
 def initial_state(
@@ -192,7 +214,7 @@ def initial_state(
         raise ConfigInvalid(
             "compute.head_products=tf32 needs a CUDA GPU", remedy="set it to fp32 or bf16"
         )
-    model = (model or initial_model(config)).to(processes.device)
+    model = (model or initial_model(config.model, config.seed)).to(processes.device)
     freeze(model.trunk, config.model)
     compute = config.compute
     backbone = Backbone(
@@ -234,21 +256,21 @@ def _initial_head(
 
 def check_labels(config: RunConfig, tables: Sequence[LabelTable], num_classes: int) -> None:
     """Raises ConfigInvalid if there are too few labels, or too few centers, for the loss."""
-    wanted, setting = (
+    num_labels, setting = (
         config.loss.num_stored,
         "drawn_from" if config.loss.drawn_from else "labels_per_image",
     )
     for table in tables:
         stored = int(table.artifact.config["top"])
-        if wanted > stored:
+        if num_labels > stored:
             raise ConfigInvalid(
-                f"loss.{setting}={wanted}, but {table.artifact.path} holds {stored} labels per "
+                f"loss.{setting}={num_labels}, but {table.artifact.path} holds {stored} labels per "
                 "image",
-                remedy=f"label with --top {wanted}, or set loss.{setting}={stored}",
+                remedy=f"label with --top {num_labels}, or set loss.{setting}={stored}",
             )
-    if wanted >= num_classes:
+    if num_labels >= num_classes:
         raise ConfigInvalid(
-            f"{wanted} labels per image leave no negative among {num_classes} centers",
+            f"{num_labels} labels per image leave no negative among {num_classes} centers",
             remedy=f"lower loss.{setting} or cluster into more centers",
         )
 

@@ -62,10 +62,10 @@ def _append(path: Path, record: dict[str, object]) -> None:
 def _cut_back(path: Path, resume_step: int) -> None:
     lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
     # A crash can leave half a line at the end; a crash during this must not leave half a file.
-    kept = [
+    complete = [
         line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= resume_step
     ]
-    write_synced(path, "".join(kept).encode())
+    write_synced(path, "".join(complete).encode())
 
 
 class TensorBoardLog:

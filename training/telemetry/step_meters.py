@@ -10,7 +10,7 @@ from torch import Tensor
 def numbers(tensors: Mapping[str, Tensor]) -> dict[str, float | None]:
     """Returns the values of scalar tensors; one that is not finite is None.
 
-    JSON has no NaN, and a mean over nothing (no positive, no negative) is one.
+    JSON cannot express NaN, which the mean over an empty set of positives or negatives is.
     """
     values = {name: tensor.item() for name, tensor in tensors.items()}
     return {name: value if math.isfinite(value) else None for name, value in values.items()}

@@ -52,8 +52,8 @@ class Throughput:
         They are images_per_s, tflops, mfu (0 to 1), data_wait (share of the time) and
         peak_memory_gib. tflops and mfu count what a step computes, recomputation included. Memory
         is the peak since the process began: of tensors on a GPU, of the whole process on the CPU.
-        Call it while the device has no work left, as after a value has been fetched from it: on a
-        GPU, work in progress counts as done.
+        Call it once the device has finished, as after a value has been fetched from it: on a GPU,
+        work in progress counts as done.
         """
         seconds = time.perf_counter() - self._began
         images_per_s = self._images / seconds
@@ -82,7 +82,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
-def measured_peak_tflops(device: torch.device, precision: Precision) -> float:
+def measure_peak_tflops(device: torch.device, precision: Precision) -> float:
     """Measures the best rate of several short runs of square matrix products.
 
     Their sides double as long as there is time. It takes about 0.3 s beyond loading the libraries,

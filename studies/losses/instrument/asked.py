@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.types import Embeddings
-from training.evaluation.knn import TEMPERATURE, weighted_votes
+from training.evaluation.knn import TEMPERATURE, count_votes
 from training.evaluation.scores import average_precision
 
 # The sets of unseen classes, which weigh alike in the headline.
@@ -43,7 +43,7 @@ class AskedTags:
 
 def neighbors_right(rows: Embeddings, asked: Asked) -> NDArray[np.bool_]:
     """Returns for each image whether its five nearest others vote for its class."""
-    votes = weighted_votes(
+    votes = count_votes(
         rows,
         rows,
         asked.classes,

@@ -18,11 +18,11 @@ from torch.nn.functional import normalize
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.types import Embeddings, unit_rows
-from training.config import OptimConfig
 from training.head.partial_fc import HeadConfig, PartialFC
 from training.head.row_adamw import center_optimizer
 from training.optim.clip import clip_global_norm
 from training.optim.groups import adamw_settings, scalar_groups
+from training.optim.optim_config import OptimConfig
 from training.optim.schedule import learning_rate
 
 DIMENSION: Final = 128

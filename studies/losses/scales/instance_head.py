@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.world import World
-from training.head.partial_fc import HeadOutput, learned
+from training.head.partial_fc import HeadOutput, make_scalar
 
 _MAX_SCALE: Final = 100.0  # CLIP's limit
 
@@ -34,8 +34,8 @@ class InstanceHead(nn.Module):
         self.config = config
         self.world = World()
         # The logarithm, so that no update makes the scale negative.
-        self.log_scale = learned(math.log(config.scale)) if config.learn_scale else None
-        self.bias = learned(config.bias) if config.learn_bias else None
+        self.log_scale = make_scalar(math.log(config.scale)) if config.learn_scale else None
+        self.bias = make_scalar(config.bias) if config.learn_bias else None
 
     @property
     def scalars(self) -> dict[str, nn.Parameter]:

@@ -26,9 +26,9 @@ from studies.losses.instrument.rows import Outcome
 from studies.losses.mosaics.tags import FASHION
 from studies.losses.scales.arms import SCALES_TEACHER, PairArm
 from studies.losses.scales.instance_head import InstanceHead
-from training.config import OptimConfig
 from training.optim.clip import clip_global_norm
 from training.optim.groups import adamw_settings
+from training.optim.optim_config import OptimConfig
 from training.optim.schedule import learning_rate
 
 _TEXTS: Final = "starter"  # the model whose text tower is at hand without a network

@@ -11,7 +11,7 @@ from studies.losses.instrument.asked import ASKED
 from studies.losses.instrument.rows import Outcome
 from studies.losses.towers.arms import ON_CPU, ON_GPU, TowerRun, all_tower_runs
 from studies.losses.towers.run import Towers, perform_tower, prepare_towers
-from training.config import LossKind
+from training.head.loss_config import LossKind
 
 TOWERS: Final = "towers"
 GPU: Final = "gpu"

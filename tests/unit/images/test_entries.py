@@ -137,7 +137,8 @@ import pyarrow as pa
 from pathlib import Path
 from mlcd.artifacts.labels import LabelTable
 from types import SimpleNamespace
-from training.config import LossConfig, MixedSource
+from training.data.data_config import MixedSource
+from training.head.loss_config import LossConfig
 from training.data.dataset import _join
 
 mixed = MixedSource(images=sys.argv[1], labels=sys.argv[2])

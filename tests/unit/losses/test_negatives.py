@@ -6,8 +6,8 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.losses.negatives import draw_negatives, hash_classes, own_slots
 from mlcd.losses.positives import check_labels, distinct_labels
 from mlcd.randomness import Stream, hash_counters
-from training.config import AugmentConfig
 from training.data.augment import crop_boxes
+from training.data.augment_config import AugmentConfig
 from training.data.drawing import draw_labels
 from training.data.order import BLOCK, locate, part_indices
 

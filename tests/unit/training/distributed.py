@@ -12,7 +12,7 @@ from torch.distributed.tensor import Shard as Sharded
 
 from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.world import World
-from training.checkpoint.files import read_tensors, stored_tensors, write_tensors
+from training.checkpoint.files import read_tensor_sizes, read_tensors, write_tensors
 from training.head.partial_fc import HeadConfig, PartialFC
 from training.head.row_adamw import RowAdamW
 from training.head.shards import Shard
@@ -224,7 +224,7 @@ def load(rank, size, folder):
         "gloo", init_method=f"file://{folder}/rendezvous-load-{size}", rank=rank, world_size=size
     )
     world = World.current()
-    shard, stored = Shard.of(rank, size, 11), stored_tensors(Path(folder, "rows"))
+    shard, stored = Shard.of(rank, size, 11), read_tensor_sizes(Path(folder, "rows"))
     rows = {
         name: as_rows(torch.empty((len(shard), *shape[1:]), dtype=dtype), shard, size)
         for name, (shape, dtype) in stored.items()

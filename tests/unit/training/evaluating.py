@@ -11,7 +11,7 @@ from mlcd.world import World
 from training.config import validate_config
 from training.evaluation.knn import knn
 from training.evaluation.linear_probe import linear_probe
-from training.evaluation.representations import ImageSet, PreparedImages, encoded
+from training.evaluation.representations import ImageSet, PreparedImages, encode_images
 from training.evaluation.while_training import check_evaluation, evaluate_model
 
 
@@ -58,7 +58,7 @@ def prepared(images):
 
 def measure(world, images):
     """Rows, k-NN both ways, and what a run would log."""
-    samples = encoded(model(), prepared(images), features="pooled", world=world)
+    samples = encode_images(model(), prepared(images), features="pooled", world=world)
     config = run_config(images, linear_probe=True)
     return {
         "rows": torch.from_numpy(samples.rows),

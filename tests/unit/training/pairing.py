@@ -103,9 +103,9 @@ def gradients(world, kind, cuts):
     batch = random_batch()
     parts = [rows(batch, start, stop) for start, stop in cuts]
     loss, values = backward(state, parts, len(batch.keys), config)
-    found = {name: parameter.grad.clone() for name, parameter in state.trained()}
+    found = {name: parameter.grad.clone() for name, parameter in state.iterate_trained()}
     pair_step(state, parts, len(batch.keys), config)
-    after = {f"after.{name}": each.detach() for name, each in state.trained()}
+    after = {f"after.{name}": each.detach() for name, each in state.iterate_trained()}
     return {"loss": loss, **values, **found, **after}
 
 

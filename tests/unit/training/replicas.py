@@ -12,11 +12,12 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT
 from mlcd.world import World
-from training.config import OptimConfig, validate_config
+from training.config import validate_config
 from training.head.partial_fc import HeadConfig, PartialFC
 from training.head.row_adamw import center_optimizer
 from training.head.state import TrainState
 from training.optim.groups import parameter_groups
+from training.optim.optim_config import OptimConfig
 from training.parallel.backbone import Backbone
 from training.step import backward, train_step
 

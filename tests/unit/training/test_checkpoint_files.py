@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mlcd.errors import ArtifactInvalid
-from training.checkpoint.files import read_tensors, stored_tensors, write_tensors
+from training.checkpoint.files import read_tensor_sizes, read_tensors, write_tensors
 
 
 def some_tensors():
@@ -23,7 +23,7 @@ def some_tensors():
 def test_what_is_written_is_read_bit_for_bit(tmp_path):
     tensors = some_tensors()
     write_tensors(tensors, tmp_path / "state", None)
-    stored = stored_tensors(tmp_path / "state")
+    stored = read_tensor_sizes(tmp_path / "state")
     assert stored == {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
     found = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in stored.items()}
     read_tensors(found, tmp_path / "state", alone=True)
@@ -49,7 +49,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, damage):
     (path,) = (tmp_path / "state").iterdir()
     path.write_bytes(damage)
     with pytest.raises(ArtifactInvalid, match="state cannot be read"):
-        stored_tensors(tmp_path / "state")
+        read_tensor_sizes(tmp_path / "state")
 
 
 def test_a_file_that_ends_too_soon_is_refused_in_one_line(tmp_path):

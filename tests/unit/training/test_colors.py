@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from scipy.ndimage import gaussian_filter
 from scipy.stats import chisquare, kstest
 
-from training.config import AugmentConfig
+from training.data.augment_config import AugmentConfig
 from training.data.colors import JITTERS, draw_colors
 from training.data.recoloring import recolor
 

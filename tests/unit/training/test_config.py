@@ -15,8 +15,10 @@ from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from tests.unit.training.running import VIEWS
 from training.cli import train
-from training.config import LossConfig, built_in_recipes, load_config, validate_config
+from training.config import load_config, validate_config
+from training.head.loss_config import LossConfig
 from training.pairs.pairs_config import load_any_config
+from training.recipe import list_recipes
 from training.run.any_run import choose_algorithms, is_deterministic
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
@@ -46,7 +48,7 @@ def places(recipe):
     return [*(PLACES[-1:] if "data.pairs" in str(own) else PLACES), *own]
 
 
-PLANNED = [recipe for recipe in built_in_recipes() if "plan" in header(recipe)]
+PLANNED = [recipe for recipe in list_recipes() if "plan" in header(recipe)]
 
 
 @pytest.mark.parametrize("options", [(), ("loss.margin_kind=none",), ("loss.kind=cd",), VIEWS])
@@ -55,13 +57,13 @@ def test_a_saved_configuration_is_read_again(options):
     assert validate_config(json.loads(config.model_dump_json())) == config
 
 
-@pytest.mark.parametrize("recipe", built_in_recipes())
+@pytest.mark.parametrize("recipe", list_recipes())
 def test_every_built_in_recipe_is_valid_and_states_what_it_costs(recipe):
     load_any_config(recipe, places(recipe))
     assert {"command", "hardware", "time", "expected"} <= header(recipe).keys()
 
 
-@pytest.mark.parametrize("recipe", built_in_recipes())
+@pytest.mark.parametrize("recipe", list_recipes())
 def test_the_command_in_a_recipe_s_header_is_one(recipe):
     program, command, name, *overrides = shlex.split(header(recipe)["command"])
     assert (program, command, name) == ("mlcd", "train", recipe)
@@ -207,30 +209,30 @@ def test_an_unknown_recipe_lists_the_known_ones():
 
 def test_scale_and_ratio_follow_the_number_of_classes():
     loss = LossConfig()
-    assert (loss.resolved_scale(100), loss.resolved_ratio(100)) == (16.0, 1.0)
-    assert (loss.resolved_scale(1000), loss.resolved_ratio(1000)) == (8.0, 1.0)
-    assert (loss.resolved_scale(10**6), loss.resolved_ratio(10**6)) == (64.0, 0.1)
-    assert LossConfig(kind="cd").resolved_scale(1000) == 16.0
-    assert LossConfig(scale=8).resolved_scale(10**6) == 8
+    assert (loss.resolve_scale(100), loss.resolve_ratio(100)) == (16.0, 1.0)
+    assert (loss.resolve_scale(1000), loss.resolve_ratio(1000)) == (8.0, 1.0)
+    assert (loss.resolve_scale(10**6), loss.resolve_ratio(10**6)) == (64.0, 0.1)
+    assert LossConfig(kind="cd").resolve_scale(1000) == 16.0
+    assert LossConfig(scale=8).resolve_scale(10**6) == 8
 
 
 @pytest.mark.parametrize("kind", ["mlcd", "cd"])
 def test_scale_and_negatives_have_no_cliff_between_few_classes_and_a_million(kind):
     loss = LossConfig(kind=kind)
     classes = np.unique(np.geomspace(500, 4e6, 2000).astype(int))
-    negatives = np.array([loss.resolved_ratio(int(k)) * k for k in classes])
-    scales = np.array([loss.resolved_scale(int(k)) for k in classes])
+    negatives = np.array([loss.resolve_ratio(int(k)) * k for k in classes])
+    scales = np.array([loss.resolve_scale(int(k)) for k in classes])
     steps = classes[1:] / classes[:-1]
     assert (np.diff(negatives) > -1e-6).all()  # more classes, not fewer negatives
     assert (negatives[1:] / negatives[:-1] <= steps * (1 + 1e-9)).all()
     assert (np.diff(scales) >= 0).all()
     assert (scales[1:] / scales[:-1] <= steps).all()
-    assert (loss.resolved_scale(10_000), loss.resolved_ratio(10_000)) == (
+    assert (loss.resolve_scale(10_000), loss.resolve_ratio(10_000)) == (
         8.0 if kind == "mlcd" else 16.0,
         1.0,
     )
-    assert loss.resolved_ratio(100_000) == pytest.approx(0.1)
-    assert loss.resolved_scale(100_000) == pytest.approx(
+    assert loss.resolve_ratio(100_000) == pytest.approx(0.1)
+    assert loss.resolve_scale(100_000) == pytest.approx(
         math.sqrt(64 * (8 if kind == "mlcd" else 16))
     )
 

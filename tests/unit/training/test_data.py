@@ -24,8 +24,9 @@ from mlcd.progress import Reporter
 from mlcd.randomness import permute_positions
 from mlcd.types import Neighbors
 from tests.unit.training.running import configured
-from training.config import AugmentConfig, RunConfig
+from training.config import RunConfig
 from training.data.augment import Augmentation, crop_boxes
+from training.data.augment_config import AugmentConfig
 from training.data.crops import crop_pictures
 from training.data.dataset import open_dataset
 from training.data.order import (

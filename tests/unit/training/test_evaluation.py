@@ -19,9 +19,9 @@ from mlcd.world import World
 from tests.conftest import succeed
 from tests.ranks import run_ranks
 from tests.unit.training import evaluating
-from training.evaluation.knn import knn, weighted_votes
+from training.evaluation.knn import count_votes, knn
 from training.evaluation.report import KnnProtocol, Subject, evaluate_all
-from training.evaluation.representations import ImageSet, encode, encoded
+from training.evaluation.representations import ImageSet, encode, encode_images
 from training.evaluation.splits import VALIDATION_FRACTION, LabeledRows, split_digest, split_samples
 from training.evaluation.while_training import check_evaluation, evaluate_model
 
@@ -56,7 +56,7 @@ def test_rows_are_those_of_the_model_in_the_order_of_the_source(pictures):
         assert found.usable.tolist() == [
             entry.key not in ("0/0000.png", "5/9999.png") for entry in images.images.entries
         ]
-        samples = encoded(model, images, features=features, world=World())
+        samples = encode_images(model, images, features=features, world=World())
         place = samples.keys.index("7/0007.png")
         entry = next(entry for entry in images.images.entries if entry.key == "7/0007.png")
         pixels = torch.from_numpy(model.preprocess.prepare(images.images.source.read(entry)))[None]
@@ -97,10 +97,10 @@ def test_an_image_with_many_equals_does_not_vote_for_itself():
     rows = unit_rows(np.array([[1.0, 0.0]] * 5 + [[0.0, 1.0]]))
     classes = np.array([0, 1, 1, 2, 2, 2])
     settings = {"num_classes": 3, "neighbors": 2}
-    votes = weighted_votes(rows[[4]], rows, classes, itself=np.array([4]), **settings)
+    votes = count_votes(rows[[4]], rows, classes, itself=np.array([4]), **settings)
     # 0 and 1 have one vote each; with the third neighbor it would be 1.
     assert votes.argmax(axis=1).tolist() == [0]
-    votes = weighted_votes(rows[[0]], rows, classes, itself=np.array([0]), **settings)
+    votes = count_votes(rows[[0]], rows, classes, itself=np.array([0]), **settings)
     assert votes.argmax(axis=1).tolist() == [1]
 
 
@@ -206,7 +206,7 @@ def test_a_run_that_cannot_be_evaluated_is_refused_before_its_first_step(digits,
     check_evaluation(evaluating.run_config(digits, images=str(single)))
     # Its two images stand at 1/4 and 3/4 of their class.
     config = evaluating.run_config(single, linear_probe=True)
-    with pytest.raises(InvalidInput, match="class one has no image to train on"):
+    with pytest.raises(InvalidInput, match="but one lacks one"):
         check_evaluation(
             config.model_copy(update={"data": config.data.model_copy(update={"hold_out": 0.75})})
         )

@@ -15,8 +15,8 @@ from mlcd.pipelines.label_captions import label_captions
 from mlcd.pipelines.label_classes import label_classes
 from mlcd.pipelines.verify import verify
 from tests.unit.training.running import SILENT, before_step, configured, read_log
-from training.config import LossConfig
 from training.data.drawing import label_weights
+from training.head.loss_config import LossConfig
 from training.run.run_training import run_training
 
 
@@ -54,7 +54,7 @@ def test_a_learned_scale_and_bias_move_are_saved_and_resumed_bit_for_bit(run_con
 
 def test_the_bias_starts_where_it_is_asked_to_or_where_both_sides_weigh_alike():
     def bias(**fields):
-        return LossConfig(**fields).resolved_bias(1_000_000)
+        return LossConfig(**fields).resolve_bias(1_000_000)
 
     assert bias() == 0.0
     assert bias(learn_bias=True) == pytest.approx(-math.log(0.1 * 1_000_000 / 8))
@@ -68,8 +68,11 @@ def test_the_bias_starts_where_it_is_asked_to_or_where_both_sides_weigh_alike():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["loss.kind=mlc", "loss.learn_bias=true"], "loss.learn_bias has no effect on mlc"),
-        (["loss.kind=cd", "loss.bias=-1"], "loss.bias has no effect on cd"),
+        (
+            ["loss.kind=mlc", "loss.learn_bias=true"],
+            "loss.learn_bias requires loss.kind=mlcd, got mlc",
+        ),
+        (["loss.kind=cd", "loss.bias=-1"], "loss.bias requires loss.kind=mlcd, got cd"),
         (["loss.kind=cd", "loss.label_weights=scores"], "no effect on a single label"),
     ],
 )

@@ -220,7 +220,7 @@ def not_finite(rows, keys, splits, names):
     ("change", "message"),
     [
         (one_class, "all 100 images are of one class, cat"),
-        (class_only_tested, "class 3 has no image to train on"),
+        (class_only_tested, "but 3 lacks one"),
         (every_row_a_class, "images to train on are fewer than the 100 classes"),
         (nothing_to_validate, "none falls into the validation part"),
         (not_finite, "the features of 0007.png hold NaN or Inf"),

@@ -24,10 +24,10 @@ def one_of_two(monkeypatch):
     ],
 )
 def test_a_process_that_does_not_answer_is_lost(one_of_two, error):
-    with pytest.raises(Unavailable, match="lost at step 2"), one_of_two.watched(["step 2"]):
+    with pytest.raises(Unavailable, match="lost at step 2"), one_of_two.watch(["step 2"]):
         raise error
 
 
 def test_another_error_stays_what_it_is(one_of_two):
-    with pytest.raises(RuntimeError, match="shapes"), one_of_two.watched(["step 2"]):
+    with pytest.raises(RuntimeError, match="shapes"), one_of_two.watch(["step 2"]):
         raise RuntimeError("shapes cannot be multiplied")

@@ -11,7 +11,7 @@ from mlcd.errors import NotFound
 from mlcd.world import World
 from training.data import maps
 from training.data.dataset import open_dataset
-from training.data.maps import mapped, open_shared_dataset, write_maps
+from training.data.maps import open_maps, open_shared_dataset, write_maps
 from training.processes import Processes
 
 
@@ -48,7 +48,7 @@ def test_a_mapped_data_set_is_the_joined_one(config, weighted, tmp_path):
     joined = open_dataset(run)
     (tmp_path / "maps").mkdir()
     write_maps(joined, tmp_path / "maps")
-    same = mapped(run, tmp_path / "maps")
+    same = open_maps(run, tmp_path / "maps")
     for file in (tmp_path / "maps").iterdir():
         file.unlink()
     assert_same(same, joined)

@@ -11,7 +11,7 @@ from mlcd.types import unit_rows
 from training.evaluation.intervals import bootstrap
 from training.evaluation.label_tables import DIFFICULT, read_labels
 from training.evaluation.linear_probe import fit_probe
-from training.evaluation.measured import answered, over_folds
+from training.evaluation.measured import measure_answers, over_folds
 from training.evaluation.scores import answers, eleven_point_precision, roc_auc
 from training.evaluation.splits import LabeledRows, Split, read_split
 from training.evaluation.voc_probe import Rankings, voc_probe
@@ -93,11 +93,11 @@ def test_a_probe_on_official_folds_is_the_mean_over_them(tmp_path):
     file.write_text(json.dumps({"folds": [keys[:45], keys[45:90]], "test": keys[90:]}))
     split = read_split(file)
     parts = list(split.parts(samples))
-    assert [part.given.test.sum() for part in parts] == [60, 60]
+    assert [part.own_split.test.sum() for part in parts] == [60, 60]
     folds = []
     for part in parts:
         probe = fit_probe(part, hold_out=0.2, metric="accuracy")
-        folds.append(answered("probe", probe.answers, "accuracy"))
+        folds.append(measure_answers("probe", probe.answers, "accuracy"))
     mean = over_folds(folds)
     single = [fold.metrics["probe"] for fold in folds]
     assert single[0] != single[1]
@@ -123,10 +123,10 @@ def test_a_split_file_is_taken_as_it_stands(tmp_path):
     for content, error, message in (
         ({"train": keys[:30], "test": keys[29:]}, InvalidInput, "is in two parts"),
         ({"train": keys[:30], "test": ["other.png"]}, InvalidInput, "of no image"),
-        ({"train": keys[:30]}, InvalidInput, "test is no list of keys"),
-        ({"test": keys}, InvalidInput, "is no split"),
+        ({"train": keys[:30]}, InvalidInput, "test must be a list of keys"),
+        ({"test": keys}, InvalidInput, "must hold a split"),
         ({"train": keys[::2], "test": keys[1:4:2]}, InvalidInput, "no image to train on has it"),
-        ([], InvalidInput, "is no split"),
+        ([], InvalidInput, "must hold a split"),
     ):
         file.write_text(json.dumps(content))
         with pytest.raises(error, match=message):

@@ -36,7 +36,7 @@ from tests.unit.training.pairing import (
 from tests.unit.training.running import SILENT, read_log
 from tests.unit.training.test_plan import counted
 from training.data.order import locate
-from training.evaluation.seen import seen_by
+from training.evaluation.seen import find_seen
 from training.pairs import cached_views
 from training.pairs.pair_batches import PairReader
 from training.pairs.pairs_dataset import open_pairs
@@ -236,7 +236,7 @@ def test_the_scale_is_clamped_and_no_scalar_decays():
         for group in state.optimizer.param_groups
         for parameter in group["params"]
     }
-    trained = dict(state.trained())
+    trained = dict(state.iterate_trained())
     assert by_parameter.keys() == {id(parameter) for parameter in trained.values()}
     decays = {name for name, parameter in trained.items() if by_parameter[id(parameter)]}
     assert "text.token.weight" in decays
@@ -341,13 +341,13 @@ def test_embeddings_of_another_model_are_refused(lit, pairs, tmp_path):
     [
         ({"model": {"freeze": "tower", "start": "M"}}, "write image"),
         ({"model": {"freeze": "image"}}, "needs model.start"),
-        ({"data": {"cache": False}}, "data.cache has no effect"),
-        ({"data": {"embeddings": "E"}}, "data.embeddings has no effect"),
-        ({"data": {"cached_views": 2}}, "data.cached_views has no effect"),
+        ({"data": {"cache": False}}, "data.cache=false requires"),
+        ({"data": {"embeddings": "E"}}, "data.embeddings requires"),
+        ({"data": {"cached_views": 2}}, "data.cached_views requires"),
         ({"model": {"freeze": "image", "start": "M"}, "augment": {"flip": 0}}, "whole images"),
-        ({"optim": {"center_lr": 0.9}}, "optim.center_lr has no effect"),
-        ({"compute": {"backbone": "fsdp"}}, "fsdp has no effect"),
-        ({"loss": {"bias": 1.0}}, "loss.bias has no effect on clip"),
+        ({"optim": {"center_lr": 0.9}}, "optim.center_lr is for"),
+        ({"compute": {"backbone": "fsdp"}}, "must be ddp for pairs"),
+        ({"loss": {"bias": 1.0}}, "loss.bias requires loss.kind=siglip, got clip"),
         ({"text": {"start": "M", "width": 32}}, "which states it"),
         ({"schedule": {"batch_size": 1}}, "2 or more"),
         ({"evaluation": {"knn": True}}, "unknown key evaluation"),
@@ -382,7 +382,7 @@ def test_a_run_has_seen_its_images_with_captions(lit, pairs, tmp_path, cache):
     images = shutil.copytree(pairs, tmp_path / "images")
     config = lit("run", schedule={"steps": 1}, data={"pairs": str(images), "cache": cache})
     checkpoint = open_artifact(find_checkpoint(run_pairs(config, SILENT).path))
-    seen = seen_by(checkpoint)
+    seen = find_seen(checkpoint)
     files = sorted(images.rglob("*.png"))
     expected = {hashlib.sha256(file.read_bytes()).digest() for file in files[:-1]}
     assert {row.tobytes() for row in seen.trained} == expected
@@ -390,5 +390,5 @@ def test_a_run_has_seen_its_images_with_captions(lit, pairs, tmp_path, cache):
     assert seen.unknown == ("what the weights theirs were trained on",)
     shutil.copy(files[0], files[0].with_name("more.png"))
     assert any(
-        "other images than when the run began" in each for each in seen_by(checkpoint).unknown
+        "other images than when the run began" in each for each in find_seen(checkpoint).unknown
     )

@@ -12,9 +12,9 @@ from mlcd.types import unit_rows
 from mlcd.world import World
 from tests.ranks import run_ranks
 from tests.unit.training import distributed
-from training.config import OptimConfig
 from training.head.partial_fc import HeadConfig, PartialFC
 from training.head.row_adamw import center_optimizer
+from training.optim.optim_config import OptimConfig
 
 CONFIG = HeadConfig(scale=16.0, negative_ratio=1.0, margin_grad="exact")
 
@@ -76,7 +76,7 @@ def test_it_starts_from_centers_of_its_own_dimension_only():
     head.initialize_from(vectors)
     assert torch.allclose(head.unit_centers(), torch.from_numpy(vectors), atol=1e-6)
     for num_classes, dimension in ((21, 8), (20, 9)):
-        with pytest.raises(ConfigInvalid, match="cannot start a head"):
+        with pytest.raises(ConfigInvalid, match="the head must start from"):
             PartialFC(num_classes, dimension, CONFIG).initialize_from(vectors)
 
 

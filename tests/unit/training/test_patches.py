@@ -12,8 +12,8 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig, resize_positions
 from tests.conftest import refuse, succeed
-from training.evaluation.patches.pca import border_of, colored, components
-from training.evaluation.patches.picture import patches_of
+from training.evaluation.patches.pca import border_of, color_patches, components
+from training.evaluation.patches.picture import embed_patches
 
 SIDE = 8  # patches
 INSIDE = ~border_of(SIDE).reshape(SIDE, SIDE)
@@ -30,7 +30,7 @@ def two_regions():
 
 
 def test_the_colors_of_two_regions_are_these():
-    found = colored(two_regions(), SIDE, foreground=False)
+    found = color_patches(two_regions(), SIDE, foreground=False)
     red, green, blue = (found.colors[0, :, at].reshape(SIDE, SIDE) for at in range(3))
     assert np.unique(red).tolist() == [0, 255]
     assert (red == 255).tolist() == INSIDE.tolist()
@@ -43,7 +43,7 @@ def test_the_colors_of_two_regions_are_these():
 
 
 def test_the_foreground_has_components_of_its_own():
-    found = colored(two_regions(), SIDE, foreground=True)
+    found = color_patches(two_regions(), SIDE, foreground=True)
     assert found.foreground.reshape(SIDE, SIDE).tolist() == INSIDE.tolist()
     squares = found.colors.reshape(SIDE, SIDE, 3)
     assert not squares[~INSIDE].any()
@@ -108,7 +108,7 @@ def test_positions_are_resized_to_the_grid(tower, tmp_path):
     state["pos"] = resize_positions(state["pos"], (8, 8))
     larger.load_state_dict(state)
     there = Servable(larger, PreprocessSpec(resize_shortest=64, crop=64)).eval()
-    assert np.allclose(patches_of(model, pixels), patches_of(there, pixels), atol=1e-6)
+    assert np.allclose(embed_patches(model, pixels), embed_patches(there, pixels), atol=1e-6)
 
 
 def test_what_cannot_be_drawn_is_refused(tower, tmp_path):

@@ -19,8 +19,8 @@ from training.byte_counts import activation_bytes, backbone_bytes, center_bytes,
 from training.config import load_config
 from training.flops import (
     backbone_flops,
-    expected_distinct,
-    expected_drawn,
+    estimate_distinct,
+    estimate_drawn,
     forward_flops,
     head_flops,
     step_flops,
@@ -29,7 +29,7 @@ from training.head.partial_fc import HeadConfig, PartialFC
 from training.head.row_adamw import center_optimizer
 from training.optim.average import WeightAverage
 from training.optim.groups import parameter_groups
-from training.plan import DeviceProfile, kept_checkpoints, plan_training
+from training.plan import DeviceProfile, list_checkpoints, plan_training
 from training.tower import freeze
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
@@ -121,12 +121,12 @@ def test_head_flops_are_those_that_torch_counts(kind, ratio):
 
 
 def test_the_classes_that_partialfc_draws_are_the_positives_where_they_are_more():
-    assert expected_distinct(3, 1000) == pytest.approx(1000 * (1 - 0.999**3))
+    assert estimate_distinct(3, 1000) == pytest.approx(1000 * (1 - 0.999**3))
     # method.md section 4: 32,800 x 8 labels hit about 230,800 of a million classes.
-    assert expected_distinct(32_800 * 8, 10**6) == pytest.approx(230_800, rel=1e-3)
+    assert estimate_distinct(32_800 * 8, 10**6) == pytest.approx(230_800, rel=1e-3)
     paper = ["schedule.batch_size=32800", "loss.labels_per_image=8", "loss.negative_ratio=0.1"]
-    assert expected_drawn(small(*paper), 10**6) == 100_000
-    assert expected_drawn(small(*paper, "loss.policy=partialfc"), 10**6) == pytest.approx(
+    assert estimate_drawn(small(*paper), 10**6) == 100_000
+    assert estimate_drawn(small(*paper, "loss.policy=partialfc"), 10**6) == pytest.approx(
         230_800, rel=1e-3
     )
 
@@ -315,7 +315,7 @@ def test_time_follows_devices_and_utilization():
     ],
 )
 def test_kept_checkpoints_are_counted(overrides, kept):
-    assert kept_checkpoints(small(*overrides)) == kept
+    assert list_checkpoints(small(*overrides)) == kept
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from PIL import Image
 from mlcd.errors import InvalidInput, NotFound
 from tests.conftest import refuse, succeed
 from training.evaluation.robustness import classify_variants, variants
-from training.evaluation.robustness.classify_variants import chosen_classes
+from training.evaluation.robustness.classify_variants import choose_classes
 from training.evaluation.robustness.variants import VARIANTS, class_map
 from training.evaluation.texts.class_names import names_of, table_of_set
 from training.evaluation.texts.imagenet import imagenet_names, variant_ids
@@ -98,7 +98,7 @@ def test_the_map_of_objectnet_is_that_of_the_data_set(tmp_path):
     with pytest.raises(InvalidInput, match="names 'Teapot', which"):
         class_map(OBJECTNET, tmp_path / "objectnet")
     mapping = tmp_path / "objectnet" / "mappings" / "objectnet_to_imagenet_1k.json"
-    for text, refusal in (("[", "is not JSON"), ('{"Tie": 1}', "is no object of texts")):
+    for text, refusal in (("[", "is not JSON"), ('{"Tie": 1}', "must be a JSON object")):
         mapping.write_text(text)
         with pytest.raises(InvalidInput, match=refusal):
             class_map(OBJECTNET, tmp_path / "objectnet")
@@ -110,7 +110,7 @@ def test_a_variant_that_is_not_whole_is_refused_by_name(small, tmp_path):
     folder = tmp_path / variant.name
 
     def check():
-        return chosen_classes(open_tested(str(folder)), class_map(variant, folder), variant)
+        return choose_classes(open_tested(str(folder)), class_map(variant, folder), variant)
 
     assert check().folders == list(NAMES)[:2]
     write_image(folder / "n00000001" / "b.png", 9)
@@ -118,10 +118,10 @@ def test_a_variant_that_is_not_whole_is_refused_by_name(small, tmp_path):
         check()
     (folder / "n00000001" / "b.png").rename(folder / "n00000002" / "b.png")
     (folder / "n00000001" / "a.png").unlink()
-    with pytest.raises(InvalidInput, match="ImageNet-A has no image of n00000001"):
+    with pytest.raises(InvalidInput, match="ImageNet-A lacks images of n00000001"):
         check()
     write_image(folder / "n00000003" / "a.png", 9)
-    with pytest.raises(InvalidInput, match="n00000003 is no class of ImageNet-A"):
+    with pytest.raises(InvalidInput, match="n00000003 is not a class of ImageNet-A"):
         check()
 
 
@@ -131,7 +131,7 @@ def test_each_variant_is_classified_among_its_own_classes(small, two_tower_model
     out = tmp_path / "out"
     command = ("evaluate", "robustness", two_tower_model, "--data", tmp_path / "data")
     told = succeed(*command, "--out", out)
-    assert "imagenet_r: no number: ImageNet-R has no image of n00000001" in told.stdout
+    assert "imagenet_r: no number: ImageNet-R lacks images of n00000001" in told.stdout
     assert told.stdout.rstrip().endswith("not there: none")
     found = {
         path.name: json.loads((path / "results.json").read_text())[0] for path in out.iterdir()

@@ -243,7 +243,8 @@ def test_folders_called_train_val_valid_and_test_are_splits():
     ):
         assert folder_split(no_split) is None
     with pytest.raises(
-        InvalidInput, match="there is no train: give the two sides with --train and --test"
+        InvalidInput,
+        match="one called train is missing: give the two sides with --train and --test",
     ):
         folder_split(["val/a", "test/a"])
     for beside in ("a", "extra/a", "train"):
@@ -262,7 +263,7 @@ def test_other_names_of_parts_are_splits_and_parts_without_classes_are_refused(t
     )
     split, _ = folder_split(["train/a", "dev/a"])
     assert split.test.tolist() == [False, True]
-    with pytest.raises(InvalidInput, match="train, test are parts of a data set, and images in"):
+    with pytest.raises(InvalidInput, match="train, test are parts of a data set, but images"):
         folder_split(["train", "test"])
     (tmp_path / "train").mkdir()
     with pytest.raises(
@@ -287,7 +288,7 @@ def test_a_run_is_not_evaluated_on_what_it_trains_on(digits, split_folders):
     checked = check_evaluation(
         evaluating.run_config(split_folders / "train", images=str(split_folders))
     )
-    assert checked.images.given is not None
+    assert checked.images.own_split is not None
 
 
 def test_embeddings_at_urls_are_the_same_sides(stored, tmp_path, monkeypatch):

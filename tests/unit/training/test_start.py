@@ -25,7 +25,7 @@ from mlcd.models.zoo import load
 from mlcd.pipelines.verify import verify
 from tests.unit.training.running import SILENT, before_step, configured, read_log
 from training.config import load_config
-from training.evaluation.seen import seen_by
+from training.evaluation.seen import find_seen
 from training.pairs.pairs_config import load_any_config
 from training.run.run_training import run_training
 
@@ -138,7 +138,7 @@ def test_step_0_embeds_like_its_source(kind, continued, tmp_path):
     assert first.preprocess == theirs.preprocess
     assert config.model.vit() == theirs.trunk.config
     assert any(parent.role == "weights" for parent in run.parents)
-    seen = seen_by(open_artifact(run.path / "checkpoints" / "step_000000"))
+    seen = find_seen(open_artifact(run.path / "checkpoints" / "step_000000"))
     assert seen.unknown == (f"what the weights {kind} were trained on",)
     for made in (run.path, run.path / "checkpoints" / "step_000004"):
         assert [found.checked for found in verify(made) if found.kind == "weights"] == [True]
@@ -162,7 +162,7 @@ def test_a_run_goes_on_from_another_with_its_head_where_the_classes_agree(
     list(verify(new.path))
     # What the first run has seen, the second one has seen at its step 0.
     seen = [
-        seen_by(open_artifact(run.path / "checkpoints" / f"step_{step:06d}")).trained
+        find_seen(open_artifact(run.path / "checkpoints" / f"step_{step:06d}")).trained
         for run, step in ((first, 0), (first, 4), (again, 0))
     ]
     assert [len(each) for each in seen] == [0, len(seen[1]), len(seen[1])]
@@ -286,9 +286,9 @@ def _all_tensors(folder):
     ("options", "message"),
     [
         (["model.freeze=3"], "more than the 2 blocks"),
-        (["model.freeze=tower", "optim.ema=0.9"], "optim.ema has no effect"),
-        (["model.head=kept"], "model.head has no effect without model.start"),
-        (["model.like=NAME"], "model.like has no effect without model.start"),
+        (["model.freeze=tower", "optim.ema=0.9"], "optim.ema must be left out"),
+        (["model.head=kept"], "model.head requires model.start"),
+        (["model.like=NAME"], "model.like requires model.start"),
     ],
 )
 def test_dead_options_are_refused(options, message, scratch):
@@ -297,8 +297,8 @@ def test_dead_options_are_refused(options, message, scratch):
 
 
 def test_a_layer_s_rate_falls_from_the_last_to_the_first():
-    from training.config import OptimConfig
     from training.optim.groups import parameter_groups
+    from training.optim.optim_config import OptimConfig
 
     trunk = ViT(TOWER)
     groups = parameter_groups(trunk, OptimConfig(lr=1.0, layer_decay=0.5))
@@ -310,8 +310,8 @@ def test_a_layer_s_rate_falls_from_the_last_to_the_first():
 
 
 def test_branches_are_left_out_as_often_as_asked_and_for_any_process_alike():
-    from training.config import TowerConfig
     from training.data.drop_path import branch_scales
+    from training.tower_config import TowerConfig
 
     config = TowerConfig(
         image_size=8, patch_size=4, width=8, depth=3, heads=1, mlp_width=8, embedding_dim=4,

@@ -157,7 +157,7 @@ def rename_part(data, name):
         (remove_image, "test of {} has 1 classes, not 2"),
         (add_class, "train of {} has 3 classes, not 2"),
         (swap_parts, "train of {} has 2 images, not 4"),
-        (rename_part, "{} has no folders train and test"),
+        (rename_part, "{} needs folders train and test"),
     ],
 )
 def test_each_kind_of_damage_of_each_layout_is_refused_by_name(
@@ -187,7 +187,7 @@ def test_damage_of_folds_and_of_several_labels_is_refused_by_name(small_sets, tm
     with pytest.raises(InvalidInput, match="test of voc2007 has 1 images, not 2"):
         check(find_sets(tmp_path)[0])
     table.unlink()
-    with pytest.raises(InvalidInput, match=r"has no labels\.jsonl"):
+    with pytest.raises(InvalidInput, match=r"needs labels\.jsonl"):
         check(find_sets(tmp_path)[0])
 
 
@@ -204,10 +204,12 @@ def test_images_that_differ_from_their_stated_hashes_are_refused_by_name(small_s
     check_hashes(found, digests)
     with pytest.raises(InvalidInput, match=f"{files[0]} of mnist is another file"):
         check_hashes(found, {**digests, files[0]: digests[files[1]]})
-    with pytest.raises(InvalidInput, match=f"mnist has no usable image {files[0]}"):
+    with pytest.raises(InvalidInput, match=f"mnist lacks a usable image {files[0]}"):
         check_hashes(found, {key: digests[key] for key in files[1:]})
     stated.write_text("nothing")
-    with pytest.raises(InvalidInput, match=r"line 1 of .*mnist\.sha256 is no SHA-256 and path"):
+    with pytest.raises(
+        InvalidInput, match=r"line 1 of .*mnist\.sha256 must be a SHA-256 and a path"
+    ):
         check_hashes(found, digests)
 
 
@@ -250,7 +252,7 @@ def test_a_run_measures_what_is_there_and_says_what_is_not(
     assert 0 <= mine["probe"]["metrics"]["linear_probe_accuracy"] <= 1
     assert mine["zero_shot"]["protocol"]["names"] == "of a table"
     assert mine["seen"]["of"] == len(list((suite_data / "mine0").rglob("*.png")))
-    assert images_only["sets"][1]["reasons"] == {"zero-shot": "the model has no tower of texts"}
+    assert images_only["sets"][1]["reasons"] == {"zero-shot": "the model lacks a text tower"}
     assert images_only["sets"][1]["seen"]["images"] > 0
     assert len(both["missing"]) == 26
     assert both["means"]["probe"] == {"sets": 0, "mean": None}
@@ -259,7 +261,7 @@ def test_a_run_measures_what_is_there_and_says_what_is_not(
     assert "| mine0 | accuracy | demo/model |" in page
     assert "MLCD ViT-L/14 (LAION-400M) | 26 | 84.6 | 84.6 |" in page
     assert page.strip() == told.stdout.strip()
-    refuse(*command, "--set", "mnist", contains="has no data set mnist")
+    refuse(*command, "--set", "mnist", contains="data set mnist is missing")
 
 
 def test_a_run_that_was_killed_goes_on_to_the_same_bytes(two_tower_model, suite_data, tmp_path):

@@ -16,7 +16,7 @@ from mlcd.errors import ConfigInvalid
 from tests.conftest import run_python
 from training.telemetry.loss_picture import write_losses
 from training.telemetry.step_logs import TENSORBOARD, MetricsLog, TensorBoardLog
-from training.telemetry.throughput import Throughput, measured_peak_tflops, peak_memory_bytes
+from training.telemetry.throughput import Throughput, measure_peak_tflops, peak_memory_bytes
 
 CPU = torch.device("cpu")
 
@@ -60,7 +60,7 @@ def test_peak_memory_counts_what_was_freed():
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
 def test_a_peak_is_measured_in_every_precision(precision):
-    assert 1e-4 < measured_peak_tflops(CPU, precision) < 1e3
+    assert 1e-4 < measure_peak_tflops(CPU, precision) < 1e3
 
 
 def test_a_precision_that_is_emulated_costs_few_seconds(monkeypatch):
@@ -71,7 +71,7 @@ def test_a_precision_that_is_emulated_costs_few_seconds(monkeypatch):
         return size**3 * 1e-9
 
     monkeypatch.setattr(measuring, "_product_seconds", emulated)
-    assert measured_peak_tflops(CPU, "bf16") == pytest.approx(2e-3)
+    assert measure_peak_tflops(CPU, "bf16") == pytest.approx(2e-3)
     assert max(tried) == 512
 
 
@@ -89,14 +89,14 @@ def test_a_stall_at_the_start_is_not_taken_for_the_machine_s_rate(monkeypatch):
 
     product_seconds = measuring._product_seconds
     monkeypatch.setattr(measuring, "_product_seconds", stalled_at_first)
-    assert measured_peak_tflops(CPU, "fp32") == max(rates[1:])
+    assert measure_peak_tflops(CPU, "fp32") == max(rates[1:])
     assert max(tried) >= 1024
     assert len(tried) - 2 >= 5
 
 
 def test_the_measured_peak_leaves_random_numbers_alone():
     before = torch.random.get_rng_state()
-    measured_peak_tflops(CPU, "fp32")
+    measure_peak_tflops(CPU, "fp32")
     assert torch.equal(before, torch.random.get_rng_state())
 
 

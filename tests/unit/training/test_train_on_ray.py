@@ -21,7 +21,7 @@ from mlcd.pipelines.ray.session import RayOptions
 from tests.conftest import call_mlcd, refuse
 from training.config import load_config
 from training.pairs.pairs_config import load_any_config, validate_any
-from training.preemption import Signals, given_signals, received_signals
+from training.preemption import Signals, receive_signals, use_signals
 from training.ray import train_on_ray as module
 from training.ray.run_monitor import News, RunMonitor
 
@@ -33,7 +33,7 @@ PLACES = ("data.images=photos/*.tar", "data.labels=work/labels", "out=work/run")
     [
         ("auto", RayOptions(gpus=0.5), "a process trains on one GPU: give --gpus 1"),
         ("auto", RayOptions(gpus=2), "a process trains on one GPU"),
-        ("cuda", RayOptions(), "device=cuda, but the workers have no GPU: give --gpus 1"),
+        ("cuda", RayOptions(), "device=cuda requires workers with a GPU: give --gpus 1"),
         ("cpu", RayOptions(gpus=1), "device=cpu leaves the workers' GPUs idle"),
     ],
 )
@@ -161,9 +161,9 @@ def test_only_an_error_that_passes_makes_ray_begin_again(
 
 def test_the_loop_heeds_the_signals_that_it_is_given():
     given = Signals()
-    with given_signals(given), received_signals() as received:
+    with use_signals(given), receive_signals() as received:
         assert received is given
-    with received_signals() as own:
+    with receive_signals() as own:
         assert own is not given
         os.kill(os.getpid(), signal.SIGUSR1)
         assert own.preempted

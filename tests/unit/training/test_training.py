@@ -17,9 +17,10 @@ from mlcd.errors import ConfigInvalid, Conflict, Unavailable
 from mlcd.models.runs import find_checkpoint
 from mlcd.progress import Reporter
 from mlcd.world import World
+from tests.unit.training.conftest import label_images
 from tests.unit.training.running import SILENT, VIEWS, before_step, read_log, saved_bytes
-from training.evaluation.knn import weighted_votes
-from training.evaluation.seen import seen_by
+from training.evaluation.knn import count_votes
+from training.evaluation.seen import find_seen
 from training.evaluation.while_training import open_evaluation
 from training.preemption import Interrupted, Preempted
 from training.processes import Processes
@@ -217,7 +218,7 @@ def test_the_head_starts_from_given_centers(config, journey, tmp_path):
         Centers.open(trained).digest
     ]
     with pytest.raises(
-        ConfigInvalid, match="cannot start a head"
+        ConfigInvalid, match="the head must start from"
     ):  # their dimension is that of the features
         run_training(config("wrong", f"data.centers={journey / 'centers'}"), SILENT)
 
@@ -281,15 +282,27 @@ def test_broken_files_do_not_shift_the_split(journey, digits, tmp_path):
     assert usable == listed & set(stored.keys)
 
 
+def test_folders_that_are_parts_are_warned_of(config, digits, tmp_path, caplog):
+    sides = tmp_path / "sides"
+    shutil.copytree(digits, sides / "train")
+    shutil.copytree(digits / "3", sides / "test" / "3")
+    labels = label_images(sides, tmp_path / "made") / "labels"
+    run_training(
+        config("run", f"data.images={sides}", f"data.labels={labels}", "schedule.steps=2"), SILENT
+    )
+    assert f"the folders test, train of {sides} are parts of a data set" in caplog.text
+    assert f"such as {sides}/train" in caplog.text
+
+
 def test_what_was_trained_on_is_not_known_once_images_were_added(config, digits, tmp_path):
     """The split covers all images of a folder, so that others would be held out now."""
     images = tmp_path / "images"
     shutil.copytree(digits, images)
     run = run_training(config("run", f"data.images={images}"), SILENT)
     checkpoint = open_artifact(find_checkpoint(run.path), "checkpoint")
-    assert len(seen_by(checkpoint).trained)
+    assert len(find_seen(checkpoint).trained)
     shutil.copy(min((images / "3").iterdir()), images / "3" / "another.png")
-    seen = seen_by(checkpoint)
+    seen = find_seen(checkpoint)
     assert not len(seen.trained)
     assert any("other images than when the run began" in each for each in seen.unknown)
 
@@ -320,8 +333,8 @@ def test_gradients_are_clipped(config, monkeypatch):
 
 def test_only_matrices_decay():
     from mlcd.models.vit import ViT, ViTConfig
-    from training.config import OptimConfig
     from training.optim.groups import parameter_groups
+    from training.optim.optim_config import OptimConfig
 
     trunk = ViT(ViTConfig(16, 8, 32, 1, 2, 64, 16))
     decayed, plain = parameter_groups(trunk, OptimConfig(weight_decay=0.1))
@@ -367,9 +380,7 @@ def test_the_vote_equals_scikit_learn():
         weights=lambda distances: np.exp((1.0 - distances) / 0.07),
         algorithm="brute",
     ).fit(rows[:1400], data.target[:1400])
-    votes = weighted_votes(
-        rows[1400:], rows[:1400], data.target[:1400], num_classes=10, neighbors=5
-    )
+    votes = count_votes(rows[1400:], rows[:1400], data.target[:1400], num_classes=10, neighbors=5)
     ours = votes.argmax(axis=1)
     assert (ours == theirs.predict(rows[1400:])).all()
 

@@ -6,7 +6,7 @@ import torch
 from mlcd.errors import ConfigInvalid
 from mlcd.world import World
 from tests.unit.training import replicas
-from training.config import AugmentConfig
+from training.data.augment_config import AugmentConfig
 from training.data.colors import draw_colors
 from training.data.drop_path import branch_scales
 from training.data.recoloring import recolor
@@ -37,9 +37,9 @@ def test_the_loss_of_classes_is_the_mean_over_views():
     [
         ("augment.local_size=8", "have no effect alone"),
         ("augment={views: 2, local_views: 2, local_size: 9}", "not a multiple of patches of 8"),
-        ("augment.jitter=0.5", "augment.jitter has no effect without"),
-        ("augment.blur=[1.0]", "has 1 numbers, and there are 2 kinds of views"),
-        ("augment.blur_sigma=[2.0, 1.0]", "ends before it begins"),
+        ("augment.jitter=0.5", "augment.jitter requires"),
+        ("augment.blur=[1.0]", "1 for each of 2 kinds of views, got 1"),
+        ("augment.blur_sigma=[2.0, 1.0]", "must be (smallest, largest)"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(config, override, message):

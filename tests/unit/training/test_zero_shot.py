@@ -165,14 +165,14 @@ def test_tables_of_names_are_read_and_their_damage_is_named(tmp_path):
     with pytest.raises(InvalidInput, match="lists the synonyms"):
         read_names(str(table))
     table.write_text("wnid\nn02099601\n")
-    with pytest.raises(InvalidInput, match="no second column"):
+    with pytest.raises(InvalidInput, match="needs a second column"):
         read_names(str(table))
     stated = tmp_path / "names.json"
     for content, message in (
-        ("[]", "it is no object"),
-        ('{"a": []}', "a has no name"),
-        ('{"a": "n02099601"}', "is no name of class a"),
-        ("{", "is no table of names"),
+        ("[]", "it must be an object"),
+        ('{"a": []}', "a needs a name"),
+        ('{"a": "n02099601"}', "cannot be a name of class a"),
+        ("{", "is not a table of names"),
     ):
         stated.write_text(content)
         with pytest.raises(InvalidInput, match=message):

@@ -36,6 +36,7 @@ _METRICS = ("accuracy", "mean-per-class", "mean-top1-top5", "roc-auc")
 @click.option("--metric", type=click.Choice(_METRICS), default="accuracy", show_default=True)
 @click.option(
     "--seen",
+    "may_be_seen",
     is_flag=True,
     help="Count test images that the tower has seen, and do not refuse them.",
 )
@@ -51,7 +52,7 @@ def evaluate_fine_tune(
     split: Path | None,
     metric: str,
     *,
-    seen: bool,
+    may_be_seen: bool,
     allow_unmatched: bool,
     encoder: EncoderOptions,
     reporter: Reporter,
@@ -70,9 +71,9 @@ def evaluate_fine_tune(
     if split is not None and hold_out is not None:
         raise click.UsageError("--split says what is held out: leave out --hold-out")
     parts = None if split is None else read_split(split)
-    asked = FineTuning(
-        images, parts, hold_out, cast("Metric", metric), overrides, seen, allow_unmatched
+    request = FineTuning(
+        images, parts, hold_out, cast("Metric", metric), overrides, may_be_seen, allow_unmatched
     )
-    records = fine_tune(model, asked, out, options=encoder, announce=announce, reporter=reporter)
+    records = fine_tune(model, request, out, options=encoder, announce=announce, reporter=reporter)
     lines = [f"{result_line(record)}\n{protocol_line(record)}" for record in records]
     reporter.result({FINISHED: str(out), "results": records}, "\n".join(lines))

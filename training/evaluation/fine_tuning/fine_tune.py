@@ -30,12 +30,12 @@ from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
 from mlcd.types import SampleKey
 from training.config import RunConfig, load_config
-from training.evaluation.kept import KeptOutcome, Record, kept_or_made
-from training.evaluation.measured import answered
+from training.evaluation.kept import KeptOutcome, Record, find_or_make
+from training.evaluation.measured import measure_answers
 from training.evaluation.report import ProbeProtocol, Subject, evaluate_all
 from training.evaluation.representations import locate, open_representation
 from training.evaluation.scores import Metric, answers
-from training.evaluation.seen import check_seen, seen_by
+from training.evaluation.seen import check_seen, find_seen
 from training.evaluation.splits import (
     LabeledRows,
     ListedKeys,
@@ -68,7 +68,7 @@ class FineTuning:
 
 def fine_tune(
     spec: str,
-    asked: FineTuning,
+    request: FineTuning,
     out: Path,
     *,
     options: EncoderOptions,
@@ -80,36 +80,38 @@ def fine_tune(
     Both are trained on the same images and tested on the same. Raises InvalidInput for a split of
     several folds, and for test images that the tower has seen.
     """
-    if asked.split is not None and len(asked.split.folds) > 1:
+    if request.split is not None and len(request.split.folds) > 1:
         raise InvalidInput(
-            f"the split has {len(asked.split.folds)} folds, and each would be a training",
+            f"the split has {len(request.split.folds)} folds, and each would be a training",
             remedy="give one of them as train",
         )
     features = out / "features"
     silence_decoders()
     with closing(open_encoder(resolve_model(spec, announce), options)) as encoder:
-        embed(open_source(asked.images), encoder, features, reporter)
-    probe = ProbeProtocol("embedding", asked.metric, asked.hold_out)
+        embed(open_source(request.images), encoder, features, reporter)
+    probe = ProbeProtocol("embedding", request.metric, request.hold_out)
     subject = Subject(
-        split=asked.split, may_be_seen=asked.may_be_seen, may_be_unmatched=asked.may_be_unmatched
+        split=request.split,
+        may_be_seen=request.may_be_seen,
+        may_be_unmatched=request.may_be_unmatched,
     )
     records = evaluate_all([features], probe, subject, out=out / "linear-probe", reporter=reporter)
     samples = open_representation(locate(features)).samples
-    if asked.split is not None:
-        (samples,) = asked.split.parts(samples, may_be_unmatched=asked.may_be_unmatched)
-    run = _trained(spec, asked, samples, out, reporter)
-    return [*records, _tested(run, asked, samples, out)]
+    if request.split is not None:
+        (samples,) = request.split.parts(samples, may_be_unmatched=request.may_be_unmatched)
+    run = _train_known(spec, request, samples, out, reporter)
+    return [*records, _classify_tested(run, request, samples, out)]
 
 
-def _hold_out(asked: FineTuning) -> float:
-    return HELD_OUT_FRACTION if asked.hold_out is None else asked.hold_out
+def _hold_out(request: FineTuning) -> float:
+    return HELD_OUT_FRACTION if request.hold_out is None else request.hold_out
 
 
-def _trained(
-    spec: str, asked: FineTuning, samples: LabeledRows, out: Path, reporter: Reporter
+def _train_known(
+    spec: str, request: FineTuning, samples: LabeledRows, out: Path, reporter: Reporter
 ) -> Artifact:
     """Trains on the images that are not tested on, and returns the last checkpoint."""
-    split = samples.split(_hold_out(asked))
+    split = samples.split(_hold_out(request))
     check_probe_split(samples.class_names, split)
     names = sorted(set(samples.class_names))
     number = {name: index for index, name in enumerate(names)}
@@ -122,26 +124,28 @@ def _trained(
         return [(class_of[entry.key], 1.0)] if entry.key in class_of else []
 
     facts = {"of": "classes", "split": _digest(samples, split.test)}
-    source = open_source(asked.images)
+    source = open_source(request.images)
     label_by(source, label_of, names, out / "labels", top=1, facts=facts, reporter=reporter)
-    run = run_training(_config(spec, asked, out), reporter)
+    run = run_training(_config(spec, request, out), reporter)
     return open_artifact(find_checkpoint(run.path), "checkpoint")
 
 
-def _config(spec: str, asked: FineTuning, out: Path) -> RunConfig:
+def _config(spec: str, request: FineTuning, out: Path) -> RunConfig:
     places = (
         f"model.start={spec}",
-        f"data.images={asked.images}",
+        f"data.images={request.images}",
         f"data.labels={out / 'labels'}",
         "data.hold_out=0",
         f"out={out / 'run'}",
     )
-    return load_config(RECIPE, [*asked.overrides, *places])
+    return load_config(RECIPE, [*request.overrides, *places])
 
 
-def _tested(checkpoint: Artifact, asked: FineTuning, samples: LabeledRows, out: Path) -> Record:
+def _classify_tested(
+    checkpoint: Artifact, request: FineTuning, samples: LabeledRows, out: Path
+) -> Record:
     """Classifies the tested images by the nearest of the trained classes."""
-    split = samples.split(_hold_out(asked))
+    split = samples.split(_hold_out(request))
     rows = np.flatnonzero(split.test).tolist()
     keys = [samples.keys[row] for row in rows]
     class_names = [samples.class_names[row] for row in rows]
@@ -149,50 +153,53 @@ def _tested(checkpoint: Artifact, asked: FineTuning, samples: LabeledRows, out: 
     settings = {
         "kind": "fine-tune",
         "recipe": RECIPE,
-        "overrides": list(asked.overrides),
+        "overrides": list(request.overrides),
         "features": "embedding",
-        "metric": asked.metric,
+        "metric": request.metric,
         "steps": checkpoint.config["step"],
-        "train": f"{int(split.known.sum())} of {Path(asked.images).name}",
-        "test": f"{len(rows)} of {Path(asked.images).name}",
+        "train": f"{int(split.known.sum())} of {Path(request.images).name}",
+        "test": f"{len(rows)} of {Path(request.images).name}",
         "images": len(samples.keys),
         "classes": len(set(samples.class_names)),
         "split": digest,
     }
 
     def make() -> tuple[Record, KeptOutcome]:
-        found = open_representation(
-            checkpoint, images=asked.images, listed=ListedKeys(keys, "the split")
+        tested = open_representation(
+            checkpoint, images=request.images, listed=ListedKeys(keys, "the split")
         ).samples
-        sha256 = found.sha256
+        sha256 = tested.sha256
         assert sha256 is not None
-        seen = check_seen(
-            seen_by(checkpoint).among(sha256), keys, checkpoint.path, may_be_seen=asked.may_be_seen
+        overlap = check_seen(
+            find_seen(checkpoint).among(sha256),
+            keys,
+            checkpoint.path,
+            may_be_seen=request.may_be_seen,
         )
         centers = Centers.open(checkpoint.path / "centers")
-        scores = centers.align(found.rows).astype(np.float64) @ centers.vectors.T
-        name = f"fine_tune_{asked.metric.replace('-', '_')}"
-        measured = answered(name, answers(scores, samples.classes[rows]), asked.metric)
+        scores = centers.align(tested.rows).astype(np.float64) @ centers.vectors.T
+        name = f"fine_tune_{request.metric.replace('-', '_')}"
+        measured = measure_answers(name, answers(scores, samples.classes[rows]), request.metric)
         record = {
             "representation": checkpoint.path.name,
             "digest": checkpoint.digest,
             "metrics": measured.metrics,
-            "intervals": {each: list(ends) for each, ends in measured.intervals.items()},
-            "seen": seen.facts(),
+            "intervals": {key: list(ends) for key, ends in measured.intervals.items()},
+            "seen": overlap.facts(),
             "protocol": settings,
         }
         assert measured.right is not None
         return record, KeptOutcome(keys, class_names, measured.right, {})
 
-    def request(place: Path) -> Request:
+    def describe(place: Path) -> Request:
         parents = (
             checkpoint.as_parent_of(place, "checkpoint"),
-            images_parent(open_source(asked.images), place),
+            images_parent(open_source(request.images), place),
         )
-        config: dict[str, Any] = {**settings, **({"seen": True} if asked.may_be_seen else {})}
+        config: dict[str, Any] = {**settings, **({"seen": True} if request.may_be_seen else {})}
         return Request("evaluation", config, parents)
 
-    return kept_or_made(out / "fine-tune", request, make)
+    return find_or_make(out / "fine-tune", describe, make)
 
 
 def _digest(samples: LabeledRows, test: NDArray[np.bool_]) -> str:

@@ -88,7 +88,7 @@ def _sign(axis: _Rows, at_border: _Rows, deviation: float) -> float:
     return 1.0 if axis[np.abs(axis).argmax()] > 0 else -1.0
 
 
-def colored(patches: NDArray[np.floating], side: int, *, foreground: bool) -> Colored:
+def color_patches(patches: NDArray[np.floating], side: int, *, foreground: bool) -> Colored:
     """Returns the patches [N, P, W] of grids of `side` as colors; P is side squared.
 
     Each component is stretched from its smallest to its largest value. foreground: only patches on
@@ -98,13 +98,13 @@ def colored(patches: NDArray[np.floating], side: int, *, foreground: bool) -> Co
     rows = patches.astype(np.float64)
     border = np.broadcast_to(border_of(side), rows.shape[:2])
     shown = np.ones(rows.shape[:2], dtype=np.bool_)
-    found = components(rows.reshape(-1, rows.shape[-1]), border.reshape(-1))
+    principal = components(rows.reshape(-1, rows.shape[-1]), border.reshape(-1))
     if foreground:
-        shown = found.project(rows)[..., 0] > 0
-        found = components(rows[shown], border[shown])
-    values = found.project(rows[shown])
+        shown = principal.project(rows)[..., 0] > 0
+        principal = components(rows[shown], border[shown])
+    values = principal.project(rows[shown])
     low, high = values.min(axis=0), values.max(axis=0)
     spread = np.where(high > low, high - low, 1.0)
     colors = np.zeros((*rows.shape[:2], NUM), dtype=np.uint8)
     colors[shown] = np.rint(255 * (values - low) / spread)
-    return Colored(colors, shown, tuple(found.shares.tolist()))
+    return Colored(colors, shown, tuple(principal.shares.tolist()))

@@ -21,7 +21,7 @@ from mlcd.images.quiet import silence_decoders
 from mlcd.images.sources import open_source
 from mlcd.models.servable import Servable
 from mlcd.models.zoo import LoadOptions, at_resolution
-from training.evaluation.patches.pca import Colored, colored
+from training.evaluation.patches.pca import Colored, color_patches
 
 _SUFFIXES: Final = {".png": "PNG", ".webp": "WEBP", ".jpg": "JPEG"}
 
@@ -52,27 +52,31 @@ class Drawn:
 def draw(spec: str, location: str, path: Path, *, side: int, num: int, foreground: bool) -> Drawn:
     """Draws the patches of the first `num` images at a place, each `side` pixels wide.
 
-    Raises ConfigInvalid for a side that is no multiple of the patches, or a name of no picture, and
-    InvalidInput if no image can be used.
+    Raises ConfigInvalid for a side that cannot be cut into patches, or for a suffix of other
+    files, and InvalidInput if no image can be used.
     """
     if path.suffix.lower() not in _SUFFIXES:
-        raise ConfigInvalid(f"{path} is no picture", remedy=f"call it {path.stem}.png")
+        raise ConfigInvalid(
+            f"the output needs the suffix {', '.join(_SUFFIXES)}, got {path}",
+            remedy=f"call it {path.stem}.png",
+        )
     model = load_weights(find_weights(spec, path.parent, LoadOptions(), text=False), spec)
     config = model.trunk.config
     if side % config.patch_size:
         below = side // config.patch_size * config.patch_size
         raise ConfigInvalid(
-            f"{side} pixels are no multiple of the patches of {spec}, {config.patch_size} pixels",
+            f"--side must be a multiple of the patches of {spec}, which have {config.patch_size}"
+            f" pixels, got {side}",
             remedy=f"give --side {below or config.patch_size}",
         )
     fingerprint = model.fingerprint()
     model = at_resolution(model, side)
-    images = list(_images(location, model, num))
-    pixels = np.stack([each.pixels for each in images if each.pixels is not None])
+    images = list(_prepare_images(location, model, num))
+    pixels = np.stack([image.pixels for image in images if image.pixels is not None])
     grid = side // config.patch_size
-    found = colored(patches_of(model, pixels), grid, foreground=foreground)
+    colored = color_patches(embed_patches(model, pixels), grid, foreground=foreground)
     buffer = io.BytesIO()
-    _picture(pixels, found, grid).save(buffer, _SUFFIXES[path.suffix.lower()])
+    _render(pixels, colored, grid).save(buffer, _SUFFIXES[path.suffix.lower()])
     with translate_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_synced(path, buffer.getvalue())
@@ -85,46 +89,46 @@ def draw(spec: str, location: str, path: Path, *, side: int, num: int, foregroun
         "fingerprint": fingerprint,
         "split": _digest(images),
     }
-    return Drawn(path, [each.entry.key for each in images], protocol, found.shares)
+    return Drawn(path, [image.entry.key for image in images], protocol, colored.shares)
 
 
 @torch.no_grad()
-def patches_of(model: Servable, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+def embed_patches(model: Servable, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Returns [N, P, W] of pixels [N, 3, S, S], after the last norm."""
     rows = [
-        model.trunk.norm_post(model.embed(torch.from_numpy(each[None]), "patches"))
-        for each in pixels
+        model.trunk.norm_post(model.embed(torch.from_numpy(image[None]), "patches"))
+        for image in pixels
     ]
     patches: NDArray[np.float32] = torch.cat(rows).float().numpy()
     return patches
 
 
-def _images(location: str, model: Servable, num: int) -> Iterator[Prepared]:
+def _prepare_images(location: str, model: Servable, num: int) -> Iterator[Prepared]:
     """Yields the first images that can be decoded."""
     silence_decoders()
     source = open_source(location)
     source.check_not_empty()
-    left = num
-    for each in prepare_all(
+    num_missing = num
+    for image in prepare_all(
         source, source.entries, model.preprocess, num_threads=available_cores(), ahead=num
     ):
-        if each.pixels is not None:
-            yield each
-            left -= 1
-            if not left:
+        if image.pixels is not None:
+            yield image
+            num_missing -= 1
+            if not num_missing:
                 return
-    if left == num:
+    if num_missing == num:
         raise InvalidInput(f"no image of {location} can be decoded")
 
 
-def _picture(pixels: NDArray[np.uint8], found: Colored, grid: int) -> Image.Image:
+def _render(pixels: NDArray[np.uint8], colored: Colored, grid: int) -> Image.Image:
     side = pixels.shape[-1]
     photographs = np.concatenate(list(pixels.transpose(0, 2, 3, 1)), axis=1)
-    squares = found.colors.reshape(len(pixels), grid, grid, 3)
+    squares = colored.colors.reshape(len(pixels), grid, grid, 3)
     scale = side // grid
     colors = np.concatenate(list(squares.repeat(scale, axis=1).repeat(scale, axis=2)), axis=1)
     return Image.fromarray(np.concatenate([photographs, colors]))
 
 
 def _digest(images: list[Prepared]) -> str:
-    return hashlib.sha256(b"".join(each.sha256 for each in images)).hexdigest()
+    return hashlib.sha256(b"".join(image.sha256 for image in images)).hexdigest()

@@ -14,7 +14,7 @@ from mlcd.progress import Reporter
 from training.evaluation.kept import Record
 from training.evaluation.robustness.variants import VARIANTS, ClassMap, Variant, class_map
 from training.evaluation.texts.evaluate import Asked, evaluate_classes
-from training.evaluation.texts.images_and_texts import ImagesAndTexts, opened_model
+from training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
 from training.evaluation.texts.prompt_sets import Prompts, read_prompts
 from training.evaluation.texts.tested import Tested, TestedClasses, open_tested
 
@@ -45,27 +45,27 @@ def run_robustness(
 
     Raises NotFound if none is there.
     """
-    there = [variant for variant in VARIANTS if (data / variant.name).is_dir()]
-    if not there:
+    present = [variant for variant in VARIANTS if (data / variant.name).is_dir()]
+    if not present:
         raise NotFound(
             f"{data} has none of {', '.join(variant.name for variant in VARIANTS)}",
             remedy="docs/how-to/evaluate-texts.md says where files lie",
         )
     records: dict[str, Record] = {}
     reasons: dict[str, str] = {}
-    with opened_model(spec, options, announce) as model:
-        for variant in there:
-            kept = None if out is None else out / variant.name
-            measure = partial(_measured, model, variant, data, kept, reporter)
+    with open_model(spec, options, announce) as model:
+        for variant in present:
+            place = None if out is None else out / variant.name
+            measure = partial(_measure, model, variant, data, place, reporter)
             try:
                 records[variant.name] = measure(may_be_seen=may_be_seen)
             except MlcdError as error:
                 reasons[variant.name] = str(error)
-    missing = tuple(variant.name for variant in VARIANTS if variant not in there)
+    missing = tuple(variant.name for variant in VARIANTS if variant not in present)
     return Robustness(records, reasons, missing)
 
 
-def _measured(
+def _measure(
     model: ImagesAndTexts,
     variant: Variant,
     data: Path,
@@ -78,12 +78,12 @@ def _measured(
     classes = class_map(variant, folder)
     images = folder / _IMAGES
     tested = open_tested(str(images if images.is_dir() else folder))
-    chosen = chosen_classes(tested, classes, variant)
+    chosen = choose_classes(tested, classes, variant)
     return evaluate_classes(
         model,
         Asked(tested, may_be_seen, out),
         chosen,
-        [(classes.names[each],) for each in chosen.folders],
+        [(classes.names[folder_id],) for folder_id in chosen.folders],
         _prompts(variant),
         {"names": f"of {variant.title}", "map_sha256": classes.sha256},
         reporter,
@@ -96,29 +96,34 @@ def _prompts(variant: Variant) -> Prompts:
     return Prompts("the bare name", variant.templates)
 
 
-def chosen_classes(tested: Tested, classes: ClassMap, variant: Variant) -> TestedClasses:
+def choose_classes(tested: Tested, classes: ClassMap, variant: Variant) -> TestedClasses:
     """Returns the images of a variant's classes; the classifier knows these classes alone.
 
-    Raises InvalidInput for a folder that is no class, a class that is missing, and another number
-    of images than was published.
+    Raises InvalidInput for a folder that is not a class, a class that is missing, and another
+    number of images than was published.
     """
     folders = [None if name is None else name.rpartition("/")[2] for name in tested.class_names]
-    unknown = next((each for each in folders if each and each not in classes.class_of), None)
+    unknown = next(
+        (folder for folder in folders if folder and folder not in classes.class_of), None
+    )
     if unknown is not None and not classes.partial:
         raise InvalidInput(
-            f"{unknown} is no class of {variant.title}", remedy="are the folders those published?"
+            f"the folder {unknown} is not a class of {variant.title}",
+            remedy="are the folders those published?",
         )
-    found = [classes.class_of.get(folder or "") for folder in folders]
-    if missing := sorted(set(classes.names) - set(found)):
+    class_ids = [classes.class_of.get(folder or "") for folder in folders]
+    if missing := sorted(set(classes.names) - set(class_ids)):
         raise InvalidInput(
-            f"{variant.title} has no image of {missing[0]} ({len(missing)} of "
+            f"{variant.title} lacks images of {missing[0]} ({len(missing)} of "
             f"{len(classes.names)} classes)",
             remedy="restore them",
         )
-    places = np.flatnonzero([each is not None for each in found])
+    places = np.flatnonzero([folder is not None for folder in class_ids])
     if len(places) != variant.images:
         raise InvalidInput(
             f"{variant.title} has {len(places)} images, not {variant.images}",
             remedy="is anything missing?",
         )
-    return TestedClasses(places, [each for each in found if each is not None], list(classes.names))
+    return TestedClasses(
+        places, [number for number in class_ids if number is not None], list(classes.names)
+    )

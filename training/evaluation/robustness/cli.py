@@ -19,6 +19,7 @@ from mlcd.progress import Reporter
 )
 @click.option(
     "--seen",
+    "may_be_seen",
     is_flag=True,
     help="Count test images that the model's run has seen, and do not refuse them.",
 )
@@ -29,7 +30,7 @@ def evaluate_robustness(
     model: str,
     data: Path,
     *,
-    seen: bool,
+    may_be_seen: bool,
     out: Path | None,
     encoder: EncoderOptions,
     reporter: Reporter,
@@ -41,20 +42,24 @@ def evaluate_robustness(
     from training.evaluation.report import protocol_line, result_line
     from training.evaluation.robustness.classify_variants import run_robustness
 
-    found = run_robustness(
+    robustness = run_robustness(
         data,
         model,
         out,
-        may_be_seen=seen,
+        may_be_seen=may_be_seen,
         options=encoder,
         announce=announce,
         reporter=reporter,
     )
     lines = [
         f"{name}: {result_line(record)}\n{protocol_line(record)}"
-        for name, record in found.records.items()
+        for name, record in robustness.records.items()
     ]
-    lines += [f"{name}: no number: {reason}" for name, reason in found.reasons.items()]
-    lines.append(f"not there: {', '.join(found.missing) or 'none'}")
-    facts = {"results": found.records, "reasons": found.reasons, "missing": list(found.missing)}
+    lines += [f"{name}: no number: {reason}" for name, reason in robustness.reasons.items()]
+    lines.append(f"not there: {', '.join(robustness.missing) or 'none'}")
+    facts = {
+        "results": robustness.records,
+        "reasons": robustness.reasons,
+        "missing": list(robustness.missing),
+    }
     reporter.result(facts, "\n".join(lines))

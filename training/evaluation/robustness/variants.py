@@ -62,8 +62,8 @@ class ClassMap:
 
     @property
     def sha256(self) -> str:
-        stated = json.dumps([dict(self.names), dict(self.class_of)], sort_keys=True)
-        return hashlib.sha256(stated.encode()).hexdigest()
+        table = json.dumps([dict(self.names), dict(self.class_of)], sort_keys=True)
+        return hashlib.sha256(table.encode()).hexdigest()
 
 
 def class_map(variant: Variant, folder: Path) -> ClassMap:
@@ -96,11 +96,13 @@ def _objectnet(mappings: Path) -> ClassMap:
 
 def _read(path: Path) -> dict[str, str]:
     if not path.is_file():
-        raise NotFound(f"there is no {path}", remedy="it is a file of the data set itself")
+        raise NotFound(f"{path} is missing", remedy="it is a file of the data set itself")
     try:
-        stated = json.loads(path.read_bytes())
+        texts = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} is not JSON", remedy="restore it") from error
-    if not isinstance(stated, dict) or not all(isinstance(each, str) for each in stated.values()):
-        raise InvalidInput(f"{path} is no object of texts", remedy="restore it")
-    return stated
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise InvalidInput(
+            f"{path} must be a JSON object whose values are texts", remedy="restore it"
+        )
+    return texts

@@ -101,7 +101,7 @@ _SETS: Final = (
     DataSet(IMAGENET, "ImageNet", 1_000, 1_281_167, 50_000, trap="val is tested on"),
 )
 
-SETS: Final = {each.name: each for each in _SETS}
+SETS: Final = {definition.name: definition for definition in _SETS}
 # The paper's average is over these.
 AVERAGED: Final = tuple(name for name in SETS if name != IMAGENET)
 

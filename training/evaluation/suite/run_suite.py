@@ -31,12 +31,12 @@ from training.evaluation.report import (
     evaluate_all,
 )
 from training.evaluation.representations import digest_rows, distinct_names
-from training.evaluation.seen import seen_by
+from training.evaluation.seen import find_seen
 from training.evaluation.suite.definitions import SETS
 from training.evaluation.suite.set_files import FoundSet, check_hashes, check_set, find_sets
 from training.evaluation.texts.evaluate import Asked, evaluate_zero_shot
 from training.evaluation.texts.imagenet import IMAGENET
-from training.evaluation.texts.images_and_texts import ImagesAndTexts, opened_model
+from training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
 from training.evaluation.texts.prompt_sets import Prompts, read_prompts
 from training.evaluation.texts.tested import open_tested
 
@@ -49,7 +49,7 @@ class Line:
     """The findings about one data set.
 
     metric: its own, of both evaluations. seen: of its images, those that the model's run has seen,
-    and what is not known of that. reasons: by evaluation, why it has no number.
+    and what is not known of that. reasons: by evaluation, why a number is missing.
     """
 
     name: str
@@ -99,15 +99,17 @@ def run_suites(
 
     A data set that is damaged gets a reason instead of numbers. Raises NotFound if none is there.
     """
-    found = _chosen(data, names)
+    sets = _choose_sets(data, names)
     distinct = list(dict.fromkeys(specs))
     models = [
         _Evaluated(name, resolve_model(spec, announce), out / name, options, announce, reporter)
         for name, spec in zip(_names(distinct), distinct, strict=True)
     ]
     silence_decoders()
-    faults = {one.name: fault for one in found if (fault := _fault(one)) is not None}
-    return [model.suite(found, faults) for model in models]
+    faults = {
+        data_set.name: fault for data_set in sets if (fault := _find_fault(data_set)) is not None
+    }
+    return [model.suite(sets, faults) for model in models]
 
 
 @dataclass(frozen=True)
@@ -124,64 +126,72 @@ class _Evaluated:
     announce: Callable[[str], None]
     reporter: Reporter
 
-    def suite(self, found: Sequence[FoundSet], faults: Mapping[str, str]) -> Suite:
+    def suite(self, sets: Sequence[FoundSet], faults: Mapping[str, str]) -> Suite:
         """Evaluates all data sets but those with faults, which get their fault for a reason."""
-        whole = [one for one in found if one.name not in faults]
-        fingerprint, unread = self._embed(whole)
-        read = [one for one in whole if one.name not in unread]
-        changed = {one.name: fault for one in read if (fault := self._changed(one)) is not None}
-        sound = [one for one in read if one.name not in changed]
+        intact = [data_set for data_set in sets if data_set.name not in faults]
+        fingerprint, unread = self._embed(intact)
+        read = [data_set for data_set in intact if data_set.name not in unread]
+        changed = {
+            data_set.name: fault
+            for data_set in read
+            if (fault := self._find_change(data_set)) is not None
+        }
+        sound = [data_set for data_set in read if data_set.name not in changed]
         reasons: dict[str, Record | str] = {**faults, **unread, **changed}
-        probes = {one.name: _attempt(partial(self._probe, one)) for one in sound} | reasons
+        probes = {
+            data_set.name: _attempt(partial(self._probe, data_set)) for data_set in sound
+        } | reasons
         zero_shots = self._zero_shots(sound) | reasons
         artifact = _artifact(self.path)
         lines = [
             Line(
-                one.name,
-                one.name if one.definition is None else one.definition.title,
-                "accuracy" if one.definition is None else one.definition.metric,
-                _record(probes[one.name]),
-                _record(zero_shots[one.name]),
-                _seen(artifact, self._features(one)),
-                _reasons(probes[one.name], zero_shots[one.name]),
+                data_set.name,
+                data_set.name if data_set.definition is None else data_set.definition.title,
+                "accuracy" if data_set.definition is None else data_set.definition.metric,
+                _record(probes[data_set.name]),
+                _record(zero_shots[data_set.name]),
+                _count_seen(artifact, self._features(data_set)),
+                _reasons(probes[data_set.name], zero_shots[data_set.name]),
             )
-            for one in found
+            for data_set in sets
         ]
-        here = {one.name for one in found}
-        missing = tuple(name for name in SETS if name not in here)
+        names = {data_set.name for data_set in sets}
+        missing = tuple(name for name in SETS if name not in names)
         return Suite(self.name, fingerprint, tuple(lines), missing)
 
-    def _features(self, one: FoundSet) -> Path:
-        return self.out / "features" / one.name
+    def _features(self, data_set: FoundSet) -> Path:
+        return self.out / "features" / data_set.name
 
-    def _embed(self, found: Sequence[FoundSet]) -> tuple[str, dict[str, str]]:
+    def _embed(self, sets: Sequence[FoundSet]) -> tuple[str, dict[str, str]]:
         """Embeds the data sets, each into its artifact.
 
         Returns the model's fingerprint, and why a data set could not be embedded.
         """
         with closing(open_encoder(self.path, self.options)) as encoder:
 
-            def features_of(one: FoundSet) -> Artifact:
-                source = open_source(str(one.images))
-                return embed(source, encoder, self._features(one), self.reporter)
+            def features_of(data_set: FoundSet) -> Artifact:
+                source = open_source(str(data_set.images))
+                return embed(source, encoder, self._features(data_set), self.reporter)
 
-            made = {one.name: _attempt(partial(features_of, one)) for one in found}
+            outcomes = {
+                data_set.name: _attempt(partial(features_of, data_set)) for data_set in sets
+            }
             return encoder.fingerprint, {
-                name: reason for name, reason in made.items() if isinstance(reason, str)
+                name: reason for name, reason in outcomes.items() if isinstance(reason, str)
             }
 
-    def _changed(self, one: FoundSet) -> str | None:
+    def _find_change(self, data_set: FoundSet) -> str | None:
         """Returns how the images that were embedded differ from those that the data set states."""
-        features = EmbeddingsArtifact.open(self._features(one))
+        features = EmbeddingsArtifact.open(self._features(data_set))
         try:
-            check_hashes(one, dict(zip(features.keys, features.image_sha256, strict=True)))
+            check_hashes(data_set, dict(zip(features.keys, features.image_sha256, strict=True)))
         except MlcdError as error:
             return str(error)
         return None
 
-    def _probe(self, one: FoundSet) -> Record:
-        metric = "accuracy" if one.definition is None else one.definition.metric
-        labels = _labels(one)
+    def _probe(self, data_set: FoundSet) -> Record:
+        metric = "accuracy" if data_set.definition is None else data_set.definition.metric
+        labels = _labels(data_set)
         protocol: Protocol
         if metric == "map-11":
             assert labels is not None
@@ -189,58 +199,66 @@ class _Evaluated:
         else:
             protocol = ProbeProtocol("embedding", metric, None)
         (record,) = evaluate_all(
-            [self._features(one)],
+            [self._features(data_set)],
             protocol,
-            Subject(split=one.split),
-            out=self.out / "linear-probe" / one.name,
+            Subject(split=data_set.split),
+            out=self.out / "linear-probe" / data_set.name,
             reporter=self.reporter,
         )
         return record
 
-    def _zero_shots(self, found: Sequence[FoundSet]) -> dict[str, Record | str]:
+    def _zero_shots(self, sets: Sequence[FoundSet]) -> dict[str, Record | str]:
         if not has_text(self.path):
-            return dict.fromkeys([one.name for one in found], "the model has no tower of texts")
-        with opened_model(self.path, self.options, self.announce) as model:
-            return {one.name: _attempt(partial(self._zero_shot, model, one)) for one in found}
+            return dict.fromkeys(
+                [data_set.name for data_set in sets], "the model lacks a text tower"
+            )
+        with open_model(self.path, self.options, self.announce) as model:
+            return {
+                data_set.name: _attempt(partial(self._zero_shot, model, data_set))
+                for data_set in sets
+            }
 
-    def _zero_shot(self, model: ImagesAndTexts, one: FoundSet) -> Record:
-        if one.labels is not None:
+    def _zero_shot(self, model: ImagesAndTexts, data_set: FoundSet) -> Record:
+        if data_set.labels is not None:
             raise InvalidInput("zero-shot is for one class an image")
-        tested = open_tested(str(self._features(one)))
+        tested = open_tested(str(self._features(data_set)))
         # The suite states what was seen beside the numbers.
-        asked = Asked(tested, may_be_seen=True, out=self.out / "zero-shot" / one.name)
-        return evaluate_zero_shot(model, asked, _prompts(one), one.names, self.reporter)
+        request = Asked(tested, may_be_seen=True, out=self.out / "zero-shot" / data_set.name)
+        return evaluate_zero_shot(model, request, _prompts(data_set), data_set.names, self.reporter)
 
 
 def _names(specs: Sequence[str]) -> list[str]:
     return distinct_names([Path(spec) for spec in specs])
 
 
-def _chosen(data: Path, names: Sequence[str]) -> list[FoundSet]:
+def _choose_sets(data: Path, names: Sequence[str]) -> list[FoundSet]:
     if not data.is_dir():
-        raise NotFound(f"there is no folder {data}")
-    found = find_sets(data)
-    there = {one.name for one in found}
-    if absent := [name for name in names if name not in there]:
-        raise NotFound(f"{data} has no data set {absent[0]}", remedy=f"there is {sorted(there)}")
-    chosen = [one for one in found if not names or one.name in names]
+        raise NotFound(f"{data} is not a folder")
+    sets = find_sets(data)
+    present = {data_set.name for data_set in sets}
+    if absent := [name for name in names if name not in present]:
+        raise NotFound(
+            f"data set {absent[0]} is missing in {data}", remedy=f"present: {sorted(present)}"
+        )
+    chosen = [data_set for data_set in sets if not names or data_set.name in names]
     if not chosen:
         raise NotFound(
-            f"there is no data set in {data}", remedy="docs/how-to/suite.md says where files lie"
+            f"{data} needs at least one data set",
+            remedy="docs/how-to/suite.md says where files lie",
         )
     return chosen
 
 
-def _labels(one: FoundSet) -> SeveralLabels | None:
-    return None if one.labels is None else read_labels(one.labels)
+def _labels(data_set: FoundSet) -> SeveralLabels | None:
+    return None if data_set.labels is None else read_labels(data_set.labels)
 
 
-def _fault(one: FoundSet) -> str | None:
+def _find_fault(data_set: FoundSet) -> str | None:
     """Returns why a data set cannot be evaluated, None if it can."""
     try:
-        source = open_source(str(one.images))
+        source = open_source(str(data_set.images))
         source.check_not_empty()
-        check_set(one, source, _labels(one))
+        check_set(data_set, source, _labels(data_set))
     except MlcdError as error:
         return str(error)
     return None
@@ -254,19 +272,19 @@ def _attempt(make: Callable[[], _Made]) -> _Made | str:
         return str(error)
 
 
-def _record(found: Record | str) -> Record | None:
-    return None if isinstance(found, str) else found
+def _record(outcome: Record | str) -> Record | None:
+    return None if isinstance(outcome, str) else outcome
 
 
 def _reasons(probe: Record | str, zero_shot: Record | str) -> dict[str, str]:
     both = {"linear-probe": probe, "zero-shot": zero_shot}
-    return {name: found for name, found in both.items() if isinstance(found, str)}
+    return {name: outcome for name, outcome in both.items() if isinstance(outcome, str)}
 
 
-def _prompts(one: FoundSet) -> Prompts:
-    if one.definition is None:
+def _prompts(data_set: FoundSet) -> Prompts:
+    if data_set.definition is None:
         return read_prompts(_OWN_PROMPTS)
-    return read_prompts("clip" if one.name == IMAGENET else one.name)
+    return read_prompts("clip" if data_set.name == IMAGENET else data_set.name)
 
 
 def _artifact(path: str) -> Artifact | None:
@@ -275,9 +293,9 @@ def _artifact(path: str) -> Artifact | None:
     return open_artifact(Path(path), verify_files=False)
 
 
-def _seen(artifact: Artifact | None, features: Path) -> dict[str, Any] | None:
+def _count_seen(artifact: Artifact | None, features: Path) -> dict[str, Any] | None:
     """Returns what the model's run has seen of all images of a data set; None if nothing tells."""
     if artifact is None or not (features / MANIFEST).is_file():
         return None
     digests = digest_rows(EmbeddingsArtifact.open(features).image_sha256)
-    return seen_by(artifact).among(digests).facts() | {"of": len(digests)}
+    return find_seen(artifact).among(digests).facts() | {"of": len(digests)}

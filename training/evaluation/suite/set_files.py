@@ -31,7 +31,7 @@ from mlcd.types import SampleKey
 from training.evaluation.label_tables import SeveralLabels
 from training.evaluation.splits import SplitFile, folder_split, key_split, read_split
 from training.evaluation.suite.definitions import SETS, DataSet
-from training.evaluation.texts.class_names import NameTable, checked_table, table_of_set
+from training.evaluation.texts.class_names import NameTable, check_table, table_of_set
 
 LABELS: Final = "labels.jsonl"
 _SPLITS: Final = "splits"
@@ -62,29 +62,29 @@ def find_sets(data: Path) -> list[FoundSet]:
 
     Raises InvalidInput for a damaged file of splits.
     """
-    there = {
+    present = {
         path.name if path.is_dir() else path.stem: path
         for path in sorted(data.iterdir())
         if path.name != _SPLITS
         and not path.name.startswith(".")
         and (path.is_dir() or path.suffix in _ARCHIVES)
     }
-    known = [name for name in SETS if name in there]
-    others = [name for name in there if name not in SETS]
-    return [_found(data, name, there[name]) for name in (*known, *others)]
+    published = [name for name in SETS if name in present]
+    own = [name for name in present if name not in SETS]
+    return [_describe_set(data, name, present[name]) for name in (*published, *own)]
 
 
-def _found(data: Path, name: str, images: Path) -> FoundSet:
+def _describe_set(data: Path, name: str, images: Path) -> FoundSet:
     file = data / _SPLITS / f"{name}.json"
-    stated = _stated(file) if file.is_file() else {}
+    content = _read_object(file) if file.is_file() else {}
     names = table_of_set(name) if name in SETS else None
     labels, hashes = images / LABELS, data / _SPLITS / f"{name}.sha256"
     return FoundSet(
         name,
         SETS.get(name),
         images,
-        read_split(file) if any(part in stated for part in _PARTS) else None,
-        checked_table(file, stated["names"]) if "names" in stated else names,
+        read_split(file) if any(part in content for part in _PARTS) else None,
+        check_table(file, content["names"]) if "names" in content else names,
         labels if labels.is_file() and _has_several(name) else None,
         hashes if hashes.is_file() else None,
     )
@@ -94,97 +94,101 @@ def _has_several(name: str) -> bool:
     return name in SETS and SETS[name].metric == "map-11"
 
 
-def _stated(file: Path) -> dict[str, Any]:
+def _read_object(file: Path) -> dict[str, Any]:
     try:
-        stated = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file} is not JSON", remedy="restore it") from error
-    if not isinstance(stated, dict):
-        raise InvalidInput(f"{file} is no object", remedy="restore it")
-    return stated
+    if not isinstance(content, dict):
+        raise InvalidInput(f"{file} must be a JSON object", remedy="restore it")
+    return content
 
 
-def check_set(found: FoundSet, source: Source, labels: SeveralLabels | None) -> None:
+def check_set(data_set: FoundSet, source: Source, labels: SeveralLabels | None) -> None:
     """Raises InvalidInput naming what differs from the data set's definition.
 
     Nothing is known of a data set of the user's own.
     """
-    if (definition := found.definition) is None:
+    if (definition := data_set.definition) is None:
         return
     if definition.metric == "map-11" and labels is None:
-        raise InvalidInput(f"{found.name} has no {LABELS}", remedy="its images have several labels")
-    if definition.folds > 1 and found.split is None:
         raise InvalidInput(
-            f"{found.name} has {definition.folds} official folds",
-            remedy=f"give them in {_SPLITS}/{found.name}.json",
+            f"{data_set.name} needs {LABELS}", remedy="its images have several labels"
         )
-    for part, classes in _parts(found, source, labels).items():
+    if definition.folds > 1 and data_set.split is None:
+        raise InvalidInput(
+            f"{data_set.name} has {definition.folds} official folds",
+            remedy=f"give them in {_SPLITS}/{data_set.name}.json",
+        )
+    for part, classes in _parts(data_set, source, labels).items():
         num = len(set(classes) if labels is None else labels.names)
         if num != definition.classes:
             raise InvalidInput(
-                f"{part} of {found.name} has {num} classes, not {definition.classes}",
+                f"{part} of {data_set.name} has {num} classes, not {definition.classes}",
                 remedy="is a class missing?",
             )
         expected = definition.test if part == "test" else definition.train
         if len(classes) != expected:
             raise InvalidInput(
-                f"{part} of {found.name} has {len(classes)} images, not {expected}",
+                f"{part} of {data_set.name} has {len(classes)} images, not {expected}",
                 remedy=f"is anything missing? {definition.trap}".strip(),
             )
 
 
-def check_hashes(found: FoundSet, digests: Mapping[SampleKey, bytes]) -> None:
+def check_hashes(data_set: FoundSet, digests: Mapping[SampleKey, bytes]) -> None:
     """Raises InvalidInput naming an image whose bytes are not those that the data set states.
 
     digests: of the images that can be used. Images of which nothing is stated are not checked.
     """
-    if found.hashes is None:
+    if data_set.hashes is None:
         return
-    text = decode_text(found.hashes.read_bytes(), str(found.hashes))
+    text = decode_text(data_set.hashes.read_bytes(), str(data_set.hashes))
     spelled = Spellings(digests)
     for number, line in enumerate(split_lines(text), 1):
-        if (stated := _HASH_LINE.fullmatch(line)) is None:
+        if (match := _HASH_LINE.fullmatch(line)) is None:
             raise InvalidInput(
-                f"line {number} of {found.hashes} is no SHA-256 and path",
+                f"line {number} of {data_set.hashes} must be a SHA-256 and a path",
                 remedy="write it by sha256sum in the data set's folder",
             )
-        digest, key = stated.groups()
+        digest, key = match.groups()
         if (own := spelled.find(key)) is None:
             raise InvalidInput(
-                f"{found.name} has no usable image {key}, which {found.hashes.name} states",
+                f"{data_set.name} lacks a usable image {key}, which {data_set.hashes.name} lists",
                 remedy="restore it; is this the split that the hashes are of?",
             )
         if digests[own].hex() != digest:
             raise InvalidInput(
-                f"{key} of {found.name} is another file than {found.hashes.name} states",
+                f"{key} of {data_set.name} is another file than {data_set.hashes.name} states",
                 remedy="restore it",
             )
 
 
-def _parts(found: FoundSet, source: Source, labels: SeveralLabels | None) -> dict[str, list[str]]:
+def _parts(
+    data_set: FoundSet, source: Source, labels: SeveralLabels | None
+) -> dict[str, list[str]]:
     """Returns the class of every image of each part, "" if it has several; val belongs to train.
 
     Raises InvalidInput if no folders and no file tell the parts.
     """
     if labels is None:
-        known = [entry for entry in source.entries if entry.class_name is not None]
-        keys, names = [entry.key for entry in known], [str(entry.class_name) for entry in known]
-        given, names = folder_split(names) or (None, names)
+        entries = [entry for entry in source.entries if entry.class_name is not None]
+        keys, names = [entry.key for entry in entries], [str(entry.class_name) for entry in entries]
+        split, names = folder_split(names) or (None, names)
     else:
         keys, names = list(labels.keys), [""] * len(labels.keys)
-        given = key_split(keys)
-    if found.split is not None:
+        split = key_split(keys)
+    if data_set.split is not None:
         class_of = dict(zip(keys, names, strict=True))
         return {
-            part: _classes(found, part, of_part, class_of)
-            for part, of_part in _keys_of_parts(found.split).items()
+            part: _classes(data_set, part, of_part, class_of)
+            for part, of_part in _keys_of_parts(data_set.split).items()
         }
-    if given is None:
+    if split is None:
         raise InvalidInput(
-            f"{found.name} has no folders train and test",
-            remedy=f"make them, or give {_SPLITS}/{found.name}.json",
+            f"{data_set.name} needs folders train and test",
+            remedy=f"make them, or give {_SPLITS}/{data_set.name}.json",
         )
-    masks = {"train": given.known, "test": given.test}
+    masks = {"train": split.known, "test": split.test}
     return {
         part: [names[row] for row in np.flatnonzero(mask).tolist()] for part, mask in masks.items()
     }
@@ -199,12 +203,12 @@ def _keys_of_parts(split: SplitFile) -> dict[str, tuple[SampleKey, ...]]:
 
 
 def _classes(
-    found: FoundSet, part: str, keys: Sequence[SampleKey], class_of: Mapping[SampleKey, str]
+    data_set: FoundSet, part: str, keys: Sequence[SampleKey], class_of: Mapping[SampleKey, str]
 ) -> list[str]:
-    matched = match_keys(keys, list(class_of), f"{part} of {found.name}")
+    matched = match_keys(keys, list(class_of), f"{part} of {data_set.name}")
     if matched.unmatched.num:
         raise InvalidInput(
-            f"{part} of {found.name} names {matched.unmatched.first}, which is not there "
+            f"{part} of {data_set.name} names {matched.unmatched.first}, which is not there "
             f"({matched.unmatched.num} of {matched.unmatched.num_keys} keys)",
             remedy="was the split made for these files?",
         )

@@ -36,7 +36,7 @@ _NOTE: Final = """
 Numbers are percent, with 95 % intervals over images. The probe is CLIP's protocol on embeddings as
 they are served; published figures are of features before the projection. Train, test and split are
 those of the probe: compare numbers only where the split is the same. Zero-shot tests all images of
-a data set that has no parts. `seen` counts the images of a data set that the model's run has seen.
+a data set without parts. `seen` counts the images of a data set that the model's run has seen.
 """
 
 
@@ -101,15 +101,15 @@ def _share(line: Line, kind: str) -> float | None:
 
 def means(suite: Suite) -> dict[str, Any]:
     """Returns the unweighted mean of CLIP's sets that are here, and how many those are."""
-    found = {}
+    mean_of = {}
     for kind, _ in _KINDS:
         figures = [
             figure
             for line in suite.lines
             if line.name in AVERAGED and (figure := _share(line, kind)) is not None
         ]
-        found[kind] = {"sets": len(figures), "mean": float(np.mean(figures)) if figures else None}
-    return found
+        mean_of[kind] = {"sets": len(figures), "mean": float(np.mean(figures)) if figures else None}
+    return mean_of
 
 
 def main_figure(record: Record, metric: str | None = None) -> float:
@@ -144,14 +144,14 @@ def _row(model: str, line: Line) -> str:
         str(protocol.get("train", "")),
         str(protocol.get("test", "")),
         f"`{protocol['split'][:12]}`" if protocol else "",
-        "unknown" if line.seen is None else _seen_words(line.seen),
+        "unknown" if line.seen is None else _describe_seen(line.seen),
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _seen_words(seen: dict[str, Any]) -> str:
-    unknown = "; not all is known" if seen["unknown"] else ""
-    return f"{seen['images']} of {seen['of']}{unknown}"
+def _describe_seen(facts: dict[str, Any]) -> str:
+    unknown = "; not all is known" if facts["unknown"] else ""
+    return f"{facts['images']} of {facts['of']}{unknown}"
 
 
 def _figure(record: Record | None, metric: str) -> str:
@@ -177,18 +177,18 @@ def _means_lines(suites: Sequence[Suite]) -> Iterator[str]:
 
 
 def _mean_row(suite: Suite, kind: str) -> str:
-    found = means(suite)[kind]
+    facts = means(suite)[kind]
     imagenet = next((_share(line, kind) for line in suite.lines if line.name == IMAGENET), None)
     shown = (
-        _NONE if figure is None else f"{100 * figure:.1f}" for figure in (found["mean"], imagenet)
+        _NONE if figure is None else f"{100 * figure:.1f}" for figure in (facts["mean"], imagenet)
     )
-    return f"| {suite.model} | {found['sets']} | {' | '.join(shown)} |"
+    return f"| {suite.model} | {facts['sets']} | {' | '.join(shown)} |"
 
 
 def _reasons(suites: Sequence[Suite]) -> Iterator[str]:
-    """Yields why numbers are missing, each reason once: a fault of the data has no model."""
-    found = [line for suite in suites for line in _reasons_of(suite)]
-    yield from dict.fromkeys(found)
+    """Yields why numbers are missing, each reason once: a fault of the data concerns all models."""
+    lines = [line for suite in suites for line in _reasons_of(suite)]
+    yield from dict.fromkeys(lines)
     yield ""
 
 

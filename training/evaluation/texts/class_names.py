@@ -34,8 +34,12 @@ def table_of_set(name: str) -> NameTable:
     WordNet's ids.
     """
     if name == IMAGENET:
-        return {wnid: (each,) for wnid, each in imagenet_names().items()}
-    return {folder_of(each): names for names in set_prompts()[name].classes for each in names}
+        return {wnid: (name_of_class,) for wnid, name_of_class in imagenet_names().items()}
+    return {
+        folder_of(name_of_class): names
+        for names in set_prompts()[name].classes
+        for name_of_class in names
+    }
 
 
 def read_names(spec: str) -> NameTable:
@@ -48,22 +52,22 @@ def read_names(spec: str) -> NameTable:
         return table_of_set(spec)
     path = Path(spec)
     if not path.is_file():
-        raise NotFound(f"there is no table of names {spec}", remedy="give a .json or .csv file")
+        raise NotFound(f"no table of names at {spec}", remedy="give a .json or .csv file")
     try:
         text = decode_text(path.read_bytes(), str(path))
-        stated = json.loads(text) if path.suffix == ".json" else _csv_rows(path, text)
+        content = json.loads(text) if path.suffix == ".json" else _csv_rows(path, text)
     except (ValueError, RecursionError) as error:
         raise _no_table(path, error) from error
-    return checked_table(path, stated)
+    return check_table(path, content)
 
 
-def checked_table(path: Path, stated: Any) -> NameTable:
+def check_table(path: Path, content: Any) -> NameTable:
     """Returns a table of an object of folders to names, or of pairs of both, that `path` states.
 
     Raises InvalidInput for another form, and for a name that nobody would say.
     """
     try:
-        rows = stated if isinstance(stated, list) and _are_pairs(stated) else _pairs(stated)
+        rows = content if isinstance(content, list) and _are_pairs(content) else _pairs(content)
     except (TypeError, ValueError) as error:
         raise _no_table(path, error) from error
     table: dict[str, list[str]] = {}
@@ -81,25 +85,25 @@ def names_of(folders: Sequence[str], table: NameTable | None) -> list[tuple[str,
     class without a name, for one that nobody would say, and for two classes of one name, which a
     table of WordNet's ids may have, as CLIP's does: neither is ever right.
     """
-    found = [_named(folder, table) for folder in folders]
+    names_of_class = [_name_class(folder, table) for folder in folders]
     owner: dict[str, str] = {}
-    for folder, names in zip(folders, found, strict=True):
+    for folder, names in zip(folders, names_of_class, strict=True):
         for name in names:
-            other = owner.setdefault(name, folder)
-            if other != folder and not (table and _WNID.fullmatch(folder)):
+            first = owner.setdefault(name, folder)
+            if first != folder and not (table and _WNID.fullmatch(folder)):
                 raise InvalidInput(
-                    f"classes {other} and {folder} are both called {name!r}",
+                    f"classes {first} and {folder} are both called {name!r}",
                     remedy="give them names that tell them apart with --names",
                 )
-    return found
+    return names_of_class
 
 
-def _named(folder: str, table: NameTable | None) -> tuple[str, ...]:
+def _name_class(folder: str, table: NameTable | None) -> tuple[str, ...]:
     if table is not None:
         names = table.get(folder) or table.get(folder_of(folder))
         if names is None:
             raise InvalidInput(
-                f"the table has no name for class {folder}",
+                f"the table lacks a name for class {folder}",
                 remedy="add it; the first row of a .csv is its header",
             )
         return names
@@ -107,7 +111,7 @@ def _named(folder: str, table: NameTable | None) -> tuple[str, ...]:
     if _WNID.search(folder) or _SYNONYMS in folder:
         raise InvalidInput(f"the class {folder} is a synset of ImageNet, not a name", remedy=_TABLE)
     if not name:
-        raise InvalidInput(f"the class {folder} is no name", remedy=_TABLE)
+        raise InvalidInput(f"the class {folder} is not a name", remedy=_TABLE)
     return (name,)
 
 
@@ -115,7 +119,8 @@ def _check_names(path: Path, folder: str, names: Sequence[str]) -> None:
     bad = next((name for name in names if not name.strip() or _WNID.fullmatch(name)), None)
     if bad is not None:
         raise InvalidInput(
-            f"{path}: {bad!r} is no name of class {folder}", remedy="give words that people use"
+            f"{path}: {bad!r} cannot be a name of class {folder}",
+            remedy="give words that people use",
         )
     joined = next((name for name in names if _SYNONYMS in name), None)
     if joined is not None and _WNID.fullmatch(folder):
@@ -127,25 +132,25 @@ def _check_names(path: Path, folder: str, names: Sequence[str]) -> None:
 
 def _no_table(path: Path, error: Exception) -> InvalidInput:
     return InvalidInput(
-        f"{path} is no table of names: {error}",
+        f"{path} is not a table of names: {error}",
         remedy='give {"folder": "name"}, ["several", "names"] where a class has them, or a .csv',
     )
 
 
-def _are_pairs(stated: list[Any]) -> bool:
-    return bool(stated) and all(isinstance(each, tuple) for each in stated)
+def _are_pairs(rows: list[Any]) -> bool:
+    return bool(rows) and all(isinstance(row, tuple) for row in rows)
 
 
-def _pairs(stated: Any) -> list[tuple[str, str]]:
-    if not isinstance(stated, dict):
-        raise TypeError("it is no object")
-    return [(folder, name) for folder, value in stated.items() for name in _texts(folder, value)]
+def _pairs(content: Any) -> list[tuple[str, str]]:
+    if not isinstance(content, dict):
+        raise TypeError("it must be an object")
+    return [(folder, name) for folder, value in content.items() for name in _texts(folder, value)]
 
 
 def _texts(folder: str, value: Any) -> list[str]:
     names = value if isinstance(value, list) else [value]
     if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{folder} has no name")
+        raise ValueError(f"{folder} needs a name")
     return names
 
 
@@ -153,5 +158,5 @@ def _csv_rows(path: Path, text: str) -> list[tuple[str, str]]:
     rows = [row for _, row in csv_rows(str(path), text.splitlines(keepends=True))][1:]
     short = next((row for row in rows if len(row) < 2), None)
     if short is not None:
-        raise ValueError(f"row {short} has no second column")
+        raise ValueError(f"row {short} needs a second column")
     return [(row[0], row[1].strip()) for row in rows]

@@ -30,6 +30,7 @@ def _common_options(command: _Command) -> _Command:
     decorators: list[Callable[[_Command], _Command]] = [
         click.option(
             "--seen",
+            "may_be_seen",
             is_flag=True,
             help="Count test images that the model's run has seen, and do not refuse them.",
         ),
@@ -63,7 +64,7 @@ def evaluate_zero_shot(
     prompts: str,
     names: str | None,
     *,
-    seen: bool,
+    may_be_seen: bool,
     out: Path | None,
     encoder: EncoderOptions,
     reporter: Reporter,
@@ -75,14 +76,14 @@ def evaluate_zero_shot(
     """
     from training.evaluation.texts import evaluate
     from training.evaluation.texts.class_names import read_names
-    from training.evaluation.texts.images_and_texts import opened_model
+    from training.evaluation.texts.images_and_texts import open_model
     from training.evaluation.texts.prompt_sets import read_prompts
     from training.evaluation.texts.tested import open_tested
 
     templates, table = read_prompts(prompts), None if names is None else read_names(names)
-    asked = evaluate.Asked(open_tested(test), seen, out)
-    with opened_model(model, encoder, announce) as opened:
-        record = evaluate.evaluate_zero_shot(opened, asked, templates, table, reporter)
+    request = evaluate.Asked(open_tested(test), may_be_seen, out)
+    with open_model(model, encoder, announce) as opened:
+        record = evaluate.evaluate_zero_shot(opened, request, templates, table, reporter)
     _report(record, reporter)
 
 
@@ -109,7 +110,7 @@ def evaluate_retrieval(
     captions_per_image: int | None,
     *,
     allow_unmatched: bool,
-    seen: bool,
+    may_be_seen: bool,
     out: Path | None,
     encoder: EncoderOptions,
     reporter: Reporter,
@@ -120,16 +121,16 @@ def evaluate_retrieval(
     out. MODEL is as for zero-shot. Each number comes with its 95 % interval over images.
     """
     from training.evaluation.texts import evaluate
-    from training.evaluation.texts.images_and_texts import opened_model
+    from training.evaluation.texts.images_and_texts import open_model
     from training.evaluation.texts.tested import open_tested
     from training.evaluation.texts.tested_captions import captions_of
 
-    asked = evaluate.Asked(open_tested(test), seen, out)
+    request = evaluate.Asked(open_tested(test), may_be_seen, out)
     texts = captions_of(
-        asked.tested, captions, most=captions_per_image, may_be_unmatched=allow_unmatched
+        request.tested, captions, most=captions_per_image, may_be_unmatched=allow_unmatched
     )
-    with opened_model(model, encoder, announce) as opened:
-        record = evaluate.evaluate_retrieval(opened, asked, texts, reporter)
+    with open_model(model, encoder, announce) as opened:
+        record = evaluate.evaluate_retrieval(opened, request, texts, reporter)
     _report(record, reporter)
 
 
@@ -146,8 +147,8 @@ def compare_evaluations(first: Path, second: Path, reporter: Reporter) -> None:
     from training.evaluation.compare import compare
     from training.evaluation.kept import read_kept
 
-    found = compare(read_kept(first), read_kept(second))
-    reporter.result(found.facts(), str(found))
+    comparison = compare(read_kept(first), read_kept(second))
+    reporter.result(comparison.facts(), str(comparison))
 
 
 def _report(record: dict[str, Any], reporter: Reporter) -> None:

@@ -25,6 +25,6 @@ def set_prompts() -> dict[str, SetPrompts]:
     """Returns the prompts of each data set, by its name."""
     content = json.loads(files(__package__).joinpath(_FILE).read_text(encoding="utf-8"))
     return {
-        name: SetPrompts(tuple(map(tuple, stated["classes"])), tuple(stated["templates"]))
-        for name, stated in content["sets"].items()
+        name: SetPrompts(tuple(map(tuple, entry["classes"])), tuple(entry["templates"]))
+        for name, entry in content["sets"].items()
     }

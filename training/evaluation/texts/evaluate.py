@@ -13,14 +13,14 @@ from mlcd.artifacts.manifest import Request
 from mlcd.errors import InvalidInput
 from mlcd.progress import Reporter
 from mlcd.types import SampleKey
-from training.evaluation.kept import KeptOutcome, Record, kept_or_made
-from training.evaluation.seen import check_seen, seen_by
+from training.evaluation.kept import KeptOutcome, Record, find_or_make
+from training.evaluation.seen import check_seen, find_seen
 from training.evaluation.splits import check_several_classes, split_digest
 from training.evaluation.texts.class_names import NameTable, names_of
 from training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
 from training.evaluation.texts.prompt_sets import Prompts
 from training.evaluation.texts.retrieval import retrieval_figures, retrieval_ranks
-from training.evaluation.texts.tested import Tested, TestedClasses, tested_classes
+from training.evaluation.texts.tested import Tested, TestedClasses, choose_classes
 from training.evaluation.texts.tested_captions import TestedCaptions
 from training.evaluation.texts.zero_shot import (
     Figures,
@@ -46,7 +46,7 @@ class Asked:
 
 def evaluate_zero_shot(
     model: ImagesAndTexts,
-    asked: Asked,
+    request: Asked,
     prompts: Prompts,
     table: NameTable | None,
     reporter: Reporter,
@@ -55,16 +55,16 @@ def evaluate_zero_shot(
 
     Raises InvalidInput for classes without names, and for images that the model's run has seen.
     """
-    chosen = tested_classes(asked.tested)
+    chosen = choose_classes(request.tested)
     check_several_classes(chosen.folders)
     names = names_of(chosen.folders, table)
     facts = {"names": "of the folders" if table is None else "of a table"}
-    return evaluate_classes(model, asked, chosen, names, prompts, facts, reporter)
+    return evaluate_classes(model, request, chosen, names, prompts, facts, reporter)
 
 
 def evaluate_classes(
     model: ImagesAndTexts,
-    asked: Asked,
+    request: Asked,
     chosen: TestedClasses,
     names: Sequence[tuple[str, ...]],
     prompts: Prompts,
@@ -86,16 +86,16 @@ def evaluate_classes(
     }
 
     def make() -> tuple[Record, KeptOutcome]:
-        images = asked.tested.rows(model, chosen.chosen, reporter)
+        images = request.tested.rows(model, chosen.chosen, reporter)
         texts, counts = class_prompts(names, prompts.templates)
         classes = classifier(model.text_rows(texts, reporter), counts)
-        class_names = _class_names(asked.tested, chosen, images)
+        class_names = _class_names(request.tested, chosen, images)
         folders = {folder: number for number, folder in enumerate(chosen.folders)}
         right = np.array([folders[name] for name in class_names])
         rank = ranks(images.rows, classes, right)
         record = _record(
             model,
-            asked,
+            request,
             images,
             zero_shot_figures(rank, right, len(chosen.folders)),
             {
@@ -108,23 +108,23 @@ def evaluate_classes(
         )
         return record, KeptOutcome(images.keys, class_names, rank == 0, {"rank": rank})
 
-    return kept_or_made(asked.out, lambda out: _request(model, asked, settings, out), make)
+    return find_or_make(request.out, lambda out: _request(model, request, settings, out), make)
 
 
 def evaluate_retrieval(
-    model: ImagesAndTexts, asked: Asked, found: TestedCaptions, reporter: Reporter
+    model: ImagesAndTexts, request: Asked, tested_captions: TestedCaptions, reporter: Reporter
 ) -> Record:
     """Returns the record of retrieval both ways.
 
     Images without a caption are left out. Raises InvalidInput if none has one, and for images that
     the model's run has seen.
     """
-    captions = found.texts
-    keys = asked.tested.keys
-    chosen = np.flatnonzero([len(each) > 0 for each in captions])
+    captions = tested_captions.texts
+    keys = request.tested.keys
+    chosen = np.flatnonzero([len(texts_of_image) > 0 for texts_of_image in captions])
     if not len(chosen):
         raise InvalidInput(
-            f"no image of {asked.tested.location} has a caption",
+            f"no image of {request.tested.location} has a caption",
             remedy="give them with --captions: a .jsonl or .csv with path and caption or captions",
         )
     settings = {
@@ -133,7 +133,7 @@ def evaluate_retrieval(
     }
 
     def make() -> tuple[Record, KeptOutcome]:
-        images = asked.tested.rows(model, chosen, reporter)
+        images = request.tested.rows(model, chosen, reporter)
         caption_of = {keys[at]: captions[at] for at in chosen.tolist()}
         texts = [text for key in images.keys for text in caption_of[key]]
         counts = np.array([len(caption_of[key]) for key in images.keys])
@@ -141,25 +141,25 @@ def evaluate_retrieval(
         rank_of = retrieval_ranks(images.rows, model.text_rows(texts, reporter), image_of)
         protocol = {
             **settings,
-            **found.facts(),
+            **tested_captions.facts(),
             "captions": len(texts),
             "captions_per_image": f"{counts.min()} to {counts.max()}",
             "split": captions_digest((key, caption_of[key]) for key in images.keys),
         }
         figures = retrieval_figures(rank_of, image_of)
-        record = _record(model, asked, images, figures, protocol)
+        record = _record(model, request, images, figures, protocol)
         none = [None] * len(images.keys)
         return record, KeptOutcome(
             images.keys, none, rank_of.of_image == 0, {"rank": rank_of.of_image, "captions": counts}
         )
 
-    return kept_or_made(asked.out, lambda out: _request(model, asked, settings, out), make)
+    return find_or_make(request.out, lambda out: _request(model, request, settings, out), make)
 
 
 def captions_digest(captions: Iterable[tuple[SampleKey, Sequence[str]]]) -> str:
     """Returns the SHA-256 over images and their captions, which tells whether results compare."""
-    stated = sorted((key, *texts) for key, texts in captions)
-    return hashlib.sha256(json.dumps(stated).encode()).hexdigest()
+    rows = sorted((key, *texts) for key, texts in captions)
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def _class_names(tested: Tested, chosen: TestedClasses, images: ImageRows) -> list[str]:
@@ -170,23 +170,23 @@ def _class_names(tested: Tested, chosen: TestedClasses, images: ImageRows) -> li
 
 def _record(
     model: ImagesAndTexts,
-    asked: Asked,
+    request: Asked,
     images: ImageRows,
     figures: Figures,
     protocol: Mapping[str, Any],
 ) -> Record:
-    seen = check_seen(
-        seen_by(model.artifact).among(images.sha256),
+    overlap = check_seen(
+        find_seen(model.artifact).among(images.sha256),
         images.keys,
         model.artifact.path,
-        may_be_seen=asked.may_be_seen,
+        may_be_seen=request.may_be_seen,
     )
-    stated = {
+    subject = {
         "features": "embedding",
         "engine": model.texts.engine,
         "precision": model.texts.precision,
         "fingerprint": model.texts.fingerprint,
-        "test": f"{len(images.keys)} of {Path(asked.tested.location).name}",
+        "test": f"{len(images.keys)} of {Path(request.tested.location).name}",
         "not_usable": images.num_unusable,
     }
     return {
@@ -194,15 +194,15 @@ def _record(
         "digest": model.artifact.digest,
         "metrics": {**figures.metrics, "test_images": float(len(images.keys))},
         "intervals": {name: list(ends) for name, ends in figures.intervals.items()},
-        "seen": seen.facts(),
-        "protocol": {**protocol, **stated},
+        "seen": overlap.facts(),
+        "protocol": {**protocol, **subject},
     }
 
 
 def _request(
-    model: ImagesAndTexts, asked: Asked, settings: Mapping[str, Any], out: Path
+    model: ImagesAndTexts, request: Asked, settings: Mapping[str, Any], out: Path
 ) -> Request:
     engine = {"engine": model.texts.engine, "precision": model.texts.precision}
-    config = {**settings, **engine, **({"seen": True} if asked.may_be_seen else {})}
-    parents = (model.artifact.as_parent_of(out, "model"), asked.tested.parent(out))
+    config = {**settings, **engine, **({"seen": True} if request.may_be_seen else {})}
+    parents = (model.artifact.as_parent_of(out, "model"), request.tested.parent(out))
     return Request("evaluation", config, parents, model.texts.fingerprint)

@@ -13,18 +13,18 @@ _FILE: Final = f"{IMAGENET}.json"
 
 
 @cache
-def _stated() -> dict[str, Any]:
-    content = files(__package__).joinpath(_FILE).read_text(encoding="utf-8")
-    stated: dict[str, Any] = json.loads(content)
-    return stated
+def _read_classes() -> dict[str, Any]:
+    text = files(__package__).joinpath(_FILE).read_text(encoding="utf-8")
+    classes: dict[str, Any] = json.loads(text)
+    return classes
 
 
 def imagenet_names() -> dict[str, str]:
     """Returns CLIP's name of each of the 1,000 classes, by WordNet's id, in their order."""
-    return dict(_stated()["classes"])
+    return dict(_read_classes()["classes"])
 
 
 def variant_ids(variant: str) -> list[str]:
     """Returns the ids of a variant's classes: imagenet_a and imagenet_r have 200, others all."""
-    ids: list[str] = _stated().get(variant) or list(imagenet_names())
+    ids: list[str] = _read_classes().get(variant) or list(imagenet_names())
     return ids

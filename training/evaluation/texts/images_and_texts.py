@@ -57,20 +57,20 @@ class ImagesAndTexts:
             closing(open_encoder(str(self.artifact.path), self._options)) as encoder,
             reporter.stage("embed", len(entries)) as meter,
         ):
-            found = encode_entries(
+            encoded = encode_entries(
                 source,
                 entries,
                 encoder,
                 num_threads=available_cores(),
                 on_done=lambda _, errors: meter.advance(1, errors=errors),
             )
-        if not found.entries:
-            raise no_usable_image(source, found.errors)
+        if not encoded.entries:
+            raise no_usable_image(source, encoded.errors)
         return ImageRows(
-            found.embeddings,
-            [entry.key for entry in found.entries],
-            digest_rows(found.image_sha256),
-            len(found.errors),
+            encoded.embeddings,
+            [entry.key for entry in encoded.entries],
+            digest_rows(encoded.image_sha256),
+            len(encoded.errors),
         )
 
     def text_rows(self, texts: Sequence[str], reporter: Reporter) -> Embeddings:
@@ -84,17 +84,17 @@ class ImagesAndTexts:
                 chunk = texts[start : start + _CHUNK]
                 rows.append(self.texts.encode(self.texts.tokenizer(list(chunk))))
                 meter.advance(len(chunk))
-        found = np.concatenate(rows)
-        for index in np.flatnonzero(~found.any(axis=1))[:1]:
+        embeddings = np.concatenate(rows)
+        for index in np.flatnonzero(~embeddings.any(axis=1))[:1]:
             raise InvalidInput(f"{self.texts.name} finds nothing in {texts[index][:80]!r}")
-        return found
+        return embeddings
 
 
 @contextmanager
-def opened_model(
+def open_model(
     spec: str, options: EncoderOptions, announce: Callable[[str], None]
 ) -> Iterator[ImagesAndTexts]:
-    """Opens a model as `mlcd embed` does. Raises NoTextTower if it has no tower of texts."""
+    """Opens a model as `mlcd embed` does. Raises NoTextTower if it lacks a text tower."""
     path = resolve_model(spec, announce)
     with closing(open_text_encoder(path, options)) as texts:
         yield ImagesAndTexts(open_artifact(Path(path), "model", verify_files=False), texts, options)

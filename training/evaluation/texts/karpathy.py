@@ -6,7 +6,7 @@ from pathlib import Path
 from mlcd.errors import InvalidInput
 
 
-def tested_by_karpathy(path: Path) -> tuple[tuple[list[str], list[str]], list[str]]:
+def read_tested_captions(path: Path) -> tuple[tuple[list[str], list[str]], list[str]]:
     """Returns the captions of the images in the test part, and the names of their images: with the
     folder that COCO has an image in, and without.
 
@@ -18,14 +18,18 @@ def tested_by_karpathy(path: Path) -> tuple[tuple[list[str], list[str]], list[st
     try:
         for image in json.loads(path.read_bytes())["images"]:
             if image["split"] == "test":
-                name, texts = image["filename"], [each["raw"] for each in image["sentences"]]
+                name, texts = (
+                    image["filename"],
+                    [sentence["raw"] for sentence in image["sentences"]],
+                )
                 folder = image.get("filepath")
                 placed += [f"{folder}/{name}" if folder else name] * len(texts)
                 names += [name] * len(texts)
                 captions += texts
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(
-            f"{path} is no split of Karpathy's: it needs images with filename, split and sentences",
+            f"{path} is not a split of Karpathy's: it needs images with filename, split and"
+            " sentences",
             remedy="give his dataset_coco.json or dataset_flickr30k.json, or a .jsonl or .csv",
         ) from error
     return (placed, names), captions

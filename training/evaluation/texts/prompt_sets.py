@@ -39,18 +39,19 @@ def read_prompts(spec: str) -> Prompts:
         return Prompts(spec, set_prompts()[spec].templates)
     path = Path(spec)
     if not path.is_file():
-        raise NotFound(f"there are no prompts {spec}", remedy=_REMEDY)
-    found = _templates(path)
-    for template in found:
+        raise NotFound(f"no prompts called {spec}", remedy=_REMEDY)
+    prompts = _templates(path)
+    for template in prompts:
         try:
             prompt(template, "")
         except InvalidInput as error:
             raise InvalidInput(
-                f"{path}: {template!r} is no template", remedy=f"put {PLACE} into it exactly once"
+                f"{path}: {template!r} is not a template",
+                remedy=f"put {PLACE} into it exactly once",
             ) from error
-    if not found:
-        raise InvalidInput(f"{path} holds no template", remedy="give one a line")
-    return Prompts(path.name, tuple(found))
+    if not prompts:
+        raise InvalidInput(f"{path} must hold at least one template", remedy="give one a line")
+    return Prompts(path.name, tuple(prompts))
 
 
 def _templates(path: Path) -> list[str]:
@@ -58,9 +59,9 @@ def _templates(path: Path) -> list[str]:
         text = normalize_class(decode_text(path.read_bytes(), str(path)))
         if path.suffix != ".json":
             return [line for line in split_lines(text) if line.strip()]
-        stated = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path} cannot be read", remedy="give text in UTF-8") from error
-    if not isinstance(stated, list) or not all(isinstance(each, str) for each in stated):
-        raise InvalidInput(f"{path} is no list of texts", remedy='give ["a photo of a {}.", …]')
-    return stated
+    if not isinstance(content, list) or not all(isinstance(text, str) for text in content):
+        raise InvalidInput(f"{path} must be a list of texts", remedy='give ["a photo of a {}.", …]')
+    return content

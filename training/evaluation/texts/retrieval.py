@@ -72,17 +72,17 @@ def retrieval_figures(ranks: Ranks, image_of: NDArray[np.int64]) -> Figures:
     metrics: dict[str, float] = {}
     intervals: dict[str, Interval] = {}
     for cutoff in CUTOFFS:
-        found = ranks.of_caption < cutoff
-        hits = np.bincount(image_of, weights=found, minlength=num_images)
-        for name, right, asked in (
+        caption_found = ranks.of_caption < cutoff
+        hits = np.bincount(image_of, weights=caption_found, minlength=num_images)
+        for name, right, queries in (
             (f"image_to_text_r@{cutoff}", ranks.of_image < cutoff, np.ones(num_images)),
             (f"text_to_image_r@{cutoff}", hits, counts),
         ):
-            share = partial(_share, right, asked)
+            share = partial(_share, right, queries)
             metrics[name] = share(np.arange(num_images))
             intervals[name] = bootstrap(share, num_images)
     return Figures(metrics, intervals)
 
 
-def _share(right: NDArray[Any], asked: NDArray[Any], chosen: NDArray[np.int64]) -> float:
-    return float(right[chosen].sum() / asked[chosen].sum())
+def _share(right: NDArray[Any], queries: NDArray[Any], chosen: NDArray[np.int64]) -> float:
+    return float(right[chosen].sum() / queries[chosen].sum())

@@ -123,19 +123,19 @@ class TestedClasses:
     folders: list[str]
 
 
-def tested_classes(tested: Tested) -> TestedClasses:
+def choose_classes(tested: Tested) -> TestedClasses:
     """Returns all images of known class, or those of the tested folder if folders are a split."""
-    known = np.flatnonzero([name is not None for name in tested.class_names])
-    if not len(known):
+    places_known = np.flatnonzero([name is not None for name in tested.class_names])
+    if not len(places_known):
         raise ConfigInvalid(
             f"no image of {tested.location} has a known class",
             remedy="put the images into one sub-folder per class to evaluate",
         )
     class_names = [name for name in tested.class_names if name is not None]
     if (split := folder_split(class_names, tested.location)) is None:
-        return TestedClasses(known, class_names, sorted(set(class_names)))
-    given, within = split
-    places = np.flatnonzero(given.test)
+        return TestedClasses(places_known, class_names, sorted(set(class_names)))
+    folder_parts, within = split
+    places = np.flatnonzero(folder_parts.test)
     return TestedClasses(
-        known[places], [within[place] for place in places.tolist()], sorted(set(within))
+        places_known[places], [within[place] for place in places.tolist()], sorted(set(within))
     )

@@ -9,7 +9,7 @@ from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
 from mlcd.images.caption_files import captions_in_table
 from mlcd.images.captions import read_captions
 from mlcd.images.matched_keys import Unmatched, match_keys
-from training.evaluation.texts.karpathy import tested_by_karpathy
+from training.evaluation.texts.karpathy import read_tested_captions
 from training.evaluation.texts.tested import Tested, TestedSource
 
 
@@ -21,7 +21,7 @@ class TestedCaptions:
     unmatched: Unmatched
 
     def facts(self) -> dict[str, int]:
-        """Returns how many images have no caption, and how many names are of no image."""
+        """Returns how many images lack a caption, and how many names match none."""
         without = sum(not texts for texts in self.texts)
         return {"without_caption": without, "unmatched": self.unmatched.num}
 
@@ -37,10 +37,10 @@ def captions_of(
     nothing tells them, InvalidInput for a table with captions of no image.
     """
     if table is not None:
-        found, unmatched = _in_table(tested, table)
+        captions_of_image, unmatched = _in_table(tested, table)
     elif isinstance(tested, TestedSource):
         captions = read_captions(tested.source, tested.source.entries)
-        found = [captions.of(index) for index in range(len(captions))]
+        captions_of_image = [captions.of(index) for index in range(len(captions))]
         unmatched = captions.unmatched
     else:
         raise ConfigInvalid(
@@ -49,14 +49,14 @@ def captions_of(
         )
     name = f"the captions of {tested.location}" if table is None else str(table)
     unmatched.check(name, tested.location, may_be_unmatched=may_be_unmatched)
-    return TestedCaptions([texts[:most] for texts in found], unmatched)
+    return TestedCaptions([texts[:most] for texts in captions_of_image], unmatched)
 
 
 def _in_table(tested: Tested, table: Path) -> tuple[list[tuple[str, ...]], Unmatched]:
     if not table.is_file():
-        raise NotFound(f"there is no table of captions {table}")
+        raise NotFound(f"no table of captions at {table}")
     if table.suffix == ".json":
-        places, stated = tested_by_karpathy(table)
+        places, captions = read_tested_captions(table)
         # COCO's images lie in two folders, or all in one
         inside, flat = (match_keys(names, tested.keys, str(table)) for names in places)
         indices = np.where(inside.indices >= 0, inside.indices, flat.indices)
@@ -67,12 +67,14 @@ def _in_table(tested: Tested, table: Path) -> tuple[list[tuple[str, ...]], Unmat
         with table.open("rb") as file:
             rows = list(captions_in_table(str(table), file))
         matched = match_keys([path for path, _ in rows], tested.keys, str(table))
-        stated = [caption for _, caption in rows]
+        captions = [caption for _, caption in rows]
         indices, unmatched = matched.indices, matched.unmatched
-    if not stated:
-        raise InvalidInput(f"{table} holds no caption", remedy="give rows of path and caption")
+    if not captions:
+        raise InvalidInput(
+            f"{table} must hold at least one caption", remedy="give rows of path and caption"
+        )
     texts: list[list[str]] = [[] for _ in tested.keys]
-    for index, caption in zip(indices.tolist(), stated, strict=True):
+    for index, caption in zip(indices.tolist(), captions, strict=True):
         if index >= 0:
             texts[index].append(caption)
-    return [tuple(each) for each in texts], unmatched
+    return [tuple(image_texts) for image_texts in texts], unmatched

@@ -1,0 +1,20 @@
+"""The settings of checkpoints."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from training.section import Section
+
+
+class CheckpointConfig(Section):
+    """The checkpoints that are saved while training."""
+
+    every_steps: Annotated[int, Field(ge=1)] = 100
+    """The number of steps between checkpoints."""
+    keep_last: Annotated[int, Field(ge=1)] = 1
+    """Latest checkpoints that stay, besides step 0 and the final step."""
+    keep_every: Annotated[int, Field(ge=1)] | None = None
+    """The checkpoints whose step is a multiple of this number also stay."""
+    asynchronous: bool = True
+    """Writes checkpoints while training goes on."""
