@@ -108,7 +108,7 @@ def nothing_left(request):
 
 
 def own_root(tmp_path, **changes):
-    """What a client asks of a server with a root and a state of its own, and that server's settings."""
+    """Returns the body of a submission, and the settings of a server that takes it."""
     images = write_digits(tmp_path / "root" / "images", 3)
     asked = {"kind": "embed", "input": str(images), "output": str(tmp_path / "root" / "out")}
     return asked, {
