@@ -173,7 +173,7 @@ class CertifiedScan:
     ) -> _Products | None:
         """Adds the products of a part that are above the threshold.
 
-        Returns values that `top` products of each row reach, where all rows are new.
+        Returns values that `top` of them reach for each row, [B]; None where not all rows are new.
         """
         chosen, start, stop = part
         own: Any = slice(None) if chosen is None else chosen
@@ -191,7 +191,7 @@ class CertifiedScan:
         ids = start + columns if self._order is None else self._order[start + columns]
         products = product_BC[rows, columns]
         candidates.add(rows if chosen is None else chosen[rows], ids, products)
-        return reached_B if fresh.all() else None
+        return reached_B if chosen is None and fresh.all() else None
 
     def _known(self, z_BD: Embeddings, ids_BL: _Ids) -> _Known:
         return _Known(ids_BL, scores_of_each(z_BD, self.centers, ids_BL))
