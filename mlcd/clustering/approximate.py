@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mlcd.clustering.certified_scan import CertifiedScan, Part
 from mlcd.clustering.exact_scores import ordered
 from mlcd.clustering.kmeans import kmeans
-from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.nearest import CenterScan, as_neighbors
 from mlcd.errors import ConfigInvalid
 from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, Neighbors
@@ -101,26 +101,21 @@ class ApproximateScan:
         The result has the form that `mlcd.clustering.nearest.nearest_centers` gives: ids int32 [N,
         top], scores float32 [N, top], -1 and -inf where fewer are found.
         """
-        ids = np.full((len(embeddings), top), -1, dtype=np.int32)
-        scores = np.full((len(embeddings), top), -np.inf, dtype=np.float32)
+        ids = np.full((len(embeddings), top), -1, dtype=np.int64)
+        scores = np.full((len(embeddings), top), -np.inf)
         for start in range(0, len(embeddings), _BATCH_ROWS):
             batch = slice(start, start + _BATCH_ROWS)
-            found, exact = self._search(embeddings[batch], top, min(probes, self.num_cells))
-            if threshold is not None:  # compares the scores before they are rounded
-                found, exact = (
-                    np.where(exact >= threshold, found, -1),
-                    np.where(exact >= threshold, exact, -np.inf),
-                )
-            ids[batch], scores[batch] = found, exact
-        return Neighbors(ids, scores)
+            num_probes = min(probes, self.num_cells)
+            ids[batch], scores[batch] = self._search(embeddings[batch], top, num_probes)
+        return as_neighbors(ids, scores, top, threshold)
 
     def _search(
         self, z_BD: Embeddings, top: int, probes: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         cells_BP = self._cells.nearest(z_BD, probes).ids
-        found = self._scan.shortlist(z_BD, top, _ROOM, self._parts(cells_BP))
-        ids, scores = found.ids, found.scores
-        for row in np.flatnonzero(~found.sure):
+        shortlist = self._scan.shortlist(z_BD, top, _ROOM, self._parts(cells_BP))
+        ids, scores = shortlist.ids, shortlist.scores
+        for row in np.flatnonzero(~shortlist.sure):
             starts, stops = self._starts[cells_BP[row]], self._starts[cells_BP[row] + 1]
             columns = np.concatenate([np.arange(*ends) for ends in zip(starts, stops, strict=True)])
             one_row, zeros = z_BD[row : row + 1], np.zeros(len(columns), np.int64)
@@ -151,12 +146,12 @@ def fewest_probes(scan: ApproximateScan, rows: Embeddings, exact: NDArray[np.int
             remedy="use --mode exact, or choose --probes yourself",
         )
     for probes in PROBES:
-        found = audit(scan, rows, exact, probes)
-        if found.low >= RECALL:
+        audited = audit(scan, rows, exact, probes)
+        if audited.low >= RECALL:
             return probes
     cells = min(PROBES[-1], scan.num_cells)
     raise ConfigInvalid(
-        f"approximate labels find {found.recall:.3f} of the exact ones in {cells} of"
+        f"approximate labels find {audited.recall:.3f} of the exact ones in {cells} of"
         f" {scan.num_cells} cells",
         remedy="use --mode exact, or accept a recall by giving --probes",
     )
@@ -168,8 +163,8 @@ def audit(
     """Measures how many of the `exact` ids, int [n, top], an approximate scan of these
     rows finds.
     """
-    found = scan.nearest(rows, exact.shape[1], probes=probes).ids
-    hits = (exact[:, :, None] == found[:, None, :]).any(axis=2)
+    ids = scan.nearest(rows, exact.shape[1], probes=probes).ids
+    hits = (exact[:, :, None] == ids[:, None, :]).any(axis=2)
     recall = float(hits.mean())
     return RecallAudit(recall, *wilson_interval(recall, len(rows)), len(rows))
 

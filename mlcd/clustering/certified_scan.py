@@ -173,27 +173,25 @@ class CertifiedScan:
     ) -> _Products | None:
         """Adds the products of a part that are above the threshold.
 
-        Returns values that `top` products of each row reach, where all rows are new.
+        Returns values that `top` of them reach for each row, [B]; None where not all rows are new.
         """
         chosen, start, stop = part
-        if chosen is not None:
-            data, with_any_B = data[chosen], slack.with_any[chosen]
-        else:
-            chosen, with_any_B = slice(None), slack.with_any
-        product_BC = self.matmul.multiply(data, start, stop)
-        threshold_B, reached_B = candidates.threshold[chosen], None
+        own: Any = slice(None) if chosen is None else chosen
+        product_BC = self.matmul.multiply(data if chosen is None else data[chosen], start, stop)
+        threshold_B, with_any_B = candidates.threshold[own], slack.with_any[own]
+        reached_B = None
         fresh = np.isneginf(threshold_B)
         if stop - start >= top and fresh.any():
             of_fresh = slice(None) if fresh.all() else fresh
             reached_B = reached_by(product_BC[of_fresh], top)
             least_B = reached_B.astype(np.float64) - with_any_B[of_fresh]
             threshold_B[of_fresh] = beyond_reach(least_B, with_any_B[of_fresh])
-            candidates.threshold[chosen] = threshold_B
+            candidates.threshold[own] = threshold_B
         rows, columns = entries_above(product_BC, threshold_B)
         ids = start + columns if self._order is None else self._order[start + columns]
         products = product_BC[rows, columns]
-        candidates.add(rows if isinstance(chosen, slice) else chosen[rows], ids, products)
-        return reached_B if fresh.all() else None
+        candidates.add(rows if chosen is None else chosen[rows], ids, products)
+        return reached_B if chosen is None and fresh.all() else None
 
     def _known(self, z_BD: Embeddings, ids_BL: _Ids) -> _Known:
         return _Known(ids_BL, scores_of_each(z_BD, self.centers, ids_BL))

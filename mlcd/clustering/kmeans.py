@@ -10,6 +10,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final, Protocol
@@ -42,7 +43,7 @@ _LEAST_DISTANCE: Final = 2.0**-24
 _ALONE: Final = World()
 
 _NearestTo = Callable[[Embeddings, NDArray[np.int32] | None], NDArray[np.int32]]
-_OpenScan = Callable[[Embeddings, MatmulName], CenterScan | None]
+_OpenScan = Callable[[Embeddings, MatmulName], CenterScan]
 
 
 @dataclass(frozen=True)
@@ -284,8 +285,10 @@ class _Nearest:
         """
         if self._matmul is None:
             self._matmul, self._open_scan = self._whole_products(centers)
-        if self._matmul == DEVICE and (on_gpu := self._open_scan(centers, DEVICE)) is not None:
-            return lambda rows, _: _by_scan(on_gpu, rows)
+        if self._matmul == DEVICE:
+            with suppress(Unavailable):  # it has no room
+                on_gpu = self._open_scan(centers, DEVICE)
+                return lambda rows, _: _by_scan(on_gpu, rows)
         if self._heads is None and self._num_rows >= _MANY_ROWS:
             self._heads = heads_of(centers)
         if self._matmul != "torch-int8":
@@ -317,11 +320,8 @@ def _compiled_scan(centers: Embeddings, name: MatmulName) -> CenterScan:
     return CenterScan.compiled(centers, name)
 
 
-def _plain_scan(centers: Embeddings, name: MatmulName) -> CenterScan | None:
-    try:
-        return CenterScan(centers, matmul=name)
-    except Unavailable:  # a GPU that has no room
-        return None
+def _plain_scan(centers: Embeddings, name: MatmulName) -> CenterScan:
+    return CenterScan(centers, matmul=name)
 
 
 def _by_scan(scan: CenterScan, rows: Embeddings) -> NDArray[np.int32]:

@@ -34,7 +34,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Final, Literal
 
@@ -94,10 +94,10 @@ def nearest_centers(
 
 def nearest_with_distances(
     rows: Embeddings, centers: Embeddings
-) -> tuple[NDArray[np.integer], NDArray[np.float32]]:
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Returns the nearest center of each row and the distance to it, 1 - cosine, [N] each."""
     found = nearest_centers(rows, centers, 1)
-    return found.ids[:, 0], 1 - found.scores[:, 0]
+    return found.ids[:, 0].astype(np.int32), 1 - found.scores[:, 0]
 
 
 class CenterScan:
@@ -144,10 +144,10 @@ class CenterScan:
         """Returns what `nearest_centers` returns for these centers."""
         check_query(embeddings, top, self.centers.shape[1])
         num_wanted = min(top, len(self.centers))
-        # a threshold is compared with the scores before they are rounded
         float64 = threshold is not None
         way, ids, scores, levels = self._answer(embeddings, num_wanted, float64=float64)
-        return _as_neighbors(way.name, ids, scores, levels, top, threshold)
+        neighbors = as_neighbors(ids, scores, top, threshold)
+        return replace(neighbors, scan=_count(way.name, levels))
 
     def search(
         self, embeddings: Embeddings, top: int
@@ -358,27 +358,26 @@ class BlockedScan:
                 np.hstack([ids, start + in_block[0]]), np.hstack([scores, in_block[1]]), top
             )
             levels, products = np.maximum(levels, in_block[2]), scan.products
-        return _as_neighbors(products, ids, scores, levels, top, threshold)
+        neighbors = as_neighbors(ids, scores, top, threshold)
+        return replace(neighbors, scan=_count(products, levels))
 
 
-def _as_neighbors(
-    products: str,
-    ids: NDArray[np.int64],
-    scores: NDArray[np.float64],
-    levels: NDArray[np.int64],
-    top: int,
-    threshold: float | None,
+def as_neighbors(
+    ids: NDArray[np.int64], scores: NDArray[np.float64], top: int, threshold: float | None
 ) -> Neighbors:
-    """Returns what reaches the threshold, -1 and -inf elsewhere, in `top` columns."""
-    if threshold is not None:
+    """Returns in `top` columns what reaches the threshold; -1 and -inf elsewhere."""
+    if threshold is not None:  # compared with the scores before they are rounded
         ids = np.where(scores >= threshold, ids, -1)
         scores = np.where(scores >= threshold, scores, -np.inf)
     all_ids = np.full((len(ids), top), -1, dtype=np.int32)
     all_scores = np.full((len(ids), top), -np.inf, dtype=np.float32)
     all_ids[:, : ids.shape[1]], all_scores[:, : ids.shape[1]] = ids, scores
     all_scores += np.float32(0)  # -0.0 becomes 0.0: its sign depends on the order of summation
-    counts = np.bincount(levels, minlength=_IN_FLOAT64 + 1)
-    return Neighbors(all_ids, all_scores, ScanCounts(products, *counts.tolist()))
+    return Neighbors(all_ids, all_scores)
+
+
+def _count(products: str, levels: NDArray[np.int64]) -> ScanCounts:
+    return ScanCounts(products, *np.bincount(levels, minlength=_IN_FLOAT64 + 1).tolist())
 
 
 def check_query(embeddings: Embeddings, top: int, dimension: int) -> None:

@@ -154,7 +154,7 @@ class NearestCenter:
         ids_B = self._highest_bound(rows_BH) if previous is None else previous.copy()
         known_B = inner_products(z_BD, self._centers_KD[ids_B])
         least_B = known_B - np.float32(self._slack + self._head_slack)
-        found, num_B = [], np.zeros(len(z_BD), dtype=np.int64)
+        pairs, num_B = [], np.zeros(len(z_BD), dtype=np.int64)
         for start, bound_BC in self._bounds(rows_BH):
             reaching_BC = bound_BC >= least_B[:, None]
             num_B += np.count_nonzero(reaching_BC, axis=1)
@@ -162,9 +162,9 @@ class NearestCenter:
                 return ids_B, np.ones(len(z_BD), dtype=np.bool_)
             reaching_BC[num_B > self._most_known] = False  # so that few pairs are in memory
             flat = np.flatnonzero(reaching_BC)
-            found.append((flat // bound_BC.shape[1], flat % bound_BC.shape[1] + start))
+            pairs.append((flat // bound_BC.shape[1], flat % bound_BC.shape[1] + start))
         is_open_B = num_B > self._most_known
-        rows, columns = (np.concatenate(part) for part in zip(*found, strict=True))
+        rows, columns = (np.concatenate(part) for part in zip(*pairs, strict=True))
         is_able = ((num_B > 1) & ~is_open_B)[rows]
         rows, columns = rows[is_able], columns[is_able]
         scores = single_scores(z_BD, self._centers_KD, rows, columns)

@@ -35,7 +35,11 @@ class Shortlister(Protocol):
     """A scan of some centers that finds shortlists among them."""
 
     name: str
-    sums_in_order: bool  # whether scores are summed in the order of `exact_scores`
+
+    @property
+    def sums_in_order(self) -> bool:
+        """Tells whether scores are summed in the order of `exact_scores`."""
+        ...
 
     @property
     def rooms(self) -> Sequence[int]:
