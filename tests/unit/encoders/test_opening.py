@@ -18,7 +18,7 @@ from mlcd.extras import install_command
 def without(monkeypatch, *packages):
     installed = mlcd.encoders._installed
     monkeypatch.setattr(
-        mlcd.encoders, "_installed", lambda name: name not in packages and installed(name)
+        mlcd.encoders, "_is_installed", lambda name: name not in packages and installed(name)
     )
 
 
