@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlcd.artifacts.disk import replacing, translated_os_errors, write_synced
+from mlcd.artifacts.disk import replacing, translate_os_errors, write_synced
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import Request
 from mlcd.collections.collection import Collection
@@ -117,7 +117,7 @@ def test_what_fails_replaces_nothing_and_leaves_nothing(tmp_path, is_folder):
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_too_many_open_files_are_no_full_disk(tmp_path, number):
-    with pytest.raises(TooManyOpenFiles, match="ulimit -n"), translated_os_errors(tmp_path):
+    with pytest.raises(TooManyOpenFiles, match="ulimit -n"), translate_os_errors(tmp_path):
         raise OSError(number, os.strerror(number))
 
 
