@@ -396,8 +396,8 @@ def label(
     if not isinstance(rows, str | os.PathLike):
         if mode != "exact" or model is not None or out is not None:
             raise ConfigInvalid(
-                "labels of an array are exact and stay in memory",
-                remedy="leave out mode, model and out",
+                "mode, model and out need rows in an artifact, got an array",
+                remedy="leave them out",
             )
         return _label_rows(as_array(rows), centers, top, threshold)
     if not isinstance(centers, str | os.PathLike):
@@ -436,7 +436,7 @@ def index(
     if not isinstance(embeddings, str | os.PathLike):
         if out is not None or recall is not None:
             raise ConfigInvalid(
-                "a collection is made of an artifact", remedy="leave out `out` and `recall`"
+                "out and recall need an artifact, got an array", remedy="leave them out"
             )
         return _index_rows(unit_rows(as_array(embeddings)), ids)
     if ids is not None:

@@ -29,7 +29,7 @@ def translate_error(place: str, error: Exception) -> MlcdError:
         return error
     if isinstance(error, FileNotFoundError) or _status(error) == 404:
         return NotFound(
-            f"there is no {place}", remedy="see whether its place and its name are right"
+            f"{place} does not exist", remedy="see whether its place and its name are right"
         )
     if isinstance(error, PermissionError) or _status(error) in (401, 403):
         return InvalidInput(f"{place} is refused to this process", remedy=_RIGHTS)

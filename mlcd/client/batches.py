@@ -59,7 +59,8 @@ class Adder:
 
     def _mismatch(self) -> InvalidInput:
         return InvalidInput(
-            f"there are {len(self._ids)} ids for another number of items", remedy="give each its id"
+            f"the items must be as many as the ids, got {len(self._ids)} ids",
+            remedy="give each item its id",
         )
 
 

@@ -66,7 +66,9 @@ class LabeledEnsemble:
         for name, kind in _KINDS.items():
             part = outputs[name]
             if part is None or part.dtype != kind or part.shape[:1] != (len(images),):
-                raise Unavailable(f"Triton's model {self._name} gave other than it states")
+                raise Unavailable(
+                    f"Triton's model {self._name} returned other shapes or types than it states"
+                )
         return EmbeddedWithLabels(
             unit_or_zero(outputs["embedding"]), outputs["ids"], outputs["similarity"]
         )

@@ -376,7 +376,8 @@ class _TritonTower(ABC):
         rows = (await connection.answer(request)).as_numpy(_OUTPUT)
         if rows is None or rows.dtype != np.float32 or rows.shape != (len(batch), self.dimension):
             raise Unavailable(
-                f"Triton's model {connection.name} gave other than its configuration says",
+                f"Triton's model {connection.name} returned another shape or type than its"
+                " configuration says",
                 remedy="reload it",
             )
         self._note_success(clock() - started)

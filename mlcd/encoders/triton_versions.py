@@ -136,7 +136,7 @@ def _error(error: InferenceServerException, name: str) -> MlcdError:
         return DeadlineExceeded(f"Triton did not load the model {name} in time")
     if "not allowed" in text or "restricted" in text:
         return ConfigInvalid(
-            "Triton lets nobody load models here",
+            "Triton does not allow clients to load models",
             remedy="start it with --model-control-mode=explicit",
         )
     if status == "StatusCode.NOT_FOUND" or "request for unknown model" in text:

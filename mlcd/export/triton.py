@@ -198,7 +198,8 @@ def _open_exported(spec: str) -> Artifact | None:
 def refuse_foreign(out: Path, folder: Path) -> None:
     if (out / MANIFEST).is_file():
         raise Conflict(
-            f"{out} is an artifact and no Triton repository", remedy="give another output directory"
+            f"the output must be new or a Triton repository, got the artifact {out}",
+            remedy="give another output directory",
         )
     if (folder / CONFIG_FILE).exists() and not versions_of(folder):
         raise Conflict(

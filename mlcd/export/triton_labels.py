@@ -68,7 +68,7 @@ def export_labels(
             remedy="cluster its own embeddings",
         )
     if top < 1:
-        raise InvalidInput(f"an image has at least one label, not {top}")
+        raise InvalidInput(f"top must be at least 1, got {top}")
     read = Centers.read(centers)
     export = _Export(version, centers, read, min(top, len(read.vectors)), options)
     export.publish(LABELS_SUFFIX, export.write_scan, export.labels_config(), reporter)

@@ -8,7 +8,7 @@ Each kind of file becomes the same whatever the decoder:
     CMYK, YCCK           by Pillow's conversion; embedded ICC profiles are ignored, as in the
                          training of CLIP and MLCD
     I;16, I (0..65535)   scaled to 8 bits, rounded; of a TIFF by its bits and where its white is
-    F, LAB, other I      refused: their range has no single meaning
+    F, LAB, other I      refused: their range is ambiguous
     animations           the first frame
     EXIF orientation     applied, or ignored where parity with CLIP's training pipeline is
                          wanted (that of TIFF and HEIC is a field of the format itself, which is

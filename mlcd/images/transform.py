@@ -62,17 +62,17 @@ class PreprocessSpec:
                 f"the crop of {self.crop} must be in 1..{self.resize_shortest} (resize_shortest)"
             )
         if self.resize not in ("shortest", "square"):
-            raise ConfigInvalid(f"preprocessing knows resize shortest or square, not {self.resize}")
+            raise ConfigInvalid(f"resize must be shortest or square, got {self.resize}")
         if self.resize == "square" and self.crop != self.resize_shortest:
             raise ConfigInvalid(
                 f"with resize square nothing is cut: crop {self.crop} must be resize_shortest"
             )
         if self.interpolation not in _RESAMPLING or self.exif not in ("apply", "ignore"):
             raise ConfigInvalid(
-                "preprocessing knows interpolation bicubic or bilinear, and exif apply or ignore"
+                "interpolation must be bicubic or bilinear, and exif apply or ignore"
             )
         if self.decode not in ("exact", "fast"):
-            raise ConfigInvalid(f"preprocessing knows decode exact or fast, not {self.decode}")
+            raise ConfigInvalid(f"decode must be exact or fast, got {self.decode}")
         if min(self.std) <= 0:
             raise ConfigInvalid("std must be positive")
 

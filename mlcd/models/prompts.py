@@ -36,7 +36,7 @@ def prompt(template: str, name: str) -> str:
     Raises InvalidInput for a template without exactly one place.
     """
     if template.count(PLACE) != 1:
-        raise InvalidInput("a template has the name's place, {}, exactly once")
+        raise InvalidInput("a template must contain {} exactly once, as the place of the name")
     return template.replace(PLACE, name)
 
 

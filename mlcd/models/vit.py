@@ -62,7 +62,7 @@ class ViTConfig:
         if self.positions not in ("learned", "rope"):
             raise ConfigInvalid(f"unknown positions {self.positions}", remedy="use learned or rope")
         if self.positions == "rope" and self.head_dim % 4:
-            raise ConfigInvalid(f"rope needs a head dimension that 4 divides, not {self.head_dim}")
+            raise ConfigInvalid(f"rope needs a head dimension divisible by 4, got {self.head_dim}")
         if self.pooling not in ("class_token", "attention"):
             raise ConfigInvalid(
                 f"unknown pooling {self.pooling}", remedy="use class_token or attention"

@@ -108,7 +108,7 @@ def restore(backup: Path, state: Path) -> Backup:
     manifest = read_sealed(backup / BACKUP, remedy="take another backup")
     if manifest is None:
         raise NotFound(
-            f"{backup} is not a finished backup: it has no {BACKUP}",
+            f"{backup} is not a finished backup: it lacks {BACKUP}",
             remedy="name one that `mlcd backup` made",
         )
     if manifest["format"] > _FORMAT:

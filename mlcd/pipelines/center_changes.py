@@ -227,7 +227,8 @@ def _check_id(state: LivingCenters, center: int) -> None:
     num = len(state.clusters)
     if not 0 <= center < num:
         raise InvalidInput(
-            f"{center} is the id of no center", remedy=f"there are {num}: 0 to {num - 1}"
+            f"the id must be that of a center, got {center}",
+            remedy=f"there are {num}: 0 to {num - 1}",
         )
 
 

@@ -196,7 +196,7 @@ def _request(
     check_levels((options.num_clusters, *options.levels))
     if options.balanced and world.size > 1:
         raise ConfigInvalid(
-            "one process alone makes balanced clusters", remedy="start it without torchrun"
+            "balanced clusters need a single process", remedy="start it without torchrun"
         )
     request = Request(
         "centers",

@@ -143,7 +143,7 @@ def _link_all(images: KeptImages, folder: Path, meter: Meter) -> None:
             if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
                 raise
             raise InvalidInput(
-                f"{path} cannot have a second name at {folder.parent}",
+                f"{path} cannot be linked from {folder.parent}",
                 remedy="give an output on the same disk, or write --as tar or --as parquet",
             ) from error
         meter.advance()

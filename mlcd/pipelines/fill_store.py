@@ -116,7 +116,8 @@ def _open_target(out: str, items: CopiedItems, recall: float | None) -> Iterator
         collection.check_fingerprint(items.fingerprint)
         if recall not in (None, collection.recall_target):
             raise Conflict(
-                f"{out} is there, for a recall of {collection.recall_target:g}",
+                f"{out} exists with a recall of {collection.recall_target:g}, got --recall"
+                f" {recall:g}",
                 remedy="leave --recall out, or give another directory",
             )
         yield collection

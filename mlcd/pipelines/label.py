@@ -212,7 +212,7 @@ def _open_input(options: LabelOptions, out: Path, num_threads: int) -> LabelInpu
     if (Path(options.source) / MANIFEST).is_file():
         if options.model is not None:
             raise ConfigInvalid(
-                f"{options.source} is an artifact, and a model is for images",
+                f"--model is for images, got the artifact {options.source}",
                 remedy="leave out --model",
             )
         return EmbeddingsInput(

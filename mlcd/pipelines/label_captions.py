@@ -41,7 +41,7 @@ def label_captions(images: str, out: Path, reporter: Reporter, *, top: int) -> A
     chosen = sorted(token for token, num in images_of.items() if num >= _FEWEST)
     if len(chosen) < 2:
         raise InvalidInput(
-            f"the captions of {images} share {len(chosen)} tokens, and nothing can be learned",
+            f"labels need at least 2 tokens that captions of {images} share, got {len(chosen)}",
             remedy="docs/how-to/own-images.md says where captions lie",
         )
     number = {token: index for index, token in enumerate(chosen)}

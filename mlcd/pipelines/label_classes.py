@@ -43,7 +43,7 @@ def label_classes(images: str, out: Path, reporter: Reporter) -> Artifact:
     names = sorted({name for name in source.entries.class_names() if name is not None})
     if len(names) < 2:
         raise InvalidInput(
-            f"{images} names {len(names)} classes, and there is nothing to tell apart",
+            f"labels need at least 2 classes of images, got {len(names)} in {images}",
             remedy="put the images of each class into a folder of its own",
         )
     if parts := parts_of_classes(names):

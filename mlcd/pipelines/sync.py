@@ -1,7 +1,7 @@
 """`mlcd sync`: copies an artifact from one location to another, byte for byte.
 
-On this machine the copy is made in TARGET.partial and appears by one rename. In an object store,
-which has no rename, the manifest is written last, and only where none exists: without it the
+On this machine the copy is made in TARGET.partial and appears by one rename. An object store
+cannot rename, so the manifest is written last, and only where none exists: without it the
 files are not an artifact. Files that an earlier attempt copied are compared, not copied again.
 """
 

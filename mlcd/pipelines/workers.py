@@ -61,7 +61,8 @@ def run_workers(
                 deaths += 1
                 if deaths > _PATIENCE * num_workers:
                     raise Unavailable(
-                        "the workers are killed", remedy="run again with fewer: memory may be short"
+                        "the workers were killed over and over",
+                        remedy="run again with fewer: memory may be short",
                     )
                 crew.start()
     finally:

@@ -148,8 +148,8 @@ SLOW = """
 import time
 from mlcd.pipelines.ray import shards as on_ray
 class Slow(on_ray.LabelRecipe):
-    def opened(self, num_threads):
-        for shards in super().opened(num_threads):
+    def open(self, num_threads):
+        for shards in super().open(num_threads):
             make = shards.make
             def make_slowly(*given, **named):
                 time.sleep(0.5)

@@ -33,8 +33,8 @@ from mlcd.cli import main
 from mlcd.pipelines.ray import shards as on_ray
 notes, wanted = Path(sys.argv.pop(1)), int(sys.argv.pop(1))
 class Witness(on_ray.EmbedRecipe):
-    def opened(self, num_threads):
-        for shards in super().opened(num_threads):
+    def open(self, num_threads):
+        for shards in super().open(num_threads):
             if ray.is_initialized():
                 meet(notes, wanted)
             yield shards

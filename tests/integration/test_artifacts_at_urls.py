@@ -227,7 +227,7 @@ def test_mistakes_are_one_line_each(used, images, tmp_path, monkeypatch):
     for command, told in (
         (("verify", "s3:/bucket/x"), "neither a path nor a URL: write s3://"),
         (("index", features, "s3://bucket/x"), "is a URL, and this has to be on this machine"),
-        (("embed", images, "s3://nowhere/x", *MODEL), "there is no s3://nowhere/x"),
+        (("embed", images, "s3://nowhere/x", *MODEL), "s3://nowhere/x does not exist"),
         (("cluster", features, "s3://bucket//x", "--clusters", 2), "s3://bucket//x: write it"),
         (("embed", images, f"s3://a:{SECRET}@bucket/x", *MODEL), "a password in the s3:// URL"),
         (("export", "pixels", "s3://bucket/x", "--format", "triton"), "has to be on this machine"),

@@ -180,8 +180,8 @@ def test_what_is_damaged_or_something_else_is_told(used, artifact, tmp_path):
 
 def test_places_that_cannot_be_reached_are_told(used, artifact, tmp_path, monkeypatch):
     for source, target, error, message in (
-        (artifact, "s3://nowhere/x", NotFound, "there is no s3://nowhere/x"),
-        ("s3://nowhere/x", tmp_path / "x", NotFound, "there is no s3://nowhere/x"),
+        (artifact, "s3://nowhere/x", NotFound, "s3://nowhere/x does not exist"),
+        ("s3://nowhere/x", tmp_path / "x", NotFound, "s3://nowhere/x does not exist"),
         (
             "s3://bucket/nothing",
             tmp_path / "x",

@@ -99,7 +99,9 @@ def test_the_commands_make_the_same_there_and_killed_they_go_on(bucket, tmp_path
 def test_mistakes_are_one_line_each(bucket, tmp_path, monkeypatch):
     images = tmp_path / "images"
     embed = ("embed", images)
-    assert f"there is no {bucket[:5]}nowhere" in refused(*embed, f"{bucket[:5]}nowhere/x", *MODEL)
+    assert f"{bucket[:5]}nowhere/x does not exist" in refused(
+        *embed, f"{bucket[:5]}nowhere/x", *MODEL
+    )
     assert f"no images at {bucket}/no" in refused("embed", f"{bucket}/no", tmp_path / "x", *MODEL)
     done(*embed, f"{bucket}/taken", *MODEL)
     told = "holds embeddings made from other"

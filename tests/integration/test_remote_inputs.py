@@ -69,7 +69,7 @@ def test_each_wrong_place_is_one_line_with_its_remedy(store, monkeypatch):
         (
             "s3://bucket/two.txt",
             NotFound,
-            "there is no s3://bucket/none.tar: see whether its place and",
+            "s3://bucket/none.tar does not exist: see whether its place and",
         ),
         (
             "s3://bucket/wrong",

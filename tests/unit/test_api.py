@@ -215,7 +215,7 @@ def test_what_cannot_be_is_refused(digits, photos, tmp_path):
         (lambda: mlcd.cluster(rows, 2, out=tmp_path / "out"), ConfigInvalid, "need the keys"),
         (lambda: mlcd.cluster(rows, 2, hold_out=0.5), ConfigInvalid, "need the keys"),
         (lambda: mlcd.label(rows, np.ones((4, 9))), InvalidInput, "9"),
-        (lambda: mlcd.label(rows, rows[:4], mode="approximate"), ConfigInvalid, "in memory"),
+        (lambda: mlcd.label(rows, rows[:4], mode="approximate"), ConfigInvalid, "in an artifact"),
         (lambda: mlcd.label(rows, rows[:4], top=0), ConfigInvalid, "top"),
         (lambda: mlcd.label(tmp_path, rows[:4]), ConfigInvalid, "centers in an artifact"),
         (
@@ -225,7 +225,7 @@ def test_what_cannot_be_is_refused(digits, photos, tmp_path):
         ),
         (lambda: mlcd.cluster("s3:/bucket/e", 2), ConfigInvalid, "neither a path nor a URL"),
         (lambda: mlcd.index(rows, ids=["a"]), InvalidInput, "200 rows and 1 ids"),
-        (lambda: mlcd.index(rows, out=tmp_path / "out"), ConfigInvalid, "made of an artifact"),
+        (lambda: mlcd.index(rows, out=tmp_path / "out"), ConfigInvalid, "need an artifact"),
         (lambda: index.search(rows[:, :9]), InvalidInput, "shape"),
         (lambda: index.search(rows[0]), InvalidInput, "shape"),
         (lambda: index.search(rows * 0), InvalidInput, "positive norm"),

@@ -219,7 +219,7 @@ def test_versions_that_cannot_stand_together_are_refused(model, later_model, tmp
 
 
 def test_directories_of_others_are_left_alone(weights, journey, tmp_path):
-    with pytest.raises(Conflict, match="no Triton repository"):
+    with pytest.raises(Conflict, match="new or a Triton repository"):
         write(weights, journey / "model")
     (tmp_path / "out" / "m").mkdir(parents=True)
     (tmp_path / "out" / "m" / "config.pbtxt").write_text("backend: 'other'")

@@ -222,9 +222,9 @@ def test_a_changed_journal_does_not_replay(place, tmp_path):
         (("merge", "{centers}", 1, 1, "{out}"), "needs two different ids or more"),
         (
             ("merge", "{centers}", 1, 14, "{out}"),
-            "14 is the id of no center: there are 14: 0 to 13",
+            "that of a center, got 14: there are 14: 0 to 13",
         ),
-        (("split", "{centers}", 99, "{out}"), "99 is the id of no center"),
+        (("split", "{centers}", 99, "{out}"), "that of a center, got 99"),
         (("update", "{new-rows}", "{new-rows}", "{out}"), "not centers"),
         (("update", "{centers}", "{new-rows}", "{out}", "--quantile", 1), "not in the range"),
     ],

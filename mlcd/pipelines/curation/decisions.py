@@ -78,16 +78,14 @@ class CurateOptions:
                     f"the similarity of near duplicates must be a cosine in (0, 1], got {cosine:g}"
                 )
         if (self.leaks is not None) != has_others:
-            raise ConfigInvalid(
-                "leaks are those between these embeddings and others", remedy="give both or neither"
-            )
+            raise ConfigInvalid("--leaks and --against go together", remedy="give both or neither")
         if None not in (self.balance, self.hierarchical):
             raise ConfigInvalid(
-                "a balance and a hierarchical sample are two samples", remedy="give one of them"
+                "--balance and --hierarchical exclude each other", remedy="give one of them"
             )
         if self.by_cluster != has_centers:
             raise ConfigInvalid(
-                "outliers, a balance and a hierarchical sample are those of clusters",
+                "--outliers, --balance and --hierarchical go together with --centers",
                 remedy="give both or neither",
             )
 

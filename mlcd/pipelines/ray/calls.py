@@ -61,7 +61,8 @@ class RayCalls:
         except self._ray.exceptions.RayError as error:
             raise Unavailable(
                 f"the workers on Ray are lost over and over ({str(error).splitlines()[0]})",
-                remedy="give each more of a node (--cpus, --memory); the same command goes on",
+                remedy="give each worker a larger share of a node (--cpus, --memory), and run"
+                " again",
             ) from error
 
     def map(

@@ -132,7 +132,7 @@ def test_the_command_bounds_clusters_and_tells_what_that_costs(journey, tmp_path
 
 
 def test_several_processes_are_refused(journey, tmp_path):
-    with pytest.raises(ConfigInvalid, match="one process alone"):
+    with pytest.raises(ConfigInvalid, match="need a single process"):
         cluster(
             EmbeddingsArtifact.open(journey / "embeddings"),
             tmp_path / "x",

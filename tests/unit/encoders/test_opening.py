@@ -16,7 +16,7 @@ from tests.conftest import run_python
 def without(monkeypatch, *packages):
     installed = mlcd.encoders._installed
     monkeypatch.setattr(
-        mlcd.encoders, "_installed", lambda name: name not in packages and installed(name)
+        mlcd.encoders, "_is_installed", lambda name: name not in packages and installed(name)
     )
 
 

@@ -148,7 +148,7 @@ def test_a_shard_that_went_away_ends_the_work_and_an_object_that_did_fails_alone
     store.rm_file("/b.tar")
     with images.ahead(entries):
         assert images.read(entries[ROWS]) == member(0)
-        with pytest.raises(NotFound, match=r"there is no memory:///b\.tar"):
+        with pytest.raises(NotFound, match=r"memory:///b\.tar does not exist"):
             images.read(entries[-1])
     for name in ("x", "y"):
         store.pipe_file(f"/folder/{name}.png", name.encode())
@@ -241,10 +241,10 @@ def test_a_streamed_file_reads_as_a_file_does(store):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (FileNotFoundError("x"), "there is no s3://b/x: see whether its place"),
+        (FileNotFoundError("x"), "s3://b/x does not exist: see whether its place"),
         (PermissionError("SECRET"), "s3://b/x is refused to this process: give this process the r"),
         (type("NoCredentialsError", (Exception,), {})("SECRET"), "s3://b/x asks for credentials"),
-        (type("HttpError", (Exception,), {"code": 404})("SECRET"), "there is no s3://b/x"),
+        (type("HttpError", (Exception,), {"code": 404})("SECRET"), "s3://b/x does not exist"),
         (type("AzureError", (Exception,), {"status_code": 403})("SECRET"), "s3://b/x is refused"),
         (type("AnyError", (Exception,), {"code": 503})("SECRET"), "s3://b/x cannot be reached"),
         (
