@@ -30,7 +30,7 @@ from benchmarks.search import ADDED_AT_ONCE, NUM_QUERIES, SHARES, TOP, Surface
 from mlcd.collections.item import Item
 from mlcd.collections.places import open_place
 from mlcd.collections.port import CollectionPort
-from mlcd.collections.store_urls import is_store, kind_of, shown_store
+from mlcd.collections.store_urls import describe_store, is_store, kind_of
 from mlcd.indexes.scan import scan
 from mlcd.indexes.tuning import measure
 from mlcd.types import Embeddings, Neighbors
@@ -78,7 +78,7 @@ def show_store(
     size: Callable[[], int],
 ) -> int | None:
     """Prints the figures of one store, and returns the effort of its index."""
-    print(f"== {shown_store(place) if is_store(place) else 'folder'}", flush=True)
+    print(f"== {describe_store(place) if is_store(place) else 'folder'}", flush=True)
     before = size()
     with contextlib.closing(open_place(place)) as store:
         if store.find(NAME) is not None:
@@ -104,7 +104,7 @@ def show_store(
 
 def search_made(place: str, queries: Embeddings, truth: Neighbors) -> int | None:
     """Prints the figures of searches in what is there, and returns the effort of its index."""
-    print(f"== {shown_store(place)}, made before", flush=True)
+    print(f"== {describe_store(place)}, made before", flush=True)
     with contextlib.closing(open_place(place)) as store:
         collection = store.get(NAME)
         print(f"index: {collection.describe()}", flush=True)

@@ -36,16 +36,16 @@ class ByRow:
     def nothing(cls, like: NDArray[Any]) -> "ByRow":
         return cls(np.empty(0, dtype=np.int64), like[:0])
 
-    def extended(self, searcher: Searcher, compute: Compute) -> "ByRow":
+    def extend(self, searcher: Searcher, compute: Compute) -> "ByRow":
         """Returns the values of exactly the searcher's items; only new ones are computed."""
         positions = np.flatnonzero(searcher.alive)
         rows = searcher.rows[positions]
         order = np.argsort(rows)
         positions, rows = positions[order], rows[order]
-        places, known = self._places(rows)
+        places, is_known = self._places(rows)
         values = np.empty((len(rows), *self.values.shape[1:]), dtype=self.values.dtype)
-        values[known] = self.values[places[known]]
-        lacking = np.flatnonzero(~known)
+        values[is_known] = self.values[places[is_known]]
+        lacking = np.flatnonzero(~is_known)
         for start in range(0, len(lacking), _BLOCK_ROWS):
             block = lacking[start : start + _BLOCK_ROWS]
             values[block] = compute(searcher.vectors(positions[block]))
@@ -61,9 +61,9 @@ class ByRow:
 
     def _places(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         places = np.searchsorted(self.rows, rows)
-        known = places < len(self.rows)
-        known[known] = self.rows[places[known]] == rows[known]
-        return places, known
+        is_known = places < len(self.rows)
+        is_known[is_known] = self.rows[places[is_known]] == rows[is_known]
+        return places, is_known
 
 
 def read_by_row(path: Path, like: NDArray[Any]) -> ByRow:
@@ -73,10 +73,14 @@ def read_by_row(path: Path, like: NDArray[Any]) -> ByRow:
     try:
         # numpy itself leaves the file open where it is damaged
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            found = ByRow(stored["rows"], stored["values"])
-        same = found.values.dtype == like.dtype and found.values.shape[1:] == like.shape[1:]
-        if same and found.rows.shape == found.values.shape[:1] and (np.diff(found.rows) > 0).all():
-            return found
+            by_row = ByRow(stored["rows"], stored["values"])
+        same = by_row.values.dtype == like.dtype and by_row.values.shape[1:] == like.shape[1:]
+        if (
+            same
+            and by_row.rows.shape == by_row.values.shape[:1]
+            and (np.diff(by_row.rows) > 0).all()
+        ):
+            return by_row
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         _log.warning("%s is damaged and made again: %s", path, error)
     return ByRow.nothing(like)

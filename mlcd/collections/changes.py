@@ -88,22 +88,22 @@ class Put:
         outcomes: list[Outcome] = []
         effects: list[Effect] = []
         for item_id, vector, metadata in self.items:
-            found = ledger.find(item_id)
-            if found is None:
+            stored = ledger.find(item_id)
+            if stored is None:
                 outcomes.append("created")
                 effects.append(
                     Effect(item_id, ledger.insert(item_id, vector, metadata), vector, metadata)
                 )
-            elif not np.array_equal(ledger.vectors([found.row], dimension)[0], vector):
-                ledger.remove(found.row)
+            elif not np.array_equal(ledger.vectors([stored.row], dimension)[0], vector):
+                ledger.remove(stored.row)
                 outcomes.append("updated")
                 effects.append(
                     Effect(item_id, ledger.insert(item_id, vector, metadata), vector, metadata)
                 )
-            elif found.metadata != metadata:
-                ledger.describe(found, metadata)
+            elif stored.metadata != metadata:
+                ledger.describe(stored, metadata)
                 outcomes.append("updated")
-                effects.append(Effect(item_id, found.row, None, metadata))
+                effects.append(Effect(item_id, stored.row, None, metadata))
             else:
                 outcomes.append("unchanged")
         return outcomes, effects
@@ -126,13 +126,13 @@ class Describe:
         ledger: WrittenItems,
         dimension: int,  # noqa: ARG002
     ) -> tuple[list[Outcome], list[Effect]]:
-        found = ledger.find(self.id)
-        if found is None:
+        stored = ledger.find(self.id)
+        if stored is None:
             raise missing(self.id)
-        if found.metadata == self.metadata:
+        if stored.metadata == self.metadata:
             return ["unchanged"], []
-        ledger.describe(found, self.metadata)
-        return ["updated"], [Effect(self.id, found.row, None, self.metadata)]
+        ledger.describe(stored, self.metadata)
+        return ["updated"], [Effect(self.id, stored.row, None, self.metadata)]
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,10 @@ class Delete:
     ) -> tuple[list[Outcome], list[Effect]]:
         outcomes: list[Outcome] = []
         for item_id in self.ids:
-            found = ledger.find(item_id)
-            if found is not None:
-                ledger.remove(found.row)
-            outcomes.append("missing" if found is None else "deleted")
+            stored = ledger.find(item_id)
+            if stored is not None:
+                ledger.remove(stored.row)
+            outcomes.append("missing" if stored is None else "deleted")
         deleted = zip(self.ids, outcomes, strict=True)
         return outcomes, [Effect(item_id) for item_id, outcome in deleted if outcome == "deleted"]
 
@@ -163,14 +163,15 @@ def put(items: Sequence[Item], dimension: int) -> Put:
     Raises InvalidInput naming the first that cannot be held.
     """
     encoded = []
-    seen: set[str] = set()
+    ids: set[str] = set()
     for item in items:
         item_id = check_new_id(item.id)
-        if item_id in seen:
+        if item_id in ids:
             raise InvalidInput(
-                f"the id {item_id[:_SHOWN]!r} is given twice", remedy="give every id once"
+                f"each id must be given once, got {item_id[:_SHOWN]!r} twice",
+                remedy="leave out one of the two",
             )
-        seen.add(item_id)
+        ids.add(item_id)
         vector = unit_embedding(item_id, item.embedding, dimension)
         encoded.append((item_id, vector, encode_metadata(item_id, item.metadata)))
     return Put(encoded, {item.id: item.thumbnail for item in items if item.thumbnail is not None})
@@ -202,4 +203,4 @@ def commit(ledger: Transacted, changes: Sequence[Change], dimension: int) -> Non
 
 
 def missing(item_id: str) -> NotFound:
-    return NotFound(f"the collection has no item {item_id[:_SHOWN]!r}")
+    return NotFound(f"the collection lacks the item {item_id[:_SHOWN]!r}")

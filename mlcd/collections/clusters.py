@@ -61,9 +61,9 @@ class Clusters:
         """Returns the number of the first member behind this one, which may be gone by now."""
         part = self.members(center)
         falling = -self.similarities[part]
-        wanted = -np.float32(similarity)
-        first: int = part.start + int(np.searchsorted(falling, wanted, "left"))
-        last: int = part.start + int(np.searchsorted(falling, wanted, "right"))
+        falling_similarity = -np.float32(similarity)
+        first: int = part.start + int(np.searchsorted(falling, falling_similarity, "left"))
+        last: int = part.start + int(np.searchsorted(falling, falling_similarity, "right"))
         names = [self.searcher.ids[position] for position in self.positions[first:last].tolist()]
         return first + bisect_right(names, item_id)
 
@@ -79,12 +79,12 @@ class Clusters:
 
     def novelty(self, farthest: NDArray[np.floating] | float) -> NDArray[np.float64]:
         """Returns the share of each center's members with 1 - cosine above `farthest`, [K]; NaN
-        where it has none.
+        where it is empty.
 
         farthest: of all centers, or of each, [K].
         """
-        each = np.broadcast_to(farthest, len(self.num_members))
-        beyond = 1 - self.similarities > np.repeat(each, self.num_members)
+        distances = np.broadcast_to(farthest, len(self.num_members))
+        beyond = 1 - self.similarities > np.repeat(distances, self.num_members)
         return self._mean(beyond.astype(np.float64))
 
     @cached_property
@@ -128,12 +128,12 @@ class Assigner:
             self._digest = digest
 
         def assign(vectors: Embeddings) -> NDArray[Any]:
-            found = nearest(vectors)
+            neighbors = nearest(vectors)
             values = np.empty(len(vectors), dtype=_ASSIGNED.dtype)
-            values["center"], values["similarity"] = found.ids[:, 0], found.scores[:, 0]
+            values["center"], values["similarity"] = neighbors.ids[:, 0], neighbors.scores[:, 0]
             return values
 
-        self._assigned = self._assigned.extended(searcher, assign)
+        self._assigned = self._assigned.extend(searcher, assign)
         return Clusters.of(self._assigned, searcher, num_centers)
 
     @property
@@ -144,20 +144,20 @@ class Assigner:
     def write(self) -> None:
         """Writes the assignment, and removes those to other centers."""
         assert self._folder is not None
-        path = self._folder / _named(self._digest)
+        path = self._folder / _name_file(self._digest)
         write_by_row(path, self._assigned)
         self._written = self._assigned
-        for other in path.parent.glob("*.npz"):
-            if other != path:
-                other.unlink(missing_ok=True)
+        for path_of_other in path.parent.glob("*.npz"):
+            if path_of_other != path:
+                path_of_other.unlink(missing_ok=True)
 
     def _read(self, digest: str) -> ByRow:
         if self._folder is None:
             return ByRow.nothing(_ASSIGNED)
-        return read_by_row(self._folder / _named(digest), _ASSIGNED)
+        return read_by_row(self._folder / _name_file(digest), _ASSIGNED)
 
 
-def _named(digest: str) -> str:
+def _name_file(digest: str) -> str:
     return f"{digest[:_SHOWN_DIGITS]}.npz"
 
 

@@ -40,7 +40,7 @@ from mlcd.collections.locks import LOCK
 from mlcd.collections.open_ledgers import OpenLedgers
 from mlcd.collections.plane import Plane
 from mlcd.collections.port import DEFAULT_RECALL, Description, Promises, Rows
-from mlcd.collections.search_checks import check_creation, check_model, checked_queries
+from mlcd.collections.search_checks import check_creation, check_model, check_queries
 from mlcd.collections.searcher import SearchAnswer, Searcher
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES, THUMBNAILS, Stored, ThumbnailStore
 from mlcd.collections.upkeep import Upkeep
@@ -127,12 +127,12 @@ class Collection:
         stays open. max_thumbnail_bytes: above this, items get no thumbnails.
 
         Raises ArtifactInvalid where the ledger is damaged, Conflict where another process has it
-        open, TooManyOpenFiles. A damaged index is no error: everything is scanned until it is made
-        again.
+        open, TooManyOpenFiles. A damaged index is not an error: everything is scanned until it is
+        made again.
         """
         writable = not read_only and all(
-            os.access(each, os.W_OK) or not each.exists()
-            for each in (path, path / LEDGER, path / LOCK)
+            os.access(existing, os.W_OK) or not existing.exists()
+            for existing in (path, path / LEDGER, path / LOCK)
         )
         thumbnails = ThumbnailStore(
             path / THUMBNAILS,
@@ -238,22 +238,22 @@ class Collection:
 
     def read_thumbnails(self, item_ids: Sequence[str]) -> dict[str, Thumbnail]:
         """Returns the thumbnails of those of the items that have one, by id."""
-        searcher, found = self.state, dict[str, Thumbnail]()
+        searcher, pictures = self.state, dict[str, Thumbnail]()
         for item_id in item_ids:
             position = searcher.find(item_id)
             picture = (
                 None if position is None else self._thumbnails.read(int(searcher.rows[position]))
             )
             if picture is not None:
-                found[item_id] = picture
-        return found
+                pictures[item_id] = picture
+        return pictures
 
     def thumbnail_versions(self, item_ids: Sequence[str]) -> list[str | None]:
         """Returns the version of each item's thumbnail, or None where it has none."""
         searcher = self.state
         positions = [searcher.find(item_id) for item_id in item_ids]
-        found = [position for position in positions if position is not None]
-        versions = iter(self._thumbnails.versions(searcher.rows[found].tolist()))
+        present = [position for position in positions if position is not None]
+        versions = iter(self._thumbnails.versions(searcher.rows[present].tolist()))
         return [None if position is None else next(versions) for position in positions]
 
     def add_thumbnails(self, thumbnails: Mapping[str, Thumbnail]) -> None:
@@ -271,13 +271,13 @@ class Collection:
             )
 
     def without_thumbnail(self) -> list[str]:
-        """Returns the ids of the items that have no thumbnail."""
+        """Returns the ids of the items without a thumbnail."""
         searcher = self.state
         positions = np.flatnonzero(searcher.alive)
         lacking = ~np.isin(searcher.rows[positions], self._thumbnails.rows())
         return [searcher.ids[position] for position in positions[lacking].tolist()]
 
-    def described_thumbnails(self) -> Stored | None:
+    def describe_thumbnails(self) -> Stored | None:
         """Returns the size of the thumbnails, or None where there never were any."""
         return self._thumbnails.describe()
 
@@ -292,7 +292,7 @@ class Collection:
         return searcher.item(position)
 
     def metadata_of(self, item_id: str) -> dict[str, Any] | None:
-        """Returns the item's metadata, or None where there is no such item."""
+        """Returns the item's metadata, or None for an unknown item."""
         searcher = self.state
         position = searcher.find(item_id)
         if position is None:
@@ -321,7 +321,7 @@ class Collection:
         exact: compares everything, whatever the index. Raises InvalidInput naming what is wrong
         with the request.
         """
-        unit = checked_queries(queries, top, threshold, self.dimension)
+        unit = check_queries(queries, top, threshold, self.dimension)
         condition = None if filter is None else parse_filter(filter)
         return self.state.search(unit, top, condition=condition, threshold=threshold, exact=exact)
 
@@ -382,7 +382,7 @@ class Collection:
             advance=go_on,
         )
         self._writes.replace(before, growth)
-        self._upkeep.done()
+        self._upkeep.record_success()
         remove_before(folder, before.generation.number + 1)
 
     def take_source(self, source: Mapping[str, str]) -> None:
@@ -436,7 +436,7 @@ class Collection:
 
     def _was_used(self) -> None:
         if self._ledgers is not None:
-            self._ledgers.used(self)
+            self._ledgers.record_use(self)
 
     def check_writable(self) -> None:
         """Raises Conflict where the collection is open for searches only."""

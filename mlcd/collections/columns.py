@@ -18,7 +18,7 @@ _SMALLEST: Final = 1024
 
 
 class Column:
-    """The codes of one field: int32, -1 where a position has no value that can be compared."""
+    """The codes of one field: int32, -1 where a position lacks a comparable value."""
 
     def __init__(
         self, codes: NDArray[np.int32] | None = None, values: Sequence[tuple[Scalar, ...]] = ()
@@ -113,8 +113,10 @@ class Columns:
 
     def take(self, positions: NDArray[np.int64], num: int) -> "Columns":
         """Returns the columns of these positions, without fields that none of them has."""
-        taken = {name: column.take(positions, num) for name, column in self._columns.copy().items()}
-        return Columns({name: column for name, column in taken.items() if column.values})
+        columns = {
+            name: column.take(positions, num) for name, column in self._columns.copy().items()
+        }
+        return Columns({name: column for name, column in columns.items() if column.values})
 
 
 def _key(value: tuple[Scalar, ...]) -> tuple[tuple[type, Scalar], ...]:

@@ -63,13 +63,13 @@ def duplicate_groups(
     time to time, from which it goes on after its process was killed. Raises InvalidInput.
     """
     if not -1 <= similarity <= 1:
-        raise InvalidInput(f"{similarity:g} is no cosine", remedy="give a similarity in [-1, 1]")
+        raise InvalidInput(f"the similarity must be a cosine in [-1, 1], got {similarity:g}")
     distinct = DistinctRows.of(num_rows, take)
     meter.advance(num_rows - len(distinct))
     search = PairSearch(len(distinct), distinct.take, similarity, tick=lambda: meter.advance(0))
     joined = _Joined.of(len(distinct), search, similarity, note)
     meter.advance(joined.num_rows_before(search))
-    for cell in joined.searched(search):
+    for cell in joined.search_missing(search):
         meter.advance(int(np.diff(search.cells.starts[[joined.num_cells, cell]])[0]))
         joined.num_cells = cell
         joined.write_now_and_then()
@@ -123,11 +123,11 @@ def _equal_rows(num_rows: int, take: Take) -> NDArray[np.int64]:
         hashes[start:stop] = [hash(row.tobytes()) for row in take(np.arange(start, stop))]
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     first_of: NDArray[np.int64] = first[inverse].astype(np.int64)
-    others = np.flatnonzero(first_of != np.arange(num_rows))
-    for start in range(0, len(others), _BLOCK_ROWS):
-        some = others[start : start + _BLOCK_ROWS]
-        equal = (take(some) == take(first_of[some])).all(axis=1)
-        first_of[some[~equal]] = some[~equal]  # two rows that share a hash by chance
+    later = np.flatnonzero(first_of != np.arange(num_rows))
+    for start in range(0, len(later), _BLOCK_ROWS):
+        block = later[start : start + _BLOCK_ROWS]
+        equal = (take(block) == take(first_of[block])).all(axis=1)
+        first_of[block[~equal]] = block[~equal]  # two rows that share a hash by chance
     return first_of
 
 
@@ -188,32 +188,32 @@ class _Joined:
             )
         self.noted_s = time.monotonic()
 
-    def searched(self, search: PairSearch) -> Iterator[int]:
+    def search_missing(self, search: PairSearch) -> Iterator[int]:
         """Takes in the pairs of the cells that are missing; yields the number of those searched."""
         for cell in range(self.num_cells, search.cells.num_cells):
-            for pairs in _gathered(search.of_cell(cell)):
+            for pairs in _gather(search.of_cell(cell)):
                 self.add(pairs)
             yield cell + 1
 
     def add(self, pairs: ClosePairs) -> None:
-        found = cosines(pairs.similarities)
+        similarities = cosines(pairs.similarities)
         for rows in (pairs.first, pairs.second):
-            np.maximum.at(self.best, rows, found)
+            np.maximum.at(self.best, rows, similarities)
         _join(self.group, pairs.first, pairs.second)
 
 
-def _gathered(parts: Iterator[ClosePairs]) -> Iterator[ClosePairs]:
+def _gather(parts: Iterator[ClosePairs]) -> Iterator[ClosePairs]:
     """Joins many small parts into few large ones."""
-    some: list[ClosePairs] = []
+    batch: list[ClosePairs] = []
     num = 0
     for part in parts:
-        some.append(part)
+        batch.append(part)
         num += len(part.first)
         if num > _PAIRS_TOGETHER:
-            yield ClosePairs.joined(some)
-            some, num = [], 0
+            yield ClosePairs.joined(batch)
+            batch, num = [], 0
     if num:
-        yield ClosePairs.joined(some)
+        yield ClosePairs.joined(batch)
 
 
 def _join(group: NDArray[np.int64], first: NDArray[np.int64], second: NDArray[np.int64]) -> None:
@@ -222,11 +222,15 @@ def _join(group: NDArray[np.int64], first: NDArray[np.int64], second: NDArray[np
     Every name points at itself, before and after.
     """
     while True:
-        left, right = group[first], group[second]
-        apart = left != right
+        first_names, second_names = group[first], group[second]
+        apart = first_names != second_names
         if not apart.any():
             return
-        np.minimum.at(group, np.maximum(left, right)[apart], np.minimum(left, right)[apart])
+        np.minimum.at(
+            group,
+            np.maximum(first_names, second_names)[apart],
+            np.minimum(first_names, second_names)[apart],
+        )
         while (group[group] != group).any():
             group[:] = group[group]
 

@@ -25,7 +25,7 @@ class FetchedRows:
             for item_id, vector, metadata in zip(self.ids, self.vectors, self.metadata, strict=True)
         ]
 
-    def scored(self, query: Embeddings) -> list[FoundItem]:
+    def score(self, query: Embeddings) -> list[FoundItem]:
         """Returns the rows with our own similarities to a unit query [D], best first."""
         scores = self.vectors @ query
         similarities = cosines(scores).tolist()

@@ -91,8 +91,8 @@ class Condition:
         num = len(column.values)
         decided = np.zeros(num + 1, dtype=np.bool_)
         if self.values is not None:
-            wanted = (column.code_of(value) for _, value in self.values)
-            looked_at = [code for code in wanted if code is not None and code < num]
+            codes = (column.code_of(value) for _, value in self.values)
+            looked_at = [code for code in codes if code is not None and code < num]
         elif all(type(bound) is float for _, bound in self.bounds):
             numbers = column.numbers(num)
             within = ~np.isnan(numbers)
@@ -127,8 +127,8 @@ class OneOf:
     def matches(self, items: Known) -> NDArray[np.bool_]:
         num = items.num_positions
         mask = np.zeros(num, dtype=np.bool_)
-        found = (items.position_of.get(item_id, num) for item_id in self.ids)
-        mask[[position for position in found if position < num]] = True
+        positions = (items.position_of.get(item_id, num) for item_id in self.ids)
+        mask[[position for position in positions if position < num]] = True
         return mask
 
 
@@ -155,44 +155,45 @@ class Both:
         return result
 
 
-def parse_filter(given: object) -> Filter:
+def parse_filter(content: object) -> Filter:
     """Parses a filter from its JSON.
 
     Raises InvalidInput naming what is wrong, and quoting no more of the filter than a name.
     """
-    return _Parser().parse(given, 1)
+    return _Parser().parse(content, 1)
 
 
 class _Parser:
     def __init__(self) -> None:
         self._num_conditions = 0
 
-    def parse(self, given: object, depth: int) -> Filter:
+    def parse(self, content: object, depth: int) -> Filter:
         if depth > MAX_DEPTH:
             raise InvalidInput(
                 "the filter is nested too deep", remedy=f"at most {MAX_DEPTH} levels are possible"
             )
-        if not isinstance(given, Mapping) or not given:
+        if not isinstance(content, Mapping) or not content:
             raise InvalidInput("a filter is a JSON object", remedy=f"for example {_EXAMPLE}")
         for name in ("and", "or", "not", "id"):
-            if name in given:
-                if len(given) > 1:
+            if name in content:
+                if len(content) > 1:
                     raise InvalidInput(
                         f"the filter has something beside {name!r}",
                         remedy="combine them with 'and'",
                     )
                 if name == "id":
                     self._count()
-                    return OneOf(_ids(given[name]))
-                return self._combination(name, given[name], depth)
-        return self._condition(given)
+                    return OneOf(_ids(content[name]))
+                return self._combination(name, content[name], depth)
+        return self._condition(content)
 
     def _combination(self, name: str, inner: object, depth: int) -> Filter:
         if name == "not":
             return Not(self.parse(inner, depth + 1))
         if not _is_list(inner) or not inner:
             raise InvalidInput(
-                f"{name!r} of the filter is no list of filters", remedy=f"for example [{_EXAMPLE}]"
+                f"{name!r} of the filter must be a list of filters",
+                remedy=f"for example [{_EXAMPLE}]",
             )
         return Both(tuple(self.parse(part, depth + 1) for part in inner), name == "and")
 
@@ -204,65 +205,67 @@ class _Parser:
                 remedy=f"at most {MAX_CONDITIONS} are possible",
             )
 
-    def _condition(self, given: Mapping[str, Any]) -> Filter:
+    def _condition(self, content: Mapping[str, Any]) -> Filter:
         self._count()
-        name = given.get("field")
+        name = content.get("field")
         if (
             not isinstance(name, str)
             or not 0 < len(name.encode(errors="replace")) <= MAX_FIELD_BYTES
         ):
             raise InvalidInput(
-                "a condition of the filter names no field", remedy=f"for example {_EXAMPLE}"
+                "a condition of the filter must name a field", remedy=f"for example {_EXAMPLE}"
             )
-        stated = [key for key in given if key != "field"]
-        unknown = [key for key in stated if key not in _OPERATORS]
-        if unknown or not stated:
-            what = repr(str(unknown[0])[:MAX_FIELD_BYTES]) if unknown else "none"
+        operators = [key for key in content if key != "field"]
+        unknown = [key for key in operators if key not in _OPERATORS]
+        if unknown or not operators:
+            operator = repr(str(unknown[0])[:MAX_FIELD_BYTES]) if unknown else "none"
             raise InvalidInput(
-                f"the filter's operator on {name!r} is {what}",
+                f"the filter's operator on {name!r} is {operator}",
                 remedy=f"operators are {', '.join(_OPERATORS)}",
             )
         values = None
         for key in ("eq", "in"):
-            if key in given:
-                wanted = _values(name, [given[key]] if key == "eq" else given[key])
-                values = wanted if values is None else values & wanted
-        bounds = tuple((key, _bound(name, given[key])) for key in RANGES if key in given)
+            if key in content:
+                allowed = _values(name, [content[key]] if key == "eq" else content[key])
+                values = allowed if values is None else values & allowed
+        bounds = tuple((key, _bound(name, content[key])) for key in RANGES if key in content)
         return Condition(name, values, bounds)
 
 
-def _values(name: str, given: object) -> frozenset[tuple[type, Scalar]]:
-    if not _is_list(given) or len(given) > MAX_VALUES:
+def _values(name: str, content: object) -> frozenset[tuple[type, Scalar]]:
+    if not _is_list(content) or len(content) > MAX_VALUES:
         raise InvalidInput(
-            f"'in' on {name!r} is no list of values", remedy=f"at most {MAX_VALUES} are possible"
+            f"'in' on {name!r} must be a list of values",
+            remedy=f"at most {MAX_VALUES} are possible",
         )
-    if not all(isinstance(value, bool | str | int | float) for value in given):
+    if not all(isinstance(value, bool | str | int | float) for value in content):
         raise InvalidInput(
             f"the filter's value of {name!r} cannot be compared",
             remedy="strings, numbers and booleans",
         )
-    return frozenset((type(value), value) for value in (_scalar(name, each) for each in given))
+    return frozenset((type(value), value) for value in (_scalar(name, value) for value in content))
 
 
-def _ids(given: object) -> tuple[str, ...]:
-    wanted = given.get("in") if isinstance(given, Mapping) and len(given) == 1 else None
-    if not _is_list(wanted) or not all(isinstance(item_id, str) for item_id in wanted):
+def _ids(content: object) -> tuple[str, ...]:
+    ids = content.get("in") if isinstance(content, Mapping) and len(content) == 1 else None
+    if not _is_list(ids) or not all(isinstance(item_id, str) for item_id in ids):
         raise InvalidInput(
-            "'id' of the filter is no list of ids", remedy='for example {"id": {"in": ["a.png"]}}'
+            "'id' of the filter must be a list of ids",
+            remedy='for example {"id": {"in": ["a.png"]}}',
         )
-    if len(wanted) > MAX_IDS:
+    if len(ids) > MAX_IDS:
         raise InvalidInput(
-            f"the filter names {len(wanted)} ids", remedy=f"at most {MAX_IDS} are possible"
+            f"the filter names {len(ids)} ids", remedy=f"at most {MAX_IDS} are possible"
         )
-    return tuple(wanted)
+    return tuple(ids)
 
 
-def _bound(name: str, given: object) -> Scalar:
-    if isinstance(given, bool) or not isinstance(given, str | int | float):
+def _bound(name: str, content: object) -> Scalar:
+    if isinstance(content, bool) or not isinstance(content, str | int | float):
         raise InvalidInput(
-            f"the filter's bound of {name!r} has no order", remedy="give a string or a number"
+            f"the filter's bound of {name!r} cannot be ordered", remedy="give a string or a number"
         )
-    return _scalar(name, given)
+    return _scalar(name, content)
 
 
 def _scalar(name: str, value: bool | str | float) -> Scalar:  # noqa: FBT001 - a JSON value
@@ -277,5 +280,5 @@ def _scalar(name: str, value: bool | str | float) -> Scalar:  # noqa: FBT001 - a
     return float(value)
 
 
-def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(given, list | tuple)
+def _is_list(content: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(content, list | tuple)

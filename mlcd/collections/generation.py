@@ -73,8 +73,8 @@ def write_generation(
         with draft.write(ROWS) as path, path.open("wb") as file:
             np.save(file, rows, allow_pickle=False)
         with draft.write(VECTORS) as path:
-            _write_vectors(path, _checked(blocks, advance), (len(rows), dimension))
-        vectors = _mapped(draft.path / VECTORS)
+            _write_vectors(path, _check_between_blocks(blocks, advance), (len(rows), dimension))
+        vectors = _map_vectors(draft.path / VECTORS)
         tuned = tune(vectors, target, advance=advance)
         if tuned.index is not None:
             with draft.write(INDEX) as path:
@@ -87,7 +87,7 @@ def write_generation(
                 "recall": asdict(tuned.recall) if tuned.recall else None,
             }
         )
-    return Generation(number, rows, _mapped(out / VECTORS), tuned)
+    return Generation(number, rows, _map_vectors(out / VECTORS), tuned)
 
 
 def newest_number(folder: Path) -> int | None:
@@ -122,7 +122,7 @@ def _open(path: Path, number: int, dimension: int, fingerprint: Fingerprint) -> 
         raise ArtifactInvalid(f"{path} is of another model")
     rows, vectors = (
         np.load(artifact.file(ROWS), allow_pickle=False),
-        _mapped(artifact.file(VECTORS)),
+        _map_vectors(artifact.file(VECTORS)),
     )
     if vectors.shape != (len(rows), dimension):
         raise ArtifactInvalid(f"{path} has {len(rows)} rows and vectors {list(vectors.shape)}")
@@ -151,7 +151,9 @@ def remove_before(folder: Path, number: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _checked(blocks: Iterator[Embeddings], advance: Callable[[int], None]) -> Iterator[Embeddings]:
+def _check_between_blocks(
+    blocks: Iterator[Embeddings], advance: Callable[[int], None]
+) -> Iterator[Embeddings]:
     for block in blocks:
         advance(0)
         yield block
@@ -165,7 +167,7 @@ def _write_vectors(path: Path, blocks: Iterator[Embeddings], shape: tuple[int, i
             file.write(np.ascontiguousarray(block, dtype="<f4").data)
 
 
-def _mapped(path: Path) -> Embeddings:
+def _map_vectors(path: Path) -> Embeddings:
     """Maps the vectors of a file that `_write_vectors` made, without a descriptor; numpy's maps
     keep one each.
     """

@@ -72,8 +72,8 @@ class Growth:
         self._num_alive -= 1
 
     def apply(self, effects: Iterable[Effect]) -> list[int]:
-        """Applies the effects and returns the ledger's rows that no item has any more."""
-        gone = []
+        """Applies the effects and returns the ledger's rows that are free now."""
+        freed_rows = []
         for effect in effects:
             old = self._position_of.get(effect.id)
             vector = effect.vector
@@ -84,13 +84,13 @@ class Growth:
                 self._alive[old] = False
                 self._num_alive -= 1
                 if self._rows[old] != effect.row:
-                    gone.append(int(self._rows[old]))
+                    freed_rows.append(int(self._rows[old]))
             if effect.row is None:
                 self._position_of.pop(effect.id, None)
             else:
                 assert vector is not None
                 self.append(effect.id, effect.row, vector, effect.metadata)
-        return gone
+        return freed_rows
 
     def row_of(self, item_id: str) -> int:
         """Returns the ledger's row of an item that exists."""

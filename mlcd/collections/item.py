@@ -82,7 +82,7 @@ def check_name(name: object) -> str:
     """Returns `name` where it is valid for a collection. Raises InvalidInput."""
     if not isinstance(name, str) or not is_name(name):
         raise InvalidInput(
-            f"{_shown(name)} cannot name a collection",
+            f"{_shorten(name)} cannot name a collection",
             remedy="use at most 128 letters, digits, dots, dashes and underscores, the first a"
             " letter or digit",
         )
@@ -92,14 +92,14 @@ def check_name(name: object) -> str:
 def check_id(item_id: object) -> str:
     """Returns `item_id` where it is valid for an item. Raises InvalidInput."""
     if not isinstance(item_id, str) or not item_id:
-        raise InvalidInput("an item has no id", remedy="ids are strings of 1 to 1,024 bytes")
+        raise InvalidInput("each item needs an id", remedy="ids are strings of 1 to 1,024 bytes")
     try:
         size = len(item_id.encode())
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"the id {_shown(item_id)} is not valid Unicode") from error
+        raise InvalidInput(f"the id {_shorten(item_id)} is not valid Unicode") from error
     if size > MAX_ID_BYTES or "\0" in item_id:
         raise InvalidInput(
-            f"the id {_shown(item_id)} cannot be used",
+            f"the id {_shorten(item_id)} cannot be used",
             remedy=f"at most {MAX_ID_BYTES} bytes, none of them zero",
         )
     return item_id
@@ -118,7 +118,7 @@ def check_new_id(item_id: object) -> str:
         )
     if (control := _CONTROL.search(item_id)) is not None:
         raise InvalidInput(
-            f"the id {_shown(item_id)} has the control character U+{ord(control[0]):04X}",
+            f"the id {_shorten(item_id)} has the control character U+{ord(control[0]):04X}",
             remedy="leave control characters and line breaks out of ids",
         )
     return item_id
@@ -131,14 +131,15 @@ def unit_embedding(item_id: str, embedding: NDArray[np.floating], dimension: int
     vector = np.asarray(embedding)
     if vector.shape != (dimension,) or vector.dtype.kind not in "fiu":
         raise InvalidInput(
-            f"the embedding of {_shown(item_id)} has shape {list(vector.shape)}, not [{dimension}]",
+            f"the embedding of {_shorten(item_id)} must have shape [{dimension}], got"
+            f" {list(vector.shape)}",
             remedy="embed the image with the collection's own model",
         )
     with np.errstate(over="ignore"):
         norm = float(np.linalg.norm(vector.astype(np.float64)))
     if not math.isfinite(norm) or norm == 0:
         raise InvalidInput(
-            f"the embedding of {_shown(item_id)} has no direction (norm {norm})",
+            f"the embedding of {_shorten(item_id)} needs a direction, got norm {norm}",
             remedy="leave out NaN, Inf and zero",
         )
     if vector.dtype == np.float32 and abs(norm - 1) <= _UNIT_ROUNDING:
@@ -150,7 +151,7 @@ def encode_metadata(item_id: str, metadata: object) -> str:
     """Returns canonical JSON: equal metadata give equal strings. Raises InvalidInput naming item
     and field.
     """
-    of = f"the metadata of {_shown(item_id)}"
+    of = f"the metadata of {_shorten(item_id)}"
     if not isinstance(metadata, Mapping):
         raise InvalidInput(f"{of} are not a JSON object")
     if len(metadata) > MAX_FIELDS:
@@ -166,7 +167,7 @@ def encode_metadata(item_id: str, metadata: object) -> str:
                 f"{of} have a field that cannot be used",
                 remedy="names are strings of 1 to 128 bytes",
             )
-        _check_value(value, f"field {_shown(name)} of {of}", 1)
+        _check_value(value, f"field {_shorten(name)} of {of}", 1)
     text = json.dumps(
         dict(metadata), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     )
@@ -184,24 +185,24 @@ def is_exact(number: float) -> bool:
     return math.isfinite(number)
 
 
-def _check_value(value: object, what: str, depth: int) -> None:
+def _check_value(value: object, place: str, depth: int) -> None:
     if value is None or isinstance(value, bool | str):
         return
     if isinstance(value, int | float):
         if not is_exact(value):
             raise InvalidInput(
-                f"{what} is a number that JSON readers disagree on", remedy="give it as a string"
+                f"{place} is a number that JSON readers disagree on", remedy="give it as a string"
             )
         return
     if depth < _MAX_DEPTH and isinstance(value, list | Mapping):
         for inner in value.values() if isinstance(value, Mapping) else value:
-            _check_value(inner, what, depth + 1)
+            _check_value(inner, place, depth + 1)
         if isinstance(value, list) or all(isinstance(name, str) for name in value):
             return
-    raise InvalidInput(f"{what} cannot be kept", remedy="give JSON values, nested at most 8 deep")
+    raise InvalidInput(f"{place} cannot be kept", remedy="give JSON values, nested at most 8 deep")
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     """Returns the name of an item for a message, shortened where it is long."""
     text = repr(value) if isinstance(value, str) else f"a {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…'"

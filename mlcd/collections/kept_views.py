@@ -29,12 +29,12 @@ class KeptViews:
             return nearest(vectors)
 
         with self._viewing:
-            found = self.assigner.clusters(
+            clusters = self.assigner.clusters(
                 self._writes.state, digest, num_centers=num_centers, nearest=go_on
             )
             if self._writable and self.assigner.is_worth_writing:
                 self._keep()
-        return found
+        return clusters
 
     def layout(self) -> Plane:
         """Returns a point for each item; see `Collection.layout`."""

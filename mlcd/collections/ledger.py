@@ -86,15 +86,15 @@ class Ledger:
         """
         if self._connected is None:
             if self._left is not None and not self._path.is_file():  # SQLite would create one
-                raise self._replaced()
+                raise self._report_replaced()
             connection = _connect_to_read(self._path) if self._read_only else _connect(self._path)
             if self._left is not None and self._left != _identity(self._path, connection):
                 connection.close()
-                raise self._replaced()
+                raise self._report_replaced()
             self._connected = connection
         return self._connected
 
-    def _replaced(self) -> Conflict:
+    def _report_replaced(self) -> Conflict:
         """Returns the error for a file other than the one that the items in memory came from."""
         return Conflict(
             f"the ledger of {self._path.parent.name} was removed or replaced meanwhile",
@@ -105,15 +105,16 @@ class Ledger:
     def create(cls, path: Path, facts: Mapping[str, Any]) -> "Ledger":
         ledger = cls(path)
         try:
-            with _translated(path):
+            with _translate_errors(path):
                 ledger._connection.executescript(_TABLES)
                 ledger._connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 ledger._connection.execute(f"PRAGMA user_version = {SCHEMA}")
-                stated = {name: json.dumps(value) for name, value in facts.items()}
-                seal = Seal(facts=facts_checksum(stated))
+                encoded_facts = {name: json.dumps(value) for name, value in facts.items()}
+                seal = Seal(facts=facts_checksum(encoded_facts))
                 ledger._connection.execute("BEGIN IMMEDIATE")
                 ledger._connection.executemany(
-                    "INSERT INTO facts VALUES (?, ?)", {**stated, SEAL: seal.to_json()}.items()
+                    "INSERT INTO facts VALUES (?, ?)",
+                    {**encoded_facts, SEAL: seal.to_json()}.items(),
                 )
                 ledger._connection.execute("COMMIT")
         except BaseException:
@@ -139,7 +140,7 @@ class Ledger:
         return ledger
 
     def _check(self) -> None:
-        with _translated(self._path):
+        with _translate_errors(self._path):
             application = self._pragma("application_id")
             version = self._pragma("user_version")
             if application != _APPLICATION:
@@ -149,10 +150,10 @@ class Ledger:
                     f"{self._path} is of schema {version}", remedy="upgrade mlcd to read it"
                 )
             if self._pragma("integrity_check(1)") != "ok":
-                raise self._damaged()
+                raise self._report_damage()
         self._seal = self._read_seal()
         if (self._seal is None) != (version < SCHEMA):
-            raise self._damaged()
+            raise self._report_damage()
         if self._seal is None and not self._read_only:
             self._add_seal()
 
@@ -161,10 +162,10 @@ class Ledger:
 
     def _add_seal(self) -> None:
         """Upgrades a ledger of an earlier version."""
-        seal = Seal(facts=facts_checksum(self._stated_facts()), last_row=self._last_row())
+        seal = Seal(facts=facts_checksum(self._read_encoded_facts()), last_row=self._last_row())
         for item, vector_checksum in self._rows():
             seal.add(item.row, _checksum(item.id, item.metadata), vector_checksum)
-        with _translated(self._path):
+        with _translate_errors(self._path):
             connection = self._connection
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("INSERT INTO facts VALUES (?, ?)", (SEAL, seal.to_json()))
@@ -172,7 +173,7 @@ class Ledger:
             connection.execute("COMMIT")
         self._seal = seal
 
-    def _damaged(self) -> ArtifactInvalid:
+    def _report_damage(self) -> ArtifactInvalid:
         return ArtifactInvalid(f"{self._path} is damaged", remedy=_RESTORE)
 
     def rest(self) -> None:
@@ -191,47 +192,47 @@ class Ledger:
             self._connection.execute(
                 "UPDATE facts SET value = ? WHERE name = ?", (json.dumps(value), name)
             )
-            seal.facts = facts_checksum(self._stated_facts())
+            seal.facts = facts_checksum(self._read_encoded_facts())
 
     def facts(self) -> dict[str, Any]:
         """Returns the facts. Raises ArtifactInvalid where they are damaged."""
-        stated = self._stated_facts()
+        encoded_facts = self._read_encoded_facts()
         seal = self._read_seal()
-        if seal is not None and seal.facts != facts_checksum(stated):
-            raise self._damaged()
+        if seal is not None and seal.facts != facts_checksum(encoded_facts):
+            raise self._report_damage()
         try:
-            facts = {name: json.loads(value) for name, value in stated.items()}
+            facts = {name: json.loads(value) for name, value in encoded_facts.items()}
         except (ValueError, TypeError) as error:
-            raise self._damaged() from error
+            raise self._report_damage() from error
         if not all(isinstance(facts.get(name), kind) for name, kind in _FACTS.items()):
-            raise self._damaged()
+            raise self._report_damage()
         return facts
 
-    def _stated_facts(self) -> dict[str, str]:
-        with _translated(self._path):
-            stated = dict(self._connection.execute("SELECT * FROM facts").fetchall())
-        stated.pop(SEAL, None)
-        return stated
+    def _read_encoded_facts(self) -> dict[str, str]:
+        with _translate_errors(self._path):
+            encoded_facts = dict(self._connection.execute("SELECT * FROM facts").fetchall())
+        encoded_facts.pop(SEAL, None)
+        return encoded_facts
 
     def _read_seal(self) -> Seal | None:
         """Returns the seal; None where the ledger is of a version without."""
-        with _translated(self._path):
-            stated = self._connection.execute(
+        with _translate_errors(self._path):
+            row = self._connection.execute(
                 "SELECT value FROM facts WHERE name = ?", (SEAL,)
             ).fetchone()
         try:
-            return None if stated is None else Seal.from_json(stated[0])
+            return None if row is None else Seal.from_json(row[0])
         except (ValueError, TypeError) as error:
-            raise self._damaged() from error
+            raise self._report_damage() from error
 
     @contextmanager
     def transaction(self) -> Iterator[Seal]:
         """Opens a transaction that is on the disk when the block ends, or not at all.
 
         Yields the seal, which goes along with what is inserted, described and removed. Raises
-        DiskFull where there is no space left.
+        DiskFull where the disk is full.
         """
-        with _translated(self._path):
+        with _translate_errors(self._path):
             connection = self._connection
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -247,10 +248,10 @@ class Ledger:
                 raise
 
     def find(self, item_id: str) -> StoredItem | None:
-        found = self._connection.execute(
+        row = self._connection.execute(
             "SELECT row, id, metadata FROM items WHERE id = ?", (item_id,)
         ).fetchone()
-        return StoredItem(*found) if found else None
+        return StoredItem(*row) if row else None
 
     def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int:
         """Inserts an item and returns the new row's number."""
@@ -302,20 +303,20 @@ class Ledger:
         Raises ArtifactInvalid naming the first that is damaged, and after the last where they are
         not those that the ledger states.
         """
-        held = Seal(last_row=self._last_row())
+        counted = Seal(last_row=self._last_row())
         for item, vector_checksum in self._rows():
-            held.add(item.row, _checksum(item.id, item.metadata), vector_checksum)
+            counted.add(item.row, _checksum(item.id, item.metadata), vector_checksum)
             yield item
-        stated = self._read_seal()
-        if stated is None:
+        seal = self._read_seal()
+        if seal is None:
             return
-        if stated.items != held.items:
+        if seal.items != counted.items:
             raise ArtifactInvalid(
-                f"{self._path.parent}: its ledger states {stated.items:,} items and holds"
-                f" {held.items:,}",
+                f"{self._path.parent}: its ledger states {seal.items:,} items and holds"
+                f" {counted.items:,}",
                 remedy=f"a copy made while it was written? {_RESTORE}",
             )
-        if (stated.rows, stated.last_row) != (held.rows, held.last_row):
+        if (seal.rows, seal.last_row) != (counted.rows, counted.last_row):
             raise ArtifactInvalid(
                 f"{self._path.parent}: its ledger holds other items than it states",
                 remedy=f"a copy made while it was written? {_RESTORE}",
@@ -326,7 +327,7 @@ class Ledger:
 
         Raises ArtifactInvalid naming the first row that is damaged or lacks one of the two.
         """
-        with _translated(self._path):
+        with _translate_errors(self._path):
             items = self._connection.execute("SELECT * FROM items ORDER BY row")
             vectors = self._connection.execute("SELECT row, checksum FROM vectors ORDER BY row")
             for item, vector in zip_longest(items, vectors):
@@ -337,9 +338,9 @@ class Ledger:
 
     def _last_row(self) -> int:
         """Returns the number of the last row that was ever made."""
-        with _translated(self._path):
-            stated = self._connection.execute("SELECT max(seq) FROM sqlite_sequence").fetchone()
-        return stated[0] or 0
+        with _translate_errors(self._path):
+            row = self._connection.execute("SELECT max(seq) FROM sqlite_sequence").fetchone()
+        return row[0] or 0
 
     def vectors(self, rows: Sequence[int] | NDArray[np.int64], dimension: int) -> Embeddings:
         """Returns the vectors of the rows, [len(rows), dimension] float32, in this order.
@@ -347,18 +348,18 @@ class Ledger:
         Raises ArtifactInvalid naming the first that is damaged.
         """
         vectors = np.empty((len(rows), dimension), dtype=np.float32)
-        with _translated(self._path):
+        with _translate_errors(self._path):
             for start in range(0, len(rows), _ROWS_A_QUERY):
                 part = [int(row) for row in rows[start : start + _ROWS_A_QUERY]]
                 marks = ",".join("?" * len(part))
                 columns = "row, vector, checksum"
                 query = f"SELECT {columns} FROM vectors WHERE row IN ({marks})"  # noqa: S608
-                found = {
+                blobs = {
                     row: (blob, checksum)
                     for row, blob, checksum in self._connection.execute(query, part)
                 }
                 for index, row in enumerate(part, start):
-                    blob, checksum = found.get(row, (b"", 0))
+                    blob, checksum = blobs.get(row, (b"", 0))
                     is_whole = isinstance(blob, bytes) and len(blob) == 4 * dimension
                     if not is_whole or zlib.crc32(blob) != checksum:
                         raise ArtifactInvalid(
@@ -370,7 +371,7 @@ class Ledger:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    with _translated(path):
+    with _translate_errors(path):
         connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
             # of a new file; an old one keeps its own
@@ -392,7 +393,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     """
     log = path.with_name(f"{path.name}-wal")
     mode = "mode=ro" if log.is_file() and log.stat().st_size else "immutable=1"
-    with _translated(path):
+    with _translate_errors(path):
         return sqlite3.connect(
             f"{path.resolve().as_uri()}?{mode}",
             uri=True,
@@ -405,13 +406,13 @@ def _identity(path: Path, connection: sqlite3.Connection) -> tuple[int, int]:
     """Returns the file's inode number, which another file may get later, and the number of the last
     row made in it.
     """
-    with _translated(path):
+    with _translate_errors(path):
         last = connection.execute("SELECT max(seq) FROM sqlite_sequence").fetchone()[0]
     return path.stat().st_ino, last or 0
 
 
 @contextmanager
-def _translated(path: Path) -> Iterator[None]:
+def _translate_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter of a table's definition

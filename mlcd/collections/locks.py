@@ -28,7 +28,7 @@ def lock_collection(path: Path, *, writable: bool) -> CollectionLock:
     """Locks the collection at `path`, for one process that writes or for many that read.
 
     A missing lock is never made again: a process may hold the one that was removed. Raises NotFound
-    where there is no collection, ArtifactInvalid where it lacks its lock, Conflict where another
+    where none is there, ArtifactInvalid where it lacks its lock, Conflict where another
     process has it.
     """
     try:
@@ -37,7 +37,7 @@ def lock_collection(path: Path, *, writable: bool) -> CollectionLock:
         refuse_too_many_files(error)
         if any(path.glob("*.sqlite")):
             raise _cannot_be_locked(path, error) from error
-        raise NotFound(f"there is no collection at {path}", remedy="create it first") from error
+        raise NotFound(f"no collection at {path}", remedy="create it first") from error
     lock = CollectionLock(descriptor)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_EX if writable else fcntl.LOCK_SH) | fcntl.LOCK_NB)

@@ -36,9 +36,9 @@ class Difference:
 class ChangingItems(Protocol):
     """The items of one collection, as a store keeps them."""
 
-    def changes(self, known: Searcher, mark: Any) -> AbstractContextManager[Difference | None]:
-        """Opens what has changed since `known` was read, which `mark` stands for (None: nothing was
-        read); None where nothing has. Raises what `check_fits` raises.
+    def changes(self, earlier: Searcher, mark: Any) -> AbstractContextManager[Difference | None]:
+        """Opens what has changed since `earlier` was read, which `mark` stands for (None: nothing
+        was read); None where nothing has. Raises what `check_fits` raises.
         """
         ...
 

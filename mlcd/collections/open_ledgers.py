@@ -24,7 +24,7 @@ class OpenLedgers:
         self._order: dict[Resting, None] = {}  # in order of use, the latest last
         self._changing = threading.Lock()
 
-    def used(self, ledger: Resting) -> None:
+    def record_use(self, ledger: Resting) -> None:
         """Records a use, and closes the descriptors of the least recently used where there are too
         many.
         """
@@ -32,12 +32,12 @@ class OpenLedgers:
             self._order.pop(ledger, None)
             self._order[ledger] = None
             idle = list(islice(self._order, max(0, len(self._order) - MOST_OPEN)))
-            for other in idle:
-                del self._order[other]
-        for other in idle:
-            if not other.rest():
+            for ledger_to_rest in idle:
+                del self._order[ledger_to_rest]
+        for ledger_to_rest in idle:
+            if not ledger_to_rest.rest():
                 with self._changing:
-                    self._order.setdefault(other)
+                    self._order.setdefault(ledger_to_rest)
 
     def forget(self, ledger: Resting) -> None:
         """Forgets a ledger that is closed for good."""

@@ -27,7 +27,7 @@ def write_parquet(collection: Collection, path: Path, *, meter: Meter) -> int:
     """Writes all items of one moment and returns their number; the file appears whole or not at
     all.
 
-    Raises Conflict where the file exists, Unavailable where there is no space.
+    Raises Conflict where the file exists, Unavailable where the disk is full.
     """
     if path.exists():
         raise Conflict(f"{path} exists", remedy="give another file")

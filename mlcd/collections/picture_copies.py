@@ -1,7 +1,7 @@
 """The copies of pictures in a collection: pairs that embeddings propose and thumbnails confirm.
 
 Proposed are the pairs of the highest cosines, about 8 for each item, whatever the model; the
-pictures decide (`mlcd.images.likeness`). A pair of which one has no thumbnail needs the cosine
+pictures decide (`mlcd.images.likeness`). A pair that lacks a thumbnail needs the cosine
 `DEFAULT_SIMILARITY`.
 """
 
@@ -52,16 +52,16 @@ def thumbnails_of(collection: CollectionPort, ids: Sequence[str]) -> ReadThumbna
     """Returns what reads the thumbnails of rows. ids: those of all rows."""
 
     def read(rows: _Rows) -> list[bytes | None]:
-        wanted = [ids[row] for row in rows.tolist()]
-        found = collection.read_thumbnails(wanted)
-        return [found[item_id].data if item_id in found else None for item_id in wanted]
+        row_ids = [ids[row] for row in rows.tolist()]
+        thumbnails = collection.read_thumbnails(row_ids)
+        return [thumbnails[item_id].data if item_id in thumbnails else None for item_id in row_ids]
 
     return read
 
 
 @dataclass(frozen=True)
 class FoundCopies:
-    """The groups of copies. nearest: the pair that comes nearest to one where there is no group."""
+    """The groups of copies. nearest: the closest pair where no group exists."""
 
     groups: list[Group]
     nearest: Group | None
@@ -76,7 +76,7 @@ def copy_groups(num_rows: int, take: Take, read: ReadThumbnails, *, meter: Meter
     proposed = propose_pairs(len(distinct), distinct.take, meter=meter)
     pictures = _Pictures(lambda rows: read(distinct.rows[rows]), proposed, meter)
     is_copy = pictures.are_copies(proposed)
-    groups = distinct.groups(_selected(proposed, np.flatnonzero(is_copy)))
+    groups = distinct.groups(_select(proposed, np.flatnonzero(is_copy)))
     return FoundCopies(groups, None if groups else _best(proposed, pictures.coarse, distinct))
 
 
@@ -96,29 +96,29 @@ def propose_pairs(num_rows: int, take: Take, *, meter: Meter) -> ClosePairs:
     least = _least_cosine(heads)
     most, num, parts = _MOST_PER_ROW * num_rows, 0, list[ClosePairs]()
     for start in range(0, num_rows, _TILE_ROWS):
-        left = heads[start : start + _TILE_ROWS]
-        for other in range(start, num_rows, _TILE_ROWS):
+        block = heads[start : start + _TILE_ROWS]
+        for start_of_second in range(start, num_rows, _TILE_ROWS):
             meter.advance(0)
-            cosines = left @ heads[other : other + _TILE_ROWS].T
+            cosines = block @ heads[start_of_second : start_of_second + _TILE_ROWS].T
             near = cosines >= least
-            if other == start:
+            if start_of_second == start:
                 near = np.triu(near, 1)
-            one, two = np.nonzero(near)
-            found = cosines[one, two].astype(np.float64)
-            parts.append(ClosePairs(one + start, two + other, found))
-            num += len(one)
+            first, second = np.nonzero(near)
+            similarities = cosines[first, second].astype(np.float64)
+            parts.append(ClosePairs(first + start, second + start_of_second, similarities))
+            num += len(first)
             if num > 2 * most:
                 parts = [_highest(ClosePairs.joined(parts), most)]
                 num = most
-        meter.advance(len(left))
+        meter.advance(len(block))
     if not parts:
         return _NO_PAIRS
     chosen = _highest(ClosePairs.joined(parts), most)
     cosines = np.empty(len(chosen.first))
     for start in range(0, len(cosines), _TILE_ROWS):
-        some = slice(start, start + _TILE_ROWS)
-        left, right = take(chosen.first[some]), take(chosen.second[some])
-        cosines[some] = np.einsum("nd,nd->n", left, right)
+        rows = slice(start, start + _TILE_ROWS)
+        block, right = take(chosen.first[rows]), take(chosen.second[rows])
+        cosines[rows] = np.einsum("nd,nd->n", block, right)
     return ClosePairs(chosen.first, chosen.second, cosines)
 
 
@@ -144,8 +144,8 @@ class _Pictures:
         self._small = np.zeros((len(self._rows), COARSE_SIDE, COARSE_SIDE), np.uint8)
         self._is_there = np.zeros(len(self._rows), np.bool_)
         for start in range(0, len(self._rows), _READ_ROWS):
-            some = slice(start, start + _READ_ROWS)
-            self._small[some], self._is_there[some] = self._gray(self._rows[some], COARSE_SIDE)
+            block = slice(start, start + _READ_ROWS)
+            self._small[block], self._is_there[block] = self._gray(self._rows[block], COARSE_SIDE)
         self.coarse: NDArray[np.float32] = np.full(len(proposed.first), -1, np.float32)
 
     def are_copies(self, pairs: ClosePairs) -> NDArray[np.bool_]:
@@ -163,12 +163,14 @@ class _Pictures:
         is_copy = ~both & (pairs.similarities >= DEFAULT_SIMILARITY)
         passed = np.flatnonzero(both & (self.coarse >= LEAST_COARSE))
         for start in range(0, len(passed), _FINE_PAIRS):
-            some = passed[start : start + _FINE_PAIRS]
-            edges = chosen[some]
+            pair_numbers = passed[start : start + _FINE_PAIRS]
+            edges = chosen[pair_numbers]
             part, _ = self._gray(self._rows[parts[edges]], FINE_SIDE)
-            whole, _ = self._gray(self._rows[wholes[edges]], FINE_SIDE)
-            whole = np.where(mirrored[edges, None, None], whole[:, :, ::-1], whole)
-            is_copy[some] = fine_scores(part, whole, views[edges]) >= LEAST_FINE
+            whole_pictures, _ = self._gray(self._rows[wholes[edges]], FINE_SIDE)
+            whole_pictures = np.where(
+                mirrored[edges, None, None], whole_pictures[:, :, ::-1], whole_pictures
+            )
+            is_copy[pair_numbers] = fine_scores(part, whole_pictures, views[edges]) >= LEAST_FINE
         return is_copy
 
     def _fits(
@@ -188,11 +190,11 @@ class _Pictures:
         starts = np.searchsorted(parts[order], np.arange(len(self._rows) + 1))
         for start in range(0, len(self._rows), _VIEWED_ROWS):
             self._meter.advance(0)
-            for row, seen in enumerate(
+            for row, part_views in enumerate(
                 coarse_views(self._small[start : start + _VIEWED_ROWS]), start
             ):
                 edges = order[starts[row] : starts[row + 1]]
-                fits = best_fits(seen, spectra[wholes[edges]].astype(np.float32))
+                fits = best_fits(part_views, spectra[wholes[edges]].astype(np.float32))
                 scores[edges], views[edges] = fits.scores, fits.views
                 mirrored[edges] = fits.mirrored
         return scores, views, mirrored
@@ -232,10 +234,10 @@ def _least_cosine(rows: Embeddings) -> float:
 def _highest(pairs: ClosePairs, most: int) -> ClosePairs:
     if len(pairs.first) <= most:
         return pairs
-    return _selected(pairs, np.argpartition(-pairs.similarities, most)[:most])
+    return _select(pairs, np.argpartition(-pairs.similarities, most)[:most])
 
 
-def _selected(pairs: ClosePairs, chosen: _Rows) -> ClosePairs:
+def _select(pairs: ClosePairs, chosen: _Rows) -> ClosePairs:
     return ClosePairs(pairs.first[chosen], pairs.second[chosen], pairs.similarities[chosen])
 
 
@@ -244,7 +246,7 @@ def _best(pairs: ClosePairs, scores: NDArray[np.floating], distinct: DistinctRow
     if not len(pairs.first):
         return None
     best = np.lexsort((pairs.similarities, scores))[-1:]
-    return distinct.groups(_selected(pairs, best))[0]
+    return distinct.groups(_select(pairs, best))[0]
 
 
 _NO_PAIRS: Final = ClosePairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64))

@@ -96,8 +96,8 @@ class Projection:
     def points(self, vectors: Embeddings) -> NDArray[np.float32]:
         """Returns the points of vectors, [n, 2] in [-1, 1]."""
         points = np.zeros((len(vectors), 2), dtype=np.float32)
-        found = (vectors - self.mean) @ self.components.T / np.float32(self.scale)
-        points[:, : found.shape[1]] = np.clip(found, -1, 1)
+        projected = (vectors - self.mean) @ self.components.T / np.float32(self.scale)
+        points[:, : projected.shape[1]] = np.clip(projected, -1, 1)
         return points
 
 
@@ -121,7 +121,7 @@ class Placer:
         if key != self._key:
             self._begin(searcher, positions)
             self._key = key
-        self._points = self._points.extended(searcher, self._compute)
+        self._points = self._points.extend(searcher, self._compute)
         points = self._points.at(searcher.rows[positions])
         return Plane(searcher, self._method, positions, points)
 
@@ -153,10 +153,12 @@ class _Between:
     def points(self, vectors: Embeddings) -> NDArray[np.float32]:
         if not self._known.any():
             return np.zeros((len(vectors), 2), dtype=np.float32)
-        found = self._searcher.nearest_indexed(vectors, _NEIGHBORS, self._known)
-        weights = np.where(found.ids >= 0, np.maximum(found.scores, 1e-6), 0).astype(np.float32)
+        projected = self._searcher.nearest_indexed(vectors, _NEIGHBORS, self._known)
+        weights = np.where(projected.ids >= 0, np.maximum(projected.scores, 1e-6), 0).astype(
+            np.float32
+        )
         weights /= weights.sum(axis=1, keepdims=True)
-        points: NDArray[np.float32] = np.einsum("nk,nkd->nd", weights, self._points[found.ids])
+        points: NDArray[np.float32] = np.einsum("nk,nkd->nd", weights, self._points[projected.ids])
         return points
 
 
@@ -187,7 +189,7 @@ def remove_layout(folder: Path) -> None:
         (folder / LAYOUT / name).unlink(missing_ok=True)
 
 
-def squared(points: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+def fit_square(points: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
     """Returns points [N, 2] moved and scaled into the square [-1, 1], with one scale for both
     axes.
     """

@@ -2,8 +2,8 @@
 
     q' = q - weight * mean(unwanted), of unit length
 
-J. J. Rocchio: Relevance Feedback in Information Retrieval, 1971. What is wanted beside the query
-itself has no part in it: several queries are several searches.
+J. J. Rocchio: Relevance Feedback in Information Retrieval, 1971. Wanted items do not take part:
+several queries are several searches.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from mlcd.errors import InvalidInput
 from mlcd.types import Embeddings, unit_rows
 
 
-def moved_away(queries: Embeddings, unwanted: Embeddings, weight: float) -> Embeddings:
+def move_away(queries: Embeddings, unwanted: Embeddings, weight: float) -> Embeddings:
     """Returns unit queries [Q, D] that are less like `unwanted` [U, D].
 
     Raises InvalidInput where nothing would be left of a query.

@@ -145,7 +145,7 @@ class RemoteCollection(ABC):
     @abstractmethod
     def without_thumbnail(self) -> list[str]: ...
 
-    def described_thumbnails(self) -> Stored | None:
+    def describe_thumbnails(self) -> Stored | None:
         """Returns None: the store counts no pictures, and bounds them no more than items."""
         return None
 
@@ -161,7 +161,7 @@ class RemoteCollection(ABC):
             with self._viewing:
                 self._upkeep.begin(self.reindex, lambda: num_items)
 
-    def _described(
+    def _describe_index(
         self,
         items: int,
         kind: str,
@@ -191,7 +191,7 @@ class RemoteCollection(ABC):
 
 
 def chosen_effort(
-    effort: int | None, wanted: int, matching: int, items: int, *, most: int, scan_at_most: int
+    effort: int | None, top: int, matching: int, items: int, *, most: int, scan_at_most: int
 ) -> int | None:
     """Returns how far an index has to look; None where comparing all that match is less work.
 
@@ -201,5 +201,5 @@ def chosen_effort(
     """
     if effort is None or matching <= scan_at_most:
         return None
-    scaled = int(np.ceil(max(effort, wanted) * items / matching))
+    scaled = int(np.ceil(max(effort, top) * items / matching))
     return None if scaled > most else scaled

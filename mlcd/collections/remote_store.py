@@ -51,8 +51,8 @@ class RemoteCollections(ABC, Generic[P, C]):
         return True
 
     def close(self, *, finish: bool = True) -> None:
-        for one in self.all().values():
-            one.close(finish=finish)
+        for collection in self.all().values():
+            collection.close(finish=finish)
         self._opened.clear()
         self._disconnect()
 
@@ -84,28 +84,28 @@ class RemoteCollections(ABC, Generic[P, C]):
         return {}
 
     def all(self) -> Mapping[str, C]:
-        return {name: one for name, (_, one) in sorted(self._opened.copy().items())}
+        return {name: collection for name, (_, collection) in sorted(self._opened.copy().items())}
 
     def find(self, name: str) -> C | None:
-        found = self._opened.get(check_name(name))
-        return None if found is None else found[1]
+        opened = self._opened.get(check_name(name))
+        return None if opened is None else opened[1]
 
     def get(self, name: str) -> C:
-        found = self.find(name)
-        if found is None:
-            raise NotFound("there is no such collection")
-        return found
+        collection = self.find(name)
+        if collection is None:
+            raise NotFound("no such collection")
+        return collection
 
     def create(
         self, name: str, *, fingerprint: Fingerprint, dimension: int, recall: float | None = None
     ) -> tuple[C, bool]:
         check_name(name)
-        made = False
+        is_new = False
         pinned = self._find(name)
         if pinned is None:
             target = DEFAULT_RECALL if recall is None else recall
             check_creation(dimension, target)
-            made = self._make(name, fingerprint, dimension, target)
+            is_new = self._make(name, fingerprint, dimension, target)
             pinned = self._find(name)
         if pinned is None:  # another server deletes at the same time
             raise NotFound(f"the collection {name} was deleted meanwhile", remedy="create it again")
@@ -114,30 +114,30 @@ class RemoteCollections(ABC, Generic[P, C]):
             (pinned.fingerprint, pinned.dimension, pinned.recall),
             (fingerprint, dimension, recall),
         )
-        return self._open(pinned), made
+        return self._open(pinned), is_new
 
     def delete(self, name: str) -> None:
         if not self._remove(check_name(name)):
-            raise NotFound("there is no such collection")
+            raise NotFound("no such collection")
         with self._changing:
-            _, one = self._opened.pop(name, (None, None))
-        if one is not None:
-            one.close(finish=False)
+            _, collection = self._opened.pop(name, (None, None))
+        if collection is not None:
+            collection.close(finish=False)
 
     def _open(self, pinned: P) -> C:
-        found = self._held(pinned)
-        if found is not None:
-            return found
+        present = self._find_open(pinned)
+        if present is not None:
+            return present
         opened = self._opener(pinned)  # it may wait for the store, and others not for it
         with self._changing:
-            found = self._held(pinned)
-            if found is None:
+            present = self._find_open(pinned)
+            if present is None:
                 self._opened[pinned.name] = pinned.identity, opened
-            return opened if found is None else found
+            return opened if present is None else present
 
-    def _held(self, pinned: P) -> C | None:
-        identity, found = self._opened.get(pinned.name, (None, None))
-        return found if identity == pinned.identity else None
+    def _find_open(self, pinned: P) -> C | None:
+        identity, collection = self._opened.get(pinned.name, (None, None))
+        return collection if identity == pinned.identity else None
 
     @abstractmethod
     def _identities(self) -> Mapping[str, int | str]:

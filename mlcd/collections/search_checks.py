@@ -18,52 +18,50 @@ def check_creation(dimension: int, recall: float) -> None:
     """Raises ConfigInvalid where no collection can be of this dimension and recall."""
     if not 0 < recall <= LARGEST_TARGET:
         raise ConfigInvalid(
-            f"a recall of {recall:g} cannot be shown",
-            remedy=f"give one in (0, {LARGEST_TARGET:g}], or search exact",
+            f"recall must be in (0, {LARGEST_TARGET:g}], got {recall:g}",
+            remedy="for all neighbors search exact",
         )
     if dimension < 1:
-        raise ConfigInvalid(f"{dimension} is no dimension")
+        raise ConfigInvalid(f"dimension must be at least 1, got {dimension}")
 
 
 def check_same(
     name: str,
-    held: tuple[Fingerprint, int, float],
-    wanted: tuple[Fingerprint, int, float | None],
+    own: tuple[Fingerprint, int, float],
+    requested: tuple[Fingerprint, int, float | None],
 ) -> None:
     """Raises Conflict where a collection is there for another (fingerprint, dimension, recall).
 
-    wanted: without a recall, that of the collection will do.
+    requested: without a recall, that of the collection will do.
     """
     remedy = "give another name, or delete it first"
-    if held[:2] != wanted[:2]:
+    if own[:2] != requested[:2]:
         raise Conflict(
-            f"the collection {name} is there, for embeddings of {held[1]} numbers by the model"
-            f" {held[0]}",
+            f"the collection {name} is there, for embeddings of {own[1]} numbers by the model"
+            f" {own[0]}",
             remedy=remedy,
         )
-    if wanted[2] not in (None, held[2]):
-        raise Conflict(
-            f"the collection {name} is there, for a recall of {held[2]:g}", remedy=remedy
-        )
+    if requested[2] not in (None, own[2]):
+        raise Conflict(f"the collection {name} is there, for a recall of {own[2]:g}", remedy=remedy)
 
 
-def check_model(name: str, held: Fingerprint, given: Fingerprint) -> None:
+def check_model(name: str, own: Fingerprint, fingerprint: Fingerprint) -> None:
     """Raises ConfigInvalid where embeddings of the given model do not belong in the collection."""
-    if given != held:
+    if fingerprint != own:
         raise ConfigInvalid(
-            f"{name} holds embeddings of another model ({held[:12]}, given {given[:12]})",
+            f"{name} holds embeddings of another model ({own[:12]}, given {fingerprint[:12]})",
             remedy="embed the images with the collection's model, or make another collection",
         )
 
 
-def checked_queries(
+def check_queries(
     queries: NDArray[np.floating], top: int, threshold: float | None, dimension: int
 ) -> Embeddings:
     """Returns the queries as unit rows. Raises InvalidInput naming what is wrong with a search."""
     if not isinstance(top, int) or not 1 <= top <= MAX_TOP:
         raise InvalidInput(f"top is not in 1 to {MAX_TOP}")
     if threshold is not None and not -1 <= threshold <= 1:
-        raise InvalidInput("the threshold is no cosine", remedy="give one in [-1, 1]")
+        raise InvalidInput(f"the threshold must be a cosine in [-1, 1], got {threshold:g}")
     if queries.ndim != 2 or queries.shape[1] != dimension:
         raise InvalidInput(f"the collection has dimension {dimension}, got {list(queries.shape)}")
     return _unit(queries)

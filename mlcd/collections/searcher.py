@@ -128,15 +128,15 @@ class Searcher:
         if top == 0 or not len(queries):
             return SearchAnswer([[] for _ in queries], True, matching)
         every = matching == self.num_positions
-        found, was_exact = self._search_indexed(
+        neighbors, was_exact = self._search_indexed(
             queries, top, None if every else allowed[: self.num_indexed], exact=exact
         )
         if len(self.delta):
             numbers = None if every else np.flatnonzero(allowed[self.num_indexed :])
             of_delta = scan(queries, self.delta, top, numbers=numbers)
             shifted = np.where(of_delta.ids >= 0, of_delta.ids + self.num_indexed, -1)
-            found = merge_neighbors(found, Neighbors(shifted, of_delta.scores), top)
-        return SearchAnswer(self._matches(found, threshold), was_exact, matching)
+            neighbors = merge_neighbors(neighbors, Neighbors(shifted, of_delta.scores), top)
+        return SearchAnswer(self._matches(neighbors, threshold), was_exact, matching)
 
     def nearest_indexed(
         self, queries: Embeddings, top: int, allowed: NDArray[np.bool_]
@@ -152,27 +152,27 @@ class Searcher:
         allowed_num = num if allowed is None else int(np.count_nonzero(allowed))
         if allowed_num == num:
             allowed = None
-        wanted = min(top, allowed_num)
-        if wanted == 0:
+        num_answers = min(top, allowed_num)
+        if num_answers == 0:
             return nothing(len(queries), top), True
-        effort = self._effort(wanted, allowed_num)
+        effort = self._effort(num_answers, allowed_num)
         if exact or tuned.index is None or effort is None:
             numbers = None if allowed is None else np.flatnonzero(allowed)
             return scan(queries, self.generation.vectors, top, numbers=numbers), True
         candidates = min(top * tuned.widening, num)
-        found = tuned.index.search(queries, candidates, allowed=allowed, effort=effort)
+        neighbors = tuned.index.search(queries, candidates, allowed=allowed, effort=effort)
         if tuned.widening > 1:
-            found = rescore(queries, self.generation.vectors, found, top)
-        short = np.flatnonzero((found.ids >= 0).sum(axis=1) < wanted)
+            neighbors = rescore(queries, self.generation.vectors, neighbors, top)
+        short = np.flatnonzero((neighbors.ids >= 0).sum(axis=1) < num_answers)
         if len(short):
             numbers = None if allowed is None else np.flatnonzero(allowed)
-            whole = scan(queries[short], self.generation.vectors, top, numbers=numbers)
-            ids, scores = _padded(found, top)
-            ids[short], scores[short] = whole.ids, whole.scores
-            found = Neighbors(ids, scores)
-        return found, False
+            scanned = scan(queries[short], self.generation.vectors, top, numbers=numbers)
+            ids, scores = _pad(neighbors, top)
+            ids[short], scores[short] = scanned.ids, scanned.scores
+            neighbors = Neighbors(ids, scores)
+        return neighbors, False
 
-    def _effort(self, wanted: int, allowed_num: int) -> int | None:
+    def _effort(self, num_answers: int, allowed_num: int) -> int | None:
         """Returns how far the index has to look; None where comparing all allowed items is less
         work.
 
@@ -182,28 +182,28 @@ class Searcher:
         tuned, num = self.generation.tuned, self.num_indexed
         if tuned.index is None or tuned.effort is None or allowed_num <= _SCAN_AT_MOST:
             return None
-        effort = max(tuned.effort, wanted * tuned.widening if tuned.kind == "hnsw" else 0)
+        effort = max(tuned.effort, num_answers * tuned.widening if tuned.kind == "hnsw" else 0)
         scaled = int(np.ceil(effort * num / allowed_num))
         if tuned.kind == "hnsw":  # a graph is walked over all rows, allowed or not
             return None if _VECTORS_PER_EFFORT * scaled > allowed_num else scaled
         cells = num_cells(num)  # in cells, rows that are not allowed cost next to nothing
         return None if scaled > cells and allowed_num <= _GATHERED_AT_MOST else min(scaled, cells)
 
-    def _matches(self, found: Neighbors, threshold: float | None) -> list[list[FoundItem]]:
+    def _matches(self, neighbors: Neighbors, threshold: float | None) -> list[list[FoundItem]]:
         least = -np.inf if threshold is None else least_product(threshold)
-        similarities = cosines(found.scores).tolist()
+        similarities = cosines(neighbors.scores).tolist()
         return [
             [
                 FoundItem(self.ids[position], similarity, self.metadata[position])
                 for position, similarity in zip(positions, row, strict=True)
                 if position >= 0 and similarity >= least
             ]
-            for positions, row in zip(found.ids.tolist(), similarities, strict=True)
+            for positions, row in zip(neighbors.ids.tolist(), similarities, strict=True)
         ]
 
 
-def _padded(found: Neighbors, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def _pad(neighbors: Neighbors, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Returns copies padded to [Q, top]."""
-    empty = nothing(len(found.ids), top)
-    whole = merge_neighbors(found, empty, top)
-    return whole.ids.astype(np.int64), whole.scores.astype(np.float32)
+    empty = nothing(len(neighbors.ids), top)
+    padded = merge_neighbors(neighbors, empty, top)
+    return padded.ids.astype(np.int64), padded.scores.astype(np.float32)

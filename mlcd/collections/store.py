@@ -207,7 +207,7 @@ class Collections:
         """Returns a collection; raises NotFound."""
         collection = self.find(name)
         if collection is None:
-            raise NotFound("there is no such collection")
+            raise NotFound("no such collection")
         return collection
 
     def create(
@@ -221,9 +221,9 @@ class Collections:
         """
         check_name(name)
         with self._changing:
-            found, path = self._opened.get(name), self._folder / name
-            made = found is None and not (path / LEDGER).is_file()
-            if made:
+            collection, path = self._opened.get(name), self._folder / name
+            is_new = collection is None and not (path / LEDGER).is_file()
+            if is_new:
                 self._check_writable()
                 self._check_room()
                 if path.exists():
@@ -231,7 +231,7 @@ class Collections:
                         f"something else stands where {name} would be", remedy="give another name"
                     )
                 recall = DEFAULT_RECALL if recall is None else recall
-                found = Collection.create(
+                collection = Collection.create(
                     path,
                     fingerprint=fingerprint,
                     dimension=dimension,
@@ -239,15 +239,15 @@ class Collections:
                     ledgers=self._ledgers,
                     max_thumbnail_bytes=self._max_thumbnail_bytes,
                 )
-                self._opened[name] = found
-            elif found is None:  # another process put it there
-                found = self._open_or_refuse(name)
+                self._opened[name] = collection
+            elif collection is None:  # another process put it there
+                collection = self._open_or_refuse(name)
             check_same(
                 name,
-                (found.fingerprint, found.dimension, found.recall_target),
+                (collection.fingerprint, collection.dimension, collection.recall_target),
                 (fingerprint, dimension, recall),
             )
-            return found, made
+            return collection, is_new
 
     @explain_open_files()
     def delete(self, name: str) -> None:
@@ -260,7 +260,7 @@ class Collections:
         with self._changing:
             collection = self._opened.get(name)
             if collection is None:
-                raise NotFound("there is no such collection")
+                raise NotFound("no such collection")
             # first, because what follows cannot be undone
             folder = os.open(self._folder, os.O_RDONLY)
             try:

@@ -37,24 +37,24 @@ def split_collection(url: str) -> tuple[str, str]:
     """Returns the store and the name of postgresql://HOST/DATABASE/NAME.
 
     Raises ConfigInvalid for credentials, which every user of the machine sees on a command line,
-    and where there is no name.
+    and where the name is missing.
     """
     parts = urlsplit(check_no_credentials(url))
     store, _, name = parts.path.rpartition("/")
     if not name or not (store.strip("/") or parts.scheme in _NO_DATABASE):
         raise ConfigInvalid(
-            f"{shown_store(url)} names no collection in a database",
+            f"{describe_store(url)} must name a collection in a database",
             remedy=f"give {SHAPES[kind_of(url)]}/NAME",
         )
     return urlunsplit(parts._replace(path=store)), check_name(unquote(name))
 
 
-def shown_place(place: str | Path) -> str:
+def describe_place(place: str | Path) -> str:
     """Returns a path or a URL as messages may show it."""
-    return shown_store(str(place)) if is_store(str(place)) else str(place)
+    return describe_store(str(place)) if is_store(str(place)) else str(place)
 
 
-def shown_store(url: str) -> str:
+def describe_store(url: str) -> str:
     """Returns the URL without user, password and options."""
     parts = urlsplit(url)
     return f"{kind_of(url)}://{parts.netloc.rpartition('@')[2]}{unquote(parts.path)}"

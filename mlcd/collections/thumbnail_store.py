@@ -94,8 +94,8 @@ class ThumbnailStore:
             return
         items, pictures, num_bytes = totals
         self._stored = replace(self._stored, items=items, pictures=pictures, bytes=num_bytes)
-        known = self.rows()
-        self.change(gone=known[~np.isin(known, rows)].tolist(), added={})
+        stored_rows = self.rows()
+        self.change(gone=stored_rows[~np.isin(stored_rows, rows)].tolist(), added={})
 
     def describe(self) -> Stored | None:
         """Returns the size of the store, or None where nothing was ever added."""
@@ -125,13 +125,13 @@ class ThumbnailStore:
         self._use("changed", write)
 
     def read(self, row: int) -> Thumbnail | None:
-        """Returns the picture of a row, or None where it has none that can be read."""
+        """Returns the picture of a row, or None where none can be read."""
         if not self._exists:
             return None
-        found = self._use("read", partial(_picture, row=row))
-        if found is None:
+        row_of_store = self._use("read", partial(_picture, row=row))
+        if row_of_store is None:
             return None
-        digest, data = found
+        digest, data = row_of_store
         if isinstance(data, bytes):
             picture = Thumbnail(data)
             if bytes.fromhex(picture.version) == digest:
@@ -141,13 +141,15 @@ class ThumbnailStore:
 
     def versions(self, rows: Sequence[int]) -> list[str | None]:
         """Returns the version of each row's picture, or None where it has none."""
-        found = (self._use("read", partial(_versions, rows=rows)) if self._exists else None) or {}
-        return [found.get(row) for row in rows]
+        version_of = (
+            self._use("read", partial(_versions, rows=rows)) if self._exists else None
+        ) or {}
+        return [version_of.get(row) for row in rows]
 
     def rows(self) -> NDArray[np.int64]:
         """Returns the rows that have a picture, ascending."""
-        found = (self._use("read", _rows) if self._exists else None) or []
-        return np.array(found, dtype=np.int64)
+        numbers = (self._use("read", _rows) if self._exists else None) or []
+        return np.array(numbers, dtype=np.int64)
 
     def check(self) -> None:
         """Reads every picture. Raises ArtifactInvalid where one is not what was stored."""
@@ -206,7 +208,7 @@ class ThumbnailStore:
                 self._exists, self._damaged = False, True
             return None
         if self._ledgers is not None:
-            self._ledgers.used(self)
+            self._ledgers.record_use(self)
         return result
 
     def _connect(self) -> sqlite3.Connection:
@@ -272,13 +274,13 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 def _drop(connection: sqlite3.Connection, stored: Stored, rows: Sequence[int]) -> Stored:
     """Removes the pictures of the rows, where they have any, and returns the size afterward."""
     for row in rows:
-        found = connection.execute("SELECT digest FROM shown WHERE row = ?", (row,)).fetchone()
-        if found is None:
+        digest = connection.execute("SELECT digest FROM shown WHERE row = ?", (row,)).fetchone()
+        if digest is None:
             continue
         connection.execute("DELETE FROM shown WHERE row = ?", (row,))
-        connection.execute("UPDATE pictures SET shown = shown - 1 WHERE digest = ?", found)
+        connection.execute("UPDATE pictures SET shown = shown - 1 WHERE digest = ?", digest)
         unused = connection.execute(
-            "DELETE FROM pictures WHERE digest = ? AND shown <= 0 RETURNING length(picture)", found
+            "DELETE FROM pictures WHERE digest = ? AND shown <= 0 RETURNING length(picture)", digest
         ).fetchone()
         stored = replace(stored, items=stored.items - 1)
         if unused is not None:
@@ -297,8 +299,8 @@ def _put(connection: sqlite3.Connection, stored: Stored, row: int, picture: Thum
     before = connection.execute("SELECT digest FROM shown WHERE row = ?", (row,)).fetchone()
     if before is not None and before[0] == digest:
         return stored
-    known = connection.execute("SELECT 1 FROM pictures WHERE digest = ?", (digest,)).fetchone()
-    if known is None and stored.bytes + len(picture.data) > stored.max_bytes:
+    present = connection.execute("SELECT 1 FROM pictures WHERE digest = ?", (digest,)).fetchone()
+    if present is None and stored.bytes + len(picture.data) > stored.max_bytes:
         return replace(stored, full=True)
     stored = _drop(connection, stored, [row])
     connection.execute("INSERT INTO shown VALUES (?, ?)", (row, digest))
@@ -308,7 +310,7 @@ def _put(connection: sqlite3.Connection, stored: Stored, row: int, picture: Thum
         (digest, picture.data),
     )
     stored = replace(stored, items=stored.items + 1)
-    if known is None:
+    if present is None:
         stored = replace(
             stored, pictures=stored.pictures + 1, bytes=stored.bytes + len(picture.data)
         )
@@ -317,12 +319,12 @@ def _put(connection: sqlite3.Connection, stored: Stored, row: int, picture: Thum
 
 def _picture(connection: sqlite3.Connection, *, row: int) -> tuple[bytes, bytes] | None:
     """Returns the digest and the picture of a row."""
-    found: tuple[bytes, bytes] | None = connection.execute(
+    row_of_store: tuple[bytes, bytes] | None = connection.execute(
         "SELECT digest, picture FROM pictures WHERE digest ="
         " (SELECT digest FROM shown WHERE row = ?)",
         (row,),
     ).fetchone()
-    return found
+    return row_of_store
 
 
 def _all_intact(connection: sqlite3.Connection) -> bool:
@@ -334,13 +336,13 @@ def _all_intact(connection: sqlite3.Connection) -> bool:
 
 
 def _versions(connection: sqlite3.Connection, *, rows: Sequence[int]) -> dict[int, str]:
-    found: dict[int, str] = {}
+    version_of: dict[int, str] = {}
     for start in range(0, len(rows), _ROWS_A_QUERY):
         part = [*rows[start : start + _ROWS_A_QUERY]]
         marks = ",".join("?" * len(part))
         query = f"SELECT row, digest FROM shown WHERE row IN ({marks})"  # noqa: S608
-        found |= {row: digest.hex() for row, digest in connection.execute(query, part)}
-    return found
+        version_of |= {row: digest.hex() for row, digest in connection.execute(query, part)}
+    return version_of
 
 
 def _rows(connection: sqlite3.Connection) -> list[int]:

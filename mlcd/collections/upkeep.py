@@ -58,7 +58,7 @@ class Upkeep:
         )
         self._thread.start()
 
-    def done(self) -> None:
+    def record_success(self) -> None:
         """Notes that the index was made, by this thread or another."""
         self.damaged, self.error = False, None
 

@@ -45,10 +45,10 @@ class WaitingChanges:
 
     def _write_for_all(self) -> None:
         changes: list[Change] = []
-        taken = 0
-        while self.waiting and taken < self._most:
+        total_size = 0
+        while self.waiting and total_size < self._most:
             changes.append(self.waiting.popleft())
-            taken += self._size(changes[-1])
+            total_size += self._size(changes[-1])
         try:
             self._write(changes)
         except BaseException as error:

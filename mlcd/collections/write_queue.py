@@ -78,16 +78,16 @@ class WriteQueue:
         try:
             self.check_open()
             commit(self._ledger, changes, self._dimension)
-            gone: list[int] = []
+            freed_rows: list[int] = []
             pictures: dict[int, Thumbnail] = {}
             for change in changes:
-                gone += self.growth.apply(change.effects)
+                freed_rows += self.growth.apply(change.effects)
                 if change.error is None:
                     shown = change.request.thumbnails.items()
-                    pictures |= {self.growth.row_of(item_id): one for item_id, one in shown}
+                    pictures |= {self.growth.row_of(item_id): picture for item_id, picture in shown}
             self._thumbnails.change(
-                gone=gone,
-                added={row: pictures[row] for row in pictures.keys() - set(gone)},
+                gone=freed_rows,
+                added={row: pictures[row] for row in pictures.keys() - set(freed_rows)},
             )
             self.state = self.growth.searcher()
         except BaseException as error:

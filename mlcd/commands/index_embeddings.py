@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from mlcd.collections.store_urls import shown_place
+from mlcd.collections.store_urls import describe_place
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES
 from mlcd.commands.common_options import (
     FINISHED,
@@ -180,7 +180,7 @@ class _Thumbnails:
         """
         from mlcd.pipelines.make_thumbnails import make_thumbnails, open_images
 
-        place = shown_place(str(out))
+        place = describe_place(str(out))
         line = f"collection of {count_of(described.items, 'item')}, {described.kind} index"
         facts = {FINISHED: place, **asdict(described)}
         try:

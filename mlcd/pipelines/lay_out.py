@@ -16,9 +16,9 @@ from mlcd.collections.collection import Collection
 from mlcd.collections.plane import (
     Method,
     Projection,
+    fit_square,
     read_about,
     remove_layout,
-    squared,
     write_layout,
 )
 from mlcd.collections.searcher import Searcher
@@ -73,7 +73,7 @@ def make_layout(path: Path, method: Method, reporter: Stages) -> None:
         order = np.argsort(searcher.rows[np.flatnonzero(searcher.alive)])
         positions = np.flatnonzero(searcher.alive)[order]
         points = _embed(searcher, positions, reporter)
-        write_layout(path, ByRow(rows, squared(points)), about)
+        write_layout(path, ByRow(rows, fit_square(points)), about)
 
 
 def _embed(

@@ -19,7 +19,7 @@ _SHOWN: Final = 12  # digits of a fingerprint in a message
 
 
 def missing_collection() -> NotFound:
-    return NotFound("there is no such collection", remedy="GET /v1/collections lists them")
+    return NotFound("no such collection", remedy="GET /v1/collections lists them")
 
 
 @dataclass(frozen=True)

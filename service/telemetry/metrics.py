@@ -411,7 +411,7 @@ class CollectionMetrics(Collector):
 
 def _figures(collection: "CollectionPort") -> dict[str, float | None]:
     """Returns the values of `_COUNTED`, and the recall."""
-    described, pictured = collection.describe(), collection.described_thumbnails()
+    described, pictured = collection.describe(), collection.describe_thumbnails()
     uncounted = 0 if collection.promises.store == "folder" else None  # a database counts none
     return {
         "items": described.items,

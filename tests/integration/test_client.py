@@ -185,7 +185,7 @@ def test_collections_are_made_filled_searched_changed_and_deleted(mlcd_client, p
         assert mlcd_client.item(name, ids[3]).metadata == {"album": "sea"}
         mlcd_client.delete_item(name, ids[3])
         for call in (mlcd_client.item, mlcd_client.delete_item):
-            with pytest.raises(RefusedNotFound, match="has no item"):
+            with pytest.raises(RefusedNotFound, match="lacks the item"):
                 call(name, ids[3])
         for wrong in (ids[:1], ids[:3]):
             with pytest.raises(InvalidInput, match="number of items"):

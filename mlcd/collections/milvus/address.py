@@ -2,7 +2,7 @@
 
     milvus://[USER[:PASSWORD]@]HOST[:PORT][/DATABASE][?tls=true&index=hnsw|ivf_flat]
 
-MILVUS_USER and MILVUS_PASSWORD, or MILVUS_TOKEN, are used where the URL has no user.
+MILVUS_USER and MILVUS_PASSWORD, or MILVUS_TOKEN, are used for a URL without a user.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Final, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from mlcd.collections.milvus.graph_kinds import GRAPHS, Graph
-from mlcd.collections.store_urls import SHAPES, shown_store
+from mlcd.collections.store_urls import SHAPES, describe_store
 from mlcd.errors import ConfigInvalid
 
 _PORT: Final = 19530
@@ -45,15 +45,17 @@ class MilvusAddress:
     def of(cls, url: str) -> Self:
         """Parses a URL. Raises ConfigInvalid, without the URL's credentials."""
         parts = urlsplit(url)
-        shown = shown_store(url)
+        shown = describe_store(url)
         try:
             port = parts.port or _PORT
         except ValueError as error:
-            raise ConfigInvalid(f"{shown} has no valid port", remedy="for example 19530") from error
+            raise ConfigInvalid(
+                f"{shown} needs a valid port", remedy="for example 19530"
+            ) from error
         database = unquote(parts.path.strip("/"))
         if not parts.hostname or "/" in database:
-            raise ConfigInvalid(f"{shown} is no address", remedy=f"give {SHAPES['milvus']}")
-        chosen = _chosen(shown, parts.query)
+            raise ConfigInvalid(f"{shown} is not an address", remedy=f"give {SHAPES['milvus']}")
+        chosen = _read_options(shown, parts.query)
         return cls(
             shown,
             parts.hostname,
@@ -65,7 +67,7 @@ class MilvusAddress:
         )
 
 
-def _chosen(shown: str, query: str) -> dict[str, str]:
+def _read_options(shown: str, query: str) -> dict[str, str]:
     chosen = {}
     for name, values in parse_qs(query, keep_blank_values=True).items():
         allowed = _OPTIONS.get(name)
@@ -90,9 +92,9 @@ def _chosen(shown: str, query: str) -> dict[str, str]:
 
 
 def _token(user: str, password: str) -> str:
-    given = os.environ  # noqa: TID251 - as libpq does for Postgres; a command line shows passwords
+    environment = os.environ  # noqa: TID251 - as libpq does for Postgres; a command line shows passwords
     if user:
-        return f"{user}:{password or given.get('MILVUS_PASSWORD', '')}"
-    if "MILVUS_USER" in given:
-        return f"{given['MILVUS_USER']}:{given.get('MILVUS_PASSWORD', '')}"
-    return given.get("MILVUS_TOKEN", "")
+        return f"{user}:{password or environment.get('MILVUS_PASSWORD', '')}"
+    if "MILVUS_USER" in environment:
+        return f"{environment['MILVUS_USER']}:{environment.get('MILVUS_PASSWORD', '')}"
+    return environment.get("MILVUS_TOKEN", "")

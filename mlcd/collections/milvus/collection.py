@@ -19,9 +19,9 @@ from mlcd.collections.item import FoundItem, Item, check_id
 from mlcd.collections.memory_state import IN_MEMORY, MOST_ITEMS
 from mlcd.collections.milvus import copied_audit
 from mlcd.collections.milvus.connection import AnswerTooLarge, MilvusConnection
-from mlcd.collections.milvus.expressions import EVERY, Wish, quoted, wish_of
+from mlcd.collections.milvus.expressions import EVERY, Wish, quote_list, wish_of
 from mlcd.collections.milvus.graph_kinds import GRAPHS
-from mlcd.collections.milvus.item_records import WHOLE, Record, fetched, key_of
+from mlcd.collections.milvus.item_records import WHOLE, Record, key_of, read_rows
 from mlcd.collections.milvus.kept_pictures import MAX_BYTES, KeptPictures, new_pictures
 from mlcd.collections.milvus.keyed_batch import KeyedBatch, in_parts, read_keys, rows_at_once
 from mlcd.collections.milvus.known_facts import KnownFacts
@@ -29,7 +29,7 @@ from mlcd.collections.milvus.schemas import ITEMS, PinnedCollection
 from mlcd.collections.milvus.versioned_items import VersionedItems
 from mlcd.collections.port import Description, Promises
 from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, chosen_effort
-from mlcd.collections.search_checks import checked_queries
+from mlcd.collections.search_checks import check_queries
 from mlcd.collections.searcher import SearchAnswer
 from mlcd.collections.waiting_changes import WaitingChanges
 from mlcd.images.thumbnail import Thumbnail
@@ -40,8 +40,8 @@ _CONSISTENCY: Final = (
     " level Strong)"
 )
 _CANNOT: Final = (
-    f"thumbnails have no bound of their own, and none above {MAX_BYTES:,} bytes is kept",
-    "a call that changes several items is no transaction: after a failure some may be changed",
+    f"thumbnails are not bounded as a whole, and none above {MAX_BYTES:,} bytes is kept",
+    "a call that changes several items is not a transaction: after a failure some may be changed",
     "two servers that change one item at one moment may both be told so, and one change be lost",
     "the thumbnail of an item that they both change may be that of the lost change",
     "an item that one server deletes may come back with metadata that another writes meanwhile",
@@ -96,20 +96,20 @@ class MilvusCollection(RemoteCollection):
         return len(self._items)
 
     def get(self, item_id: str) -> Item:
-        found = self._find(check_id(item_id), WHOLE)
-        if found is None:
+        record = self._find(check_id(item_id), WHOLE)
+        if record is None:
             raise missing(item_id)
-        return fetched([found], self.dimension).items()[0]
+        return read_rows([record], self.dimension).items()[0]
 
     def metadata_of(self, item_id: str) -> dict[str, Any] | None:
-        found = self._find(item_id, ["metadata"])
-        metadata: dict[str, Any] | None = None if found is None else json.loads(found["metadata"])
+        record = self._find(item_id, ["metadata"])
+        metadata: dict[str, Any] | None = None if record is None else json.loads(record["metadata"])
         return metadata
 
     def _find(self, item_id: str, fields: Sequence[str]) -> Record | None:
-        asked = f"key in {quoted([key_of(item_id)])}"
-        found = self._connection.query(self.identity, asked, fields, ITEMS)
-        return found[0] if found else None
+        expression = f"key in {quote_list([key_of(item_id)])}"
+        records = self._connection.query(self.identity, expression, fields, ITEMS)
+        return records[0] if records else None
 
     def search(
         self,
@@ -120,19 +120,19 @@ class MilvusCollection(RemoteCollection):
         threshold: float | None = None,
         exact: bool = False,
     ) -> SearchAnswer:
-        unit = checked_queries(queries, top, threshold, self.dimension)
+        unit = check_queries(queries, top, threshold, self.dimension)
         condition = None if filter is None else parse_filter(filter)
         wish = Wish(EVERY, frozenset()) if condition is None else wish_of(condition, key_of)
-        found = self._found(wish, unit, top, exact=exact)
-        if found is None:
+        answer = self._search_milvus(wish, unit, top, exact=exact)
+        if answer is None:
             return self.state.search(
                 unit, top, condition=condition, threshold=threshold, exact=exact
             )
         least = -np.inf if threshold is None else least_product(threshold)
-        matches = [[one for one in each if one.similarity >= least] for each in found.matches]
-        return SearchAnswer(matches, found.exact, found.matching)
+        matches = [[match for match in row if match.similarity >= least] for row in answer.matches]
+        return SearchAnswer(matches, answer.exact, answer.matching)
 
-    def _found(
+    def _search_milvus(
         self, wish: Wish, queries: Embeddings, top: int, *, exact: bool
     ) -> SearchAnswer | None:
         """Returns what Milvus finds; None where it cannot decide the filter, or promise the recall.
@@ -144,30 +144,30 @@ class MilvusCollection(RemoteCollection):
         if matching is None:
             matching = self._count(wish.expression)
         if matching <= _SCAN_AT_MOST:
-            found = self._compared(wish.expression, queries, top)
+            answer = self._compare_all(wish.expression, queries, top)
         elif exact:
-            found = None
+            answer = None
         else:
             counting = self._pool.submit(self._count, wish.expression)
-            found = self._indexed(wish.expression, queries, top, matching, counting)
-        return None if undecided.result() else found
+            answer = self._search_index(wish.expression, queries, top, matching, counting)
+        return None if undecided.result() else answer
 
     def _is_undecided(self, wish: Wish) -> bool:
         if not wish.several:
             return False
-        asked = f"array_contains_any(tokens, {quoted(sorted(wish.several))})"
-        return self._connection.count(self.identity, asked, ITEMS) > 0
+        expression = f"array_contains_any(tokens, {quote_list(sorted(wish.several))})"
+        return self._connection.count(self.identity, expression, ITEMS) > 0
 
     def _count(self, expression: str) -> int:
         """Returns how many items match, and remembers it."""
-        asked = "" if expression == EVERY else expression
-        counted = self._connection.count(self.identity, asked, ITEMS)
+        condition = "" if expression == EVERY else expression
+        counted = self._connection.count(self.identity, condition, ITEMS)
         if len(self._counts) > _COUNTS:
             self._counts = {}
         self._counts[expression] = counted
         return counted
 
-    def _compared(self, expression: str, queries: Embeddings, top: int) -> SearchAnswer | None:
+    def _compare_all(self, expression: str, queries: Embeddings, top: int) -> SearchAnswer | None:
         """Compares all items that match, and counts them; None where they are many by now."""
         try:
             records = self._connection.query(
@@ -180,10 +180,10 @@ class MilvusCollection(RemoteCollection):
             self._counts.pop(expression, None)
             return None
         self._counts[expression] = num
-        rows = fetched(records, self.dimension)
-        return SearchAnswer([rows.scored(query)[:top] for query in queries], True, num)
+        rows = read_rows(records, self.dimension)
+        return SearchAnswer([rows.score(query)[:top] for query in queries], True, num)
 
-    def _indexed(
+    def _search_index(
         self,
         expression: str,
         queries: Embeddings,
@@ -197,18 +197,18 @@ class MilvusCollection(RemoteCollection):
         effort = self._effort(min(top, matching), matching)
         if effort is None:
             return None
-        found = self._nearest(expression, queries, min(top, matching), effort)
+        matches = self._nearest(expression, queries, min(top, matching), effort)
         counted = counting.result()
         needed = self._effort(min(top, counted), counted)
         if needed is None:
-            return self._compared(expression, queries, top)
+            return self._compare_all(expression, queries, top)
         if needed > effort:
-            found = self._nearest(expression, queries, min(top, counted), needed)
-        if any(len(one) < min(top, counted) for one in found):
+            matches = self._nearest(expression, queries, min(top, counted), needed)
+        if any(len(row) < min(top, counted) for row in matches):
             return None
-        return SearchAnswer(found, False, counted)
+        return SearchAnswer(matches, False, counted)
 
-    def _effort(self, wanted: int, matching: int) -> int | None:
+    def _effort(self, num_answers: int, matching: int) -> int | None:
         self._facts.refresh_where_old()
         audit = self._facts.audit
         effort = audit.effort
@@ -216,7 +216,7 @@ class MilvusCollection(RemoteCollection):
             effort = self._graph.efforts[-1]
         return chosen_effort(
             effort,
-            wanted,
+            num_answers,
             matching,
             max(audit.items, matching),
             most=_UNBOUNDED,
@@ -224,24 +224,34 @@ class MilvusCollection(RemoteCollection):
         )
 
     def _nearest(
-        self, expression: str, queries: Embeddings, wanted: int, effort: int
+        self, expression: str, queries: Embeddings, num_answers: int, effort: int
     ) -> list[list[FoundItem]]:
         """Returns the nearest items that Milvus finds for each query."""
-        asked = "" if expression == EVERY else expression
-        params = self._graph.search_params(effort, wanted)
+        condition = "" if expression == EVERY else expression
+        params = self._graph.search_params(effort, num_answers)
         at_once = rows_at_once(self.dimension)
-        whole = wanted <= at_once
-        found = []
-        num = max(1, at_once // wanted)
+        fits_whole = num_answers <= at_once
+        matches = []
+        num = max(1, at_once // num_answers)
         for start in range(0, len(queries), num):
-            some = queries[start : start + num]
+            block = queries[start : start + num]
             answers = self._connection.search(
-                self.identity, some, wanted, asked, params, WHOLE if whole else (), ITEMS
+                self.identity,
+                block,
+                num_answers,
+                condition,
+                params,
+                WHOLE if fits_whole else (),
+                ITEMS,
             )
-            for query, records in zip(some, answers, strict=True):
-                those = records if whole else self._read([one["key"] for one in records], WHOLE)
-                found.append(fetched(those, self.dimension).scored(query))
-        return found
+            for query, records in zip(block, answers, strict=True):
+                whole_records = (
+                    records
+                    if fits_whole
+                    else self._read([record["key"] for record in records], WHOLE)
+                )
+                matches.append(read_rows(whole_records, self.dimension).score(query))
+        return matches
 
     def _read(self, keys: Sequence[str], fields: Sequence[str]) -> list[Record]:
         num = rows_at_once(self.dimension)
@@ -250,14 +260,14 @@ class MilvusCollection(RemoteCollection):
 
     def items(self, num_rows: int = COPIED_ROWS) -> Iterator[list[Item]]:
         for records in self._items.whole():
-            for some in in_parts(records, num_rows):
-                yield fetched(some, self.dimension).items()
+            for part in in_parts(records, num_rows):
+                yield read_rows(part, self.dimension).items()
 
     def describe(self) -> Description:
         counting = self._pool.submit(len, self)
         self._facts.refresh()
         audit = self._facts.audit
-        return self._described(
+        return self._describe_index(
             counting.result(),
             self._graph.kind,
             audit.effort,
@@ -276,13 +286,13 @@ class MilvusCollection(RemoteCollection):
             advance(num)
 
         with self._indexing:
-            num_items, found = len(self), None
+            num_items, audited = len(self), None
             if num_items >= copied_audit.LEAST_INDEXED:
                 copied_audit.finish_index(self._connection, self.identity, go_on)
-                found = copied_audit.audit(self._items, self._graph, self.recall_target, go_on)
+                audited = copied_audit.audit(self._items, self._graph, self.recall_target, go_on)
             self._facts.refresh()
-            self._facts.settle(self._facts.audit.after(num_items, found))
-            self._upkeep.done()
+            self._facts.settle(self._facts.audit.after(num_items, audited))
+            self._upkeep.record_success()
 
     def _submit(self, request: WriteRequest) -> list[Outcome]:
         outcomes = self._changes.submit(request)
@@ -302,19 +312,21 @@ class MilvusCollection(RemoteCollection):
         return self._pictures.read(item_ids)
 
     def thumbnail_versions(self, item_ids: Sequence[str]) -> list[str | None]:
-        found = self._pictures.versions(item_ids)
-        return [found.get(item_id) for item_id in item_ids]
+        version_of = self._pictures.versions(item_ids)
+        return [version_of.get(item_id) for item_id in item_ids]
 
     def add_thumbnails(self, thumbnails: Mapping[str, Thumbnail]) -> None:
-        found = self._read([key_of(item_id) for item_id in thumbnails], ["id"])
-        there = {record["id"] for record in found}
-        self._pictures.write({key: one for key, one in thumbnails.items() if key in there})
+        records = self._read([key_of(item_id) for item_id in thumbnails], ["id"])
+        present = {record["id"] for record in records}
+        self._pictures.write(
+            {key: picture for key, picture in thumbnails.items() if key in present}
+        )
 
     def without_thumbnail(self) -> list[str]:
         pictured = set(self._pictures.keys())
         return [
             record["id"]
-            for records in self._items.listed(["key", "id"], _LISTED_BYTES)
+            for records in self._items.list_items(["key", "id"], _LISTED_BYTES)
             for record in records
             if record["key"] not in pictured
         ]

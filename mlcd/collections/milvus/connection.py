@@ -91,7 +91,7 @@ class MilvusConnection:
     def names(self) -> list[str]:
         return self._ask(lambda client: list(client.list_collections(**_OPTIONS)))
 
-    def described(self, name: str) -> Record | None:
+    def describe(self, name: str) -> Record | None:
         """Returns what Milvus says about a collection or an alias; None where there is none."""
         try:
             return self._ask(lambda client: dict(client.describe_collection(name, **_OPTIONS)))
@@ -102,15 +102,15 @@ class MilvusConnection:
         """Makes a collection with its index; it is not loaded."""
 
         def ask(client: MilvusClient) -> None:
-            made = client.create_schema(
+            milvus_schema = client.create_schema(
                 auto_id=False, enable_dynamic_field=False, description=schema.description
             )
             for field_name, (kind, options) in schema.fields.items():
-                made.add_field(field_name, getattr(DataType, kind), **_typed(options))
-            made.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
+                milvus_schema.add_field(field_name, getattr(DataType, kind), **_add_types(options))
+            milvus_schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dimension)
             client.create_collection(
                 name,
-                schema=made,
+                schema=milvus_schema,
                 num_shards=1,
                 consistency_level="Strong",
                 properties={PINNED: schema.description},  # milvus-lite keeps no description
@@ -134,7 +134,7 @@ class MilvusConnection:
         try:
             self._ask(lambda client: client.create_alias(name, alias, **_OPTIONS))
         except StoreUnreachable:
-            if self.described(alias) is None:
+            if self.describe(alias) is None:
                 raise
             raise Conflict(f"the alias {alias} is taken") from None
 
@@ -160,7 +160,7 @@ class MilvusConnection:
         AnswerTooLarge.
         """
         more = {} if limit is None else {"limit": limit}
-        found: list[Record] = self._ask(
+        records: list[Record] = self._ask(
             lambda client: client.query(
                 name,
                 filter=expression,
@@ -170,11 +170,11 @@ class MilvusConnection:
                 **(_STRONG if fresh else _SHORT),
             )
         )
-        return list(found)
+        return list(records)
 
     def count(self, name: str, expression: str, partition: str) -> int:
-        (found,) = self.query(name, expression, ["count(*)"], partition)
-        return int(found["count(*)"])
+        (record,) = self.query(name, expression, ["count(*)"], partition)
+        return int(record["count(*)"])
 
     def search(
         self,
@@ -187,7 +187,7 @@ class MilvusConnection:
         partition: str,
     ) -> list[list[Record]]:
         """Returns the nearest records of each query, with these fields. Raises AnswerTooLarge."""
-        found = self._ask(
+        answers = self._ask(
             lambda client: client.search(
                 name,
                 data=list(queries),
@@ -202,7 +202,7 @@ class MilvusConnection:
         )
         return [
             [{**hit["entity"], "key": hit.get("key", hit.get("id"))} for hit in hits]
-            for hits in found
+            for hits in answers
         ]
 
     def upsert(self, name: str, records: Sequence[Record], partition: str) -> None:
@@ -229,18 +229,18 @@ class MilvusConnection:
         return self._ask(lambda client: int(client.compact(name, **_OPTIONS)))
 
     def is_merged(self, job: int) -> bool:
-        said = self._ask(lambda client: str(client.get_compaction_state(job, **_OPTIONS)))
-        return said == "Completed"
+        state = self._ask(lambda client: str(client.get_compaction_state(job, **_OPTIONS)))
+        return state == "Completed"
 
     def unindexed_rows(self, name: str) -> int:
-        """Returns how many rows of ended segments have no index yet, those merged just now too."""
-        found = self._ask(lambda client: client.describe_index(name, "vector", **_OPTIONS)) or {}
-        unindexed = int(found.get("total_rows", 0)) - int(found.get("indexed_rows", 0))
-        return max(unindexed, int(found.get("pending_index_rows", 0)))
+        """Returns how many rows of ended segments are not indexed yet, just merged ones too."""
+        facts = self._ask(lambda client: client.describe_index(name, "vector", **_OPTIONS)) or {}
+        unindexed = int(facts.get("total_rows", 0)) - int(facts.get("indexed_rows", 0))
+        return max(unindexed, int(facts.get("pending_index_rows", 0)))
 
     def _ask(self, call: Callable[[MilvusClient], T]) -> T:
-        with self._translated():
-            client = self._connected()
+        with self._translate_errors():
+            client = self._connect()
             try:
                 return call(client)
             except (MilvusException, grpc.RpcError, OSError, ValueError) as error:
@@ -248,7 +248,7 @@ class MilvusConnection:
                     self._forget(client)
                 raise
 
-    def _connected(self) -> MilvusClient:
+    def _connect(self) -> MilvusClient:
         client = self._client
         if client is not None:
             return client
@@ -272,7 +272,7 @@ class MilvusConnection:
                 self._client = None
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Raises the errors of Milvus in our words, without its own: they may quote data."""
         try:
             yield
@@ -282,53 +282,56 @@ class MilvusConnection:
             raise _translation(error, self.address.shown) from None
 
 
-def _typed(options: Mapping[str, Any]) -> Record:
+def _add_types(options: Mapping[str, Any]) -> Record:
     """Returns the options of a field, with a type of Milvus in place of its name."""
     kinds = {name: getattr(DataType, options[name]) for name in options if name == "element_type"}
     return {**options, **kinds}
 
 
-def _said(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     """Returns the text of an error and of its cause: pymilvus hides why it cannot connect."""
     both = [error, error.__cause__ or error]  # it raises some from themselves
-    told = (one if isinstance(one, grpc.RpcError) else getattr(one, "message", one) for one in both)
-    return " ".join(map(str, told)).lower()
+    messages = (
+        failure if isinstance(failure, grpc.RpcError) else getattr(failure, "message", failure)
+        for failure in both
+    )
+    return " ".join(map(str, messages)).lower()
 
 
 def _is_answer(error: Exception) -> bool:
     """Tells whether Milvus itself refused the request, over a connection that works."""
-    return isinstance(error, MilvusException) and "unavailable" not in _said(error)
+    return isinstance(error, MilvusException) and "unavailable" not in _text_of(error)
 
 
 def _translation(error: Exception, shown: str) -> Exception:
-    said, code = _said(error), getattr(error, "code", None)
-    if any(each in said for each in _TOO_LARGE) and "deadline" not in said:
-        return AnswerTooLarge(said)
-    if code == _NO_COLLECTION or "collection not found" in said or "can't find coll" in said:
+    text, code = _text_of(error), getattr(error, "code", None)
+    if any(phrase in text for phrase in _TOO_LARGE) and "deadline" not in text:
+        return AnswerTooLarge(text)
+    if code == _NO_COLLECTION or "collection not found" in text or "can't find coll" in text:
         return Conflict(
             f"a collection in {shown} was deleted meanwhile", remedy="see which there are"
         )
-    if "quota" in said and "disk" in said:
+    if "quota" in text and "disk" in text:
         return DiskFull(
             f"the disk of {shown} is full", remedy="free space and send the request again"
         )
-    return _mistake(said, code, shown) or StoreUnreachable(
+    return _mistake(text, code, shown) or StoreUnreachable(
         f"{shown} cannot be reached now",
         remedy="see whether Milvus is up and the URL is right; what was acknowledged is kept",
     )
 
 
-def _mistake(said: str, code: Any, shown: str) -> ConfigInvalid | None:
+def _mistake(text: str, code: Any, shown: str) -> ConfigInvalid | None:
     """Returns what somebody has to change first."""
-    if code == _NO_DATABASE or "database not found" in said or "database not exist" in said:
-        return ConfigInvalid(f"{shown} has no such database", remedy="create it first")
-    if "auth" in said and ("fail" in said or "unauth" in said):
+    if code == _NO_DATABASE or "database not found" in text or "database not exist" in text:
+        return ConfigInvalid(f"{shown} lacks this database", remedy="create it first")
+    if "auth" in text and ("fail" in text or "unauth" in text):
         return ConfigInvalid(
             f"{shown} refuses the user or the password",
             remedy="give them in the URL's setting, or in MILVUS_USER and MILVUS_PASSWORD, or in"
             " MILVUS_TOKEN",
         )
-    if "permission" in said or "privilege" in said:
+    if "permission" in text or "privilege" in text:
         return ConfigInvalid(
             f"{shown} refuses this user", remedy="grant it all on the collections of the database"
         )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mlcd.collections.milvus.connection import MilvusConnection
 from mlcd.collections.milvus.graph_kinds import Graph
-from mlcd.collections.milvus.item_records import Record, fetched
+from mlcd.collections.milvus.item_records import Record, read_rows
 from mlcd.collections.milvus.keyed_batch import in_parts, rows_at_once
 from mlcd.collections.milvus.schemas import AUDITED, DEFAULT, new_name
 from mlcd.collections.milvus.versioned_items import VersionedItems
@@ -43,13 +43,13 @@ def audit(
     advance(0)
     queries = _vectors(items.whole(last=share), items.dimension)[:held_out]
     connection = items.connection
-    with _made(connection, graph, items.dimension) as name:
+    with _make_copy(connection, graph, items.dimension) as name:
         truth, num_rows = _copy(items.whole(first=share), connection, name, queries, advance)
         finish_index(connection, name, advance)
         _merge(connection, name, advance)
         connection.load(name)
         return choose_effort(
-            lambda part, effort: _found(connection, name, graph, queries[part], effort),
+            lambda part, effort: _search_copy(connection, name, graph, queries[part], effort),
             truth,
             target,
             num_rows,
@@ -82,7 +82,7 @@ def _wait(done: Callable[[], bool], advance: Callable[[int], None]) -> None:
 
 
 @contextmanager
-def _made(connection: MilvusConnection, graph: Graph, dimension: int) -> Iterator[str]:
+def _make_copy(connection: MilvusConnection, graph: Graph, dimension: int) -> Iterator[str]:
     name = new_name("audit")
     connection.make(name, AUDITED, graph, dimension)
     try:
@@ -94,8 +94,8 @@ def _made(connection: MilvusConnection, graph: Graph, dimension: int) -> Iterato
 
 def _vectors(blocks: Iterator[list[Record]], dimension: int) -> Embeddings:
     """Returns the vectors of the records, in a random order."""
-    found = [fetched(records, dimension).vectors for records in blocks]
-    vectors = np.concatenate(found) if found else np.empty((0, dimension), dtype=np.float32)
+    parts = [read_rows(records, dimension).vectors for records in blocks]
+    vectors = np.concatenate(parts) if parts else np.empty((0, dimension), dtype=np.float32)
     order: NDArray[np.int64] = np.random.default_rng(1).permutation(len(vectors))
     return vectors[order]
 
@@ -113,34 +113,34 @@ def _copy(
     best, num_rows = nothing(len(queries), AUDITED_TOP), 0
     at_once = rows_at_once(queries.shape[1])
     for records in blocks:
-        for some in in_parts(records, at_once):
-            vectors = fetched(some, queries.shape[1]).vectors
-            numbers = range(num_rows, num_rows + len(some))
+        for part in in_parts(records, at_once):
+            vectors = read_rows(part, queries.shape[1]).vectors
+            numbers = range(num_rows, num_rows + len(part))
             rows = [
                 {"row": row, "vector": vector} for row, vector in zip(numbers, vectors, strict=True)
             ]
             connection.insert(name, rows)
-            here = scan(queries, vectors, AUDITED_TOP)
-            ids = np.where(here.ids >= 0, here.ids + num_rows, -1)
-            best = merge_neighbors(best, Neighbors(ids, here.scores), AUDITED_TOP)
-            num_rows += len(some)
-            advance(len(some))
+            neighbors = scan(queries, vectors, AUDITED_TOP)
+            ids = np.where(neighbors.ids >= 0, neighbors.ids + num_rows, -1)
+            best = merge_neighbors(best, Neighbors(ids, neighbors.scores), AUDITED_TOP)
+            num_rows += len(part)
+            advance(len(part))
     return best, num_rows
 
 
-def _found(
+def _search_copy(
     connection: MilvusConnection, name: str, graph: Graph, queries: Embeddings, effort: int
 ) -> Neighbors:
     """Searches the copy's index, and scores what it finds as a search does."""
-    found = nothing(len(queries), AUDITED_TOP)
+    neighbors = nothing(len(queries), AUDITED_TOP)
     params = graph.search_params(effort, AUDITED_TOP)
     for start in range(0, len(queries), _QUERIES_AT_ONCE):
-        some = queries[start : start + _QUERIES_AT_ONCE]
-        answers = connection.search(name, some, AUDITED_TOP, "", params, ("vector",), DEFAULT)
+        block = queries[start : start + _QUERIES_AT_ONCE]
+        answers = connection.search(name, block, AUDITED_TOP, "", params, ("vector",), DEFAULT)
         for index, answer in enumerate(answers, start):
             for place, record in enumerate(answer):
-                found.ids[index, place] = place
-                found.scores[index, place] = (
+                neighbors.ids[index, place] = place
+                neighbors.scores[index, place] = (
                     np.asarray(record["vector"], dtype=np.float32) @ queries[index]
                 )
-    return found
+    return neighbors

@@ -53,36 +53,36 @@ def wish_of(condition: Filter, key_of: Any) -> Wish:
 
 def tokens_of(metadata: Mapping[str, Any]) -> list[str]:
     """Returns what a filter can ask about an item with these metadata."""
-    found: dict[str, None] = {}
+    tokens: dict[str, None] = {}
     for name, value in metadata.items():
-        found[_token("field", name)] = None
+        tokens[_token("field", name)] = None
         values = comparable(value)
-        for one in values:
-            found[_value_token(name, one)] = None
+        for scalar in values:
+            tokens[_value_token(name, scalar)] = None
         for kind in _ORDERED:
-            num = len({one for one in values if type(one) is kind})
+            num = len({scalar for scalar in values if type(scalar) is kind})
             if num:
-                found[_token("one" if num == 1 else "several", name, kind.__name__)] = None
-    return list(found)
+                tokens[_token("one" if num == 1 else "several", name, kind.__name__)] = None
+    return list(tokens)
 
 
 def spans_of(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Returns the numbers and texts that bounds are compared with, by `_span`."""
-    found = {}
+    spans = {}
     for name, value in metadata.items():
         values = comparable(value)
         for kind in _ORDERED:
-            those = {one for one in values if type(one) is kind}
-            if len(those) == 1:
-                found[_span(name, kind)] = _sortable(those.pop())
-    return found
+            distinct = {scalar for scalar in values if type(scalar) is kind}
+            if len(distinct) == 1:
+                spans[_span(name, kind)] = _sortable(distinct.pop())
+    return spans
 
 
 def field_token(name: str) -> str:
     return _token("field", name)
 
 
-def quoted(digests: Iterable[str]) -> str:
+def quote_list(digests: Iterable[str]) -> str:
     """Returns a list of digests as expressions write it."""
     return f"[{', '.join(json.dumps(digest) for digest in digests)}]"
 
@@ -109,10 +109,10 @@ class _Writer:
         raise TypeError(condition)
 
     def _one_of_ids(self, ids: tuple[str, ...], *, negated: bool) -> str:
-        keys = sorted({self.key_of(one) for one in ids if _is_unicode(one)})
+        keys = sorted({self.key_of(item_id) for item_id in ids if _is_unicode(item_id)})
         if not keys:
             return EVERY if negated else NONE
-        return f"key {'not in' if negated else 'in'} {quoted(keys)}"
+        return f"key {'not in' if negated else 'in'} {quote_list(keys)}"
 
     def _within(self, condition: Condition, *, negated: bool) -> str:
         kinds = {type(bound) for _, bound in condition.bounds}
@@ -123,31 +123,31 @@ class _Writer:
         has_one = _contains([_token("one", name, kind.__name__)], negated=negated)
         signs = _OPPOSITE if negated else _SIGNS
         compared = [
-            f'spans["{_span(name, kind)}"] {signs[each]} "{_sortable(bound)}"'
-            for each, bound in condition.bounds
+            f'spans["{_span(name, kind)}"] {signs[operator]} "{_sortable(bound)}"'
+            for operator, bound in condition.bounds
         ]
         return f"({(' or ' if negated else ' and ').join([has_one, *compared])})"
 
 
 def _has_value(condition: Condition, *, negated: bool) -> str:
     assert condition.values is not None
-    wanted = sorted(
+    tokens = sorted(
         _value_token(condition.field, value)
         for _, value in condition.values
         if condition.fits(value)
     )
-    if not wanted:
+    if not tokens:
         return EVERY if negated else NONE
-    return _contains(wanted, negated=negated)
+    return _contains(tokens, negated=negated)
 
 
 def _contains(tokens: list[str], *, negated: bool) -> str:
-    asked = (
+    expression = (
         f'array_contains(tokens, "{tokens[0]}")'
         if len(tokens) == 1
-        else f"array_contains_any(tokens, {quoted(tokens)})"
+        else f"array_contains_any(tokens, {quote_list(tokens)})"
     )
-    return f"(not {asked})" if negated else asked
+    return f"(not {expression})" if negated else expression
 
 
 def _value_token(name: str, value: Scalar) -> str:

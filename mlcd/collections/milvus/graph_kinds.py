@@ -27,9 +27,9 @@ class Graph:
     efforts: tuple[int, ...]
     reach: int
 
-    def search_params(self, effort: int, wanted: int) -> dict[str, Any]:
-        """Returns the parameters of a search for `wanted` neighbors."""
-        least = 1 if self.kind == "ivf_flat" else wanted  # a list of candidates holds them all
+    def search_params(self, effort: int, num_answers: int) -> dict[str, Any]:
+        """Returns the parameters of a search for `num_answers` neighbors."""
+        least = 1 if self.kind == "ivf_flat" else num_answers  # a list of candidates holds them all
         looked_at = min(max(effort, least), self.reach)
         return {"metric_type": METRIC, "params": {self.effort: looked_at}}
 

@@ -58,7 +58,7 @@ def record_of(item_id: str, row: int, vector: Embeddings, metadata: str) -> Reco
     }
 
 
-def fetched(records: Sequence[Record], dimension: int) -> FetchedRows:
+def read_rows(records: Sequence[Record], dimension: int) -> FetchedRows:
     """Returns the rows of records with all of `WHOLE`."""
     vectors = np.empty((len(records), dimension), dtype=np.float32)
     for index, record in enumerate(records):

@@ -3,7 +3,7 @@ whenever it reads an item. It is made with the first picture.
 
 key       that of the item, as in `item_records`
 version   that of the picture
-picture   base64, because Milvus has no bytes
+picture   base64, because Milvus lacks bytes
 vector    zeros that nobody searches, because Milvus wants some
 
 A picture goes before the item's vector changes, and comes after it: no crash leaves that of an
@@ -17,7 +17,7 @@ from typing import Final
 
 from mlcd.collections.changes import Change
 from mlcd.collections.milvus.connection import MilvusConnection
-from mlcd.collections.milvus.expressions import quoted
+from mlcd.collections.milvus.expressions import quote_list
 from mlcd.collections.milvus.graph_kinds import Graph
 from mlcd.collections.milvus.item_records import KEY_CHARS, key_of
 from mlcd.collections.milvus.schemas import ITEMS, Schema, pictures_of
@@ -55,19 +55,19 @@ class KeptPictures:
 
     def read(self, item_ids: Sequence[str]) -> dict[str, Thumbnail]:
         """Returns the pictures of those of the items that have one, by id."""
-        found = self._found(item_ids, ["key", "picture"])
-        return {item_id: Thumbnail(base64.b64decode(data)) for item_id, data in found}
+        pairs = self._query_items(item_ids, ["key", "picture"])
+        return {item_id: Thumbnail(base64.b64decode(data)) for item_id, data in pairs}
 
     def versions(self, item_ids: Sequence[str]) -> dict[str, str]:
-        return dict(self._found(item_ids, ["key", "version"]))
+        return dict(self._query_items(item_ids, ["key", "version"]))
 
     def keys(self) -> Iterator[str]:
         """Yields the keys of all items that have a picture."""
-        if not self._opened():
+        if not self._open_where_present():
             return
         for part in range(_PARTS):  # of one length, as keys are spread evenly
-            asked = f'key like "{part:02x}%"'
-            for record in self.connection.query(self.name, asked, ["key"], ITEMS):
+            expression = f'key like "{part:02x}%"'
+            for record in self.connection.query(self.name, expression, ["key"], ITEMS):
                 yield record["key"]
 
     def write(self, pictures: Mapping[str, Thumbnail]) -> None:
@@ -82,33 +82,35 @@ class KeptPictures:
             for item_id, picture in pictures.items()
             if len(picture.data) <= MAX_BYTES
         ]
-        if records and not self._opened():
+        if records and not self._open_where_present():
             self._make()
         for start in range(0, len(records), _AT_ONCE):
             self.connection.upsert(self.name, records[start : start + _AT_ONCE], ITEMS)
 
     def remove(self, item_ids: Iterable[str]) -> None:
         keys = sorted(map(key_of, item_ids))
-        if keys and self._opened():
-            self.connection.delete(self.name, f"key in {quoted(keys)}", ITEMS)
+        if keys and self._open_where_present():
+            self.connection.delete(self.name, f"key in {quote_list(keys)}", ITEMS)
 
     def drop(self) -> None:
-        if self._opened():
+        if self._open_where_present():
             self.connection.drop(self.name)
 
-    def _found(self, item_ids: Sequence[str], fields: Sequence[str]) -> Iterator[tuple[str, str]]:
-        if not self._opened():
+    def _query_items(
+        self, item_ids: Sequence[str], fields: Sequence[str]
+    ) -> Iterator[tuple[str, str]]:
+        if not self._open_where_present():
             return
         id_of = {key_of(item_id): item_id for item_id in item_ids}
         keys = list(id_of)
         for start in range(0, len(keys), _AT_ONCE):
-            asked = f"key in {quoted(keys[start : start + _AT_ONCE])}"
-            for record in self.connection.query(self.name, asked, fields, ITEMS):
+            expression = f"key in {quote_list(keys[start : start + _AT_ONCE])}"
+            for record in self.connection.query(self.name, expression, fields, ITEMS):
                 yield id_of[record["key"]], record[fields[-1]]
 
-    def _opened(self) -> bool:
+    def _open_where_present(self) -> bool:
         """Tells whether there are pictures; makes sure that Milvus answers for them."""
-        if not self._is_open and self.connection.described(self.name) is not None:
+        if not self._is_open and self.connection.describe(self.name) is not None:
             self.connection.load(self.name)
             self._is_open = True
         return self._is_open
@@ -117,9 +119,9 @@ class KeptPictures:
         try:
             self.connection.make(self.name, _SCHEMA, _NO_GRAPH, _DIMENSION)
         except (Conflict, StoreUnreachable):  # another server made it at the same time
-            if not self._opened():
+            if not self._open_where_present():
                 raise
-        self._opened()
+        self._open_where_present()
 
 
 def new_pictures(changes: Sequence[Change]) -> dict[str, Thumbnail]:

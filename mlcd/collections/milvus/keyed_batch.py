@@ -11,7 +11,7 @@ import numpy as np
 from mlcd.collections.item import MAX_METADATA_BYTES
 from mlcd.collections.ledger import StoredItem
 from mlcd.collections.milvus.connection import MilvusConnection
-from mlcd.collections.milvus.expressions import quoted
+from mlcd.collections.milvus.expressions import quote_list
 from mlcd.collections.milvus.item_records import (
     RECORD_BYTES,
     WHOLE,
@@ -50,7 +50,7 @@ def read_keys(
 ) -> Iterator[list[Record]]:
     """Yields the records of these keys that are there, `num` keys at a time."""
     for part in in_parts(keys, num):
-        yield connection.query(identity, f"key in {quoted(part)}", fields, ITEMS)
+        yield connection.query(identity, f"key in {quote_list(part)}", fields, ITEMS)
 
 
 @dataclass
@@ -73,8 +73,8 @@ class KeyedBatch:
     def transaction(self) -> Iterator[None]:
         """Reads what Milvus has of the items, and writes the changes at the end of the block."""
         identity, num = self.facts.identity, rows_at_once(self.facts.dimension)
-        known = sorted({key_of(item_id) for item_id in self.ids})
-        for records in read_keys(self.connection, identity, known, num):
+        keys = sorted({key_of(item_id) for item_id in self.ids})
+        for records in read_keys(self.connection, identity, keys, num):
             for record in records:
                 vector = np.asarray(record["vector"], dtype=np.float32)
                 self._hold(record["id"], record["row"], vector, record["metadata"])
@@ -82,11 +82,13 @@ class KeyedBatch:
         written = [record for record in self._written.values() if record is not None]
         self.facts.know(name for record in written for name in json.loads(record["metadata"]))
         self.pictures.remove(self._removed)
-        gone = sorted(key_of(each) for each, record in self._written.items() if record is None)
-        for keys in in_parts(gone, _MOST_KEYS):
-            self.connection.delete(identity, f"key in {quoted(keys)}", ITEMS)
-        for some in in_parts(written, num):
-            self.connection.upsert(identity, some, ITEMS)
+        deleted_keys = sorted(
+            key_of(item_id) for item_id, record in self._written.items() if record is None
+        )
+        for batch in in_parts(deleted_keys, _MOST_KEYS):
+            self.connection.delete(identity, f"key in {quote_list(batch)}", ITEMS)
+        for part in in_parts(written, num):
+            self.connection.upsert(identity, part, ITEMS)
 
     def find(self, item_id: str) -> StoredItem | None:
         return self._found.get(item_id)

@@ -32,9 +32,9 @@ class LastAudit:
     effort: int | None = None
     recall: dict[str, Any] | None = None
 
-    def after(self, items: int, found: tuple[int, Recall] | None) -> "LastAudit":
+    def after(self, items: int, audited: tuple[int, Recall] | None) -> "LastAudit":
         """Returns the next audit."""
-        effort, recall = (found[0], asdict(found[1])) if found else (None, None)
+        effort, recall = (audited[0], asdict(audited[1])) if audited else (None, None)
         return LastAudit(self.generation + 1, items, effort, recall)
 
 
@@ -52,12 +52,18 @@ class KnownFacts:
 
     def refresh(self, *, fresh: bool = True) -> None:
         """Reads them. fresh: false may miss the last seconds, and does not wait."""
-        found = self.connection.query(self.identity, EVERY, ["key", "metadata"], FACTS, fresh=fresh)
+        records = self.connection.query(
+            self.identity, EVERY, ["key", "metadata"], FACTS, fresh=fresh
+        )
         with self._changing:
-            named = {json.loads(one["metadata"]) for one in found if one["key"] != _AUDIT}
-            self.fields |= named
+            names = {
+                json.loads(record["metadata"]) for record in records if record["key"] != _AUDIT
+            }
+            self.fields |= names
             audits = [
-                LastAudit(**json.loads(one["metadata"])) for one in found if one["key"] == _AUDIT
+                LastAudit(**json.loads(record["metadata"]))
+                for record in records
+                if record["key"] == _AUDIT
             ]
             self.audit = max([self.audit, *audits], key=lambda audit: audit.generation)
             self._read = time.monotonic()

@@ -53,41 +53,43 @@ class MilvusCollections(RemoteCollections[PinnedCollection, MilvusCollection]):
         self._connection.close()
 
     def _identities(self) -> dict[str, int | str]:
-        described = map(self._connection.described, filter(is_items, self._connection.names()))
-        made = [read_pinned(one) for one in described if one is not None]
-        published = [self._find(one.name) for one in made if one is not None]
-        return {one.name: one.identity for one in published if one is not None}
+        descriptions = map(self._connection.describe, filter(is_items, self._connection.names()))
+        pins = [read_pinned(entry) for entry in descriptions if entry is not None]
+        published = [self._find(entry.name) for entry in pins if entry is not None]
+        return {entry.name: entry.identity for entry in published if entry is not None}
 
     def _find(self, name: str) -> PinnedCollection | None:
-        described = self._connection.described(alias_of(name))
+        described = self._connection.describe(alias_of(name))
         return None if described is None else read_pinned(described)
 
     def _make(self, name: str, fingerprint: Fingerprint, dimension: int, recall: float) -> bool:
         least, most = _DIMENSIONS
         if not least <= dimension <= most:
             raise ConfigInvalid(
-                f"Milvus holds no vectors of {dimension:,} numbers",
-                remedy=f"{least} to {most:,} are possible; a folder takes any",
+                f"Milvus takes vectors of {least} to {most:,} numbers, got {dimension:,}",
+                remedy="a folder takes any",
             )
         if self._most is not None and len(self._identities()) >= self._most:
             raise TooManyCollections(self._most)
         graph = self._connection.address.graph
-        made = PinnedCollection(name, new_name("items"), fingerprint, dimension, recall, graph.kind)
-        self._connection.make(made.identity, made.schema(), graph, dimension)
+        pinned = PinnedCollection(
+            name, new_name("items"), fingerprint, dimension, recall, graph.kind
+        )
+        self._connection.make(pinned.identity, pinned.schema(), graph, dimension)
         try:
-            self._connection.publish(made.identity, alias_of(name))
+            self._connection.publish(pinned.identity, alias_of(name))
         except Conflict:  # another server published one of this name first
-            self._connection.drop(made.identity)
+            self._connection.drop(pinned.identity)
             return False
         return True
 
     def _remove(self, name: str) -> bool:
-        found = self._find(name)
-        if found is None:
+        pinned = self._find(name)
+        if pinned is None:
             return False
         self._connection.withdraw(alias_of(name))
-        KeptPictures(self._connection, found.identity).drop()
-        self._connection.drop(found.identity)
+        KeptPictures(self._connection, pinned.identity).drop()
+        self._connection.drop(pinned.identity)
         return True
 
     def _opener(self, pinned: PinnedCollection) -> MilvusCollection:

@@ -41,61 +41,65 @@ class VersionedItems:
 
         first, last: only those of this share of the keys, which is as good as a random sample.
         """
-        return self.listed(WHOLE, 4 * self.dimension + RECORD_BYTES, first, last)
+        return self.list_items(WHOLE, 4 * self.dimension + RECORD_BYTES, first, last)
 
-    def listed(
+    def list_items(
         self, fields: Sequence[str], num_bytes: int, first: float = 0.0, last: float = 1.0
     ) -> Iterator[list[Record]]:
         """Yields all items with these fields, which take about so many bytes together."""
         low, high = int(first * _KEYS), int(last * _KEYS)
         num = -(-int(len(self) * (last - first)) * num_bytes // ANSWER_BYTES) or 1
         for part in range(num):
-            edges = (low + (high - low) * each // num for each in (part, part + 1))
+            edges = (low + (high - low) * number // num for number in (part, part + 1))
             yield from self._range(fields, *edges)
 
     def _range(self, fields: Sequence[str], low: int, high: int) -> Iterator[list[Record]]:
-        asked = f'key >= "{low:0{KEY_CHARS}x}"'
+        expression = f'key >= "{low:0{KEY_CHARS}x}"'
         if high < _KEYS:
-            asked += f' and key < "{high:0{KEY_CHARS}x}"'
+            expression += f' and key < "{high:0{KEY_CHARS}x}"'
         try:
-            yield self.connection.query(self.identity, asked, fields, ITEMS)
+            yield self.connection.query(self.identity, expression, fields, ITEMS)
         except AnswerTooLarge:
             middle = (low + high) // 2
             yield from self._range(fields, low, middle)
             yield from self._range(fields, middle, high)
 
     @contextmanager
-    def changes(self, known: Searcher, mark: dict[str, int] | None) -> Iterator[Difference | None]:
+    def changes(
+        self, earlier: Searcher, mark: dict[str, int] | None
+    ) -> Iterator[Difference | None]:
         """Opens what has changed since the versions `mark`, by id."""
         if mark is None:
             check_fits(len(self), "Milvus")
             versions: dict[str, int] = {}
             yield Difference(self._all(versions), versions)
             return
-        there = {
+        versions_now = {
             record["id"]: record["version"]
-            for records in self.listed(("id", "version"), _LISTED_BYTES)
+            for records in self.list_items(("id", "version"), _LISTED_BYTES)
             for record in records
         }
-        if there == mark:
+        if versions_now == mark:
             yield None
             return
-        check_fits(len(there), "Milvus")
-        changed = [item_id for item_id, version in there.items() if mark.get(item_id) != version]
-        gone = [item_id for item_id in mark if item_id not in there]
+        check_fits(len(versions_now), "Milvus")
+        changed = [
+            item_id for item_id, version in versions_now.items() if mark.get(item_id) != version
+        ]
+        deleted = [item_id for item_id in mark if item_id not in versions_now]
         for item_id in changed:
-            del there[item_id]
-        yield Difference(self._changed(gone, changed, there, known), there)
+            del versions_now[item_id]
+        yield Difference(self._read_changes(deleted, changed, versions_now, earlier), versions_now)
 
     def _all(self, versions: dict[str, int]) -> Iterator[Effect]:
         for records in self.whole():
             for record in records:
                 yield _effect(record, versions)
 
-    def _changed(
-        self, gone: list[str], changed: list[str], versions: dict[str, int], known: Searcher
+    def _read_changes(
+        self, deleted: list[str], changed: list[str], versions: dict[str, int], earlier: Searcher
     ) -> Iterator[Effect]:
-        for item_id in gone:
+        for item_id in deleted:
             yield Effect(item_id)
         keys = [key_of(item_id) for item_id in changed]
         num = rows_at_once(self.dimension)
@@ -103,7 +107,7 @@ class VersionedItems:
             for record in records:
                 yield _effect(record, versions)
         for item_id in changed:  # deleted since they were listed
-            if item_id not in versions and known.find(item_id) is not None:
+            if item_id not in versions and earlier.find(item_id) is not None:
                 yield Effect(item_id)
 
 

@@ -27,7 +27,7 @@ from mlcd.collections.postgres.pinned_facts import Facts, read_facts
 from mlcd.collections.postgres.reused_connections import Connection
 from mlcd.collections.postgres.sql_filters import Where, where
 from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, chosen_effort
-from mlcd.collections.search_checks import checked_queries
+from mlcd.collections.search_checks import check_queries
 from mlcd.collections.searcher import SearchAnswer, Searcher
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.indexes.tuning import Recall
@@ -38,13 +38,13 @@ _CONSISTENCY: Final = (
     " transactions, synchronous commit)"
 )
 _CANNOT: Final = (
-    "thumbnails have no bound of their own, and an equal picture is kept as often as it is shown",
+    "thumbnails are not bounded as a whole, and an equal picture is kept as often as it is shown",
     IN_MEMORY,
     "metadata cannot have U+0000 or halves of surrogate pairs",
     "recall is audited on a second graph of nearly all items, not on the one that is searched",
 )
 _NO_INDEX: Final = (
-    f"above {recall_audit.MOST_DIMENSIONS:,} dimensions there is no index: every search compares"
+    f"above {recall_audit.MOST_DIMENSIONS:,} dimensions nothing is indexed: every search compares"
     " everything"
 )
 _SCAN_AT_MOST: Final = 2000  # matching items, up to which all of them are compared
@@ -60,7 +60,7 @@ class _ChangedRows:
     table: ItemsTable
 
     @contextmanager
-    def changes(self, known: Searcher, mark: int | None) -> Iterator[Difference | None]:
+    def changes(self, earlier: Searcher, mark: int | None) -> Iterator[Difference | None]:
         """Opens what has changed since the revision `mark`, as of one moment."""
         with self.database.reading() as connection:
             facts = read_facts(connection, self.table.number)
@@ -69,13 +69,13 @@ class _ChangedRows:
                 return
             check_fits(facts.items, "Postgres")
             above = -1 if mark is None else mark
-            yield Difference(self._effects(connection, known, above), facts.revision)
+            yield Difference(self._effects(connection, earlier, above), facts.revision)
 
-    def _effects(self, connection: Connection, known: Searcher, above: int) -> Iterator[Effect]:
-        there = self.table.row_numbers(connection)
-        alive = np.flatnonzero(known.alive)
-        for position in alive[~np.isin(known.rows[alive], there)].tolist():
-            yield Effect(known.ids[position])
+    def _effects(self, connection: Connection, earlier: Searcher, above: int) -> Iterator[Effect]:
+        row_numbers = self.table.row_numbers(connection)
+        alive = np.flatnonzero(earlier.alive)
+        for position in alive[~np.isin(earlier.rows[alive], row_numbers)].tolist():
+            yield Effect(earlier.ids[position])
         for block in self.table.blocks(connection, above=above):
             for item_id, row, vector, metadata in zip(
                 block.ids, block.rows.tolist(), block.vectors, block.metadata, strict=True
@@ -110,22 +110,22 @@ class PostgresCollection(RemoteCollection):
         return self._facts().items
 
     def get(self, item_id: str) -> Item:
-        with self._database.connected() as connection:
+        with self._database.connect() as connection:
             query = self._table.statement(
                 sql.SQL("SELECT row, id, metadata, vector FROM {table} WHERE id = %s")
             )
             with connection.cursor(binary=True) as cursor:
-                found = cursor.execute(query, [check_id(item_id)]).fetchall()
-        if not found:
+                rows = cursor.execute(query, [check_id(item_id)]).fetchall()
+        if not rows:
             raise missing(item_id)
-        fetched = self._table.fetched(found)
+        fetched = self._table.read_rows(rows)
         return Item(item_id, fetched.vectors[0], json.loads(fetched.metadata[0]))
 
     def metadata_of(self, item_id: str) -> dict[str, Any] | None:
         query = self._table.statement(sql.SQL("SELECT metadata FROM {table} WHERE id = %s"))
-        with self._database.connected() as connection:
-            found = connection.execute(query, [item_id]).fetchone()
-        metadata: dict[str, Any] | None = None if found is None else json.loads(found[0])
+        with self._database.connect() as connection:
+            row = connection.execute(query, [item_id]).fetchone()
+        metadata: dict[str, Any] | None = None if row is None else json.loads(row[0])
         return metadata
 
     def search(
@@ -137,7 +137,7 @@ class PostgresCollection(RemoteCollection):
         threshold: float | None = None,
         exact: bool = False,
     ) -> SearchAnswer:
-        unit = checked_queries(queries, top, threshold, self.dimension)
+        unit = check_queries(queries, top, threshold, self.dimension)
         condition = None if filter is None else parse_filter(filter)
         least = -np.inf if threshold is None else least_product(threshold)
         with self._database.searching() as connection:
@@ -146,38 +146,40 @@ class PostgresCollection(RemoteCollection):
             matching = (
                 facts.items if condition is None else self._matching(connection, facts, chosen)
             )
-            wanted = min(top, matching)
-            if wanted == 0 or not len(unit):
+            num_answers = min(top, matching)
+            if num_answers == 0 or not len(unit):
                 return SearchAnswer([[] for _ in unit], True, matching)
             effort = (
                 None
                 if exact
                 else chosen_effort(
                     facts.effort,
-                    wanted,
+                    num_answers,
                     matching,
                     facts.items,
                     most=recall_audit.MOST_EFFORT,
                     scan_at_most=_SCAN_AT_MOST,
                 )
             )
-            found = self._nearest(connection, unit, chosen, wanted, effort)
-            short = [number for number, one in enumerate(found) if len(one) < wanted]
-            whole = self._nearest(connection, unit[short], chosen, wanted, None) if short else []
-            for number, one in zip(short, whole, strict=True):
-                found[number] = one
-        matches = [[one for one in each if one.similarity >= least] for each in found]
+            answers = self._nearest(connection, unit, chosen, num_answers, effort)
+            short = [number for number, match in enumerate(answers) if len(match) < num_answers]
+            full_answers = (
+                self._nearest(connection, unit[short], chosen, num_answers, None) if short else []
+            )
+            for number, match in zip(short, full_answers, strict=True):
+                answers[number] = match
+        matches = [[match for match in answer if match.similarity >= least] for answer in answers]
         return SearchAnswer(matches, effort is None, matching)
 
     def _matching(self, connection: Connection, facts: Facts, chosen: Where) -> int:
         """Returns how many items the filter leaves; counted once for each state."""
-        key = (facts.revision, repr((chosen.condition, chosen.given)))
+        key = (facts.revision, repr((chosen.condition, chosen.parameters)))
         counted = self._counts.get(key)
         if counted is None:
             query = self._table.statement(
                 sql.SQL("SELECT count(*) FROM {table} WHERE {where}"), where=chosen.condition
             )
-            (counted,) = connection.execute(query, chosen.given).fetchone() or (0,)
+            (counted,) = connection.execute(query, chosen.parameters).fetchone() or (0,)
             self._counts[key] = counted
             if len(self._counts) > _COUNTS:  # states that have passed, mostly
                 self._counts = {}
@@ -188,7 +190,7 @@ class PostgresCollection(RemoteCollection):
         connection: Connection,
         queries: Embeddings,
         chosen: Where,
-        wanted: int,
+        num_answers: int,
         effort: int | None,
     ) -> list[list[FoundItem]]:
         """Returns the nearest items that Postgres finds for each query."""
@@ -202,9 +204,9 @@ class PostgresCollection(RemoteCollection):
         )
         cursors = [connection.cursor(binary=True) for _ in queries]
         for cursor, query in zip(cursors, queries, strict=True):  # sent together, read together
-            cursor.execute(statement, [*chosen.given, Vector(query), wanted])
+            cursor.execute(statement, [*chosen.parameters, Vector(query), num_answers])
         return [
-            self._table.fetched(cursor.fetchall()).scored(query)
+            self._table.read_rows(cursor.fetchall()).score(query)
             for cursor, query in zip(cursors, queries, strict=True)
         ]
 
@@ -215,7 +217,7 @@ class PostgresCollection(RemoteCollection):
 
     def describe(self) -> Description:
         facts = self._facts()
-        return self._described(
+        return self._describe_index(
             facts.items, "hnsw", facts.effort, facts.audit, facts.generation, facts.fields
         )
 
@@ -229,19 +231,19 @@ class PostgresCollection(RemoteCollection):
             advance(num)
 
         with self._indexing:
-            num_items, found = self._facts().items, None
+            num_items, audited = self._facts().items, None
             if self._takes_index(num_items):
                 go_on(0)
-                with self._database.connected() as connection:
+                with self._database.connect() as connection:
                     recall_audit.make_index(connection, self._table)
-                    found = recall_audit.audit(connection, self._table, self.recall_target, go_on)
-            if found is None:  # an index that promises nothing only costs
-                with self._database.connected() as connection:
+                    audited = recall_audit.audit(connection, self._table, self.recall_target, go_on)
+            if audited is None:  # an index that promises nothing only costs
+                with self._database.connect() as connection:
                     recall_audit.drop_index(connection, self._table)
-            self._settle(num_items, found)
-            self._upkeep.done()
+            self._settle(num_items, audited)
+            self._upkeep.record_success()
 
-    def _settle(self, num_items: int, found: tuple[int, Recall] | None) -> None:
+    def _settle(self, num_items: int, audited: tuple[int, Recall] | None) -> None:
         """Records what the searches of all servers go by."""
         query = self._table.statement(
             sql.SQL(
@@ -251,7 +253,7 @@ class PostgresCollection(RemoteCollection):
                 " jsonb_object_keys(facets) AS name) WHERE number = %s"
             )
         )
-        effort, audit = (found[0], json.dumps(asdict(found[1]))) if found else (None, None)
+        effort, audit = (audited[0], json.dumps(asdict(audited[1]))) if audited else (None, None)
         with self._database.writing() as connection:
             read_facts(connection, self.number, to_write=True)
             connection.execute(query, [effort, audit, num_items, self.number])
@@ -281,20 +283,20 @@ class PostgresCollection(RemoteCollection):
         return outcomes
 
     def read_thumbnails(self, item_ids: Sequence[str]) -> dict[str, Thumbnail]:
-        with self._database.connected() as connection:
+        with self._database.connect() as connection:
             return dict(self._table.read_thumbnails(connection, item_ids))
 
     def thumbnail_versions(self, item_ids: Sequence[str]) -> list[str | None]:
-        with self._database.connected() as connection:
-            found = self._table.thumbnail_versions(connection, item_ids)
-        return [found.get(item_id) for item_id in item_ids]
+        with self._database.connect() as connection:
+            version_of = self._table.thumbnail_versions(connection, item_ids)
+        return [version_of.get(item_id) for item_id in item_ids]
 
     def add_thumbnails(self, thumbnails: Mapping[str, Thumbnail]) -> None:
         with self._database.writing() as connection:
             self._table.show(connection, thumbnails)
 
     def without_thumbnail(self) -> list[str]:
-        with self._database.connected() as connection:
+        with self._database.connect() as connection:
             return self._table.without_thumbnail(connection)
 
     def _index_where_due(self, facts: Facts) -> None:
@@ -313,5 +315,5 @@ class PostgresCollection(RemoteCollection):
         )
 
     def _facts(self) -> Facts:
-        with self._database.connected() as connection:
+        with self._database.connect() as connection:
             return read_facts(connection, self.number)

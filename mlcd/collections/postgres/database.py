@@ -15,7 +15,7 @@ from pgvector.psycopg import register_vector
 from psycopg import errors
 
 from mlcd.collections.postgres.reused_connections import Connection, ReusedConnections
-from mlcd.collections.store_urls import shown_store
+from mlcd.collections.store_urls import describe_store
 from mlcd.errors import ConfigInvalid, Conflict, DiskFull, MlcdError, StoreUnreachable
 
 # of pgvector: before it, a search with a filter ended when the index had given its first few
@@ -49,9 +49,9 @@ CREATE TABLE IF NOT EXISTS mlcd.collections (
 class Database:
     """The connections and their transactions. Every method may be called from many threads."""
 
-    def __init__(self, shown: str, kept: ReusedConnections) -> None:
+    def __init__(self, shown: str, connections: ReusedConnections) -> None:
         """shown: the URL without credentials."""
-        self.shown, self._kept = shown, kept
+        self.shown, self._kept = shown, connections
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -60,40 +60,40 @@ class Database:
         Raises StoreUnreachable, and ConfigInvalid where something about the database has to be
         changed first.
         """
-        shown = shown_store(url)
-        with translated(shown), _connect(url) as connection:
+        shown = describe_store(url)
+        with translate_errors(shown), _connect(url) as connection:
             _prepare(connection, shown)
-        return cls(shown, ReusedConnections(lambda: _configured(_connect(url)), _CONNECTIONS))
+        return cls(shown, ReusedConnections(lambda: _configure(_connect(url)), _CONNECTIONS))
 
     @contextmanager
-    def connected(self) -> Iterator[Connection]:
+    def connect(self) -> Iterator[Connection]:
         """Lends a connection, in which each statement is a transaction."""
-        with translated(self.shown), self._kept.lent() as connection:
+        with translate_errors(self.shown), self._kept.lend() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """Opens a transaction that is on the disk when the block ends, or not at all."""
-        with self.connected() as connection, connection.transaction():
+        with self.connect() as connection, connection.transaction():
             yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Opens a transaction that sees the database as it is at its first statement."""
-        with self.connected() as connection, connection.transaction():
+        with self.connect() as connection, connection.transaction():
             connection.execute(_SNAPSHOT)
             yield connection
 
     @contextmanager
     def searching(self) -> Iterator[Connection]:
         """Opens one that also waits for the network as seldom as it can."""
-        with self.connected() as connection, connection.pipeline(), connection.transaction():
+        with self.connect() as connection, connection.pipeline(), connection.transaction():
             connection.execute(_SNAPSHOT)
             yield connection
 
     def loses_writes(self) -> str | None:
         """Returns the setting by which an acknowledged write can be lost; None where none does."""
-        with self.connected() as connection:
+        with self.connect() as connection:
             row = connection.execute("SHOW fsync").fetchone()
         return "fsync is off" if row == ("off",) else None
 
@@ -115,7 +115,7 @@ def _connect(url: str) -> Connection:
     )
 
 
-def _configured(connection: Connection) -> Connection:
+def _configure(connection: Connection) -> Connection:
     register_vector(connection)
     # a user or a database may have another default
     connection.execute("SELECT set_config('synchronous_commit', 'on', false)")
@@ -143,7 +143,7 @@ def _create_extension(connection: Connection, shown: str) -> None:
         connection.execute("CREATE EXTENSION vector")
     except (errors.FeatureNotSupported, errors.UndefinedFile) as error:
         raise ConfigInvalid(
-            f"{shown} has no pgvector", remedy="install pgvector 0.8 or later on its server"
+            f"{shown} lacks pgvector", remedy="install pgvector 0.8 or later on its server"
         ) from error
     except errors.InsufficientPrivilege as error:
         raise ConfigInvalid(
@@ -174,7 +174,7 @@ def _vector_version(connection: Connection) -> tuple[int, ...] | None:
 
 
 @contextmanager
-def translated(shown: str) -> Iterator[None]:
+def translate_errors(shown: str) -> Iterator[None]:
     """Raises the errors of Postgres in our words, without its own: they may quote data."""
     try:
         yield
@@ -203,14 +203,14 @@ def translated(shown: str) -> Iterator[None]:
 
 
 def _unreachable(shown: str, error: Exception) -> MlcdError:
-    said = str(error)
-    if "password" in said or "authentication" in said or "pg_hba" in said:
+    text = str(error)
+    if "password" in text or "authentication" in text or "pg_hba" in text:
         return ConfigInvalid(
             f"{shown} refuses the user or the password",
             remedy="give them in the URL's setting, or in PGUSER, PGPASSWORD or PGPASSFILE",
         )
-    if "does not exist" in said:
-        return ConfigInvalid(f"{shown} has no such database or user", remedy="create it first")
+    if "does not exist" in text:
+        return ConfigInvalid(f"{shown} lacks this database or user", remedy="create it first")
     return StoreUnreachable(
         f"{shown} cannot be reached now",
         remedy="see whether Postgres is up and the URL is right; what was acknowledged is kept",

@@ -77,7 +77,7 @@ class ItemsTable:
         """Returns the statement about this table. template: has {table}."""
         return template.format(table=self.name, **parts)
 
-    def fetched(self, rows: Sequence[Sequence[Any]]) -> FetchedRows:
+    def read_rows(self, rows: Sequence[Sequence[Any]]) -> FetchedRows:
         """Returns what a statement for row, id, metadata, vector answered."""
         vectors = np.empty((len(rows), self.dimension), dtype=np.float32)
         for index, row in enumerate(rows):
@@ -97,7 +97,7 @@ class ItemsTable:
         with connection.cursor(f"items_{self.number}", binary=True) as cursor:
             cursor.execute(query, [above])
             while rows := cursor.fetchmany(num_rows):
-                yield self.fetched(rows)
+                yield self.read_rows(rows)
 
     def read_thumbnails(
         self, connection: Connection, ids: Sequence[str]
@@ -127,16 +127,18 @@ class ItemsTable:
 
     def show(self, connection: Connection, thumbnails: Mapping[str, Thumbnail]) -> None:
         """Gives items that exist these pictures."""
-        given = [(one.data, item_id, one.data) for item_id, one in thumbnails.items()]
-        if given:
+        parameters = [
+            (thumbnail.data, item_id, thumbnail.data) for item_id, thumbnail in thumbnails.items()
+        ]
+        if parameters:
             with connection.cursor() as cursor:
-                cursor.executemany(self.statement(_SHOW), given)
+                cursor.executemany(self.statement(_SHOW), parameters)
 
     def row_numbers(self, connection: Connection) -> NDArray[np.int64]:
-        found = connection.execute(
+        row = connection.execute(
             self.statement(sql.SQL("SELECT array_agg(row ORDER BY row) FROM {table}"))
         ).fetchone()
-        return np.array((found or (None,))[0] or [], dtype=np.int64)
+        return np.array((row or (None,))[0] or [], dtype=np.int64)
 
 
 @dataclass
@@ -181,7 +183,7 @@ class WrittenBatch:
 
     def insert(self, item_id: str, vector: Embeddings, metadata: str) -> int:
         row, self.next_row = self.next_row, self.next_row + 1
-        checked = self._checked(item_id, metadata)
+        checked = self._check_metadata(item_id, metadata)
         picture = self.thumbnails.get(item_id)
         self._inserted.append(
             (
@@ -197,7 +199,7 @@ class WrittenBatch:
         return row
 
     def describe(self, item: StoredItem, metadata: str) -> None:
-        checked = self._checked(item.id, metadata)
+        checked = self._check_metadata(item.id, metadata)
         self._described.append((metadata, checked, self.revision, item.row))
 
     def remove(self, row: int) -> None:
@@ -241,7 +243,7 @@ class WrittenBatch:
             {key: picture for key, picture in self.thumbnails.items() if key not in inserted},
         )
 
-    def _checked(self, item_id: str, metadata: str) -> str:
+    def _check_metadata(self, item_id: str, metadata: str) -> str:
         """Returns the metadata where Postgres can hold them. Raises InvalidInput."""
         if metadata == "{}":
             return metadata
@@ -260,8 +262,8 @@ def _texts(value: Any) -> Iterator[str]:
         yield value
     elif isinstance(value, dict):
         yield from value
-        for one in value.values():
-            yield from _texts(one)
+        for inner in value.values():
+            yield from _texts(inner)
     elif isinstance(value, list):
-        for one in value:
-            yield from _texts(one)
+        for inner in value:
+            yield from _texts(inner)

@@ -52,10 +52,10 @@ def read_facts(connection: Connection, number: int, *, to_write: bool = False) -
     lock = sql.SQL(" FOR UPDATE" if to_write else "")
     query = sql.SQL("{} WHERE number = %s{}").format(_SELECT, lock)
     with connection.cursor(row_factory=class_row(Facts)) as cursor:
-        found = cursor.execute(query, (number,)).fetchone()
-    if found is None:
+        facts = cursor.execute(query, (number,)).fetchone()
+    if facts is None:
         raise NotFound("the collection was deleted meanwhile", remedy="see which there are")
-    return found
+    return facts
 
 
 def find_facts(connection: Connection, name: str) -> Facts | None:

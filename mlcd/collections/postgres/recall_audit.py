@@ -52,10 +52,10 @@ def make_index(connection: Connection, table: ItemsTable) -> None:
     Raises Conflict where another server is at it.
     """
     lock = ("mlcd", table.number)
-    taken = connection.execute(
+    lock_result = connection.execute(
         "SELECT pg_try_advisory_lock(hashtext(%s), %s::integer)", lock
     ).fetchone()
-    if taken != (True,):
+    if lock_result != (True,):
         raise Conflict(
             "another server is making this index", remedy="wait; `index` says when it is there"
         )
@@ -63,8 +63,8 @@ def make_index(connection: Connection, table: ItemsTable) -> None:
         connection.execute("SELECT set_config('maintenance_work_mem', %s, false)", (_MEMORY,))
         if _is_valid(connection, table):
             _drop(connection, f"{index_name(table)}_ccnew")  # what a killed server left
-            named = sql.Identifier("mlcd", index_name(table))
-            connection.execute(sql.SQL("REINDEX INDEX CONCURRENTLY {}").format(named))
+            index_identifier = sql.Identifier("mlcd", index_name(table))
+            connection.execute(sql.SQL("REINDEX INDEX CONCURRENTLY {}").format(index_identifier))
             return
         drop_index(connection, table)
         index = sql.SQL("CONCURRENTLY {}").format(sql.Identifier(index_name(table)))
@@ -97,14 +97,14 @@ def audit(
     rows = table.row_numbers(connection)
     num = min(HELD_OUT_QUERIES, len(rows) // 5)
     chosen = np.random.default_rng(0).choice(rows, num, replace=False)
-    queries = _held_out(connection, table, chosen)
+    queries = _read_held_out(connection, table, chosen)
     try:
         advance(0)
         _make_copy(connection, table, chosen)
         advance(0)
         truth, num_rows = _truth(connection, queries, table.dimension, advance)
         return choose_effort(
-            lambda part, effort: _found(connection, queries[part], effort),
+            lambda part, effort: _search_copy(connection, queries[part], effort),
             truth,
             target,
             num_rows,
@@ -116,12 +116,14 @@ def audit(
             connection.execute("DROP TABLE IF EXISTS pg_temp.audited")
 
 
-def _held_out(connection: Connection, table: ItemsTable, chosen: NDArray[np.int64]) -> Embeddings:
+def _read_held_out(
+    connection: Connection, table: ItemsTable, chosen: NDArray[np.int64]
+) -> Embeddings:
     """Returns the vectors of these rows, in a random order; deleted ones are left out."""
     query = table.statement(sql.SQL("SELECT vector FROM {table} WHERE row = ANY(%s)"))
     with connection.cursor(binary=True) as cursor:
-        found = cursor.execute(query, [chosen.tolist()]).fetchall()
-    vectors = _stacked([vector for (vector,) in found], table.dimension)
+        rows = cursor.execute(query, [chosen.tolist()]).fetchall()
+    vectors = _stack([vector for (vector,) in rows], table.dimension)
     order: NDArray[np.int64] = np.random.default_rng(1).permutation(len(vectors))
     return vectors[order]
 
@@ -149,19 +151,21 @@ def _truth(
     best, num_rows = nothing(len(queries), AUDITED_TOP), 0
     with connection.transaction(), connection.cursor("audited", binary=True) as cursor:
         cursor.execute("SELECT row, vector FROM audited")
-        while some := cursor.fetchmany(_READ_ROWS):
-            rows = np.array([row for row, _ in some], dtype=np.int64)
-            found = scan(queries, _stacked([vector for _, vector in some], dimension), AUDITED_TOP)
-            ids = np.where(found.ids >= 0, rows[found.ids], -1)
-            best = merge_neighbors(best, Neighbors(ids, found.scores), AUDITED_TOP)
+        while rows_read := cursor.fetchmany(_READ_ROWS):
+            rows = np.array([row for row, _ in rows_read], dtype=np.int64)
+            neighbors = scan(
+                queries, _stack([vector for _, vector in rows_read], dimension), AUDITED_TOP
+            )
+            ids = np.where(neighbors.ids >= 0, rows[neighbors.ids], -1)
+            best = merge_neighbors(best, Neighbors(ids, neighbors.scores), AUDITED_TOP)
             num_rows += len(rows)
             advance(len(rows))
     return best, num_rows
 
 
-def _found(connection: Connection, queries: Embeddings, effort: int) -> Neighbors:
+def _search_copy(connection: Connection, queries: Embeddings, effort: int) -> Neighbors:
     """Searches the copy's graph, and scores what it finds as a search does."""
-    found = nothing(len(queries), AUDITED_TOP)
+    neighbors = nothing(len(queries), AUDITED_TOP)
     with connection.transaction(), connection.cursor(binary=True) as cursor:
         cursor.execute("SELECT set_config('enable_seqscan', 'off', true)")
         cursor.execute(_SETTING, (str(effort),))
@@ -169,12 +173,12 @@ def _found(connection: Connection, queries: Embeddings, effort: int) -> Neighbor
             statement = "SELECT row, vector FROM audited ORDER BY vector <#> %b LIMIT %s"
             answered = cursor.execute(statement, [Vector(query), AUDITED_TOP]).fetchall()
             for place, (row, vector) in enumerate(answered):
-                found.ids[index, place] = row
-                found.scores[index, place] = vector.to_numpy() @ query
-    return found
+                neighbors.ids[index, place] = row
+                neighbors.scores[index, place] = vector.to_numpy() @ query
+    return neighbors
 
 
-def _stacked(vectors: Sequence[Vector], dimension: int) -> Embeddings:
+def _stack(vectors: Sequence[Vector], dimension: int) -> Embeddings:
     if not vectors:
         return np.empty((0, dimension), dtype=np.float32)
     return np.stack([vector.to_numpy() for vector in vectors])

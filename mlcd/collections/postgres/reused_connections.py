@@ -31,7 +31,7 @@ class ReusedConnections:
         self._generation = 0  # of connections: one ends when a server goes, or takes no writes
 
     @contextmanager
-    def lent(self) -> Iterator[Connection]:
+    def lend(self) -> Iterator[Connection]:
         """Lends a connection that works, and waits for one where all are lent."""
         with self._free:
             generation, connection = self._generation, self._working()

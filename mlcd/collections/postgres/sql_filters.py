@@ -23,10 +23,12 @@ _SIGNS: Final = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
 @dataclass
 class Where:
-    """The condition on a row of a table of items. given: its parameters, in order."""
+    """The condition on a row of a table of items. parameters: those of the
+    condition, in order.
+    """
 
     condition: sql.Composable
-    given: list[Any] = field(default_factory=list)
+    parameters: list[Any] = field(default_factory=list)
 
 
 def where(condition: Filter | None) -> Where:
@@ -35,12 +37,14 @@ def where(condition: Filter | None) -> Where:
         case None:
             return Where(_TRUE)
         case OneOf(ids):
-            return Where(sql.SQL("id = ANY(%s)"), [[one for one in ids if is_kept(one)]])
+            return Where(
+                sql.SQL("id = ANY(%s)"), [[item_id for item_id in ids if is_kept(item_id)]]
+            )
         case Not(inner):
-            found = where(inner)
-            return Where(sql.SQL("NOT {}").format(found.condition), found.given)
+            inner_where = where(inner)
+            return Where(sql.SQL("NOT {}").format(inner_where.condition), inner_where.parameters)
         case Both(parts, every):
-            return _joined(_AND if every else _OR, [where(part) for part in parts])
+            return _join(_AND if every else _OR, [where(part) for part in parts])
         case Condition():
             return _within(condition) if condition.values is None else _one_of(condition)
     raise TypeError(condition)
@@ -53,14 +57,14 @@ def is_kept(text: str) -> bool:
 
 def _one_of(condition: Condition) -> Where:
     assert condition.values is not None
-    wanted = [
+    values = [
         value
         for _, value in condition.values
         if (not isinstance(value, str) or is_kept(value)) and condition.fits(value)
     ]
     # a bare value, or one of a list
-    contained = [{condition.field: one} for value in wanted for one in (value, [value])]
-    return _joined(_OR, [Where(_VALUE, [json.dumps(one)]) for one in contained])
+    contained = [{condition.field: entry} for value in values for entry in (value, [value])]
+    return _join(_OR, [Where(_VALUE, [json.dumps(entry)]) for entry in contained])
 
 
 def _within(condition: Condition) -> Where:
@@ -72,14 +76,17 @@ def _within(condition: Condition) -> Where:
     terms = " && ".join(
         f"@ {_SIGNS[name]} $b{number}" for number, (name, _) in enumerate(condition.bounds)
     )
-    given = json.dumps({f"b{number}": bound for number, (_, bound) in enumerate(condition.bounds)})
+    bounds = json.dumps({f"b{number}": bound for number, (_, bound) in enumerate(condition.bounds)})
     name = json.dumps(condition.field)
     paths = [f"strict $.{name}{entries} ? ({terms})" for entries in ("", "[*]")]
-    return _joined(_OR, [Where(_PATH, [path, given]) for path in paths])
+    return _join(_OR, [Where(_PATH, [path, bounds]) for path in paths])
 
 
-def _joined(word: sql.SQL, parts: list[Where]) -> Where:
+def _join(word: sql.SQL, parts: list[Where]) -> Where:
     if not parts:
         return Where(_FALSE)
     joined = word.join([part.condition for part in parts])
-    return Where(sql.SQL("({})").format(joined), [one for part in parts for one in part.given])
+    return Where(
+        sql.SQL("({})").format(joined),
+        [parameter for part in parts for parameter in part.parameters],
+    )

@@ -39,12 +39,12 @@ class PostgresCollections(RemoteCollections[Facts, PostgresCollection]):
         self._database.close()
 
     def _identities(self) -> dict[str, int | str]:
-        with self._database.connected() as connection:
-            found = connection.execute("SELECT name, number FROM mlcd.collections").fetchall()
-        return dict(found)
+        with self._database.connect() as connection:
+            rows = connection.execute("SELECT name, number FROM mlcd.collections").fetchall()
+        return dict(rows)
 
     def _find(self, name: str) -> Facts | None:
-        with self._database.connected() as connection:
+        with self._database.connect() as connection:
             return find_facts(connection, name)
 
     def _make(self, name: str, fingerprint: Fingerprint, dimension: int, recall: float) -> bool:
@@ -71,7 +71,7 @@ class PostgresCollections(RemoteCollections[Facts, PostgresCollection]):
         return row is not None
 
     def _opener(self, pinned: Facts) -> PostgresCollection:
-        with self._database.connected() as connection:
+        with self._database.connect() as connection:
             ItemsTable(pinned.number, pinned.dimension).add_thumbnail_column(connection)
         return PostgresCollection(
             self._database, pinned, background=self._background, loses=self._loses

@@ -185,7 +185,7 @@ async def _described(
         if described.indexing_error is None
         else "it could not be made; the log says why",
     )
-    thumbnails = collection.described_thumbnails()
+    thumbnails = collection.describe_thumbnails()
     return DescribedCollection(
         name=name,
         items=described.items,

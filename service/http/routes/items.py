@@ -131,7 +131,7 @@ async def add_items(name: Name, request: Request, resources: Opened) -> Response
         {
             **provenance(resources),
             "collection": name,
-            "thumbnails": collection.described_thumbnails(),
+            "thumbnails": collection.describe_thumbnails(),
             "results": [
                 {"index": index, "id": item.id, "outcome": outcome, "thumbnail": version}
                 for index, item, outcome, version in kept

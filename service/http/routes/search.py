@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body, Query, Request, Response
 from mlcd.collections.duplicates import Group
 from mlcd.collections.item import FoundItem
 from mlcd.collections.port import CollectionPort
-from mlcd.collections.relevance import moved_away
+from mlcd.collections.relevance import move_away
 from mlcd.collections.searcher import SearchAnswer
 from mlcd.errors import DeadlineExceeded
 from mlcd.types import Embeddings
@@ -129,7 +129,7 @@ async def search(
     wanted = queries.embeddings
     if options.without is not None:
         unwanted = await _embeddings(options.without.ids, request, resources, collection)
-        wanted = moved_away(wanted, unwanted, options.without.weight)
+        wanted = move_away(wanted, unwanted, options.without.weight)
     searching = partial(
         collection.search,
         wanted,

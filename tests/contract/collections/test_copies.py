@@ -83,8 +83,8 @@ def test_embeddings_of_another_model_stay_out(folder, place, tmp_path):
 def test_a_command_line_holds_no_password(folder):
     for out, said in (
         ("postgresql://a:secret@h/d/n", "there is a password"),
-        ("postgresql://h/d", "names no collection"),
-        ("postgresql://h", "names no collection"),
+        ("postgresql://h/d", "must name a collection"),
+        ("postgresql://h", "must name a collection"),
     ):
         with pytest.raises(ConfigInvalid, match=said) as caught:
             copy_items(str(folder), out, SILENT, recall=None)

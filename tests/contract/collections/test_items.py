@@ -43,7 +43,7 @@ def test_a_collection_is_made_once_for_one_model(store):
     for changed in ({"fingerprint": OTHER}, {"dimension": 3}, {"recall": 0.5}):
         with pytest.raises(Conflict, match="another name"):
             store.create("c", **{"fingerprint": FINGERPRINT, "dimension": DIMENSION} | changed)
-    with pytest.raises(ConfigInvalid, match="cannot be shown"):
+    with pytest.raises(ConfigInvalid, match="recall must be in"):
         store.create("d", fingerprint=FINGERPRINT, dimension=DIMENSION, recall=1.0)
     with pytest.raises(InvalidInput, match="cannot name"):
         store.create("../d", fingerprint=FINGERPRINT, dimension=DIMENSION)

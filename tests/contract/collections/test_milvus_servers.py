@@ -33,10 +33,10 @@ def test_a_mistake_is_one_line_with_its_remedy_and_without_the_password(guarded,
     for url, said in (
         (guarded.url(credentials="root:wrong-" + SECRET), "refuses the user or the password"),
         (guarded.url(), "refuses the user or the password"),
-        (guarded.url("absent", f"root:{SECRET}"), "has no such database"),
+        (guarded.url("absent", f"root:{SECRET}"), "lacks this database"),
         (f"milvus://root:{SECRET}@127.0.0.1:1", "cannot be reached now"),
-        (f"milvus://root:{SECRET}@127.0.0.1:x/a", "no valid port"),
-        (f"milvus://root:{SECRET}@127.0.0.1:1/a/b", "is no address"),
+        (f"milvus://root:{SECRET}@127.0.0.1:x/a", "needs a valid port"),
+        (f"milvus://root:{SECRET}@127.0.0.1:1/a/b", "is not an address"),
         (f"milvus://root:{SECRET}@127.0.0.1:1/a?secret={SECRET}", "an option that is not known"),
         (f"milvus://root:{SECRET}@127.0.0.1:1/a?index={SECRET}", "hnsw, ivf_flat"),
         (

@@ -33,7 +33,7 @@ def test_a_mistake_is_one_line_with_its_remedy_and_without_the_password(own, mon
     for url, said in (
         (own.url(credentials="ann:wrong-" + SECRET), "refuses the user or the password"),
         (own.url(credentials="ann"), "refuses the user or the password"),
-        (own.url("absent"), "has no such database or user"),
+        (own.url("absent"), "lacks this database or user"),
         (f"postgresql://ann:{SECRET}@127.0.0.1:1/postgres", "cannot be reached now"),
         (own.url("bare", f"ann:{SECRET}"), "CREATE EXTENSION vector there as a superuser"),
         (own.url(credentials=f"ann:{SECRET}"), "GRANT"),
@@ -82,7 +82,7 @@ def test_an_acknowledgment_waits_for_the_disk(own):
     own.ask("ALTER DATABASE postgres SET synchronous_commit = off")
     with (
         contextlib.closing(open_place(own.url())) as store,
-        store._database.connected() as connection,
+        store._database.connect() as connection,
     ):
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
 

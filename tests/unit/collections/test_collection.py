@@ -131,10 +131,10 @@ def test_where_an_index_finds_too_few_everything_is_compared(tmp_path, monkeypat
 
 def bad_items():
     good = np.eye(DIMENSION, dtype=np.float32)[0]
-    yield "no direction", Item("i", good + np.inf)
-    yield r"'i' has shape \[8\], not \[16\]", Item("i", good[:8])
-    yield r"has shape \[1, 16\]", Item("i", good[None])
-    yield "has no id", Item(7, good)
+    yield "needs a direction", Item("i", good + np.inf)
+    yield r"'i' must have shape \[16\], got \[8\]", Item("i", good[:8])
+    yield r"got \[1, 16\]", Item("i", good[None])
+    yield "needs an id", Item(7, good)
     yield "cannot be used", Item("i" * 1025, good)
     for dots in (".", ".."):
         yield "another id", Item(dots, good)

@@ -6,7 +6,7 @@ import pytest
 from mlcd.collections.by_row import ByRow
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
-from mlcd.collections.plane import Plane, Projection, squared, write_layout
+from mlcd.collections.plane import Plane, Projection, fit_square, write_layout
 from mlcd.types import unit_rows
 from tests.unit.collections.conftest import DIMENSION, FINGERPRINT
 
@@ -74,7 +74,7 @@ def test_a_stored_layout_is_shown_and_new_items_stand_between_neighbors(filled, 
     filled.reindex()
     searcher = filled.state
     rows = np.sort(searcher.rows[: searcher.num_positions])
-    points = squared(np.random.default_rng(0).standard_normal((400, 2)))
+    points = fit_square(np.random.default_rng(0).standard_normal((400, 2)))
     write_layout(filled.path, ByRow(rows, points), {"method": "tsne"})
     filled.add([Item("new", vectors[5])])
     filled._views.placer._key = None

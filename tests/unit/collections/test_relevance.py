@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from mlcd.collections.relevance import moved_away
+from mlcd.collections.relevance import move_away
 from mlcd.errors import InvalidInput
 
 
 def test_queries_are_less_like_it_and_of_unit_length(vectors):
     queries, unwanted = vectors[:5], vectors[5:8]
     for weight in (0.1, 0.5, 1.0):
-        moved = moved_away(queries, unwanted, weight)
+        moved = move_away(queries, unwanted, weight)
         expected = queries - weight * unwanted.mean(axis=0)
         expected /= np.linalg.norm(expected, axis=1, keepdims=True)
         assert moved == pytest.approx(expected, abs=1e-6)
@@ -20,4 +20,4 @@ def test_queries_are_less_like_it_and_of_unit_length(vectors):
 
 def test_nothing_is_left_of_a_query_without_itself(vectors):
     with pytest.raises(InvalidInput, match="smaller weight"):
-        moved_away(vectors[:1], vectors[:1], 1.0)
+        move_away(vectors[:1], vectors[:1], 1.0)

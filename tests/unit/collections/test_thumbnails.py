@@ -53,8 +53,8 @@ def check(collection):
 def test_equal_pictures_are_kept_once_and_go_with_the_last_item(collection, vectors):
     collection.add([item(f"i{n}", vectors[n], "same") for n in range(3)])
     assert (
-        collection.described_thumbnails().items,
-        collection.described_thumbnails().pictures,
+        collection.describe_thumbnails().items,
+        collection.describe_thumbnails().pictures,
     ) == (
         3,
         1,
@@ -64,7 +64,7 @@ def test_equal_pictures_are_kept_once_and_go_with_the_last_item(collection, vect
     assert collection.thumbnail("i2") == picture("same")
     check(collection)
     collection.delete("i2")
-    stored = collection.described_thumbnails()
+    stored = collection.describe_thumbnails()
     assert (stored.items, stored.pictures, stored.bytes) == (0, 0, 0)
     check(collection)
 
@@ -76,7 +76,7 @@ def test_the_bound_refuses_with_the_figure_and_items_are_added_all_the_same(tmp_
     ) as collection:
         outcomes = collection.add([item(f"i{n}", vectors[n], f"p{n}") for n in range(5)])
         assert outcomes == ["created"] * 5
-        stored = collection.described_thumbnails()
+        stored = collection.describe_thumbnails()
         assert (stored.items, stored.bytes, stored.max_bytes, stored.full) == (3, 900, 1000, True)
         assert not collection.takes_thumbnails
         collection.add([item("known", vectors[7], "p0")])  # costs nothing
@@ -88,7 +88,7 @@ def test_the_bound_refuses_with_the_figure_and_items_are_added_all_the_same(tmp_
     with Collection.open(tmp_path / "c", **bound) as collection:
         collection.add_thumbnails({"i3": picture("p3"), "i4": picture("p4")})
         assert collection.without_thumbnail() == ["i4"]
-        assert collection.described_thumbnails().full
+        assert collection.describe_thumbnails().full
         check(collection)
 
 
@@ -126,7 +126,7 @@ def test_what_a_crash_left_of_deleted_items_is_removed(tmp_path, vectors):
         collection.delete_all(IDS[:3])
     shutil.copy(tmp_path / "before", path / THUMBNAILS)
     with Collection.open(path) as collection:
-        assert collection.described_thumbnails().items == 2
+        assert collection.describe_thumbnails().items == 2
         check(collection)
 
 
