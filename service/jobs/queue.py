@@ -15,7 +15,6 @@ from mlcd.errors import Conflict, InvalidInput, NotFound
 from mlcd.types import Fingerprint
 from service.errors import RecordDamaged
 from service.jobs import transitions
-from service.jobs.damaged import DamagedJobs
 from service.jobs.database import (
     Ended,
     JobDatabase,
@@ -75,7 +74,8 @@ class Queue:
 
     def __init__(self, database: JobDatabase) -> None:
         self._database = database
-        self._damaged = DamagedJobs()
+        # ids of jobs that could not be read: they are passed over until this process restarts
+        self._damaged: set[str] = set()
         # the job of each state at which the next look begins, from the newest on
         self._noted: dict[JobState, str | None] = dict.fromkeys(_LIVE_STATES)
 
@@ -145,7 +145,7 @@ class Queue:
         found = list(islice(self._listed(limit + 1, cursor, state, owner), limit + 1))
         for listed in found[:limit]:
             if listed.damaged:
-                self._damaged.add(listed.job_id)
+                self._pass_over(listed.job_id)
         jobs = [listed.job for listed in found[:limit] if listed.job is not None]
         return JobPage(jobs, found[limit - 1].job_id if len(found) > limit else None)
 
@@ -165,14 +165,13 @@ class Queue:
             below = some[-1].job_id
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
-        """Returns the events with an id above `after`, oldest first; only the last few are kept.
+        """Returns the events with an id above `after`, oldest first; only the last few are stored.
 
-        Where the job has not reached `after`, an older queue was put back: the last event is
-        returned then. Raises NotFound.
+        Raises NotFound.
         """
         events = self._database.events(job_id, after) if _is_id(job_id) else []
-        if not events and self._read(job_id).version < after:
-            return self._database.events(job_id, 0)[-1:]
+        if not events:
+            self._read(job_id)
         return events
 
     def failures(self, job_id: str, *, limit: int, after: int = -1) -> FailurePage:
@@ -231,7 +230,7 @@ class Queue:
         exclude: ids of jobs to leave out.
         """
         for job_id in self._database.due(
-            fingerprints, lease_s=lease_s, exclude={*exclude, *self._damaged.passed_over()}
+            fingerprints, lease_s=lease_s, exclude={*exclude, *self._damaged}
         ):
             if (work := self._lease(job_id, worker, lease_s=lease_s)) is not None:
                 return work
@@ -314,9 +313,8 @@ class Queue:
         It takes those that ended longer ago than longer_than_s, and the oldest of more than
         more_than; at most `_SWEPT` in one call. Outputs are not touched.
         """
-        found = self._database.ended(longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT)
-        left = self._damaged.passed_over()
-        return sum(self._forget(ended) for ended in found if ended.job_id not in left)
+        over = self._database.ended(longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT)
+        return sum(self._forget(ended) for ended in over if ended.job_id not in self._damaged)
 
     def note_served(self) -> None:
         """Sets or clears the problem `no-worker` of queued and running jobs, by the models of the
@@ -341,9 +339,7 @@ class Queue:
         """Tells whether anything is left to do, now or later, of jobs of these models; `discard`
         counts, too.
         """
-        return self._database.pending(
-            fingerprints, exclude={*exclude, *self._damaged.passed_over()}
-        )
+        return self._database.pending(fingerprints, exclude={*exclude, *self._damaged})
 
     def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
         """Notes that this worker is alive and has this model, with or without work."""
@@ -391,12 +387,18 @@ class Queue:
     def _of_readable(self, job_id: str, step: Callable[[Transaction], Result]) -> Result | None:
         """Runs a transaction; where the job cannot be read, passes over it and returns None."""
         try:
-            result = self._database.transact(step)
+            return self._database.transact(step)
         except RecordDamaged:
-            self._damaged.add(job_id)
+            self._pass_over(job_id)
             return None
-        self._damaged.forget(job_id)
-        return result
+
+    def _pass_over(self, job_id: str) -> None:
+        """Leaves out a job that cannot be read, and logs it the first time."""
+        if job_id not in self._damaged:
+            self._damaged.add(job_id)
+            _log.error(
+                "the record of job %s cannot be read: it is passed over; DELETE removes it", job_id
+            )
 
     def _forget(self, ended: Ended) -> bool:
         def step(transaction: Transaction) -> bool:

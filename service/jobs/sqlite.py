@@ -8,9 +8,8 @@ sizes     job, shard, images
 failures  job, shard, why it has failed (JSON)
 beats     worker, its model, when it last reported, until when it is taken to
 
-One connection writes and one reads, both of the file that is at the path now. Write-ahead log: who
-reads never waits for who writes. synchronous=FULL: a transaction has reached the disk when COMMIT
-returns.
+One connection writes and one reads. Write-ahead log: reads never wait for writes. synchronous=FULL:
+a transaction has reached the disk when COMMIT returns.
 """
 
 import sqlite3

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,30 +83,6 @@ def test_a_record_that_cannot_be_read_stops_no_other_job(store, damage, caplog):
     assert all(any(job_id in line for line in told) for job_id in (ids[0], ids[2]))
 
 
-def test_a_record_that_was_repaired_is_found_again_and_a_damaged_one_told_of_once(
-    store, damage, caplog, monkeypatch
-):
-    monkeypatch.setattr("service.jobs.damaged.DAMAGED_REST_S", SHORT_S)
-    job_id, other = submitted(store), submitted(store, 1)
-    kept = {each: store._database.read(each) for each in (job_id, other)}
-    for each in kept:
-        damage["record"](each)
-    assert claim(store) is None
-    assert not store.pending([MODEL])
-    pass_away()
-    assert claim(store) is None
-    assert len(caplog.records) == 2
-    store._database.transact(lambda transaction: transaction.save(kept[job_id]))
-    assert claim(store) is None  # it is not looked at with every claim
-    pass_away()
-    assert claim(store).job_id == job_id
-    store.cancel(job_id)
-    assert len(caplog.records) == 2
-    damage["record"](job_id)  # once more
-    store.page(limit=5)
-    assert len(caplog.records) == 3
-
-
 def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(
     store, where, request, caplog
 ):
@@ -129,16 +106,6 @@ def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(
     store._database.transact(lambda transaction: transaction.wipe(plan.job_id))
     store.planned(plan, [10])
     assert len(caplog.records) == 3
-
-
-def test_after_an_event_that_a_job_has_not_come_to_is_its_last_one(store):
-    """This happens if an older queue was restored while a client watched the newer one."""
-    job_id = submitted(store)
-    store.planned(claim(store), [10])
-    events = store.events(job_id)
-    assert len(events) > 1
-    assert store.events(job_id, events[-1].id + 1) == store.events(job_id, 2**40) == events[-1:]
-    assert store.events(job_id, events[-1].id) == []
 
 
 def test_many_records_that_cannot_be_read_keep_no_job_waiting_for_ever(store, damage):
@@ -327,30 +294,33 @@ def test_a_signal_is_heard_while_another_process_writes(where, store, monkeypatc
 
 
 @sqlite_only
-def test_a_file_that_was_removed_is_told_and_one_that_was_put_back_is_used(
+def test_a_file_that_was_removed_or_replaced_is_refused_until_a_restart(
     where, store, tmp_path, caplog
 ):
     job_id = submitted(store)
     store.close()
     with contextlib.closing(open_queue(read_settings(where))) as running:
-        shutil.copy(file_of(where), tmp_path / "kept")
+        shutil.copy(file_of(where), tmp_path / "older")
         submitted(running, 1)
-        file_of(where).unlink()
-        for ask in (
-            lambda: running.page(limit=5),
-            lambda: submitted(running, 2),
-            lambda: claim(running),
+        for change in (
+            file_of(where).unlink,
+            partial((tmp_path / "older").replace, file_of(where)),
         ):
-            with pytest.raises(Unavailable, match="was removed") as told:
-                ask()
-            assert str(tmp_path) not in str(told.value)
+            change()
+            for call in (
+                lambda: running.page(limit=5),
+                lambda: submitted(running, 2),
+                lambda: claim(running),
+            ):
+                with pytest.raises(Unavailable, match="was removed or replaced") as told:
+                    call()
+                assert str(tmp_path) not in str(told.value)
         (record,) = caplog.records
         assert str(file_of(where)) in record.message
-        for suffix in ("-wal", "-shm"):
-            file_of(where).with_name(f"queue.sqlite{suffix}").unlink(missing_ok=True)
-        (tmp_path / "kept").replace(file_of(where))
-        assert [job.id for job in running.page(limit=5).jobs] == [job_id]
-        assert claim(running).job_id == job_id
+    for suffix in ("-wal", "-shm"):
+        file_of(where).with_name(f"queue.sqlite{suffix}").unlink(missing_ok=True)
+    with contextlib.closing(open_queue(read_settings(where))) as restarted:
+        assert [job.id for job in restarted.page(limit=5).jobs] == [job_id]
 
 
 @sqlite_only

@@ -25,7 +25,7 @@ from service.jobs.service import open_queue
 from service.keys.file import create_key
 from service.settings import read_settings
 from tests.conftest import call_mlcd, start_mlcd, write_digits
-from tests.integration.running import Server, serving, until
+from tests.integration.running import serving, until
 from tests.integration.test_schema import explore
 from tests.unit.service.cached import redis_server
 
@@ -308,51 +308,6 @@ def test_a_job_that_cannot_be_read_says_so_and_how_to_be_rid_of_it(place):
     )
     assert place.client.delete(f"/v1/jobs/{job_id}").status_code == 404
     assert place.client.get(f"/v1/jobs/{job_id}").status_code == 404
-
-
-@pytest.mark.slow
-def test_a_watcher_hears_of_a_job_whose_queue_was_put_back_and_clients_never_where_it_is(tmp_path):
-    write_digits(tmp_path / "root" / "images", 3)
-    asked = {
-        "kind": "embed",
-        "input": str(tmp_path / "root" / "images"),
-        "output": str(tmp_path / "root" / "out"),
-    }
-    state, kept = tmp_path / "state", tmp_path / "kept"
-    file = state / "jobs" / "queue.sqlite"
-    given = {"state_dir": state, "jobs__roots": tmp_path / "root"}
-    server = Server("pixels", **given).wait_ready()
-    with httpx.Client(base_url=server.url, timeout=30) as client:
-        job_id = client.post("/v1/jobs", json=asked).json()["id"]
-        with (
-            contextlib.closing(sqlite3.connect(file)) as database,
-            contextlib.closing(sqlite3.connect(kept)) as copy,
-        ):
-            database.backup(copy)
-        watcher = start_mlcd("jobs", "--url", server.url, "watch", job_id, "--json")
-        model = [client.get("/v1/info").json()["fingerprint"]]
-        with contextlib.closing(
-            open_queue(read_settings({"model": "hog", "state_dir": str(state)}))
-        ) as store:
-            store.planned(store.claim("hand", model, lease_s=LEASE_S), [1] * 9)
-            for _ in range(5):
-                store.completed(store.claim("hand", model, lease_s=LEASE_S))
-        until(lambda: '"done": 5' in watcher.stdout.readline(), 30)
-        file.unlink()
-        for suffix in ("-wal", "-shm"):
-            file.with_name(f"{file.name}{suffix}").unlink(missing_ok=True)
-        refused = client.get(f"/v1/jobs/{job_id}")
-        assert (
-            refused.status_code,
-            "was removed" in refused.text,
-            str(tmp_path) in refused.text,
-        ) == (503, True, False)
-        kept.replace(file)
-        assert client.delete(f"/v1/jobs/{job_id}").json()["state"] == "canceled"
-        output, _ = watcher.communicate(timeout=30)
-        assert (watcher.returncode, json.loads(output.splitlines()[-1])["state"]) == (1, "canceled")
-    _, output = server.stop()
-    assert f"the job queue at {file} cannot be read or written" in output
 
 
 def test_the_queue_is_in_the_metrics(place):
