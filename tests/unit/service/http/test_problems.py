@@ -19,7 +19,7 @@ from service.http import problems
 from service.http.app import create_app
 from service.http.bodies import validated
 from service.http.dialects.cohere import EmbedRequest
-from service.http.dialects.kserve.messages import InferRequest
+from service.http.dialects.kserve import InferRequest
 from service.http.dialects.openai import EmbeddingsRequest
 from service.http.problems import STATUS, bad_field, handle_mlcd_error, handle_unexpected
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import BadRequest
-from service.http.dialects.kserve.tensors import (
+from service.http.dialects.kserve_tensors import (
     read_bytes_elements,
     read_pixels,
     split,
