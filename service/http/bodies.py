@@ -19,7 +19,7 @@ from mlcd.types import Embeddings, unit_rows
 from service.errors import BadRequest, TooLarge, Unsupported
 from service.http.json_bounds import check_json
 from service.http.problems import bad_field
-from service.http.unknown_names import queried_names, unknown_name
+from service.http.unknown_names import request_query_names, unknown_name
 from service.resources import Resources
 from service.settings import Limits
 
@@ -195,7 +195,9 @@ async def read_form(
     try:
         if unknown := form.keys() - {_FILES, *texts}:
             known = (_FILES, *texts)
-            raise unknown_name(unknown, known, where="the form", elsewhere=queried_names(request))
+            raise unknown_name(
+                unknown, known, where="the form", elsewhere=request_query_names(request)
+            )
         files = _files(form)
         check_count(len(files), limits)
         fields = {name: _text(name, value) for name, value in form.items() if name != _FILES}

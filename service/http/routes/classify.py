@@ -26,7 +26,7 @@ from service.http.encoding import encode
 from service.http.json_route import JsonRoute
 from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
-from service.http.queries import Queries, check_names, check_top, given_fields, queries_from_json
+from service.http.queries import Queries, check_names, check_top, drop_nulls, queries_from_json
 from service.http.text_encoding import (
     both,
     check_num_chars,
@@ -76,7 +76,7 @@ async def classify(request: Request, resources: Opened) -> Response:
     """
     tower = opened_texts(resources, param="names")
     if media_type(request) == "application/json":
-        content = given_fields(await read_json(request, resources))
+        content = drop_nulls(await read_json(request, resources))
         options = _options(content)
         check_names(content, (*_OPTIONS, "images", "embeddings"), request)
         (given,) = content.values() if len(content) == 1 else (None,)

@@ -36,7 +36,7 @@ from service.http.json_route import JsonRoute
 from service.http.new_thumbnails import thumbnails_of
 from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
-from service.http.queries import check_names, given_fields
+from service.http.queries import check_names, drop_nulls
 from service.http.routes.collections import Name, change, opened_collection
 from service.http.unknown_names import unknown_name
 from service.inference.outcomes import Encoded
@@ -242,7 +242,7 @@ async def _read(request: Request, resources: Resources) -> _Batch:
         if len(values) != len(images):
             raise BadRequest("`items` must have an entry for each file", param="items")
     else:
-        content = given_fields(await read_json(request, resources))
+        content = drop_nulls(await read_json(request, resources))
         check_names(content, ("items",), request)
         listed = content.get("items")
         if not isinstance(listed, list) or not listed:
@@ -297,7 +297,7 @@ def _checked(values: list[Any], images: list[bytes] | None, dimension: int) -> _
 def _parsed(value: object, image: bytes | None, dimension: int) -> _Given:
     if not isinstance(value, dict):
         raise InvalidInput("an item must be a JSON object")
-    fields = given_fields(value)
+    fields = drop_nulls(value)
     if unknown := fields.keys() - _FIELDS:
         raise InvalidInput(str(unknown_name(unknown, sorted(_FIELDS), where="the item")))
     item_id, metadata = check_new_id(fields.get("id")), fields.get("metadata", {})
