@@ -26,12 +26,12 @@ from mlcd.extras import install_command
 from mlcd.types import Fingerprint
 from service.fetch.fetcher import Fetcher
 from service.host.threads import ThreadBudget, forbid_tokenizer_threads, limit_blas
-from service.inference.admission import Admission, bounded_retry_s
+from service.inference.admission import Admission, bound_retry_s
 from service.inference.cache.memory import MemoryCache
 from service.inference.contract import Dispatcher, Engine
 from service.inference.decoding_threads import DecodingThreads
 from service.inference.duplicate_searches import DuplicateSearches
-from service.inference.engine.blocking import IN_FLIGHT, opened_encoder
+from service.inference.engine.blocking import IN_FLIGHT, open_blocking_encoder
 from service.inference.engine.opening import find_tokenizer
 from service.inference.engine.process import StartedEngine
 from service.inference.engine.supervised import SupervisedEngine
@@ -154,9 +154,7 @@ class Resources:
     def retry_after_s(self) -> int:
         """The whole seconds, 1 to 30, after which a refused client should come back."""
         return (
-            self.admission.retry_after_s
-            if self.engine.up
-            else bounded_retry_s(self.engine.back_in_s)
+            self.admission.retry_after_s if self.engine.up else bound_retry_s(self.engine.back_in_s)
         )
 
 
@@ -316,7 +314,7 @@ def _opened_equipment(settings: Settings, announce: Callable[[str], None]) -> It
 
     threads = _limit_threads(settings)
     folder = find_model(settings, announce)
-    with opened_encoder(settings, folder, num_threads=threads.engine) as encoder:
+    with open_blocking_encoder(settings, folder, num_threads=threads.engine) as encoder:
         yield Equipment(
             encoder,
             _open_centers(settings, folder, encoder.fingerprint),
@@ -345,7 +343,7 @@ def _open_centers(
     centers = Centers.read(artifact, named=False)
     check_centers(path, centers, fingerprint)
     state_dir = None if settings.state_dir is None else Path(settings.state_dir)
-    names = StoredNames(artifact, state_dir).read().given.names
+    names = StoredNames(artifact, state_dir).read().names.names
     return OpenedCenters(artifact, replace(centers, names=names if any(names) else None))
 
 

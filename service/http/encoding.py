@@ -84,8 +84,8 @@ async def encode_pixels(
     deadline: float = request.state.deadline
     refuse_when_down(resources.engine, resources.metrics)
     with (
-        resources.admission.images.reserved(len(pixels), deadline=deadline),
-        resources.admission.pixels.reserved(
+        resources.admission.images.hold(len(pixels), deadline=deadline),
+        resources.admission.pixels.hold(
             pixels[:, 0].size, owner=request.state.key and request.state.key.id
         ),
     ):

@@ -112,7 +112,7 @@ class _Exchange:
         self.client_gone = False
         if self._presence is not None and self._presence.sent_all:
             self._presence.watch(self._left)  # a request without a body receives nothing
-        self._resources.model.requests.began()
+        self._resources.model.requests.begin()
 
     async def receive(self) -> Message:
         if self._complete:
@@ -161,7 +161,7 @@ class _Exchange:
             self._presence.forget()
         if self._watcher is not None:
             self._watcher.cancel()
-        self._resources.model.requests.ended()
+        self._resources.model.requests.end()
         status, route = _CLIENT_GONE if self.client_gone else self._status, _route_of(self._scope)
         seconds, method = time.perf_counter() - self._started, self._scope["method"]
         self._resources.metrics.request(route, status, seconds)

@@ -80,12 +80,12 @@ async def encode_texts(
     resources: Resources,
     texts: Sequence[object],
     *,
-    whole: bool = False,
+    reject_long: bool = False,
 ) -> EncodedTexts:
     """Encodes every text on its own. The texts are counted for the client's key, like images, a
     long one several times.
 
-    whole: reject a text of more tokens than the model reads; otherwise its end is cut off. Raises
+    reject_long: reject a text of more tokens than the model reads, instead of cutting its end. Raises
     TextGiven where the model has no tower of texts, and TooLarge for too many.
     """
     tower = opened_texts(resources, param="texts")
@@ -95,7 +95,9 @@ async def encode_texts(
     count_texts(len(texts))
     await resources.rate_limiter.take(key, _num_counted(texts, limits))
     owner = None if key is None else key.id
-    found = await encode_on(tower, texts, deadline=request.state.deadline, whole=whole, owner=owner)
+    found = await encode_on(
+        tower, texts, deadline=request.state.deadline, reject_long=reject_long, owner=owner
+    )
     num_embedded = len(found.encoded.rows)
     tower.metrics.texts(embedded=num_embedded, rejected=len(texts) - num_embedded)
     return found
@@ -113,7 +115,7 @@ async def encode_on(
     texts: Sequence[object],
     *,
     deadline: float,
-    whole: bool = False,
+    reject_long: bool = False,
     account: Account | None = None,
     owner: object | None = None,
 ) -> EncodedTexts:
@@ -124,8 +126,8 @@ async def encode_on(
     """
 
     async def work() -> EncodedTexts:
-        with tower.dispatcher.announced():
-            tokens = await tower.reader.read(texts, whole=whole, owner=owner)
+        with tower.dispatcher.announce():
+            tokens = await tower.reader.read(texts, reject_long=reject_long, owner=owner)
         encoded = await tower.pipeline.encode(tokens.ids, deadline=deadline, account=account)
         timings = replace(encoded.timings, tokenize_s=tokens.seconds)
         return EncodedTexts(replace(encoded, timings=timings), tokens.num)
@@ -139,11 +141,11 @@ async def encode_items_strictly(
     items: Sequence[GivenItem],
     *,
     param: str = "input[{index}]",
-    whole: bool = False,
+    reject_long: bool = False,
 ) -> EncodedTexts:
     """Encodes all images and texts or raises StrictBatch for the first that failed.
 
-    param: the name of the field in the client's dialect. whole: see `encode_texts`.
+    param: the name of the field in the client's dialect. reject_long: see `encode_texts`.
     """
     texts = {index: item.value for index, item in enumerate(items) if isinstance(item, GivenText)}
     images = {index: item for index, item in enumerate(items) if not isinstance(item, GivenText)}
@@ -151,7 +153,7 @@ async def encode_items_strictly(
         encoded = await encode_strictly(request, resources, [*images.values()], param=param)
         return EncodedTexts(encoded, 0)
     opened_texts(resources, param=param.format(index=next(iter(texts))))
-    reading = encode_texts(request, resources, [*texts.values()], whole=whole)
+    reading = encode_texts(request, resources, [*texts.values()], reject_long=reject_long)
     if not images:
         found = await reading
         encoded = found.encoded

@@ -83,7 +83,7 @@ class Row:
 class Dispatcher(Protocol):
     """The way of one prepared image or text to an engine. Use from any task of one loop."""
 
-    def announced(self) -> AbstractContextManager[None]:
+    def announce(self) -> AbstractContextManager[None]:
         """Announces, within the context, that an item is being prepared and will come soon."""
         ...
 

@@ -54,7 +54,7 @@ def _exploration_of(app: FastAPI, resources: Resources) -> Exploration | None:
     facts = state.begin(place, settings.model)
     if settings.explore.clusters is not None:
         facts = state.update(facts, clusters=settings.explore.clusters)
-    store = resources.model.data.opened_store()
+    store = resources.model.data.require_store()
     held = store.find(COLLECTION)
     if held is not None and held.fingerprint != encoder.fingerprint:
         _log.warning("%s is explored anew: the state is that of another model", place)
@@ -77,7 +77,7 @@ def _exploration_of(app: FastAPI, resources: Resources) -> Exploration | None:
 
 
 def _names_by_hand(state_dir: Path, centers: Path) -> dict[int, str]:
-    given = StoredNames(open_artifact(centers), state_dir).read().given
+    given = StoredNames(open_artifact(centers), state_dir).read().names
     return {center: name for center in given.by_hand if (name := given.names[center]) is not None}
 
 

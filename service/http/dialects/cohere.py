@@ -152,8 +152,8 @@ async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Resp
     check_model(body.model, resources)
     loop = asyncio.get_running_loop()
     items = await loop.run_in_executor(resources.compute, _items, body, resources.settings.limits)
-    whole = takes_whole(body.truncate)
-    found = await encode_items_strictly(request, resources, items, whole=whole)
+    reject_long = takes_whole(body.truncate)
+    found = await encode_items_strictly(request, resources, items, reject_long=reject_long)
     rows = shortened(found.encoded.embeddings, body.output_dimension, param="output_dimension")
     num_images = sum(not isinstance(item, GivenText) for item in items)
     billed = {"images": num_images, "input_tokens": found.num_tokens}

@@ -282,7 +282,7 @@ def _output_names(inference: InferRequest, resources: Resources) -> list[str]:
         return available
     names = list(dict.fromkeys(output.name for output in inference.outputs))
     if {"label_ids", "label_scores"}.intersection(names) and resources.model.data.foreign_centers:
-        resources.model.data.opened_lookup()  # raises Conflict
+        resources.model.data.require_lookup()  # raises Conflict
     if not names or not set(names) <= set(available):
         raise BadRequest(f"outputs must be of {', '.join(available)}", param="outputs")
     return names

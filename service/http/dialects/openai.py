@@ -203,8 +203,10 @@ async def create_embeddings(
     items, param = await loop.run_in_executor(
         resources.compute, _items, body, resources.settings.limits
     )
-    whole = takes_whole(body.truncate)
-    found = await encode_items_strictly(request, resources, items, param=param, whole=whole)
+    reject_long = takes_whole(body.truncate)
+    found = await encode_items_strictly(
+        request, resources, items, param=param, reject_long=reject_long
+    )
     rows = shortened(found.encoded.embeddings, body.dimensions, param="dimensions")
     usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
     return listed_answer(

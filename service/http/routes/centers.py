@@ -25,8 +25,8 @@ from service.http.auth import needs
 from service.http.center_pages import Clustered, ListOptions, Sort, described_center, listed_centers
 from service.http.json_route import JsonRoute
 from service.http.member_pages import counted_values, listed_members
-from service.http.routes.collections import change, opened_collection
-from service.http.routes.labels import opened_lookup
+from service.http.routes.collections import change, require_collection
+from service.http.routes.labels import require_lookup
 from service.inference.lookup import Lookup
 from service.resources import Resources
 
@@ -83,7 +83,7 @@ async def list_centers(
     Without a collection the examples are those that ship with the centers. Centers whose value is
     unknown come last.
     """
-    lookup = opened_lookup(resources)
+    lookup = require_lookup(resources)
     clustered = await _clustered(request, resources, in_collection)
     sort = sort or ("size" if clustered is None else "members")
     if clustered is None and sort in ("members", "spread", "novelty"):
@@ -221,7 +221,7 @@ async def count_values(
 
 
 def _lookup_of(center: int, resources: Resources) -> Lookup:
-    lookup = opened_lookup(resources)
+    lookup = require_lookup(resources)
     num = len(lookup.centers.vectors)
     if center >= num:
         raise NotFound("there is no such center", remedy=f"ids go from 0 to {num - 1}")
@@ -231,13 +231,13 @@ def _lookup_of(center: int, resources: Resources) -> Lookup:
 async def _clustered(request: Request, resources: Resources, name: str | None) -> Clustered | None:
     if name is None:
         return None
-    return await _named_clusters(request, resources, opened_lookup(resources), name)
+    return await _named_clusters(request, resources, require_lookup(resources), name)
 
 
 async def _named_clusters(
     request: Request, resources: Resources, lookup: Lookup, name: str
 ) -> Clustered:
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     clusters = await resources.views.clusters(collection, lookup, deadline=request.state.deadline)
     return Clustered(name, collection, clusters)
 

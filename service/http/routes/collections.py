@@ -135,7 +135,7 @@ async def create_collection(
             f"the served model gives {dimension} numbers, not {asked.dimension}",
             remedy="leave `dimension` out",
         )
-    store, fingerprint = resources.model.data.opened_store(), resources.encoder.fingerprint
+    store, fingerprint = resources.model.data.require_store(), resources.encoder.fingerprint
     collection, made = await change(
         request,
         resources,
@@ -153,7 +153,7 @@ async def describe_collection(
     name: Name, request: Request, response: Response, resources: Opened
 ) -> DescribedCollection:
     """Describes a collection's size and its index: how it was tuned, and its measured recall."""
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     response.headers.update(headers(resources))
     return await _described(name, collection, request, resources)
 
@@ -161,7 +161,7 @@ async def describe_collection(
 @router.delete("/v1/collections/{name}", dependencies=[needs("write")], responses={**_ONE, 503: {}})
 async def delete_collection(name: Name, request: Request, resources: Opened) -> DeletedCollection:
     """Deletes a collection with all its items for good, also one of another model."""
-    store = resources.model.data.opened_store()
+    store = resources.model.data.require_store()
     await open_arrived(name, request, resources)
     await change(request, resources, lambda: store.delete(name))
     return DeletedCollection(collection=name, outcome="deleted")
@@ -205,13 +205,13 @@ async def _described(
     )
 
 
-async def opened_collection(name: str, request: Request, resources: Resources) -> CollectionPort:
+async def require_collection(name: str, request: Request, resources: Resources) -> CollectionPort:
     """Returns the collection. Raises Conflict where it exists and cannot be opened.
 
     Raises what `ModelData.opened_collection` raises, too.
     """
     await open_arrived(name, request, resources)
-    return resources.model.data.opened_collection(name)
+    return resources.model.data.require_collection(name)
 
 
 async def open_arrived(name: str, request: Request, resources: Resources) -> None:

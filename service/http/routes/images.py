@@ -36,7 +36,7 @@ async def embed_images(request: Request, resources: Opened) -> Response:
     refuses the request, naming its index.
     """
     chosen = negotiated(request, OFFERED)
-    with resources.dispatcher.announced():
+    with resources.dispatcher.announce():
         images = await read_images(request, resources.settings.limits)
     encoded = await encode(request, resources, images)
     return embedding_answer(chosen, encoded, resources, param="files")

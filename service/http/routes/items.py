@@ -37,7 +37,7 @@ from service.http.new_thumbnails import thumbnails_of
 from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
 from service.http.queries import check_names, drop_nulls
-from service.http.routes.collections import Name, change, opened_collection
+from service.http.routes.collections import Name, change, require_collection
 from service.http.unknown_names import unknown_name
 from service.inference.outcomes import Encoded
 from service.resources import Resources
@@ -115,7 +115,7 @@ async def add_items(name: Name, request: Request, resources: Opened) -> Response
     The items are durable when this is answered. An item that cannot be used is listed in `errors`,
     and the others are kept.
     """
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     collection.check_writable()
     batch = await _read(request, resources)
     pictured = resources.settings.thumbnails.enabled and collection.takes_thumbnails
@@ -157,7 +157,7 @@ async def get_item(
     embedding: Annotated[bool, Query()] = False,
 ) -> Response:
     """Answers with an item's metadata and, with `embedding`, its unit embedding."""
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     item = await within_deadline(
         asyncio.get_running_loop().run_in_executor(resources.compute, collection.get, id),
         request.state.deadline,
@@ -188,7 +188,7 @@ async def update_item(
     resources: Opened,
 ) -> ChangedItem:
     """Replaces an item's metadata; its embedding stays."""
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     outcome = await change(
         request, resources, lambda: collection.update_metadata(id, asked.metadata)
     )
@@ -207,7 +207,7 @@ async def delete_item(
     resources: Opened,
 ) -> ChangedItem:
     """Deletes an item; no search that begins after this is answered finds it."""
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     await change(request, resources, lambda: collection.delete(id))
     return ChangedItem(collection=name, id=id, outcome="deleted")
 
@@ -222,7 +222,7 @@ async def delete_items(
     name: Name, asked: DeleteRequest, request: Request, resources: Opened
 ) -> Response:
     """Deletes items, all in one transaction; those that do not exist are `missing`."""
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     outcomes = await change(request, resources, lambda: collection.delete_all(asked.ids))
     results = [
         {"id": item_id, "outcome": outcome}
@@ -236,7 +236,7 @@ async def _read(request: Request, resources: Resources) -> _Batch:
     loop, limits = asyncio.get_running_loop(), resources.settings.limits
     images: list[bytes] | None = None
     if media_type(request) == "multipart/form-data":
-        with resources.dispatcher.announced():
+        with resources.dispatcher.announce():
             images, texts = await read_form(request, limits, texts=("items",))
         values = await _listed(texts.get("items"), resources)
         if len(values) != len(images):

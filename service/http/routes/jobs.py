@@ -215,7 +215,7 @@ class _EventStream(StreamingResponse):
         self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._resources.admission.streams.reserved(1, owner=None):
+        with self._resources.admission.streams.hold(1, owner=None):
             await super().__call__(scope, receive, send)
 
 
@@ -313,7 +313,7 @@ def _spec(job: LabelJob, request: Request, resources: Resources) -> JobSpec:
     if job.kind == "label":
         check_top(job.top, resources)
     if job.needs_centers:
-        centers = resources.model.data.opened_lookup().centers.digest
+        centers = resources.model.data.require_lookup().centers.digest
     if job.kind == "index":
         if is_url(job.output):
             raise BadRequest("output of index jobs must be a folder", param="output")

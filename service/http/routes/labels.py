@@ -79,7 +79,7 @@ async def label(
     fewer than l: id -1, score -inf.
     """
     chosen = negotiated(request, _OFFERED)
-    lookup = opened_lookup(resources)
+    lookup = require_lookup(resources)
     if mode not in lookup.modes:
         raise InvalidInput(
             "approximate labels are off",
@@ -87,7 +87,7 @@ async def label(
         )
     check_top(top, resources)
     known = KnownLabels(lookup.centers.digest)
-    with known.wanted() if mode == "exact" else nullcontext():
+    with known.request() if mode == "exact" else nullcontext():
         queries = await read_queries(request, resources)
     if chosen != JSON and queries.errors:
         raise StrictBatch.first_of(queries.errors, param=f"{queries.name}[{{index}}]")
@@ -146,20 +146,22 @@ def _found(
     top: int,
     threshold: float | None,
     mode: LookupMode,
-    known: KnownLabels,
+    engine_labels: KnownLabels,
 ) -> tuple[Neighbors, int | None]:
     """Returns the nearest centers, and how many images lie beyond their cluster's members; None
     where that is not known.
     """
     lookup.follow_names()
-    found = lookup.nearest(queries.embeddings, top, threshold, mode=mode, known=known)
+    found = lookup.nearest(
+        queries.embeddings, top, threshold, mode=mode, engine_labels=engine_labels
+    )
     if not queries.are_images:
         return found, None
     return found, lookup.remember(queries.embeddings, found)
 
 
-def opened_lookup(resources: Resources) -> Lookup:
-    return resources.model.data.opened_lookup()
+def require_lookup(resources: Resources) -> Lookup:
+    return resources.model.data.require_lookup()
 
 
 def _audit(lookup: Lookup, mode: LookupMode) -> dict[str, Any]:

@@ -37,8 +37,8 @@ from service.http.layout_files import CSV, PARQUET, csv_parts, parquet_parts
 from service.http.layout_values import LayoutValues, values_by_center, values_by_field
 from service.http.openapi import BINARY
 from service.http.queries import check_filter
-from service.http.routes.collections import Name, opened_collection
-from service.http.routes.labels import opened_lookup
+from service.http.routes.collections import Name, require_collection
+from service.http.routes.labels import require_lookup
 from service.inference.lookup import Lookup
 from service.resources import Resources
 
@@ -169,7 +169,7 @@ async def list_items(
 async def _opened(
     name: str, request: Request, resources: Resources
 ) -> tuple[CollectionPort, Plane]:
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     return collection, await resources.views.layout(collection, deadline=request.state.deadline)
 
 
@@ -227,7 +227,7 @@ async def _values(
     resources: Resources,
 ) -> LayoutValues:
     if by == "cluster":
-        lookup = opened_lookup(resources)
+        lookup = require_lookup(resources)
         clusters = await resources.views.clusters(
             collection, lookup, deadline=request.state.deadline
         )

@@ -47,7 +47,7 @@ from service.http.queries import (
     queries_from_json,
     read_queries,
 )
-from service.http.routes.collections import Name, opened_collection
+from service.http.routes.collections import Name, require_collection
 from service.inference.duplicate_searches import FoundGroups
 from service.resources import Resources
 from service.telemetry.request import timed
@@ -94,7 +94,7 @@ async def search(
     `metadata=false` omits the matches' metadata (null): an answer of more than `max_answer_bytes`
     is refused before it is built.
     """
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     content, options = await _read_options(
         request,
         resources,
@@ -266,7 +266,7 @@ async def find_duplicates(
     curate` and `mlcd index --duplicates` do not have. One search runs at a time, and one waits; a
     further one is answered 429. The last results are cached.
     """
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     key, deadline = request.state.key, request.state.deadline
     owner = None if key is None else key.id
     try:

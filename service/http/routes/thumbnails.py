@@ -15,7 +15,7 @@ from service.http.access import Opened
 from service.http.answers import headers
 from service.http.auth import needs
 from service.http.openapi import BINARY
-from service.http.routes.collections import Name, opened_collection
+from service.http.routes.collections import Name, require_collection
 
 WEBP: Final = "image/webp"
 _LAST: Final = b"/thumbnail"
@@ -70,7 +70,7 @@ async def get_thumbnail(
 
     With the item's version as `v`, browsers may keep it for ever; otherwise they ask again.
     """
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     picture = await within_deadline(
         asyncio.get_running_loop().run_in_executor(resources.compute, collection.thumbnail, id),
         request.state.deadline,

@@ -16,7 +16,7 @@ def test_it_is_bounded_and_given_back():
         with pytest.raises(Overloaded, match="the server is at its limit of bytes"):
             capacity.reserve(1, owner=None)
         capacity.release(10, owner=None)
-    with pytest.raises(ZeroDivisionError), capacity.reserved(10, owner=None):
+    with pytest.raises(ZeroDivisionError), capacity.hold(10, owner=None):
         _ = 1 / 0
     capacity.reserve(10, owner=None)
 
