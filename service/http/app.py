@@ -135,11 +135,11 @@ def _serve_document_once_written(app: FastAPI) -> None:
     """
 
     @cache
-    def written() -> bytes:
+    def write_document() -> bytes:
         return orjson.dumps(app.openapi())
 
     async def document(_: Request) -> Response:
-        return Response(written(), media_type="application/json")
+        return Response(write_document(), media_type="application/json")
 
     app.router.routes = [
         route for route in app.routes if getattr(route, "path", "") != app.openapi_url

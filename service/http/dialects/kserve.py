@@ -18,7 +18,7 @@ from service.errors import BadRequest
 from service.http.access import Opened, check_model
 from service.http.answers import JSON, RAW, headers
 from service.http.auth import needs
-from service.http.bodies import check_count, checked_object, parsed_json, read_body, validated
+from service.http.bodies import check_count, load_json, read_body, require_object, validate
 from service.http.data_uris import image_from_field
 from service.http.dialect import Dialect
 from service.http.dialects import kserve_tensors as tensors
@@ -30,7 +30,7 @@ from service.http.text_encoding import (
     GivenText,
     check_num_texts,
     encode_items_strictly,
-    opened_texts,
+    require_texts,
 )
 from service.resources import Resources
 from service.telemetry.request import timed
@@ -228,9 +228,9 @@ def _read(
     """Returns the request, and its encoded images and texts, or prepared pixels."""
     head, binary = tensors.split(body, json_bytes)
     if json_bytes is not None and not head:  # one raw tensor: a single image, without its length
-        return validated(InferRequest, _RAW_IMAGE), [bytes(binary)]
-    content = checked_object(parsed_json(head, resources.settings.limits))
-    inference = validated(InferRequest, content)
+        return validate(InferRequest, _RAW_IMAGE), [bytes(binary)]
+    content = require_object(load_json(head, resources.settings.limits))
+    inference = validate(InferRequest, content)
     tensor = inference.inputs[0]
     _check(tensor, len(binary), resources)
     if tensor.name == "image_u8":
@@ -242,7 +242,7 @@ def _read(
 def _check(tensor: InputTensor, num_bytes: int, resources: Resources) -> None:
     """Raises BadRequest unless the model takes this tensor and all of its data came with it."""
     if tensor.name == "text":
-        opened_texts(resources, param="inputs")
+        require_texts(resources, param="inputs")
     inputs = _inputs(resources)
     fits = any(
         (accepted["name"], accepted["datatype"]) == (tensor.name, tensor.datatype)
@@ -299,7 +299,7 @@ def _check_version(model: str, version: str, resources: Resources) -> None:
     """Raises NotFound unless this is the one version of the served model."""
     check_model(model, resources)
     if version != _VERSION:
-        raise NotFound(f"the version must be {_VERSION}, got {version}")
+        raise NotFound(f"the version must be {_VERSION}", remedy=f"use {_VERSION}, or leave it out")
 
 
 def _inputs(resources: Resources) -> list[dict[str, Any]]:

@@ -28,12 +28,12 @@ from service.http.access import Opened
 from service.http.answers import (
     check_answer_bytes,
     headers,
-    listed_answer,
+    list_answer,
     pieces_answer,
     provenance,
 )
 from service.http.auth import needs
-from service.http.bodies import check_count, media_type, read_json, validated
+from service.http.bodies import check_count, media_type, read_json, validate
 from service.http.json_route import JsonRoute
 from service.http.openapi import image_body
 from service.http.problems import item_error
@@ -129,7 +129,7 @@ async def search(
         resources.settings.limits,
         remedy="give a smaller `top`, or metadata=false",
     )
-    return listed_answer(
+    return list_answer(
         {
             **provenance(resources),
             "collection": name,
@@ -168,7 +168,7 @@ async def _read_options(
             )
         options |= {name: content.pop(name) for name in _OPTIONS if name in content}
         check_names(content, (*_OPTIONS, *KINDS, *_IDS), request)
-    checked = validated(SearchOptions, options)
+    checked = validate(SearchOptions, options)
     check_filter(checked.filter)
     check_top(checked.top, resources)
     return content, checked

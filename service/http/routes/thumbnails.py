@@ -40,8 +40,8 @@ class _LiteralRoute(APIRoute):
         raw = scope.get("raw_path") or scope["path"].encode()
         if not raw.partition(b"?")[0].endswith(_LAST):
             return Match.NONE, {}
-        match, found = super().matches(scope)
-        return Match.NONE if match == Match.NONE else Match.FULL, found
+        match, child_scope = super().matches(scope)
+        return Match.NONE if match == Match.NONE else Match.FULL, child_scope
 
 
 router = APIRouter(tags=["collections"], route_class=_LiteralRoute)
@@ -76,7 +76,9 @@ async def get_thumbnail(
         request.state.deadline,
     )
     if picture is None:
-        raise NotFound("the item has no thumbnail", remedy="add it again with its image")
+        raise NotFound(
+            "the item was added without a thumbnail", remedy="add it again with its image"
+        )
     etag = f'"{picture.version}"'
     stamp = {
         **headers(resources),
@@ -91,5 +93,5 @@ async def get_thumbnail(
 
 def _tags(request: Request) -> list[str]:
     """Returns the tags of If-None-Match, without the mark of weak ones."""
-    given = ",".join(request.headers.getlist("if-none-match"))
-    return [tag.strip().removeprefix("W/") for tag in given.split(",")]
+    tags = ",".join(request.headers.getlist("if-none-match"))
+    return [tag.strip().removeprefix("W/") for tag in tags.split(",")]
