@@ -221,7 +221,7 @@ async def _open_all(
     rendering = DecodingThreads(_open_pool(stack, threads.decode, "render"))
     # A stack for the model alone: a switch closes it, and all other resources stay open.
     opened = await stack.enter_async_context(AsyncExitStack())
-    engine = await opened.enter_async_context(_opened_engine(settings, folder, threads, started))
+    engine = await opened.enter_async_context(_open_engine(settings, folder, threads, started))
     encoder = engine.served
     assert isinstance(encoder, ServedEncoder)
     metrics = Metrics(**encoder.labels, multiprocess_dir=multiprocess_dir)
@@ -298,14 +298,14 @@ def open_worker_resources(
     with ExitStack() as stack:
         queue, roots = stack.enter_context(open_jobs(settings))
         computing = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compute"))
-        opening = _opened_equipment(settings, announce)
+        opening = _open_equipment(settings, announce)
         equipment = computing.submit(opening.__enter__).result()
         stack.callback(lambda: computing.submit(opening.__exit__, None, None, None).result())
         yield WorkerResources(queue, roots, equipment, computing)
 
 
 @contextmanager
-def _opened_equipment(settings: Settings, announce: Callable[[str], None]) -> Iterator["Equipment"]:
+def _open_equipment(settings: Settings, announce: Callable[[str], None]) -> Iterator["Equipment"]:
     """Opens the model and its centers for tasks of jobs, in the thread that will do them.
 
     announce: called before an export. Raises what opening them raises.
@@ -355,7 +355,7 @@ def _limit_threads(settings: Settings) -> ThreadBudget:
     return threads
 
 
-def _opened_engine(
+def _open_engine(
     settings: Settings, model: str, threads: ThreadBudget, started: StartedEngine | None
 ) -> AbstractAsyncContextManager[SupervisedEngine | TritonEngine]:
     if settings.engine == "triton":

@@ -17,7 +17,7 @@ class Budget:
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self._limits = limits
         self._num_bytes = 0
-        metrics.held("fetched_bytes", lambda: self._num_bytes)
+        metrics.track_held("fetched_bytes", lambda: self._num_bytes)
 
     @contextmanager
     def share(self) -> Iterator["Share"]:

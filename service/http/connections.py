@@ -62,7 +62,7 @@ class ConnectionBounds:
         self.waiting: dict[HttpConnection, None] = {}
         self.num = 0
         self._metrics = metrics
-        metrics.held("connections", lambda: self.num)
+        metrics.track_held("connections", lambda: self.num)
 
     def make_room(self, newest: "HttpConnection", num: int) -> None:
         """Closes the connection that is needed least; the newest of `num` where all others work.
@@ -83,7 +83,7 @@ class ConnectionBounds:
         self.waiting.pop(connection, None)
 
     def count_closed(self, reason: str) -> None:
-        self._metrics.rejected(f"connection-{reason}")
+        self._metrics.count_rejected(f"connection-{reason}")
 
 
 class HttpConnection(HttpToolsProtocol):

@@ -140,7 +140,7 @@ async def _open_account(request: Request, resources: Resources, num: int) -> Req
     key, limits = request.state.key, resources.settings.limits
     await resources.rate_limiter.take(key, num)
     return RequestAccount(
-        resources.rate_limiter, key, taken=num, pixels_per_image=limits.rate_pixels
+        resources.rate_limiter, key, num_counted=num, pixels_per_image=limits.rate_pixels
     )
 
 

@@ -21,7 +21,7 @@ from service.http.problems import COMES_BACK, handle_unexpected
 from service.inference.cache.cached import CachedPipeline
 from service.inference.contract import refuse_when_down
 from service.resources import Resources
-from service.telemetry.request import RequestRecord, begin_request, received_trace
+from service.telemetry.request import RequestRecord, begin_request, read_trace
 from service.timings import BODY_PATIENCE_S
 
 _log = logging.getLogger("mlcd.access")
@@ -94,7 +94,7 @@ class _Exchange:
         self._id = (
             request_id.decode() if _ID.fullmatch(request_id) else f"{_ids.getrandbits(128):032x}"
         )
-        self._record = RequestRecord(self._id, received_trace(headers))
+        self._record = RequestRecord(self._id, read_trace(headers))
         self._probe = scope["path"] in PROBES
         tracer = self._resources.tracer
         self._span = None if tracer is None or self._probe else tracer.begin(self._record)
@@ -295,7 +295,7 @@ class _Body:
             async with asyncio.timeout(self._patience_s):
                 message = await self._receive()
         except TimeoutError as error:
-            self._resources.metrics.rejected("too-slow")
+            self._resources.metrics.count_rejected("too-slow")
             raise TooSlow(f"the body comes slower than {MIN_BYTES_PER_S} bytes a second") from error
         restored_s = len(message.get("body", b"")) / MIN_BYTES_PER_S
         self._patience_s = min(BODY_PATIENCE_S, self._patience_s - (now() - began) + restored_s)

@@ -12,7 +12,7 @@ from mlcd.images.decode import DecodeLimits, num_pixels
 from mlcd.images.thumbnail import Thumbnail, thumbnail
 from service.deadline import within_deadline
 from service.resources import Resources
-from service.telemetry.request import timed
+from service.telemetry.request import time_stage
 
 _log = logging.getLogger("mlcd.service")
 
@@ -38,7 +38,7 @@ async def thumbnails_of(
             _log.warning("the thumbnail of an image cannot be made: %s", rejection.reason)
             return None
 
-    with timed("thumbnails"):
+    with time_stage("thumbnails"):
         pictures = await within_deadline(
             asyncio.gather(*(make(image) for image in images.values())), request.state.deadline
         )

@@ -33,7 +33,7 @@ class Capacity:
         self._of, self._most, self._always = of, most, always
         self._metrics = metrics
         self._reserved = 0
-        metrics.held(of, lambda: self._reserved)
+        metrics.track_held(of, lambda: self._reserved)
         self._reserved_by: Counter[object] = Counter()
 
     def check(self, num: int, *, owner: object | None) -> None:
@@ -43,7 +43,7 @@ class Capacity:
         """
         if not self.has_room(num, owner=owner):
             whose = "the server" if self._reserved + num > self._most else "this client"
-            self._metrics.rejected("overloaded")
+            self._metrics.count_rejected("overloaded")
             raise Overloaded(
                 f"{whose} is at its limit of {self._of}", remedy="try again in a moment"
             )
@@ -136,7 +136,7 @@ class Places:
         """
         self._of, self._most, self._in_turn = of, most, in_turn
         self._num = self._num_requests = 0
-        metrics.held(of, lambda: self._num)
+        metrics.track_held(of, lambda: self._num)
         self._rate = DrainRate()
         self._metrics = metrics
 
@@ -187,7 +187,7 @@ class Places:
             self._rate.count_finished(num, asyncio.get_running_loop().time(), idle=not self._num)
 
     def refusal(self) -> Overloaded:
-        self._metrics.rejected("overloaded")
+        self._metrics.count_rejected("overloaded")
         return Overloaded(
             f"the server is at its limit of {self._of}", remedy="try again in a moment"
         )

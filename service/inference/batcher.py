@@ -136,10 +136,10 @@ class MicroBatcher:
         while self._waiting and len(batch) < self._max_batch:
             waiter = self._waiting.take()
             if waiter.deadline <= now:
-                self._metrics.dropped("deadline")
+                self._metrics.count_dropped("deadline")
                 _fail([waiter], DeadlineExceeded("the time for a request has passed"))
             elif waiter.future.done():
-                self._metrics.dropped("client_gone")
+                self._metrics.count_dropped("client_gone")
             else:
                 batch.append(waiter)
         return batch

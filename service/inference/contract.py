@@ -102,7 +102,7 @@ class Dispatcher(Protocol):
 def refuse_when_down(engine: Engine, metrics: TowerMetrics) -> None:
     """Raises and counts Unavailable while the engine is down, before work that needs it begins."""
     if not engine.up:
-        metrics.rejected("unavailable")
+        metrics.count_rejected("unavailable")
         raise down()
 
 

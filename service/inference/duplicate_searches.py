@@ -117,7 +117,7 @@ class DuplicateSearches:
         return search
 
     def _refusal(self) -> Overloaded:
-        self._metrics.rejected("overloaded")
+        self._metrics.count_rejected("overloaded")
         return Overloaded(
             "a search for near-duplicates runs, and another one waits",
             remedy="try again in a moment",

@@ -134,7 +134,7 @@ class Pipeline:
                 )
         for outcome in outcomes:
             if isinstance(outcome, Rejection):
-                self._metrics.rejected(outcome.reason)
+                self._metrics.count_rejected(outcome.reason)
         return join_outcomes(outcomes, dimension=self._dimension)
 
     async def _encode_all(
@@ -178,7 +178,7 @@ class Pipeline:
             return _bare(rejection)
         except asyncio.CancelledError:
             late = asyncio.get_running_loop().time() >= deadline
-            self._metrics.dropped("deadline" if late else "client_gone")
+            self._metrics.count_dropped("deadline" if late else "client_gone")
             raise
         decoded = time.perf_counter()
         took("decode", started, decoded)
@@ -209,14 +209,14 @@ class Pipeline:
                     return await decoders.run(owner, num_pixels, prepare)
             finally:
                 self._num_decoding -= 1
-                self._metrics.decoded(format_of(image), time.perf_counter() - started)
+                self._metrics.observe_decoding(format_of(image), time.perf_counter() - started)
 
     def _decode_here(self, image: OpenedImage) -> NDArray[np.uint8]:
         started = time.perf_counter()
         try:
             return self._preprocess.prepare(image, self._limits)
         finally:
-            self._metrics.decoded(format_of(image.data), time.perf_counter() - started)
+            self._metrics.observe_decoding(format_of(image.data), time.perf_counter() - started)
 
 
 def _open_small(image: bytes | Rejection, limits: DecodeLimits) -> tuple[list[_Image], list[int]]:

@@ -84,7 +84,7 @@ class TextReader:
             num += num_read
         ended = time.perf_counter()
         took("tokenize", started, ended)
-        self._metrics.tokenized(ended - started)
+        self._metrics.observe_tokenization(ended - started)
         return Tokens(ids, num, ended - started)
 
 
@@ -174,7 +174,7 @@ class TextPipeline:
             outcomes = await self._encode_all(texts, deadline, on_outcome)
         for outcome in outcomes:
             if isinstance(outcome, Rejection):
-                self._metrics.rejected(outcome.reason)
+                self._metrics.count_rejected(outcome.reason)
         return join_outcomes(outcomes, dimension=self._dimension)
 
     async def _encode_all(

@@ -136,8 +136,8 @@ class _Connection:
     def _connect(self) -> sqlite3.Connection:
         """Opens the file at the first call.
 
-        Raises FileNotFoundError where the path has no file, or another one, since then: no other
-        process would see what is written.
+        Raises FileNotFoundError if the file was removed or replaced since then: other processes
+        would not see what is written.
         """
         if self._connection is None:
             return self._open()
@@ -147,7 +147,7 @@ class _Connection:
 
 
 def _is_not_text(error: Exception) -> bool:
-    """Tells whether SQLite holds a text that is not UTF-8; the error has no code of its own."""
+    """Tells whether SQLite holds a text that is not UTF-8, for which its error lacks a code."""
     return isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
 
 

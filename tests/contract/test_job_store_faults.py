@@ -73,7 +73,7 @@ def test_a_record_that_cannot_be_read_stops_no_other_job(store, damage, caplog):
         pages.append(store.page(limit=1, cursor=pages[-1].cursor))
     assert [job.id for page in pages for job in page.jobs] == [ids[1]]
     assert len(pages) == 3
-    store.planned(work, [10])
+    store.finish_plan(work, [10])
     assert finish(store, ids[1]) == [("shard", 0), ("publish", None)]
     store.stats()
     assert store.sweep(longer_than_s=0, more_than=0) == 1
@@ -95,7 +95,7 @@ def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(
             execute(where, f"DELETE FROM {table}")
     assert not store.renew(lost, lease_s=LONG_S)
     store.release(lost)
-    store.completed(done)
+    store.complete(done)
     told = [record.message for record in caplog.records]
     assert len(told) == 2
     for line in told:
@@ -104,7 +104,7 @@ def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(
     submitted(store)
     plan = claim(store)
     store._database.transact(lambda transaction: transaction.wipe(plan.job_id))
-    store.planned(plan, [10])
+    store.finish_plan(plan, [10])
     assert len(caplog.records) == 3
 
 
@@ -124,7 +124,7 @@ def test_a_cancel_removes_a_record_that_cannot_be_read_with_all_its_names(store,
     with pytest.raises(NotFound, match="forgotten"):
         store.cancel(job.id)
     assert store.page(limit=10).jobs == []
-    assert store.submitted("k") is None
+    assert store.find_submitted("k") is None
     assert store.submit(spec(), key="k")[1]
     assert store.depth() == 1
 
@@ -134,7 +134,7 @@ def test_what_a_worker_tells_of_a_record_that_cannot_be_read_has_no_effect(store
     work = claim(store)
     damage["record"](work.job_id)
     assert not store.renew(work, lease_s=LONG_S)
-    store.completed(work)
+    store.complete(work)
     store.release(work)
 
 
@@ -155,7 +155,7 @@ def test_what_is_left_to_be_done_is_pending_be_it_to_clear_away(store):
     store.cancel(job_id)
     assert store.pending([MODEL])  # though nothing can be claimed while the lease lasts
     store.release(plan)
-    store.completed(claim(store))
+    store.complete(claim(store))
     assert not store.pending([MODEL])
 
 
@@ -219,7 +219,7 @@ def test_a_pause_is_no_longer_for_a_clock_that_is_set_back(store, monkeypatch):
         monkeypatch.setattr(f"service.jobs.{module}.LONGEST_PAUSE_S", 0.3)
     clock = Offset(store)
     planned(store, [10])
-    store.failed(claim(store), BROKEN)
+    store.fail(claim(store), BROKEN)
     clock.seconds -= HOUR_S
     claim(store)
     time.sleep(0.4)

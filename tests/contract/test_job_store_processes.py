@@ -29,9 +29,9 @@ while True:
         work = store.claim("w", [sys.argv[2]], lease_s=1)
         time.sleep(0.01)
         if work is not None and work.stage == "plan":
-            store.planned(work, [1] * 60)
+            store.finish_plan(work, [1] * 60)
         elif work is not None:
-            store.completed(work)
+            store.complete(work)
     except Unavailable:
         time.sleep(0.1)
 """
@@ -67,7 +67,7 @@ def test_many_workers_bring_a_job_to_its_end_each_shard_once(opened):
                 continue
             assert store.renew(work, lease_s=LONG_S, done=1)
             done.append((work.stage, work.shard))
-            store.completed(work, failed_items=1)
+            store.complete(work, failed_items=1)
             if work.stage == "publish":
                 stopped.set()
 
@@ -99,7 +99,7 @@ def test_what_is_kept_outlives_the_process(opened):
     store.close()
     later = opened()
     assert later.renew(work, lease_s=LONG_S)
-    later.completed(work)
+    later.complete(work)
     assert finish(later, job_id) == [("shard", 1), ("publish", None)]
 
 

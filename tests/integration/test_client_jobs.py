@@ -52,15 +52,15 @@ class Place:
         while (work := self.claim()) is not None:
             time.sleep(0.05)
             if work.stage == "plan":
-                self.queue.planned(work, [10, 10])
+                self.queue.finish_plan(work, [10, 10])
             elif work.shard in fail:
-                self.queue.failed(
+                self.queue.fail(
                     work,
                     JobProblem("broken", f"shard {work.shard} is broken", "mend it"),
                     fatal=True,
                 )
             else:
-                self.queue.completed(work)
+                self.queue.complete(work)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def place(new_state, tmp_path_factory):
 def nothing_left(place):
     yield
     while (work := place.claim()) is not None:
-        place.queue.failed(work, JobProblem("cleared", "by a test"), fatal=True)
+        place.queue.fail(work, JobProblem("cleared", "by a test"), fatal=True)
 
 
 def test_a_job_is_submitted_watched_and_listed(place):

@@ -69,16 +69,16 @@ class Place:
     def clear(self):
         """Nothing of earlier tests is left to claim."""
         while (work := self.claim()) is not None:
-            self.store.failed(work, JobProblem("cleared", "by a test"), fatal=True)
+            self.store.fail(work, JobProblem("cleared", "by a test"), fatal=True)
 
     def work_off(self, sizes=(10, 10), pause_s=0.0):
         """Do all that can be claimed."""
         while (work := self.claim()) is not None:
             time.sleep(pause_s)
             if work.stage == "plan":
-                self.store.planned(work, sizes)
+                self.store.finish_plan(work, sizes)
             else:
-                self.store.completed(work)
+                self.store.complete(work)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_a_job_that_curates_has_the_options_of_the_command(place):
         refused = place.submit(**asked | wrong)
         assert (refused.status_code, refused.json()["param"]) == (400, param)
     images = place.submit(kind="curate", input=str(place.folder / "images"), duplicates=0.9)
-    assert (images.status_code, "no finished embeddings" in images.text) == (422, True)
+    assert (images.status_code, "finished embeddings artifact" in images.text) == (422, True)
     (embeddings / "part-00000.npy").rename(place.folder.parent / "elsewhere.npy")
     (embeddings / "part-00000.npy").symlink_to(place.folder.parent / "elsewhere.npy")
     outside = place.submit(**asked, duplicates=0.9)
@@ -298,7 +298,7 @@ def test_a_job_that_cannot_be_read_says_so_and_how_to_be_rid_of_it(place):
             500,
             "urn:mlcd:problem:job-damaged",
         ), path
-        detail = "the job queue holds something that is no job: DELETE of that job removes it"
+        detail = "the record of this job is damaged: DELETE of the job removes it"
         assert answer.json()["detail"] == detail
     told = command(place, "show", job_id)
     assert (told.returncode, told.stdout, "DELETE of that job removes it" in told.stderr) == (
@@ -369,12 +369,12 @@ def broken_job(place, num_shards, monkeypatch):
     """A job whose shards have failed, all but the last."""
     monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.0)
     job_id = place.submitted()
-    place.store.planned(place.claim(), [100] * num_shards, damaged_files=2)
+    place.store.finish_plan(place.claim(), [100] * num_shards, damaged_files=2)
     while (work := place.claim()) is not None:
         if work.shard == num_shards - 1:
-            place.store.completed(work)
+            place.store.complete(work)
         else:
-            place.store.failed(
+            place.store.fail(
                 work, JobProblem("undecodable", f"shard {work.shard} is broken", "mend it")
             )
     return job_id
@@ -473,9 +473,10 @@ def test_the_command_watches_to_the_end(place):
     )
     process = start_mlcd(*arguments, "--watch", "--json", env=environment)
     until(
-        lambda: (work := place.claim()) is not None and not place.store.planned(work, [10, 10]), 30
+        lambda: (work := place.claim()) is not None and not place.store.finish_plan(work, [10, 10]),
+        30,
     )
-    place.store.completed(place.claim(), failed_items=2)
+    place.store.complete(place.claim(), failed_items=2)
     time.sleep(1.5)
     place.work_off()
     output, _ = process.communicate(timeout=30)
@@ -484,7 +485,7 @@ def test_the_command_watches_to_the_end(place):
     assert [line["done"] for line in lines[:-1] if line["stage"] == "label"][-1] == 20
     assert (lines[-1]["state"], lines[-1]["progress"]["failed_items"]) == ("succeeded", 2)
     failed = place.submitted()
-    place.store.failed(
+    place.store.fail(
         place.claim(), JobProblem("no-space", "the disk is full", "free some"), fatal=True
     )
     told = command(place, "watch", failed)
@@ -497,7 +498,7 @@ def test_the_command_watches_to_the_end(place):
 def test_the_command_prints_no_escapes_of_a_terminal(place):
     write_digits(place.folder / "other\x1b[31m\nid", 3)
     job_id = place.submitted(input=str(place.folder / "other\x1b[31m\nid"))
-    place.store.failed(place.claim(), JobProblem("x", "broken\x1b[31m\nid"), fatal=True)
+    place.store.fail(place.claim(), JobProblem("x", "broken\x1b[31m\nid"), fatal=True)
     for arguments in (
         ("list",),
         ("list", "--json"),
@@ -533,7 +534,7 @@ def test_the_command_says_that_no_worker_is_there(place, monkeypatch):
 
 def test_the_command_says_in_one_line_what_is_wrong(place):
     for arguments, message in [
-        (("show", "none"), "there is no such job"),
+        (("show", "none"), "unknown job"),
         (("--url", "nowhere", "list"), "URL cannot be used"),
         (("submit", "x"), "Missing argument"),
     ]:

@@ -33,7 +33,7 @@ from service.http.text_encoding import (
     require_texts,
 )
 from service.resources import Resources
-from service.telemetry.request import timed
+from service.telemetry.request import time_stage
 
 router = APIRouter(tags=["kserve"])
 
@@ -204,7 +204,7 @@ async def infer(
     outputs: dict[str, NDArray[Any]] = {"embedding": encoded.embeddings}
     if resources.lookup is not None and names != ["embedding"]:
         find = partial(resources.lookup.nearest, encoded.embeddings, inference.parameters.top)
-        with resources.metrics.looking_up("exact"), timed("labels"):
+        with resources.metrics.looking_up("exact"), time_stage("labels"):
             labels = await within_deadline(
                 loop.run_in_executor(resources.compute, find), request.state.deadline
             )

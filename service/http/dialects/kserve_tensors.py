@@ -37,7 +37,8 @@ def split(body: bytes, json_bytes: str | None) -> tuple[memoryview, memoryview]:
 
 def read_bytes_elements(tensor: memoryview, num: int) -> list[bytes]:
     """Returns the `num` elements of a binary BYTES tensor, which must fill it exactly."""
-    elements, offset = [], 0
+    elements: list[bytes] = []
+    offset = 0
     while len(elements) < num and offset + _LENGTH.size <= len(tensor):
         start = offset + _LENGTH.size
         offset = start + _LENGTH.unpack_from(tensor, offset)[0]

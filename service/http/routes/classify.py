@@ -38,7 +38,7 @@ from service.inference.served_texts import ServedTexts
 from service.keys.rates import ComputedAccount
 from service.resources import Resources
 from service.settings import Limits
-from service.telemetry.request import count_texts, timed
+from service.telemetry.request import count_texts, time_stage
 
 router = APIRouter(tags=["labels"], route_class=JsonRoute)
 
@@ -92,7 +92,7 @@ async def classify(request: Request, resources: Opened) -> Response:
     rows, queries = await both(_rows_of(request, options, tower, resources), asking)
     loop = asyncio.get_running_loop()
     work = partial(_rank_names, queries.embeddings, rows, tower.encoder.calibration, options.top)
-    with timed("classify"):
+    with time_stage("classify"):
         ranked = await within_deadline(
             loop.run_in_executor(resources.compute, work), request.state.deadline
         )

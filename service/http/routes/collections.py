@@ -37,7 +37,7 @@ from service.http.cursors import read_cursor, write_cursor
 from service.http.json_route import JsonRoute
 from service.http.problems import find_name_error
 from service.resources import Resources
-from service.telemetry.request import timed
+from service.telemetry.request import time_stage
 
 router = APIRouter(tags=["collections"], route_class=JsonRoute)
 _Result = TypeVar("_Result")
@@ -251,7 +251,7 @@ async def change(request: Request, resources: Resources, work: Callable[[], _Res
     running = asyncio.get_running_loop().run_in_executor(
         resources.writing, _without_file_names, work
     )
-    with timed("store"):
+    with time_stage("store"):
         return await within_deadline(running, request.state.deadline)
 
 

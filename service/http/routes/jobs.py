@@ -334,7 +334,7 @@ def _accept(
         input=service.roots.resolve_input(spec.input),
         output=service.roots.resolve_output(spec.output),
     )
-    if key is not None and (earlier := service.queue.submitted(key)) is not None:
+    if key is not None and (earlier := service.queue.find_submitted(key)) is not None:
         # Its output may be there by now, and another model may be served.
         if earlier.spec != replace(
             spec, fingerprint=earlier.spec.fingerprint, centers=earlier.spec.centers

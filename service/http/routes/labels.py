@@ -38,7 +38,7 @@ from service.http.queries import Queries, check_top, read_queries
 from service.inference.known_labels import KnownLabels
 from service.inference.lookup import Lookup, LookupMode
 from service.resources import Resources
-from service.telemetry.request import timed
+from service.telemetry.request import time_stage
 
 router = APIRouter(tags=["labels"])
 
@@ -93,7 +93,7 @@ async def label(
         raise StrictBatch.first_of(queries.errors, param=f"{queries.name}[{{index}}]")
     loop = asyncio.get_running_loop()
     search = partial(_find_labels, lookup, queries, top, threshold, mode, engine_labels)
-    with resources.metrics.looking_up(mode), timed("labels"):
+    with resources.metrics.looking_up(mode), time_stage("labels"):
         neighbors, novel = await within_deadline(
             loop.run_in_executor(resources.compute, search), request.state.deadline
         )
@@ -101,7 +101,7 @@ async def label(
         scanned = len(neighbors.ids) - engine_labels.num_used
         resources.metrics.labels_found(engine=engine_labels.num_used, server=scanned)
     if novel is not None:
-        resources.metrics.labeled(images=len(neighbors.ids), novel=novel)
+        resources.metrics.count_labeled(images=len(neighbors.ids), novel=novel)
     stamp = {
         **headers(resources, queries.encoded),
         "X-Mlcd-Mode": mode,

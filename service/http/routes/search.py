@@ -50,7 +50,7 @@ from service.http.queries import (
 from service.http.routes.collections import Name, require_collection
 from service.inference.duplicate_searches import FoundGroups
 from service.resources import Resources
-from service.telemetry.request import timed
+from service.telemetry.request import time_stage
 
 router = APIRouter(tags=["search"], route_class=JsonRoute)
 
@@ -118,7 +118,7 @@ async def search(
         threshold=options.threshold,
         exact=options.exact,
     )
-    with resources.metrics.searching(), timed("search"):
+    with resources.metrics.searching(), time_stage("search"):
         answer = await within_deadline(
             asyncio.get_running_loop().run_in_executor(resources.compute, find),
             request.state.deadline,
@@ -270,7 +270,7 @@ async def find_duplicates(
     key, deadline = request.state.key, request.state.deadline
     owner = None if key is None else key.id
     try:
-        with timed("compare"):
+        with time_stage("compare"):
             groups = await resources.duplicates.find(
                 collection, body.similarity, owner=owner, deadline=deadline
             )

@@ -21,7 +21,7 @@ from service.inference.outcomes import Account, Encoded, Pipelined, Timings, slo
 from service.inference.served import ServedTower
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
-from service.telemetry.request import timed
+from service.telemetry.request import time_stage
 
 if TYPE_CHECKING:
     from service.inference.cache.redis import RedisCache
@@ -96,7 +96,7 @@ class CachedPipeline:
     ) -> Encoded:
         """Encodes every item on its own; see `Encoding.encode`."""
         started = time.perf_counter()
-        with timed("cache"):
+        with time_stage("cache"):
             request = _Request(items, await self._keys(items), deadline, account)
             num_remembered = self._take_from_memory(request)
         led: set[bytes] = set()
@@ -146,7 +146,7 @@ class CachedPipeline:
         self._under_way |= futures
         try:
             if self._redis is not None:
-                with timed("cache"):
+                with time_stage("cache"):
                     await self._find(self._redis, list(mine))
             if missing := {key: index for key, index in mine.items() if not futures[key].done()}:
                 await self._compute(missing, request)
@@ -207,7 +207,7 @@ class CachedPipeline:
             if isinstance(outcome, Rejection)
         }
         for index in errors.keys() - request.computed:  # the pipeline has counted what it computed
-            self._metrics.rejected(errors[index].reason)
+            self._metrics.count_rejected(errors[index].reason)
         rows = [index for index in range(len(outcomes)) if index not in errors]
         vectors = [
             self._vectors.unpack(outcome) for outcome in outcomes if isinstance(outcome, bytes)

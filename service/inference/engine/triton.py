@@ -121,7 +121,7 @@ class Direct:
             rows = await self._encoder.encode(item[None], timeout_s=left_s, traceparent=trace)
             row = rows[0]
         seconds = time.perf_counter() - started
-        self._metrics.inferred(seconds)
+        self._metrics.observe_inference(seconds)
         return Row(row, 0.0, seconds, started)
 
     async def _encode_with_labels(

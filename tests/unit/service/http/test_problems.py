@@ -17,7 +17,7 @@ from mlcd.wire.stored_items import CreateRequest, DeleteRequest
 from service.errors import BadRequest, RecordDamaged, StrictBatch, TooLarge, Unsupported
 from service.http import problems
 from service.http.app import create_app
-from service.http.bodies import validated
+from service.http.bodies import validate
 from service.http.dialects.cohere import EmbedRequest
 from service.http.dialects.kserve import InferRequest
 from service.http.dialects.openai import EmbeddingsRequest
@@ -141,10 +141,7 @@ def test_each_dialect_speaks_its_own_shape():
 def test_of_the_servers_own_faults_a_client_is_told_of_a_damaged_job_alone():
     _, _, problem = answer("/v1/jobs/1", RecordDamaged())
     assert (problem["status"], problem["type"]) == (500, "urn:mlcd:problem:job-damaged")
-    assert (
-        problem["detail"]
-        == "the job queue holds something that is no job: DELETE of that job removes it"
-    )
+    assert problem["detail"] == "the record of this job is damaged: DELETE of the job removes it"
     _, _, problem = answer("/v1/jobs/1", mlcd.errors.ArtifactInvalid(f"{SECRET} is damaged"))
     assert (problem["status"], problem["type"]) == (500, "urn:mlcd:problem:internal-error")
     assert SECRET not in problem["detail"]
@@ -250,20 +247,20 @@ def test_a_wrong_field_is_named_and_what_the_client_sent_is_not(model, content):
 )
 def test_an_unknown_field_is_named_with_the_one_that_was_meant(model, content, message, param):
     with pytest.raises(BadRequest) as refused:
-        validated(model, content)
+        validate(model, content)
     assert (message in str(refused.value), refused.value.param) == (True, param), refused.value
 
 
 @pytest.mark.parametrize("number", [3, 3.0])
 def test_every_body_takes_an_integer_however_json_writes_it(number):
     read = [
-        validated(EmbeddingsRequest, {"model": "m", "dimensions": number}).dimensions,
-        validated(EmbedRequest, {"model": "m", "output_dimension": number}).output_dimension,
-        validated(SearchOptions, {"top": number}).top,
-        validated(LayoutItemsRequest, {"limit": number, "positions": [number]}).positions[0],
-        validated(CreateRequest, {"dimension": number}).dimension,
-        validated(LoadRequest, {"version": number}).version,
-        validated(
+        validate(EmbeddingsRequest, {"model": "m", "dimensions": number}).dimensions,
+        validate(EmbedRequest, {"model": "m", "output_dimension": number}).output_dimension,
+        validate(SearchOptions, {"top": number}).top,
+        validate(LayoutItemsRequest, {"limit": number, "positions": [number]}).positions[0],
+        validate(CreateRequest, {"dimension": number}).dimension,
+        validate(LoadRequest, {"version": number}).version,
+        validate(
             JobRequest, {"kind": "curate", "input": "i", "output": "o", "balance": number}
         ).balance,
     ]
@@ -281,7 +278,7 @@ def test_no_body_takes_anything_else_for_an_integer(number):
         (InferRequest, {"inputs": [INPUT], "parameters": {"top": number}}),
     ):
         with pytest.raises(BadRequest, match="must be an integer") as refused:
-            validated(model, content)
+            validate(model, content)
         assert refused.value.param.rpartition(".")[2] in str(content)
 
 
