@@ -195,10 +195,10 @@ async def read_form(
             remedy=f"at most {limits.max_images} files, well formed",
         ) from error
     try:
-        if unknown := form.keys() - {_FILES, *texts}:
-            known = (_FILES, *texts)
+        names = (_FILES, *texts)
+        if unknown := form.keys() - {*names}:
             raise unknown_name(
-                unknown, known, where="the form", elsewhere=request_query_names(request)
+                unknown, names, where="the form", elsewhere=request_query_names(request)
             )
         files = _files(form)
         check_count(len(files), limits)

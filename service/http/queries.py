@@ -95,7 +95,7 @@ async def queries_from_json(
 
 
 def check_names(content: dict[str, Any], names: Collection[str], request: Request) -> None:
-    """Raises BadRequest for a field of a body that has none of these names."""
+    """Raises BadRequest for a field of a body outside of these names."""
     if unknown := content.keys() - {*names}:
         raise unknown_name(unknown, names, where="the body", elsewhere=request_query_names(request))
 

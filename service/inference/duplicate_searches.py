@@ -135,7 +135,7 @@ class DuplicateSearches:
         if (error := working.exception()) is not None:
             search.fail(error)
         else:
-            search.succeed(working.result())
+            search.finish(working.result())
             self._cached.append(
                 _CachedGroups(ref(search.subject.state), search.similarity, working.result())
             )
@@ -186,7 +186,7 @@ class _Search:
         if not self._num_waiting:
             self._abandoned.set()
 
-    def succeed(self, groups: FoundGroups) -> None:
+    def finish(self, groups: FoundGroups) -> None:
         if not self.result.done():
             self.result.set_result(groups)
 

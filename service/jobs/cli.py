@@ -57,14 +57,14 @@ def _with_client(command: Callable[..., None]) -> Callable[..., None]:
     @_url_option
     @click.pass_obj
     @wraps(command)
-    def wrapped(
+    def call_command(
         server: tuple[str | None, str | None], /, *args: Any, url: str | None, **kwargs: Any
     ) -> None:
-        url_option, api_key = server
-        with _open_jobs(url or url_option or _URL, api_key) as client:
+        group_url, api_key = server
+        with _open_jobs(url or group_url or _URL, api_key) as client:
             command(client, *args, **kwargs)
 
-    return wrapped
+    return call_command
 
 
 def _curate_options(command: Callable[..., None]) -> Callable[..., None]:

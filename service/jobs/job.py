@@ -340,7 +340,7 @@ def _seal(text: bytes) -> bytes:
 
 
 def _read_sealed(text: str | bytes, adapter: TypeAdapter[_Value]) -> _Value:
-    """Reads what `_seal` returned, or an object of version 0.1.0, which has no checksum."""
+    """Reads what `_seal` returned, or an object of version 0.1.0, without a checksum."""
     stored = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
     seal = _SEAL.search(stored)
     if seal is not None:

@@ -1,7 +1,7 @@
 """The places in object stores that jobs may read and write, as `Roots` are folders.
 
-A store has no links: a URL without `..` leads nowhere else. Its credentials are those of servers
-and workers, which need the same rights.
+Stores do not have links: a URL without `..` leads nowhere else. Servers and workers have their
+credentials, and need the same rights.
 """
 
 import unicodedata

@@ -246,8 +246,8 @@ def _expire_leases(record: StoredJob, now_s: float, *, counted: bool) -> StoredJ
 
 
 def _end_lease(record: StoredJob, work: Work) -> tuple[StoredJob, Lease | None]:
-    """Removes a lease; returns None for it where it is unknown or its stage is over, and then the
-    report has no effect.
+    """Removes a lease; returns None for one that is unknown or whose stage is over: the report
+    is then ignored.
     """
     lease = record.leases.get(work.lease)
     if lease is None:
