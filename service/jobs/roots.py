@@ -78,7 +78,7 @@ class Roots:
         """
         if self._takes_urls and is_url(location):
             return self._stores.resolve(location, "input")
-        fixed, pattern = _split_wildcards(self._check_path(location, "input"))
+        fixed, pattern = _split_wildcards(self._parse_path(location, "input"))
         return str(self._real_path(fixed, "input").joinpath(*pattern))
 
     def resolve_output(self, location: str) -> str:
@@ -87,7 +87,7 @@ class Roots:
         """
         if self._takes_urls and is_url(location):
             return self._stores.resolve(location, "output")
-        path = self._check_path(location, "output")
+        path = self._parse_path(location, "output")
         return str(self._real_path(path.parent, "output") / path.name)
 
     def check_input(self, real: str, *, url_column: str | None = None) -> None:
@@ -222,7 +222,7 @@ class Roots:
             elif not self._stores.holds(path):
                 raise OutsideRoots("input")
 
-    def _check_path(self, location: str, param: Param) -> Path:
+    def _parse_path(self, location: str, param: Param) -> Path:
         if (
             "\0" in location
             or "://" in location
