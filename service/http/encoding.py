@@ -41,7 +41,7 @@ async def encode(
     """
     count_images(len(images))
     account = await _open_account(request, resources, len(images) + num_beside)
-    async with _fetch_missing(
+    async with _fetch_urls(
         request, resources, resources.fetcher.screen(images)
     ) as fetched_images:
         encoded = await _encode(request, resources, fetched_images, account)
@@ -66,7 +66,7 @@ async def encode_strictly(
     sources = resources.fetcher.screen(images)
     _refuse_rejected(resources, sources, param)
     account = await _open_account(request, resources, len(images))
-    async with _fetch_missing(request, resources, sources) as fetched_images:
+    async with _fetch_urls(request, resources, sources) as fetched_images:
         _refuse_rejected(resources, fetched_images, param)
         encoded = await _encode(request, resources, fetched_images, account)
     if encoded.errors:
@@ -117,7 +117,7 @@ async def encode_pixels(
 
 
 @asynccontextmanager
-async def _fetch_missing(
+async def _fetch_urls(
     request: Request, resources: Resources, images: Sequence[bytes | ImageRejected | Url]
 ) -> AsyncIterator[list[bytes | ImageRejected]]:
     """Yields the images with those at URLs fetched.
