@@ -241,7 +241,7 @@ def build_described_center(
 ) -> DescribedCenter:
     """Returns a center with its neighbors and examples; see `describe_center`.
 
-    seen: tells of which collections there may be examples.
+    is_visible: tells of a collection whether its items may be examples.
     """
     lookup.follow_names()
     centers, recent = lookup.centers, _Recent.of(lookup)
@@ -294,9 +294,7 @@ def build_described_center(
 def _choose_collections(
     resources: Resources, lookup: Lookup, is_visible: Callable[[str], bool]
 ) -> list[str]:
-    """Returns the collections to search for examples, of those that are seen: a server may have
-    thousands.
-    """
+    """Returns the visible collections to search for examples, the first few of maybe thousands."""
     if lookup.centers.mean is not None:
         # Centers with a mean compare embeddings less the mean: a search is not in that space.
         return []

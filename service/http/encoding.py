@@ -41,9 +41,7 @@ async def encode(
     """
     count_images(len(images))
     account = await _open_account(request, resources, len(images) + num_beside)
-    async with _fetch_urls(
-        request, resources, resources.fetcher.screen(images)
-    ) as fetched_images:
+    async with _fetch_urls(request, resources, resources.fetcher.screen(images)) as fetched_images:
         encoded = await _encode(request, resources, fetched_images, account)
         if after is not None:
             await after(fetched_images, encoded)

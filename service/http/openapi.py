@@ -96,7 +96,7 @@ def reference(model: type[BaseModel]) -> dict[str, str]:
 def json_body(model: type[BaseModel], **media_types: dict[str, Any]) -> dict[str, Any]:
     """Returns `openapi_extra` of a route that reads JSON.
 
-    others: further media types with their schemas.
+    media_types: further media types with their schemas.
     """
     return {
         "requestBody": {

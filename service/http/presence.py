@@ -31,7 +31,7 @@ class ClientPresence:
         return self._cycle.response_started
 
     def watch(self, on_leave: Callable[[], None]) -> None:
-        """Has `left` called when the client leaves."""
+        """Calls `on_leave` when the client leaves."""
         self._cycle.flow.resume_reading()  # a connection that is not read hears of no end
         self._on_leave = on_leave
 

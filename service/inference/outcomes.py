@@ -136,13 +136,13 @@ def join_outcomes(outcomes: Sequence[EncodedItem | Rejection], *, dimension: int
 
 
 def report(on_outcome: Each, index: int, task: "asyncio.Task[EncodedItem | Rejection]") -> None:
-    """Calls `each` with the outcome of a task that has one."""
+    """Calls `on_outcome` with the outcome of a task that has one."""
     if not task.cancelled() and task.exception() is None:
         tell(on_outcome, index, task.result())
 
 
 def tell(on_outcome: Each, index: int, outcome: EncodedItem | Rejection) -> None:
-    """Calls `each` with the outcome of an item."""
+    """Calls `on_outcome` with the outcome of an item."""
     on_outcome(index, outcome.embedding if isinstance(outcome, EncodedItem) else outcome)
 
 
