@@ -62,7 +62,7 @@ class EncodedItem:
 
 # A callback for every item as soon as it is done: its index in the request, its embedding [D] or
 # its rejection.
-Each: TypeAlias = Callable[[int, NDArray[np.float32] | Rejection], None]
+OnOutcome: TypeAlias = Callable[[int, NDArray[np.float32] | Rejection], None]
 
 
 class Account(Protocol):
@@ -113,7 +113,7 @@ class Pipelined(Protocol):
         /,
         *,
         deadline: float,
-        on_outcome: Each | None = None,
+        on_outcome: OnOutcome | None = None,
         account: Account | None = None,
     ) -> Encoded: ...
 
@@ -135,13 +135,15 @@ def join_outcomes(outcomes: Sequence[EncodedItem | Rejection], *, dimension: int
     )
 
 
-def report(on_outcome: Each, index: int, task: "asyncio.Task[EncodedItem | Rejection]") -> None:
+def report(
+    on_outcome: OnOutcome, index: int, task: "asyncio.Task[EncodedItem | Rejection]"
+) -> None:
     """Calls `on_outcome` with the outcome of a task that has one."""
     if not task.cancelled() and task.exception() is None:
         tell(on_outcome, index, task.result())
 
 
-def tell(on_outcome: Each, index: int, outcome: EncodedItem | Rejection) -> None:
+def tell(on_outcome: OnOutcome, index: int, outcome: EncodedItem | Rejection) -> None:
     """Calls `on_outcome` with the outcome of an item."""
     on_outcome(index, outcome.embedding if isinstance(outcome, EncodedItem) else outcome)
 

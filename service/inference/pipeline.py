@@ -26,7 +26,7 @@ from service.inference.decoding_threads import DecodingThreads
 from service.inference.outcomes import (
     Account,
     Anybody,
-    Each,
+    OnOutcome,
     Encoded,
     EncodedItem,
     Timings,
@@ -98,7 +98,7 @@ class Pipeline:
         /,
         *,
         deadline: float,
-        on_outcome: Each | None = None,
+        on_outcome: OnOutcome | None = None,
         account: Account | None = None,
     ) -> Encoded:
         """Encodes every image on its own; an ImageRejected in `images` is passed on to `errors`.
@@ -138,7 +138,7 @@ class Pipeline:
         return join_outcomes(outcomes, dimension=self._dimension)
 
     async def _encode_all(
-        self, images: Sequence[_Sized], deadline: float, on_outcome: Each | None, owner: object
+        self, images: Sequence[_Sized], deadline: float, on_outcome: OnOutcome | None, owner: object
     ) -> list[EncodedItem | Rejection]:
         # A request gives only a few images to the decoders at a time, so others come in between.
         turn, request = asyncio.Semaphore(2 * self._num_decoders), object()

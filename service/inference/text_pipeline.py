@@ -22,7 +22,7 @@ from service.inference.decoding_threads import DecodingThreads
 from service.inference.outcomes import (
     Account,
     Anybody,
-    Each,
+    OnOutcome,
     Encoded,
     EncodedItem,
     Timings,
@@ -154,7 +154,7 @@ class TextPipeline:
         /,
         *,
         deadline: float,
-        on_outcome: Each | None = None,
+        on_outcome: OnOutcome | None = None,
         account: Account | None = None,
     ) -> Encoded:
         """Encodes every text on its own, given as the bytes of its ids, int64 [T].
@@ -178,7 +178,7 @@ class TextPipeline:
         return join_outcomes(outcomes, dimension=self._dimension)
 
     async def _encode_all(
-        self, texts: Sequence[bytes | Rejection], deadline: float, on_outcome: Each | None
+        self, texts: Sequence[bytes | Rejection], deadline: float, on_outcome: OnOutcome | None
     ) -> list[EncodedItem | Rejection]:
         request = object()
         tasks: list[asyncio.Task[EncodedItem | Rejection]] = []

@@ -367,8 +367,8 @@ class Metrics:
     def of_collections(self, is_visible: Callable[[str], bool] | None = None) -> bytes:
         """Returns the metrics of the collections, which all server processes have.
 
-        It asks their store. is_visible: tells by name whether to write a collection; None: only sums
-        are written, without names.
+        It asks their store. is_visible: tells by name whether to write a collection; None: only
+        sums are written, without names.
         """
         opened, unusable = self._collections(), self._unusable()
         if is_visible is not None:
