@@ -26,9 +26,9 @@ from service.inference.decoding_threads import DecodingThreads
 from service.inference.outcomes import (
     Account,
     Anybody,
-    OnOutcome,
     Encoded,
     EncodedItem,
+    OnOutcome,
     Timings,
     join_outcomes,
     report,
