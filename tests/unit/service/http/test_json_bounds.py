@@ -103,5 +103,5 @@ def test_json_is_parsed_within_its_bounds():
     assert load_json(b'{"a": [1, "b"]}', LIMITS) == {"a": [1, "b"]}
     with pytest.raises(TooLarge, match="more values"):
         load_json(b"[" * 3_000, LIMITS)
-    with pytest.raises(BadRequest, match="not JSON"):
+    with pytest.raises(BadRequest, match="must be JSON"):
         load_json(b'{"a": ', LIMITS)
