@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from service.settings import Settings, as_text, named_fields, nested_model
+from service.settings import Settings, as_text, group_model, list_fields
 from training.config import RunConfig
 from training.data.data_config import MixedSource, ReadingConfig
 from training.pairs.pairs_config import PairsConfig
@@ -50,10 +50,10 @@ def settings_page() -> str:
     Settings that belong together have a heading of their own.
     """
     sections = [_SETTINGS_HEAD]
-    for group, fields in itertools.groupby(named_fields(), lambda named: named[1][:-1]):
+    for group, fields in itertools.groupby(list_fields(), lambda named: named[1][:-1]):
         heading = []
         if group:
-            model = nested_model(Settings.model_fields[group[0]])
+            model = group_model(Settings.model_fields[group[0]])
             assert model is not None
             assert model.__doc__ is not None
             heading = [f"## {model.__name__}", "", model.__doc__.strip(), ""]
@@ -66,18 +66,18 @@ def recipes_page() -> str:
     order.
     """
     plain = {
-        name: field for name, field in RunConfig.model_fields.items() if nested_model(field) is None
+        name: field for name, field in RunConfig.model_fields.items() if group_model(field) is None
     }
     sections = [
         _RECIPES_HEAD,
         "\n".join(_table((name, (), field) for name, field in plain.items())),
     ]
     for name, field in RunConfig.model_fields.items():
-        if (model := nested_model(field)) is not None:
+        if (model := group_model(field)) is not None:
             sections.append(_section(name, f"{name}.", model))
     sections.append(_section("data.mix", "", MixedSource))
     for name in ("data", "text", "loss"):
-        model = nested_model(PairsConfig.model_fields[name])
+        model = group_model(PairsConfig.model_fields[name])
         assert model is not None
         sections.append(
             _section(f"{name}, on pairs", f"{name}.", model, known=ReadingConfig.model_fields)

@@ -79,7 +79,7 @@ class Unsupported(InvalidInput):
 
 
 class Unauthorized(MlcdError):
-    """The request has no valid key. shown: it has a key."""
+    """The request lacks a valid key. shown: it has a key."""
 
     name = "unauthorized"
 
@@ -132,14 +132,12 @@ class OutsideKey(MlcdError):
 
 
 class RecordDamaged(ArtifactInvalid):
-    """The record of one job is damaged; the others are sound. The message names no file."""
+    """The record of one job is damaged; the others are sound. The message leaves out the file."""
 
     name = "job-damaged"
 
     def __init__(self) -> None:
-        super().__init__(
-            "the job queue holds something that is no job", remedy="DELETE of that job removes it"
-        )
+        super().__init__("the record of this job is damaged", remedy="DELETE of the job removes it")
 
 
 class TextGiven(NoTextTower):

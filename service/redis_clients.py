@@ -35,7 +35,7 @@ from service.timings import QUEUE_CONNECT_S, QUEUE_REDIS_S
 
 _REPLICA: Final = "is a replica, which takes no writes"
 _CLUSTER: Final = "is a node of a Redis Cluster, which is not supported"
-_SENTINEL: Final = "is a Sentinel, which holds no data"
+_SENTINEL: Final = "is a Sentinel, which does not hold data"
 _LOADING: Final = "is loading its data"
 _NO_REPLICAS: Final = "takes no writes without its replicas"
 _STATES: Final[Mapping[type[RedisError], str]] = {
@@ -133,7 +133,7 @@ class _ThreadedConnection:
         try:
             return super().read_response(*args, **options)  # type: ignore[misc]
         except RedisError as error:
-            raise _translated(error) from error
+            raise _translate(error) from error
 
 
 class _AsyncConnection:
@@ -141,7 +141,7 @@ class _AsyncConnection:
         try:
             return await super().read_response(*args, **options)  # type: ignore[misc]
         except RedisError as error:
-            raise _translated(error) from error
+            raise _translate(error) from error
 
 
 def _check_server(connection: Any) -> None:
@@ -165,16 +165,16 @@ def _check_greeting(greeting: Any) -> None:
     if not isinstance(greeting, list):
         return
     words = [word.decode() if isinstance(word, bytes) else word for word in greeting]
-    stated = dict(zip(map(str, words[::2]), words[1::2], strict=False))
-    if stated.get("mode") == "cluster":
+    facts = dict(zip(map(str, words[::2]), words[1::2], strict=False))
+    if facts.get("mode") == "cluster":
         raise UnsupportedServerError(_CLUSTER)
-    if stated.get("mode") == "sentinel":
+    if facts.get("mode") == "sentinel":
         raise UnsupportedServerError(_SENTINEL)
-    if stated.get("role") in ("replica", "slave"):
+    if facts.get("role") in ("replica", "slave"):
         raise NotPrimaryError(_REPLICA)
 
 
-def _translated(error: RedisError) -> RedisError:
+def _translate(error: RedisError) -> RedisError:
     """Returns NotPrimaryError for an answer that says so, else the error itself."""
     state = next((_STATES[kind] for kind in type(error).__mro__ if kind in _STATES), None)
     if state is None and (word := _WORD.search(str(error))):

@@ -26,12 +26,12 @@ from mlcd.extras import install_command
 from mlcd.types import Fingerprint
 from service.fetch.fetcher import Fetcher
 from service.host.threads import ThreadBudget, forbid_tokenizer_threads, limit_blas
-from service.inference.admission import Admission, bounded_retry_s
+from service.inference.admission import Admission, bound_retry_s
 from service.inference.cache.memory import MemoryCache
 from service.inference.contract import Dispatcher, Engine
 from service.inference.decoding_threads import DecodingThreads
 from service.inference.duplicate_searches import DuplicateSearches
-from service.inference.engine.blocking import IN_FLIGHT, opened_encoder
+from service.inference.engine.blocking import IN_FLIGHT, open_blocking_encoder
 from service.inference.engine.opening import find_tokenizer
 from service.inference.engine.process import StartedEngine
 from service.inference.engine.supervised import SupervisedEngine
@@ -154,9 +154,7 @@ class Resources:
     def retry_after_s(self) -> int:
         """The whole seconds, 1 to 30, after which a refused client should come back."""
         return (
-            self.admission.retry_after_s
-            if self.engine.up
-            else bounded_retry_s(self.engine.back_in_s)
+            self.admission.retry_after_s if self.engine.up else bound_retry_s(self.engine.back_in_s)
         )
 
 
@@ -223,7 +221,7 @@ async def _open_all(
     rendering = DecodingThreads(_open_pool(stack, threads.decode, "render"))
     # A stack for the model alone: a switch closes it, and all other resources stay open.
     opened = await stack.enter_async_context(AsyncExitStack())
-    engine = await opened.enter_async_context(_opened_engine(settings, folder, threads, started))
+    engine = await opened.enter_async_context(_open_engine(settings, folder, threads, started))
     encoder = engine.served
     assert isinstance(encoder, ServedEncoder)
     metrics = Metrics(**encoder.labels, multiprocess_dir=multiprocess_dir)
@@ -300,14 +298,14 @@ def open_worker_resources(
     with ExitStack() as stack:
         queue, roots = stack.enter_context(open_jobs(settings))
         computing = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="compute"))
-        opening = _opened_equipment(settings, announce)
+        opening = _open_equipment(settings, announce)
         equipment = computing.submit(opening.__enter__).result()
         stack.callback(lambda: computing.submit(opening.__exit__, None, None, None).result())
         yield WorkerResources(queue, roots, equipment, computing)
 
 
 @contextmanager
-def _opened_equipment(settings: Settings, announce: Callable[[str], None]) -> Iterator["Equipment"]:
+def _open_equipment(settings: Settings, announce: Callable[[str], None]) -> Iterator["Equipment"]:
     """Opens the model and its centers for tasks of jobs, in the thread that will do them.
 
     announce: called before an export. Raises what opening them raises.
@@ -316,7 +314,7 @@ def _opened_equipment(settings: Settings, announce: Callable[[str], None]) -> It
 
     threads = _limit_threads(settings)
     folder = find_model(settings, announce)
-    with opened_encoder(settings, folder, num_threads=threads.engine) as encoder:
+    with open_blocking_encoder(settings, folder, num_threads=threads.engine) as encoder:
         yield Equipment(
             encoder,
             _open_centers(settings, folder, encoder.fingerprint),
@@ -345,7 +343,7 @@ def _open_centers(
     centers = Centers.read(artifact, with_names=False)
     check_centers(path, centers, fingerprint)
     state_dir = None if settings.state_dir is None else Path(settings.state_dir)
-    names = StoredNames(artifact, state_dir).read().given.names
+    names = StoredNames(artifact, state_dir).read().names.names
     return OpenedCenters(artifact, replace(centers, names=names if any(names) else None))
 
 
@@ -357,7 +355,7 @@ def _limit_threads(settings: Settings) -> ThreadBudget:
     return threads
 
 
-def _opened_engine(
+def _open_engine(
     settings: Settings, model: str, threads: ThreadBudget, started: StartedEngine | None
 ) -> AbstractAsyncContextManager[SupervisedEngine | TritonEngine]:
     if settings.engine == "triton":

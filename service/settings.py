@@ -105,7 +105,7 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
 
     @model_validator(mode="after")
     def _one_request_fits(self) -> Self:
-        for whole, part in (
+        for total, part in (
             ("max_queued_bytes", "max_body_bytes"),
             ("max_unread_bytes", "max_answer_bytes"),
             ("max_queued_pixels", "max_pixels"),
@@ -113,8 +113,8 @@ class Limits(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=Tr
             ("max_queued_texts", "max_texts"),
             ("max_request_chars", "max_text_chars"),
         ):
-            if getattr(self, whole) < getattr(self, part):
-                raise ValueError(f"{whole} must not be less than {part}")
+            if getattr(self, total) < getattr(self, part):
+                raise ValueError(f"{total} must not be less than {part}")
         return self
 
 
@@ -260,12 +260,12 @@ class StoredCollections(BaseModel, frozen=True, extra="forbid", use_attribute_do
 
     @field_validator("store")
     @classmethod
-    def _is_known(cls, given: SecretStr | None) -> SecretStr | None:
-        if given is None or not given.get_secret_value():  # compose passes what is unset as empty
+    def _is_known(cls, store: SecretStr | None) -> SecretStr | None:
+        if store is None or not store.get_secret_value():  # compose passes what is unset as empty
             return None
-        if not is_store(given.get_secret_value()):
+        if not is_store(store.get_secret_value()):
             raise ValueError(f"a store of collections is {' or '.join(SHAPES.values())}")
-        return given
+        return store
 
 
 class Explore(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
@@ -420,12 +420,11 @@ def read_settings(overrides: Mapping[str, Any], *, file: str | None = None) -> S
     suggesting the nearest known one, and for bad values.
     """
     lines = {} if file is None else _read_lines(file)
-    given = [name for name in os.environ if name.startswith(_PREFIX)]  # noqa: TID251
-    _check_names([*lines, *given])
+    names = [name for name in os.environ if name.startswith(_PREFIX)]  # noqa: TID251
+    _check_names([*lines, *names])
     try:
         settings = Settings(
-            **_nested(lines)
-            | {name: value for name, value in overrides.items() if value is not None}
+            **_nest(lines) | {name: value for name, value in overrides.items() if value is not None}
         )
     except ValidationError as error:
         first = error.errors()[0]
@@ -465,27 +464,27 @@ def read_keys_file(override: str | None) -> str:
     Raises ConfigInvalid where it is not set.
     """
     name = f"{_PREFIX}AUTH__KEYS_FILE"
-    found = override or os.environ.get(name)  # noqa: TID251 - this is the one place
-    if not found:
+    path = override or os.environ.get(name)  # noqa: TID251 - this is the one place
+    if not path:
         raise ConfigInvalid("which keys file?", remedy=f"give --file or set {name}")
-    return found
+    return path
 
 
 def setting_names() -> list[str]:
-    return [name for name, _, _ in named_fields()]
+    return [name for name, _, _ in list_fields()]
 
 
-def named_fields() -> Iterator[tuple[str, tuple[str, ...], FieldInfo]]:
+def list_fields() -> Iterator[tuple[str, tuple[str, ...], FieldInfo]]:
     """Yields the name, the path in Settings and the declaration of every setting, in order."""
     for name, field in Settings.model_fields.items():
-        if (nested := nested_model(field)) is None:
+        if (nested := group_model(field)) is None:
             yield f"{_PREFIX}{name}".upper(), (name,), field
         else:
             for inner, declared in nested.model_fields.items():
                 yield f"{_PREFIX}{name}__{inner}".upper(), (name, inner), declared
 
 
-def nested_model(field: FieldInfo) -> type[BaseModel] | None:
+def group_model(field: FieldInfo) -> type[BaseModel] | None:
     """Returns the class of a group of settings; None for a single setting."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
@@ -497,7 +496,7 @@ def setting_lines(settings: Settings) -> list[str]:
     Unset settings and secrets are comments.
     """
     lines = []
-    for name, path, _ in named_fields():
+    for name, path, _ in list_fields():
         value: object = settings
         for part in path:
             value = getattr(value, part)
@@ -518,11 +517,11 @@ def as_text(value: object) -> str:
 
 
 def _check_names(names: Iterable[str]) -> None:
-    known = setting_names()
+    known_names = setting_names()
     for name in names:
-        if name not in known and name not in _OF_CLIENTS:
-            close = difflib.get_close_matches(name, known, n=1)
-            remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+        if name not in known_names and name not in _OF_CLIENTS:
+            close = difflib.get_close_matches(name, known_names, n=1)
+            remedy = f"did you mean {close[0]}?" if close else f"known: {', '.join(known_names)}"
             raise ConfigInvalid(f"unknown setting {name}", remedy=remedy)
 
 
@@ -545,16 +544,16 @@ def _read_lines(file: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _nested(lines: Mapping[str, str]) -> dict[str, Any]:
+def _nest(lines: Mapping[str, str]) -> dict[str, Any]:
     """Returns the lines in the nested form of `Settings`, without those that the environment
     sets.
     """
-    found: dict[str, Any] = {}
-    for name, path, _ in named_fields():
+    settings: dict[str, Any] = {}
+    for name, path, _ in list_fields():
         if name in lines and name not in os.environ:  # noqa: TID251 - this is the one place
             *groups, last = path
-            values = found
+            values = settings
             for group in groups:
                 values = values.setdefault(group, {})
             values[last] = lines[name]
-    return found
+    return settings

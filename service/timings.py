@@ -77,7 +77,6 @@ RATE_REDIS_REST_S: Final = 5.0
 FIRST_PAUSE_S: Final = 4.0  # after a task's first failure: a passing fault is over then
 LONGEST_PAUSE_S: Final = 60.0  # the longest pause after a later one; each is four times the last
 WORKER_START_S: Final = 10.0  # before a job says that it has no worker: one may be about to start
-DAMAGED_REST_S: Final = 60.0  # before an unreadable job is tried again: it may be repaired
 CLOCK_TOLERANCE_S: Final = 2.0  # more than a clock is ever slewed between two looks at it
 CLOCK_MARGIN_S: Final = 1.0  # a time so much later than any lease was set by another clock
 JOBS_COUNT_S: Final = 5.0  # how often a server counts the queue and forgets old jobs

@@ -17,7 +17,7 @@ class Budget:
     def __init__(self, limits: Limits, metrics: Metrics) -> None:
         self._limits = limits
         self._num_bytes = 0
-        metrics.held("fetched_bytes", lambda: self._num_bytes)
+        metrics.track_held("fetched_bytes", lambda: self._num_bytes)
 
     @contextmanager
     def share(self) -> Iterator["Share"]:
@@ -50,18 +50,18 @@ class Share:
         `reach` raises ImageRejected where the request then has too many bytes, Overloaded where the
         server has. A failed image releases its bytes at once.
         """
-        taken = 0
+        num_taken = 0
 
         def reach(num: int) -> None:
-            nonlocal taken
-            more = max(0, num - taken)
+            nonlocal num_taken
+            more = max(0, num - num_taken)
             self._take(more)
-            taken += more
+            num_taken += more
 
         try:
             yield reach
         except BaseException:
-            self._take(-taken)
+            self._take(-num_taken)
             raise
 
     def _take(self, num: int) -> None:

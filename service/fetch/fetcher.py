@@ -50,12 +50,12 @@ class Fetcher:
         if self._client is not None:
             await self._client.__aexit__()
 
-    def screened(self, images: Sequence[GivenImage]) -> list[bytes | ImageRejected | Url]:
+    def screen(self, images: Sequence[GivenImage]) -> list[bytes | ImageRejected | Url]:
         """Parses the URLs without any request; a URL that must be refused becomes its refusal."""
         return [self._screen(image) if isinstance(image, ImageUrl) else image for image in images]
 
     @asynccontextmanager
-    async def fetched(
+    async def fetch(
         self, images: Sequence[bytes | ImageRejected | Url], *, deadline: float
     ) -> AsyncIterator[list[_Outcome]]:
         """Yields every image; one at a URL becomes its bytes or the reason why it failed.
@@ -66,8 +66,8 @@ class Fetcher:
         urls = [image for image in images if isinstance(image, Url)]
         with self._waiting(len(urls)), self._budget.share() as share:
             until = min(deadline, asyncio.get_running_loop().time() + self._settings.timeout_s)
-            found = iter(await _all_or_none([self._outcome(url, share, until) for url in urls]))
-            yield [next(found) if isinstance(image, Url) else image for image in images]
+            outcomes = iter(await _all_or_none([self._outcome(url, share, until) for url in urls]))
+            yield [next(outcomes) if isinstance(image, Url) else image for image in images]
 
     def _screen(self, image: ImageUrl) -> Url | ImageRejected:
         if self._client is None:
@@ -79,7 +79,7 @@ class Fetcher:
             return self._client.check_allowed(parse_url(image.text))
         except ImageRejected as rejection:
             self._metrics.fetch(rejection.reason, 0.0)
-            return _untraced(rejection)
+            return _strip_trace(rejection)
 
     async def _outcome(self, url: Url, share: Share, until: float) -> _Outcome:
         assert self._client is not None  # else no URL was allowed
@@ -93,7 +93,7 @@ class Fetcher:
             return ImageRejected("fetch-late", "the URL's host did not give the image in time")
         except ImageRejected as rejection:
             outcome = rejection.reason
-            return _untraced(rejection)
+            return _strip_trace(rejection)
         except Overloaded:
             outcome = "overloaded"
             raise
@@ -144,7 +144,7 @@ async def _all_or_none(fetches: Sequence[Coroutine[Any, Any, _Outcome]]) -> list
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _untraced(rejection: ImageRejected) -> ImageRejected:
+def _strip_trace(rejection: ImageRejected) -> ImageRejected:
     """Returns the rejection without its traceback, whose frames keep the fetched bytes, and without
     what was seen on the way.
     """

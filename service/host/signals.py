@@ -58,7 +58,7 @@ def _children() -> list[int]:
     """Returns the process ids of the children; none where the system does not tell."""
     lists = Path("/proc/self/task").glob("*/children")
     with suppress(OSError):
-        return [int(child) for each in lists for child in each.read_text().split()]
+        return [int(child) for listing in lists for child in listing.read_text().split()]
     return []
 
 
@@ -91,7 +91,7 @@ class StopSignals:
 
 
 @contextmanager
-def canceled_by_a_signal(*, within_s: float, stops: Sequence[int] = STOPS) -> Iterator[None]:
+def cancel_on_signal(*, within_s: float, stops: Sequence[int] = STOPS) -> Iterator[None]:
     """Cancels the calling task on a stop signal, until its loop has handlers of its own.
 
     A second signal ends the process. A handler that raised would do so wherever the signal comes,

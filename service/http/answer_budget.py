@@ -94,7 +94,7 @@ class _Answer:
         await self._pass(b"", more=more)
 
     def _admit(self, num: int, *, more: bool) -> None:
-        """Reserves the answer's bytes. Raises Overloaded where there is no room, and TooLarge for
+        """Reserves the answer's bytes. Raises Overloaded without room for them, and TooLarge for
         an answer that is too long to be in memory.
         """
         limit = self._resources.settings.limits.max_answer_bytes

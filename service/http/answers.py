@@ -78,7 +78,7 @@ def headers(resources: Resources, encoded: Encoded | None = None) -> dict[str, s
     }
 
 
-def negotiated(request: Request, offered: tuple[str, ...]) -> str:
+def negotiate(request: Request, offered: tuple[str, ...]) -> str:
     """Returns the media type that the Accept header prefers (RFC 9110, 12.5.1).
 
     The weight of a type is that of the most specific range that covers it; 0 excludes the type.
@@ -86,10 +86,10 @@ def negotiated(request: Request, offered: tuple[str, ...]) -> str:
     first offered is taken. Raises NotAcceptable where the header accepts none of them.
     """
     accept = ",".join(request.headers.getlist("accept"))
-    return (_chosen if len(accept) > _REMEMBERED_CHARS else _remembered)(accept, offered)
+    return (_choose if len(accept) > _REMEMBERED_CHARS else _choose_remembered)(accept, offered)
 
 
-def _chosen(accept: str, offered: tuple[str, ...]) -> str:
+def _choose(accept: str, offered: tuple[str, ...]) -> str:
     accept = _QUOTED.sub('""', accept)
     elements = [element for element in accept.split(",") if element.strip()]
     ranges = [_media_range(element) for element in elements or ["*/*"]]
@@ -97,13 +97,13 @@ def _chosen(accept: str, offered: tuple[str, ...]) -> str:
     weight, _ = _preference(ranges, preferred)
     if weight == 0:
         raise NotAcceptable(
-            "this route cannot answer in that media type",
+            "this route cannot answer in the accepted media types",
             remedy=f"accept one of {', '.join(offered)}",
         )
     return preferred
 
 
-_remembered = lru_cache(_REMEMBERED)(_chosen)
+_choose_remembered = lru_cache(_REMEMBERED)(_choose)
 
 
 class _MediaRange(NamedTuple):
@@ -137,11 +137,13 @@ def _media_range(element: str) -> _MediaRange:
 
 def _preference(ranges: list[_MediaRange], offer: str) -> tuple[float, int]:
     """Returns the weight of a media type and the specificity of the range that gives it."""
-    specificity, weight = max((one.specificity(offer), one.weight) for one in ranges)
+    specificity, weight = max(
+        (media_range.specificity(offer), media_range.weight) for media_range in ranges
+    )
     return (weight, specificity) if specificity else (0.0, 0)
 
 
-def listed_answer(
+def list_answer(
     content: dict[str, Any],
     results: Iterable[Callable[[], Any]],
     stamp: dict[str, str],
@@ -183,7 +185,7 @@ def pieces_answer(
     return PartedAnswer(pieces, resources, stamp, JSON, held_bytes=held_bytes)
 
 
-async def computed_answer(
+async def compute_answer(
     make: Callable[[], Any],
     request: Request,
     resources: Resources,
@@ -198,13 +200,13 @@ async def computed_answer(
     For answers whose entries are bounded in number: they are in memory as a whole.
     """
 
-    def written() -> bytes:
+    def write_body() -> bytes:
         content = make()
         if isinstance(content, BaseModel):
             return content.model_dump_json(by_alias=True, exclude_unset=exclude_unset).encode()
         return to_json(content)
 
-    working = asyncio.get_running_loop().run_in_executor(resources.compute, written)
+    working = asyncio.get_running_loop().run_in_executor(resources.compute, write_body)
     body = await within_deadline(working, request.state.deadline)
     return Response(body, 200, stamp, JSON)
 
@@ -263,7 +265,7 @@ class PartedAnswer(StreamingResponse):
         """pieces: at most a mebibyte each. held_bytes: those that the pieces are made of, where no
         other request has them in memory.
         """
-        super().__init__(_made(pieces, resources), headers=stamp, media_type=kind)
+        super().__init__(_write_parts(pieces, resources), headers=stamp, media_type=kind)
         self._held_bytes = max(held_bytes, PART_BYTES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -271,22 +273,24 @@ class PartedAnswer(StreamingResponse):
         await super().__call__(scope, receive, send)
 
 
-async def _made(pieces: Iterator[bytes | memoryview], resources: Resources) -> AsyncIterator[bytes]:
+async def _write_parts(
+    pieces: Iterator[bytes | memoryview], resources: Resources
+) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
-    parts = _joined(pieces)
+    parts = _join_pieces(pieces)
     while (part := await loop.run_in_executor(resources.compute, next, parts, None)) is not None:
         yield part
 
 
-def _joined(pieces: Iterator[bytes | memoryview]) -> Iterator[bytes]:
+def _join_pieces(pieces: Iterator[bytes | memoryview]) -> Iterator[bytes]:
     """Joins pieces to parts of at most a mebibyte, or a longer piece."""
-    some: list[bytes | memoryview] = []
+    part_pieces: list[bytes | memoryview] = []
     num = 0
     for piece in pieces:
-        if some and num + len(piece) > PART_BYTES:
-            yield b"".join(some)
-            some, num = [], 0
-        some.append(piece)
+        if part_pieces and num + len(piece) > PART_BYTES:
+            yield b"".join(part_pieces)
+            part_pieces, num = [], 0
+        part_pieces.append(piece)
         num += len(piece)
-    if some:
-        yield b"".join(some)
+    if part_pieces:
+        yield b"".join(part_pieces)

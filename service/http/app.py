@@ -18,10 +18,7 @@ from mlcd.wire.stored_items import AddRequest
 from service.http import openapi
 from service.http.answer_budget import AnswerMiddleware
 from service.http.auth import OriginMiddleware, check_declared
-from service.http.dialects import cohere, openai, own
-from service.http.dialects.kserve import messages as kserve
-from service.http.dialects.kserve import routes as kserve_routes
-from service.http.dialects.kserve.messages import InferRequest
+from service.http.dialects import cohere, kserve, openai, own
 from service.http.explorer import page
 from service.http.middleware import (
     BodyLimitMiddleware,
@@ -62,7 +59,7 @@ _ROUTES: Final = (
     models,
     openai,
     cohere,
-    kserve_routes,
+    kserve,
     images,
     texts,
     classify,
@@ -78,7 +75,7 @@ _ROUTES: Final = (
     page,
 )
 # The bodies of routes that read other media types beside JSON, and so validate by themselves.
-_REQUESTS: Final = (InferRequest, ClassifyRequest, QueryRequest, SearchRequest, AddRequest)
+_REQUESTS: Final = (kserve.InferRequest, ClassifyRequest, QueryRequest, SearchRequest, AddRequest)
 
 
 def create_app(resources: Resources | None) -> FastAPI:
@@ -138,11 +135,11 @@ def _serve_document_once_written(app: FastAPI) -> None:
     """
 
     @cache
-    def written() -> bytes:
+    def write_document() -> bytes:
         return orjson.dumps(app.openapi())
 
     async def document(_: Request) -> Response:
-        return Response(written(), media_type="application/json")
+        return Response(write_document(), media_type="application/json")
 
     app.router.routes = [
         route for route in app.routes if getattr(route, "path", "") != app.openapi_url

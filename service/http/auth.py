@@ -73,12 +73,12 @@ class _Gate(SecurityBase):
         self.model = HTTPBearer(description="a key of `mlcd keys create`")
         self.scheme_name = BEARER
 
-    async def __call__(self, request: Request, asked: SecurityScopes) -> None:
+    async def __call__(self, request: Request, scopes: SecurityScopes) -> None:
         resources: Resources = request.app.state.resources
         request.state.key = None
         if resources.keys is not None:
-            key = resources.keys.identify(_shown(request))
-            for scope in asked.scopes:
+            key = resources.keys.identify(_find_key(request))
+            for scope in scopes.scopes:
                 if not key.grants(scope):
                     raise Forbidden(scope)
             request.state.key = key
@@ -90,9 +90,9 @@ _GATE: Final = _Gate()
 
 async def check_access(route: APIRoute, request: Request) -> None:
     """Raises what the gate of the route raises."""
-    for given in route.dependencies:
-        if _is_gate(given):
-            await _GATE(request, SecurityScopes([*(given.scopes or ())]))
+    for dependency in route.dependencies:
+        if _is_gate(dependency):
+            await _GATE(request, SecurityScopes([*(dependency.scopes or ())]))
 
 
 def needs(scope: Scope | None = None) -> Any:
@@ -104,14 +104,14 @@ def needs(scope: Scope | None = None) -> Any:
 
 
 def names_seen(request: Request, scope: Scope) -> Callable[[str], bool] | None:
-    """Returns what tells which collections a request to a route that needs no key may see; None
-    where it has no key of this scope. A server without keys shows them all.
+    """Returns a predicate of the collections that a request may see on a route open to all; None
+    for a request without a key of this scope. A server without keys shows all of them.
     """
     resources: Resources = request.app.state.resources
     if resources.keys is None:
         return lambda _: True
     try:
-        key = resources.keys.identify(_shown(request))
+        key = resources.keys.identify(_find_key(request))
     except (Unauthorized, Unavailable):
         return None
     return key.sees if key.grants(scope) else None
@@ -128,19 +128,21 @@ def check_declared(routes: Iterable[BaseRoute]) -> None:
             )
 
 
-def _is_gate(given: Depends) -> TypeGuard[Declared]:
-    return isinstance(given, Declared) and given.dependency is _GATE
+def _is_gate(dependency: Depends) -> TypeGuard[Declared]:
+    return isinstance(dependency, Declared) and dependency.dependency is _GATE
 
 
-def _shown(request: Request) -> str | None:
+def _find_key(request: Request) -> str | None:
     """Returns the key in X-API-Key, else the one in Authorization.
 
     X-API-Key goes first, because some clients send an Authorization of their own.
     """
     if (key := request.headers.get(HEADER_NAME)) is not None:
         return key.strip()
-    given = request.headers.get("authorization", "")
-    return given[len(_SCHEME) :].strip() if given.lower().startswith(_SCHEME) else None
+    authorization = request.headers.get("authorization", "")
+    return (
+        authorization[len(_SCHEME) :].strip() if authorization.lower().startswith(_SCHEME) else None
+    )
 
 
 class OriginMiddleware:
@@ -172,15 +174,17 @@ class OriginMiddleware:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
             raise BadRequest("HTTP/1.1 needs exactly one Host header")
-        known = self._remembered if hosts and len(hosts[0]) <= _REMEMBERED_CHARS else self._is_known
-        if hosts and not known(hosts[0]):
+        is_known_host = (
+            self._remembered if hosts and len(hosts[0]) <= _REMEMBERED_CHARS else self._is_known
+        )
+        if hosts and not is_known_host(hosts[0]):
             raise Misdirected(
-                "this server is not known by the name in the Host header",
+                "the Host header must have a name of this server",
                 remedy="call it by localhost or its address, or add the name to MLCD_HOSTS",
             )
         if not self._keyed and _is_foreign(Request(scope)):
             raise ForeignOrigin(
-                "a web page of another origin asks, and this server knows no keys",
+                "a server without keys refuses requests from web pages of other origins",
                 remedy="ask from the server's own page, or give the server keys",
             )
 

@@ -19,7 +19,7 @@ from mlcd.types import Embeddings, unit_rows
 from service.errors import BadRequest, TooLarge, Unsupported
 from service.http.json_bounds import check_json
 from service.http.problems import bad_field
-from service.http.unknown_names import queried_names, unknown_name
+from service.http.unknown_names import request_query_names, unknown_name
 from service.resources import Resources
 from service.settings import Limits
 
@@ -72,33 +72,33 @@ def _check_plain(request: Request) -> None:
 async def read_json(request: Request, resources: Resources) -> dict[str, Any]:
     """Reads a JSON object, which is parsed off the event loop."""
     _check_says_json(request)
-    return checked_object(
-        await parse_json(await _received(request, resources.settings.limits), resources)
+    return require_object(
+        await parse_json(await _read_body_once(request, resources.settings.limits), resources)
     )
 
 
 async def read_optional_json(request: Request, resources: Resources) -> dict[str, Any] | None:
-    """Reads a JSON object; None where the request has no body."""
-    body = await _received(request, resources.settings.limits)
+    """Reads a JSON object; None for a request without a body."""
+    body = await _read_body_once(request, resources.settings.limits)
     if not body:
         return None
     _check_says_json(request)
-    return checked_object(await parse_json(body, resources))
+    return require_object(await parse_json(body, resources))
 
 
 async def parse_json(body: bytes | bytearray, resources: Resources) -> Any:
     """Parses JSON off the event loop, one body at a time, because the parser blocks all threads."""
     loop, limits = asyncio.get_running_loop(), resources.settings.limits
-    return await loop.run_in_executor(resources.parsing, parsed_json, body, limits)
+    return await loop.run_in_executor(resources.parsing, load_json, body, limits)
 
 
-def parsed_json(body: bytes | bytearray | memoryview, limits: Limits) -> Any:
+def load_json(body: bytes | bytearray | memoryview, limits: Limits) -> Any:
     """Parses JSON of a bounded size. Raises TooLarge, and BadRequest where it is not JSON."""
     check_json(body, limits)
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest("the body is not JSON, or nested too deep") from error
+        raise BadRequest("the body must be JSON, not nested too deep") from error
 
 
 def _check_says_json(request: Request) -> None:
@@ -109,15 +109,17 @@ def _check_says_json(request: Request) -> None:
         raise Unsupported("this route takes JSON", remedy="send Content-Type: application/json")
 
 
-async def _received(request: Request, limits: Limits) -> bytearray:
+async def _read_body_once(request: Request, limits: Limits) -> bytearray:
     """Returns the body, without a second copy in the request."""
     _check_plain(request)
-    stated = int(request.headers.get("content-length", "0"))  # the middleware has looked at it
+    stated_bytes = int(
+        request.headers.get("content-length", "0")
+    )  # the middleware has looked at it
     body = bytearray()
     try:
         async for part in request.stream():
             body += part
-            if max(stated, len(body)) > limits.max_json_bytes:
+            if max(stated_bytes, len(body)) > limits.max_json_bytes:
                 raise TooLarge(
                     f"the JSON body is larger than {limits.max_json_bytes} bytes",
                     limit="max_json_bytes",
@@ -127,19 +129,19 @@ async def _received(request: Request, limits: Limits) -> bytearray:
     return body
 
 
-def checked_object(content: Any) -> dict[str, Any]:
+def require_object(content: Any) -> dict[str, Any]:
     """Returns the content. Raises BadRequest unless it is an object of few fields."""
     if not isinstance(content, dict):
-        raise BadRequest("the body is not a JSON object")
+        raise BadRequest("the body must be a JSON object")
     if len(content) > _MAX_FIELDS:
         raise BadRequest(
-            f"the body has {len(content)} fields",
-            remedy="the API's document names those that there are",
+            f"the body must have at most {_MAX_FIELDS} fields, got {len(content)}",
+            remedy="/openapi.json lists the fields of each route",
         )
     return content
 
 
-def validated(model: type[_Model], content: dict[str, Any]) -> _Model:
+def validate(model: type[_Model], content: dict[str, Any]) -> _Model:
     """Returns the content as a model. Raises BadRequest naming the first field that is wrong."""
     try:
         return model.model_validate(content)
@@ -193,9 +195,11 @@ async def read_form(
             remedy=f"at most {limits.max_images} files, well formed",
         ) from error
     try:
-        if unknown := form.keys() - {_FILES, *texts}:
-            known = (_FILES, *texts)
-            raise unknown_name(unknown, known, where="the form", elsewhere=queried_names(request))
+        names = (_FILES, *texts)
+        if unknown := form.keys() - {*names}:
+            raise unknown_name(
+                unknown, names, where="the form", elsewhere=request_query_names(request)
+            )
         files = _files(form)
         check_count(len(files), limits)
         fields = {name: _text(name, value) for name, value in form.items() if name != _FILES}
@@ -217,7 +221,9 @@ def _files(form: FormData) -> list[UploadFile]:
         files.append(value)
     if not files:
         raise BadRequest(
-            "the form has no file", remedy="send images in the field `files`", param=_FILES
+            "the form must have at least 1 file, got 0",
+            remedy="send images in the field `files`",
+            param=_FILES,
         )
     return files
 

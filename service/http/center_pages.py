@@ -90,21 +90,21 @@ def example_members(centers: Centers, center: int, num: int | None = None) -> li
     ]
 
 
-def listed_centers(
+def build_center_list(
     resources: Resources, lookup: Lookup, clustered: Clustered | None, options: ListOptions
 ) -> CenterList:
     """Returns the page of the list that a request asks for."""
     lookup.follow_names()
     centers, recent = lookup.centers, _Recent.of(lookup)
     values = _values(lookup, clustered, recent)
-    order = _ordered(lookup, values, options)
+    order = _order_centers(lookup, values, options)
     first = 0
     if options.cursor is not None:
         (last,) = read_cursor(options.cursor, int)
-        found = np.flatnonzero(order == last)
-        if not len(found):
+        places = np.flatnonzero(order == last)
+        if not len(places):
             raise InvalidInput("the cursor is not of this list", remedy="begin again")
-        first = int(found[0]) + 1
+        first = int(places[0]) + 1
     page = order[first : first + options.limit]
     examples = _examples(lookup, clustered, page.tolist(), options.examples)
     return CenterList(
@@ -122,8 +122,8 @@ def listed_centers(
                 alternates=lookup.names.alternates(center),
                 size=int(centers.sizes[center]),
                 members=None if clustered is None else int(values["members"][center]),
-                spread=_known(values["spread"][center]),
-                novelty=_known(values["novelty"][center]),
+                spread=_none_if_nan(values["spread"][center]),
+                novelty=_none_if_nan(values["novelty"][center]),
                 recent=recent and recent.of_center(center),
                 examples=shown,
             )
@@ -173,29 +173,29 @@ def _novelty_from(
     return None if clustered.clusters.ordinary_distance is None else "collection"
 
 
-def _ordered(
+def _order_centers(
     lookup: Lookup, values: dict[str, NDArray[Any]], options: ListOptions
 ) -> NDArray[np.int64]:
     """Returns the centers that the filters leave, in order."""
-    wanted = np.ones(len(lookup.centers.vectors), dtype=np.bool_)
+    matches = np.ones(len(lookup.centers.vectors), dtype=np.bool_)
     for name, bound in options.least.items():
-        wanted &= values[name] >= bound
+        matches &= values[name] >= bound
     for name, bound in options.most.items():
-        wanted &= values[name] <= bound
+        matches &= values[name] <= bound
     if options.name is not None:
         part = options.name.casefold()
-        wanted &= np.fromiter((part in name for name in lookup.names.folded), np.bool_)
+        matches &= np.fromiter((part in name for name in lookup.names.folded), np.bool_)
     if options.query is not None:
         words = options.query.casefold().split()
         texts = lookup.names.searched
-        wanted &= np.fromiter((all(word in text for word in words) for text in texts), np.bool_)
+        matches &= np.fromiter((all(word in text for word in words) for text in texts), np.bool_)
     if options.sort == "name":
         rank = lookup.names.ranks.astype(np.float64)
         key = np.where(np.isfinite(rank) & options.descending, -rank, rank)
     else:
         key = values[options.sort].astype(np.float64)
         key = -key if options.descending else key
-    chosen = np.flatnonzero(wanted)
+    chosen = np.flatnonzero(matches)
     # unknown values come last in either direction
     return chosen[np.argsort(np.nan_to_num(key[chosen], nan=np.inf), kind="stable")]
 
@@ -227,21 +227,21 @@ def _examples(
     ]
 
 
-def _known(value: float) -> float | None:
+def _none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def described_center(
+def build_described_center(
     center: int,
     resources: Resources,
     lookup: Lookup,
     clustered: Clustered | None,
     *,
-    seen: Callable[[str], bool],
+    is_visible: Callable[[str], bool],
 ) -> DescribedCenter:
     """Returns a center with its neighbors and examples; see `describe_center`.
 
-    seen: tells of which collections there may be examples.
+    is_visible: tells of a collection whether its items may be examples.
     """
     lookup.follow_names()
     centers, recent = lookup.centers, _Recent.of(lookup)
@@ -250,20 +250,20 @@ def described_center(
     near = lookup.scan.nearest(vector, num).as_cosines()
     neighbors = [
         Label(
-            id=other,
+            id=neighbor,
             similarity=score,
-            name=centers.name(other),
-            cluster=centers.cluster(other),
-            path=centers.path(other),
+            name=centers.name(neighbor),
+            cluster=centers.cluster(neighbor),
+            path=centers.path(neighbor),
         )
-        for other, score in zip(near.ids[0].tolist(), near.scores[0].tolist(), strict=True)
-        if other != center
+        for neighbor, score in zip(near.ids[0].tolist(), near.scores[0].tolist(), strict=True)
+        if neighbor != center
     ]
     members = [Example(**example) for example in example_members(centers, center)]
     evidence = lookup.names.evidence(center)
     counted: dict[str, Any] = {}
     if clustered is None:
-        searched = _searched(resources, lookup, seen)
+        searched = _choose_collections(resources, lookup, is_visible)
         items = _nearest_items(resources, searched, vector)
         counted = {"collections": searched}
     else:
@@ -271,8 +271,8 @@ def described_center(
         values = _values(lookup, clustered, recent)
         counted = {
             "members": int(values["members"][center]),
-            "spread": _known(values["spread"][center]),
-            "novelty": _known(values["novelty"][center]),
+            "spread": _none_if_nan(values["spread"][center]),
+            "novelty": _none_if_nan(values["novelty"][center]),
         }
     return DescribedCenter(
         **provenance(resources),
@@ -291,14 +291,14 @@ def described_center(
     )
 
 
-def _searched(resources: Resources, lookup: Lookup, seen: Callable[[str], bool]) -> list[str]:
-    """Returns the collections to search for examples, of those that are seen: a server may have
-    thousands.
-    """
+def _choose_collections(
+    resources: Resources, lookup: Lookup, is_visible: Callable[[str], bool]
+) -> list[str]:
+    """Returns the visible collections to search for examples, the first few of maybe thousands."""
     if lookup.centers.mean is not None:
         # Centers with a mean compare embeddings less the mean: a search is not in that space.
         return []
-    return sorted(filter(seen, resources.collections))[:_NUM_SEARCHED]
+    return sorted(filter(is_visible, resources.collections))[:_NUM_SEARCHED]
 
 
 def _nearest_items(resources: Resources, names: list[str], vector: Embeddings) -> list[Example]:

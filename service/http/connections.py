@@ -62,7 +62,7 @@ class ConnectionBounds:
         self.waiting: dict[HttpConnection, None] = {}
         self.num = 0
         self._metrics = metrics
-        metrics.held("connections", lambda: self.num)
+        metrics.track_held("connections", lambda: self.num)
 
     def make_room(self, newest: "HttpConnection", num: int) -> None:
         """Closes the connection that is needed least; the newest of `num` where all others work.
@@ -74,7 +74,7 @@ class ConnectionBounds:
             return
         # `connection_lost` forgets it, too, but runs later, when more connections may have come.
         self.forget(oldest or newest)
-        self.closed("too-many")
+        self.count_closed("too-many")
         (oldest or newest).transport.abort()
 
     def forget(self, connection: "HttpConnection") -> None:
@@ -82,8 +82,8 @@ class ConnectionBounds:
         self.answered.pop(connection, None)
         self.waiting.pop(connection, None)
 
-    def closed(self, reason: str) -> None:
-        self._metrics.rejected(f"connection-{reason}")
+    def count_closed(self, reason: str) -> None:
+        self._metrics.count_rejected(f"connection-{reason}")
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -176,7 +176,7 @@ class HttpConnection(HttpToolsProtocol):
             len(self.connections) > self._bounds.most and self.url.partition(b"?")[0] not in _PROBES
         )
         if crowded:
-            self._bounds.closed("crowded")
+            self._bounds.count_closed("crowded")
         self.app = _refuse if crowded else self.config.loaded_app
         super().on_headers_complete()
         # It has every method of a transport that a cycle uses.
@@ -246,11 +246,11 @@ class HttpConnection(HttpToolsProtocol):
         self._timer = self.loop.call_later(seconds, self._late)
 
     def _late(self) -> None:
-        self._bounds.closed("late")
+        self._bounds.count_closed("late")
         self.transport.abort()
 
     def _refuse(self) -> None:
-        self._bounds.closed("overhead")
+        self._bounds.count_closed("overhead")
         if self._lingering or (self.cycle is not None and not self.cycle.response_complete):
             self.transport.abort()
             return
@@ -259,7 +259,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers 503 to a request that is no probe while there are too many connections."""
+    """Answers 503, except to probes, while there are too many connections."""
     headers = {"Retry-After": str(CROWDED_RETRY_S), "Connection": "close"}
     await Response(_CROWDED, 503, headers, "application/problem+json")(scope, receive, send)
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 from starlette.responses import Response
 
 from service.errors import StrictBatch
-from service.http.answers import ARROW, JSON, NPY, RAW, headers, listed_answer, provenance, to_npy
+from service.http.answers import ARROW, JSON, NPY, RAW, headers, list_answer, provenance, to_npy
 from service.http.openapi import BINARY
 from service.http.problems import item_error
 from service.inference.outcomes import Encoded
@@ -20,25 +20,27 @@ NUMBER_BYTES: Final = 13  # of a float32 in JSON, with its comma
 
 
 def embedding_answer(
-    chosen: str, encoded: Encoded, resources: Resources, *, param: str, **fields: Any
+    media_type: str, encoded: Encoded, resources: Resources, *, param: str, **fields: Any
 ) -> Response:
-    """Answers in the media type `chosen`.
+    """Answers in this media type.
 
-    JSON and Arrow answer per item. The two binary matrices have no partial answer. fields: more
+    JSON and Arrow answer per item. The two binary matrices are all or nothing. fields: more
     fields of a JSON answer. Raises StrictBatch naming `param` for the first item without an
     embedding.
     """
     stamp = headers(resources, encoded)
-    if chosen == JSON:
+    if media_type == JSON:
         return _as_json(encoded, resources, stamp, fields)
-    if chosen == ARROW:
+    if media_type == ARROW:
         return Response(_as_arrow(encoded), 200, stamp, ARROW)
     if encoded.errors:
         raise StrictBatch.first_of(encoded.errors, param=param)
     content = (
-        encoded.embeddings.astype("<f4").tobytes() if chosen == RAW else to_npy(encoded.embeddings)
+        encoded.embeddings.astype("<f4").tobytes()
+        if media_type == RAW
+        else to_npy(encoded.embeddings)
     )
-    return Response(content, 200, stamp, chosen)
+    return Response(content, 200, stamp, media_type)
 
 
 def _as_json(
@@ -54,7 +56,7 @@ def _as_json(
         partial(dict, index=index, embedding=row)
         for index, row in zip(encoded.rows, encoded.embeddings, strict=True)
     ]
-    return listed_answer(
+    return list_answer(
         content,
         results,
         stamp,

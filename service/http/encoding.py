@@ -40,11 +40,11 @@ async def encode(
     the images are still there.
     """
     count_images(len(images))
-    account = await _counted(request, resources, len(images) + num_beside)
-    async with _at_hand(request, resources, resources.fetcher.screened(images)) as found:
-        encoded = await _encode(request, resources, found, account)
+    account = await _open_account(request, resources, len(images) + num_beside)
+    async with _fetch_urls(request, resources, resources.fetcher.screen(images)) as fetched_images:
+        encoded = await _encode(request, resources, fetched_images, account)
         if after is not None:
-            await after(found, encoded)
+            await after(fetched_images, encoded)
     return encoded
 
 
@@ -61,12 +61,12 @@ async def encode_strictly(
     param: the name of the field in the client's dialect.
     """
     count_images(len(images))
-    screened = resources.fetcher.screened(images)
-    _refuse_rejected(resources, screened, param)
-    account = await _counted(request, resources, len(images))
-    async with _at_hand(request, resources, screened) as found:
-        _refuse_rejected(resources, found, param)
-        encoded = await _encode(request, resources, found, account)
+    sources = resources.fetcher.screen(images)
+    _refuse_rejected(resources, sources, param)
+    account = await _open_account(request, resources, len(images))
+    async with _fetch_urls(request, resources, sources) as fetched_images:
+        _refuse_rejected(resources, fetched_images, param)
+        encoded = await _encode(request, resources, fetched_images, account)
     if encoded.errors:
         raise StrictBatch.first_of(encoded.errors, param=param)
     return encoded
@@ -84,8 +84,8 @@ async def encode_pixels(
     deadline: float = request.state.deadline
     refuse_when_down(resources.engine, resources.metrics)
     with (
-        resources.admission.images.reserved(len(pixels), deadline=deadline),
-        resources.admission.pixels.reserved(
+        resources.admission.images.hold(len(pixels), deadline=deadline),
+        resources.admission.pixels.hold(
             pixels[:, 0].size, owner=request.state.key and request.state.key.id
         ),
     ):
@@ -115,7 +115,7 @@ async def encode_pixels(
 
 
 @asynccontextmanager
-async def _at_hand(
+async def _fetch_urls(
     request: Request, resources: Resources, images: Sequence[bytes | ImageRejected | Url]
 ) -> AsyncIterator[list[bytes | ImageRejected]]:
     """Yields the images with those at URLs fetched.
@@ -129,16 +129,16 @@ async def _at_hand(
     refuse_when_down(resources.engine, resources.metrics)
     if resources.admission.images.full:
         raise resources.admission.images.refusal()
-    async with resources.fetcher.fetched(images, deadline=request.state.deadline) as found:
-        yield found
+    async with resources.fetcher.fetch(images, deadline=request.state.deadline) as fetched_images:
+        yield fetched_images
 
 
-async def _counted(request: Request, resources: Resources, num: int) -> RequestAccount:
+async def _open_account(request: Request, resources: Resources, num: int) -> RequestAccount:
     """Counts `num` images for the client's key, and returns the account that charges large ones."""
     key, limits = request.state.key, resources.settings.limits
     await resources.rate_limiter.take(key, num)
     return RequestAccount(
-        resources.rate_limiter, key, taken=num, pixels_per_image=limits.rate_pixels
+        resources.rate_limiter, key, num_counted=num, pixels_per_image=limits.rate_pixels
     )
 
 
@@ -160,14 +160,14 @@ async def _encode(
 def _refuse_rejected(
     resources: Resources, images: Sequence[bytes | ImageRejected | Url], param: str
 ) -> None:
-    if known := {
+    if rejected := {
         index: image for index, image in enumerate(images) if isinstance(image, ImageRejected)
     }:
-        resources.metrics.images(embedded=0, rejected=len(known))
-        raise StrictBatch.first_of(known, param=param)
+        resources.metrics.images(embedded=0, rejected=len(rejected))
+        raise StrictBatch.first_of(rejected, param=param)
 
 
-def shortened(rows: Embeddings, num: int | None, *, param: str) -> Embeddings:
+def shorten(rows: Embeddings, num: int | None, *, param: str) -> Embeddings:
     """Returns the first `num` components, normalized to unit length: [N, D] to [N, num].
 
     Raises BadRequest naming `param` where rows have fewer components, and StrictBatch where the
@@ -178,7 +178,7 @@ def shortened(rows: Embeddings, num: int | None, *, param: str) -> Embeddings:
     if num > rows.shape[1]:
         raise BadRequest(f"{param} is at most {rows.shape[1]}", param=param)
     head = rows[:, :num]
-    nothing = ImageRejected("no-embedding", f"its first {num} components are all zero")
-    if zero := {int(row): nothing for row in np.flatnonzero(~head.any(axis=1))}:
+    no_embedding = ImageRejected("no-embedding", f"its first {num} components are all zero")
+    if zero := {int(row): no_embedding for row in np.flatnonzero(~head.any(axis=1))}:
         raise StrictBatch.first_of(zero, param=param)
     return unit_rows(head)

@@ -7,7 +7,7 @@ from mlcd.wire.queued_jobs import Job, JobFailure, JobProgress
 from service.jobs import job as jobs
 
 
-def described_job(job: jobs.Job) -> Job:
+def describe_job(job: jobs.Job) -> Job:
     spec = job.spec
     options = dict.fromkeys(OPTIONS) | spec.options
     return Job(
@@ -22,12 +22,12 @@ def described_job(job: jobs.Job) -> Job:
         created=_moment(job.created_s),
         started=None if job.started_s is None else _moment(job.started_s),
         ended=None if job.ended_s is None else _moment(job.ended_s),
-        progress=described_progress(job),
-        problem=None if job.problem is None else described_failure(job.problem),
+        progress=describe_progress(job),
+        problem=None if job.problem is None else describe_failure(job.problem),
     )
 
 
-def described_progress(job: jobs.Job) -> JobProgress:
+def describe_progress(job: jobs.Job) -> JobProgress:
     is_index = job.spec.kind == "index"
     return JobProgress(
         shards=job.shards,
@@ -45,7 +45,7 @@ def described_progress(job: jobs.Job) -> JobProgress:
     )
 
 
-def described_failure(problem: jobs.JobProblem) -> JobFailure:
+def describe_failure(problem: jobs.JobProblem) -> JobFailure:
     return JobFailure(code=problem.code, message=problem.message, remedy=problem.remedy)
 
 

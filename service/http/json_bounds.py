@@ -66,11 +66,11 @@ def _holds_more_text(octets: NDArray[np.uint8], most: int) -> bool:
     specials = _specials(octets, most)
     if len(specials) > most:
         return True
-    found = [
+    quotes = [
         start + np.flatnonzero(block[:_BLOCK_BYTES] == _QUOTE) for start, block in _blocks(octets)
     ]
     # No quote lies between two neighboring edges.
-    edges = np.concatenate([[-1], *found, [len(octets)]])
+    edges = np.concatenate([[-1], *quotes, [len(octets)]])
     lengths = np.diff(edges) - 1
     plain = np.diff(np.searchsorted(specials, edges)) == 0
     # An escaped quote opens no string: it may be followed by the rest of one that is not plain.
@@ -83,13 +83,13 @@ def _specials(octets: NDArray[np.uint8], most: int) -> NDArray[np.int64]:
 
     These are bytes outside of ASCII and backslashes, except in `\/`, which PHP writes for a slash.
     """
-    found: list[NDArray[np.int64]] = []
+    positions: list[NDArray[np.int64]] = []
     num = 0
     for start, block in _blocks(octets):
         special = block >= _FIRST_NOT_ASCII
         special[:-1] |= (block[:-1] == _BACKSLASH) & (block[1:] != _SLASH)
-        found.append(start + np.flatnonzero(special[:_BLOCK_BYTES]))
-        num += len(found[-1])
+        positions.append(start + np.flatnonzero(special[:_BLOCK_BYTES]))
+        num += len(positions[-1])
         if num > most:
             break
-    return np.concatenate(found)
+    return np.concatenate(positions)

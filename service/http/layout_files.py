@@ -35,8 +35,8 @@ def csv_parts(layout: Plane, chosen: NDArray[np.int64]) -> Iterator[bytes]:
     yield (",".join(_SCHEMA.names) + "\r\n").encode()
     for batch in _batches(layout, chosen):
         text = io.StringIO(newline="")
-        ids, *others = (column.to_pylist() for column in batch)
-        csv.writer(text).writerows(zip(map(_inert, ids), *others, strict=True))
+        ids, *columns = (column.to_pylist() for column in batch)
+        csv.writer(text).writerows(zip(map(_inert, ids), *columns, strict=True))
         yield text.getvalue().encode()
 
 
@@ -52,8 +52,8 @@ def parquet_parts(layout: Plane, chosen: NDArray[np.int64]) -> Iterator[bytes]:
     with pq.ParquetWriter(pa.PythonFile(written, mode="w"), _SCHEMA) as writer:
         for batch in _batches(layout, chosen):
             writer.write_batch(batch)
-            yield written.taken()
-    yield written.taken()
+            yield written.take()
+    yield written.take()
 
 
 class _Written(io.RawIOBase):
@@ -71,7 +71,7 @@ class _Written(io.RawIOBase):
         self._parts.append(part)
         return len(part)
 
-    def taken(self) -> bytes:
+    def take(self) -> bytes:
         part = b"".join(self._parts)
         self._parts.clear()
         return part

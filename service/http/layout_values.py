@@ -25,11 +25,11 @@ class LayoutValues:
 
 def values_by_center(layout: Plane, clusters: Clusters, centers: Centers) -> LayoutValues:
     """Returns the centers' ids. Items that came or went since the layout was made are unknown."""
-    found = clusters.centers()
+    center_ids = clusters.centers()
     numbers = np.full(len(layout.positions), -1, dtype=np.int32)
     if clusters.searcher.generation is layout.searcher.generation:
-        known = layout.positions < len(found)
-        numbers[known] = found[layout.positions[known]]
+        is_known = layout.positions < len(center_ids)
+        numbers[is_known] = center_ids[layout.positions[is_known]]
     order = np.argsort(-clusters.num_members, kind="stable")[:_MOST_NAMED]
     legend = [
         LayoutLegendEntry(index=center, value=center, name=centers.name(center), items=int(num))
@@ -50,18 +50,20 @@ def values_by_field(layout: Plane, field: str) -> LayoutValues:
     if column is None:
         return LayoutValues(np.full(len(layout.positions), -1, dtype=np.int32), [])
     codes = column.codes(searcher.num_positions)[layout.positions]
-    found, nums = np.unique(codes[codes >= 0], return_counts=True)
-    shown = {code: _shown(column.values[code]) for code in found.tolist()}
-    order = sorted(range(len(found)), key=lambda i: (-int(nums[i]), str(shown[int(found[i])])))
-    ranks = np.full(int(found[-1]) + 2 if len(found) else 1, -1, dtype=np.int32)
-    ranks[found[order]] = np.arange(len(found), dtype=np.int32)
+    distinct, nums = np.unique(codes[codes >= 0], return_counts=True)
+    shown = {code: _to_scalar(column.values[code]) for code in distinct.tolist()}
+    order = sorted(
+        range(len(distinct)), key=lambda i: (-int(nums[i]), str(shown[int(distinct[i])]))
+    )
+    ranks = np.full(int(distinct[-1]) + 2 if len(distinct) else 1, -1, dtype=np.int32)
+    ranks[distinct[order]] = np.arange(len(distinct), dtype=np.int32)
     legend = [
-        LayoutLegendEntry(index=rank, value=shown[int(found[i])], name=None, items=int(nums[i]))
+        LayoutLegendEntry(index=rank, value=shown[int(distinct[i])], name=None, items=int(nums[i]))
         for rank, i in enumerate(order[:_MOST_NAMED])
     ]
     # the last entry is the one that -1 points at
     return LayoutValues(ranks[codes], legend)
 
 
-def _shown(value: tuple[Scalar, ...]) -> Scalar:
+def _to_scalar(value: tuple[Scalar, ...]) -> Scalar:
     return value[0] if len(value) == 1 else ", ".join(map(str, value))

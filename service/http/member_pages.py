@@ -13,7 +13,7 @@ from mlcd.wire.nearest_centers import CountedValue
 from service.http.cursors import read_cursor, write_cursor
 
 
-def listed_members(
+def build_member_page(
     collection: CollectionPort, clusters: Clusters, center: int, *, limit: int, cursor: str | None
 ) -> dict[str, Any]:
     """Returns a page of members, the nearest first, the number of all, and the next cursor."""
@@ -45,11 +45,11 @@ def listed_members(
     }
 
 
-def counted_values(
+def rank_values(
     clusters: Clusters, center: int, field: str, limit: int
 ) -> tuple[list[CountedValue], int, int]:
     """Returns the most frequent values of a field among a center's members, the number of members
-    that have none of these but others, and of those without a value.
+    with other values only, and the number of members without a value.
     """
     searcher = clusters.searcher
     column = searcher.columns.find(field)
@@ -57,22 +57,22 @@ def counted_values(
         members = clusters.members(center)
         return [], 0, members.stop - members.start
     codes = column.codes(searcher.num_positions)[clusters.positions[clusters.members(center)]]
-    found, nums = np.unique(codes[codes >= 0], return_counts=True)
-    counted: Counter[tuple[type, Scalar]] = Counter()
-    for code, num in zip(found.tolist(), nums.tolist(), strict=True):
+    distinct, nums = np.unique(codes[codes >= 0], return_counts=True)
+    num_by_value: Counter[tuple[type, Scalar]] = Counter()
+    for code, num in zip(distinct.tolist(), nums.tolist(), strict=True):
         for value in {(type(part), part) for part in column.values[code]}:
-            counted[value] += num
-    order = sorted(counted.items(), key=lambda entry: (-entry[1], str(entry[0][1])))
+            num_by_value[value] += num
+    order = sorted(num_by_value.items(), key=lambda entry: (-entry[1], str(entry[0][1])))
     shown = {value for value, _ in order[:limit]}
-    others = sum(
+    num_others = sum(
         num
-        for code, num in zip(found.tolist(), nums.tolist(), strict=True)
+        for code, num in zip(distinct.tolist(), nums.tolist(), strict=True)
         if column.values[code] and not shown & {(type(part), part) for part in column.values[code]}
     )
     empty = sum(
         num
-        for code, num in zip(found.tolist(), nums.tolist(), strict=True)
+        for code, num in zip(distinct.tolist(), nums.tolist(), strict=True)
         if not column.values[code]
     )
     counts = [CountedValue(value=value, items=num) for (_, value), num in order[:limit]]
-    return counts, others, int((codes < 0).sum()) + empty
+    return counts, num_others, int((codes < 0).sum()) + empty

@@ -21,7 +21,7 @@ from service.http.problems import COMES_BACK, handle_unexpected
 from service.inference.cache.cached import CachedPipeline
 from service.inference.contract import refuse_when_down
 from service.resources import Resources
-from service.telemetry.request import RequestRecord, begin_request, received_trace
+from service.telemetry.request import RequestRecord, begin_request, read_trace
 from service.timings import BODY_PATIENCE_S
 
 _log = logging.getLogger("mlcd.access")
@@ -90,9 +90,11 @@ class _Exchange:
         self._resources: Resources = scope["app"].state.resources
         self._state: dict[str, Any] = scope.setdefault("state", {})
         headers = dict(scope["headers"])
-        given = headers.get(b"x-request-id", b"")
-        self._id = given.decode() if _ID.fullmatch(given) else f"{_ids.getrandbits(128):032x}"
-        self._record = RequestRecord(self._id, received_trace(headers))
+        request_id = headers.get(b"x-request-id", b"")
+        self._id = (
+            request_id.decode() if _ID.fullmatch(request_id) else f"{_ids.getrandbits(128):032x}"
+        )
+        self._record = RequestRecord(self._id, read_trace(headers))
         self._probe = scope["path"] in PROBES
         tracer = self._resources.tracer
         self._span = None if tracer is None or self._probe else tracer.begin(self._record)
@@ -111,8 +113,8 @@ class _Exchange:
         self._watcher: asyncio.Task[None] | None = None
         self.client_gone = False
         if self._presence is not None and self._presence.sent_all:
-            self._presence.watch(self._left)  # a request without a body receives nothing
-        self._resources.model.requests.began()
+            self._presence.watch(self._cancel)  # a request without a body receives nothing
+        self._resources.model.requests.begin()
 
     async def receive(self) -> Message:
         if self._complete:
@@ -123,7 +125,7 @@ class _Exchange:
         elif not message.get("more_body", False):
             self._complete = True
             if self._presence is not None:
-                self._presence.watch(self._left)
+                self._presence.watch(self._cancel)
             else:
                 self._watcher = asyncio.create_task(self._watch(), name="client-watcher")
         return message
@@ -143,14 +145,14 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.answered, self._status = True, message["status"]
-            given = message.get("headers", [])
-            stages = [value for name, value in given if name == _SERVER_TIMING]
-            stated = next((value for name, value in given if name == _RETRY_AFTER), None)
-            kept = [(name, value) for name, value in given if name not in _OURS]
+            headers = message.get("headers", [])
+            stages = [value for name, value in headers if name == _SERVER_TIMING]
+            retry_after = next((value for name, value in headers if name == _RETRY_AFTER), None)
+            app_headers = [(name, value) for name, value in headers if name not in _OURS]
             limits = await self._resources.rate_limiter.headers(
-                self._state.get("key"), None if stated is None else int(stated)
+                self._state.get("key"), None if retry_after is None else int(retry_after)
             )
-            message["headers"] = [*kept, *limits, *self._headers(stages, stated)]
+            message["headers"] = [*app_headers, *limits, *self._headers(stages, retry_after)]
             if self._presence is not None and self._presence.sends_nothing:
                 # What comes next on the connection would be taken for the body.
                 message["headers"].append((b"connection", b"close"))
@@ -161,7 +163,7 @@ class _Exchange:
             self._presence.forget()
         if self._watcher is not None:
             self._watcher.cancel()
-        self._resources.model.requests.ended()
+        self._resources.model.requests.end()
         status, route = _CLIENT_GONE if self.client_gone else self._status, _route_of(self._scope)
         seconds, method = time.perf_counter() - self._started, self._scope["method"]
         self._resources.metrics.request(route, status, seconds)
@@ -193,9 +195,9 @@ class _Exchange:
         """Waits for the client to leave, where only a pending receive hears of that."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            self._left()
+            self._cancel()
 
-    def _left(self) -> None:
+    def _cancel(self) -> None:
         """Cancels the request of a client that has left."""
         if not self.answered and self._handler is not None:
             self.client_gone = True
@@ -223,7 +225,7 @@ class _Exchange:
 
 
 class BodyLimitMiddleware:
-    """Refuses a body that is over the limit or that the server has no memory for.
+    """Refuses a body that is over the limit or does not fit into the free memory.
 
     A body is refused at once by its stated length, else while it streams in. A request that can
     only hold images is refused before its body while no image would be admitted.
@@ -293,7 +295,7 @@ class _Body:
             async with asyncio.timeout(self._patience_s):
                 message = await self._receive()
         except TimeoutError as error:
-            self._resources.metrics.rejected("too-slow")
+            self._resources.metrics.count_rejected("too-slow")
             raise TooSlow(f"the body comes slower than {MIN_BYTES_PER_S} bytes a second") from error
         restored_s = len(message.get("body", b"")) / MIN_BYTES_PER_S
         self._patience_s = min(BODY_PATIENCE_S, self._patience_s - (now() - began) + restored_s)
@@ -362,10 +364,10 @@ class SecurityHeadersMiddleware:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                stated = {name for name, _ in message["headers"]}
+                names = {name for name, _ in message["headers"]}
                 message["headers"] = [
                     *message["headers"],
-                    *((name, value) for name, value in defaults if name not in stated),
+                    *((name, value) for name, value in defaults if name not in names),
                 ]
             await send(message)
 

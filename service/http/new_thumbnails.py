@@ -12,7 +12,7 @@ from mlcd.images.decode import DecodeLimits, num_pixels
 from mlcd.images.thumbnail import Thumbnail, thumbnail
 from service.deadline import within_deadline
 from service.resources import Resources
-from service.telemetry.request import timed
+from service.telemetry.request import time_stage
 
 _log = logging.getLogger("mlcd.service")
 
@@ -35,13 +35,15 @@ async def thumbnails_of(
                 owner, pixels, partial(thumbnail, image, side=side, limits=limits)
             )
         except ImageRejected as rejection:
-            _log.warning("an image has no thumbnail: %s", rejection.reason)
+            _log.warning("the thumbnail of an image cannot be made: %s", rejection.reason)
             return None
 
-    with timed("thumbnails"):
-        made = await within_deadline(
+    with time_stage("thumbnails"):
+        pictures = await within_deadline(
             asyncio.gather(*(make(image) for image in images.values())), request.state.deadline
         )
     return {
-        index: picture for index, picture in zip(images, made, strict=True) if picture is not None
+        index: picture
+        for index, picture in zip(images, pictures, strict=True)
+        if picture is not None
     }

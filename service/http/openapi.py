@@ -93,15 +93,15 @@ def reference(model: type[BaseModel]) -> dict[str, str]:
     return {"$ref": _REFERENCE.format(model=model.__name__)}
 
 
-def json_body(model: type[BaseModel], **others: dict[str, Any]) -> dict[str, Any]:
+def json_body(model: type[BaseModel], **media_types: dict[str, Any]) -> dict[str, Any]:
     """Returns `openapi_extra` of a route that reads JSON.
 
-    others: further media types with their schemas.
+    media_types: further media types with their schemas.
     """
     return {
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": reference(model)}, **others},
+            "content": {"application/json": {"schema": reference(model)}, **media_types},
         }
     }
 
@@ -126,9 +126,12 @@ def describe(app: FastAPI, *, keyed: bool, requests: Sequence[type[BaseModel]]) 
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own; no route answers so
         schemas.pop(unused, None)
-    named: list[type[BaseModel]] = [*requests, *(dialect.schema for dialect in app.state.dialects)]
+    named_models: list[type[BaseModel]] = [
+        *requests,
+        *(dialect.schema for dialect in app.state.dialects),
+    ]
     _, models = models_json_schema(
-        [(model, "validation") for model in named], ref_template=_REFERENCE
+        [(model, "validation") for model in named_models], ref_template=_REFERENCE
     )
     schemas.update(models["$defs"])
     for path, item in document["paths"].items():
@@ -153,11 +156,11 @@ def _rank(named_item: tuple[str, dict[str, Any]]) -> int:
 
 def _explain(operation: dict[str, Any], method: str, path: str) -> None:
     """Makes the first sentence of the description the summary, and adds an example."""
-    summary, *rest = _SENTENCE_END.split(operation["description"], maxsplit=1)
+    summary, *description = _SENTENCE_END.split(operation["description"], maxsplit=1)
     operation["summary"] = " ".join(summary.split())
     if (example := example_of(method, path)) is not None:
-        rest.append(f"```\n{example}\n```")
-    operation["description"] = "\n\n".join(rest)
+        description.append(f"```\n{example}\n```")
+    operation["description"] = "\n\n".join(description)
 
 
 def _secure(operation: dict[str, Any], *, keyed: bool) -> None:

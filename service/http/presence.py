@@ -18,7 +18,7 @@ class ClientPresence:
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
-        self._left: Callable[[], None] | None = None
+        self._on_leave: Callable[[], None] | None = None
 
     @property
     def sent_all(self) -> bool:
@@ -30,14 +30,14 @@ class ClientPresence:
         """Tells whether its answer has begun."""
         return self._cycle.response_started
 
-    def watch(self, left: Callable[[], None]) -> None:
-        """Has `left` called when the client leaves."""
+    def watch(self, on_leave: Callable[[], None]) -> None:
+        """Calls `on_leave` when the client leaves."""
         self._cycle.flow.resume_reading()  # a connection that is not read hears of no end
-        self._left = left
+        self._on_leave = on_leave
 
     def forget(self) -> None:
         """Ends `watch`."""
-        self._left = None
+        self._on_leave = None
 
     @property
     def sends_nothing(self) -> bool:
@@ -49,8 +49,8 @@ class ClientPresence:
         # uvicorn tells the newest request of a connection alone.
         self._cycle.disconnected = True
         self._cycle.message_event.set()
-        if self._left is not None:
-            self._left()
+        if self._on_leave is not None:
+            self._on_leave()
 
     def enter(self, scope: Scope) -> None:
         """Makes `presence_of` find it."""
@@ -59,5 +59,5 @@ class ClientPresence:
 
 def presence_of(scope: Scope) -> ClientPresence | None:
     """Returns the client of a request; None where another server than ours runs the application."""
-    found: ClientPresence | None = scope.get("extensions", {}).get(_KEY)
-    return found
+    presence: ClientPresence | None = scope.get("extensions", {}).get(_KEY)
+    return presence

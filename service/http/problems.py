@@ -138,10 +138,10 @@ def bad_field(
     first = next(unknown, every[0]) if every[0]["type"] == "missing" else every[0]
     places = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
     # Each branch of a union has an error of its own, under a name that is no field.
-    if first["type"] == "extra_forbidden" and (known := _fields_at(model, places[:-1])):
+    if first["type"] == "extra_forbidden" and (names := _fields_at(model, places[:-1])):
         inner = ".".join(map(str, places[:-1]))
         where = f"`{inner}` of the body" if inner else "the body"
-        return unknown_name([str(places[-1])], known, where=where, within=places[:-1])
+        return unknown_name([str(places[-1])], names, where=where, within=places[:-1])
     field = list(takewhile(lambda part: isinstance(part, int) or _is_field(part), places))
     fault = _FAULTS.get(first["type"], _OTHER_FAULT) if len(field) == len(places) else _OTHER_FAULT
     param = ".".join(str(part) for part in field) or None
@@ -158,7 +158,7 @@ def _fields_at(model: Any, places: Sequence[int | str]) -> list[str]:
         if isinstance(place, str):
             fields = getattr(model, "model_fields", {})
             model = fields[place].annotation if place in fields else None
-        model = next((one for one in _parts(model) if hasattr(one, "model_fields")), None)
+        model = next((part for part in _parts(model) if hasattr(part, "model_fields")), None)
     return list(getattr(model, "model_fields", {}))
 
 
@@ -194,9 +194,9 @@ async def handle_validation_error(request: Request, error: Exception) -> Respons
 
 async def handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if (wrong := misnamed(request)) is not None:
+    if (wrong := find_name_error(request)) is not None:
         return await handle_mlcd_error(request, wrong)
-    details = {404: "there is no such route", 405: "this route does not take that method"}
+    details = {404: "unknown route", 405: "this route does not take that method"}
     detail = details.get(error.status_code, "the request cannot be read")
     headers = dict(error.headers or {})
     if error.status_code == 405 and (methods := _methods(request)):
@@ -204,15 +204,15 @@ async def handle_http_error(request: Request, error: Exception) -> Response:
     return _respond(request, _refusal(request, error.status_code, detail), headers)
 
 
-def misnamed(request: Request) -> InvalidInput | None:
+def find_name_error(request: Request) -> InvalidInput | None:
     """Returns what is wrong with the collection's name in the raw path; None where nothing is.
 
     Routes are found by the decoded path, where a slash in a name divides it into two parts.
     """
     path = request.scope.get("raw_path", b"").partition(b"?")[0]
-    if found := _COLLECTION.match(path):
+    if match := _COLLECTION.match(path):
         try:
-            check_name(unquote(found[1].decode("latin-1")))
+            check_name(unquote(match[1].decode("latin-1")))
         except InvalidInput as error:
             return error
     return None
@@ -224,10 +224,14 @@ def _methods(request: Request) -> set[str]:
     The first route that matches says which path it is: a later one may match it more loosely.
     """
     routes: list[Route] = request.app.state.routes
-    found = next((each for each in routes if each.matches(request.scope)[0] != Match.NONE), None)
-    if found is None:
+    matching = next(
+        (route for route in routes if route.matches(request.scope)[0] != Match.NONE), None
+    )
+    if matching is None:
         return set()
-    return {method for each in routes if each.path == found.path for method in each.methods or ()}
+    return {
+        method for route in routes if route.path == matching.path for method in route.methods or ()
+    }
 
 
 async def handle_unexpected(request: Request, error: Exception) -> Response:

@@ -1,7 +1,7 @@
 """The unit embeddings to look up, encoded from images or texts, or sent by the client."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,13 +22,12 @@ from service.http.bodies import (
 from service.http.data_uris import image_from_uri
 from service.http.encoding import encode
 from service.http.text_encoding import encode_texts
-from service.http.unknown_names import queried_names, unknown_name
+from service.http.unknown_names import request_query_names, unknown_name
 from service.inference.outcomes import Encoded
 from service.resources import Resources
 
 # what each list holds
 KINDS: Final = {"images": "data-URIs or URLs", "texts": "strings", "embeddings": "vectors"}
-_NAMED: Final = "`images`, `texts` and `embeddings`"
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class Queries:
     """The embeddings of one request to look up.
 
     embeddings: unit rows [M, D]. rows: their indexes in the request. errors: by the other indexes.
-    encoded: the encoding behind them; None where the client sent embeddings. name: the field that
-    they came in.
+    encoded: the encoded images or texts; None where the client sent embeddings. name: the field of
+    the request.
     """
 
     embeddings: Embeddings
@@ -51,7 +50,7 @@ class Queries:
         return self.encoded is not None and self.name == "images"
 
     @classmethod
-    def given(cls, embeddings: Embeddings) -> "Queries":
+    def from_embeddings(cls, embeddings: Embeddings) -> "Queries":
         return cls(embeddings, list(range(len(embeddings))), {})
 
 
@@ -59,25 +58,31 @@ async def read_queries(request: Request, resources: Resources) -> Queries:
     """Reads queries from a multipart form, a raw image, or JSON with one of `KINDS`."""
     if media_type(request) == "application/json":
         return await queries_from_json(request, await read_json(request, resources), resources)
-    with resources.dispatcher.announced():
+    with resources.dispatcher.announce():
         images = await read_images(request, resources.settings.limits)
-    return await _encoded(request, images, resources)
+    return await _encode(request, images, resources)
 
 
 async def queries_from_json(
     request: Request, content: dict[str, Any], resources: Resources
 ) -> Queries:
+    """Reads queries from one list of `KINDS`, the only field of `content`. Raises BadRequest."""
     limits = resources.settings.limits
-    content = given_fields(content)
-    check_fields(content, request)
+    content = drop_nulls(content)
+    check_names(content, KINDS, request)
+    if len(content) != 1:
+        raise BadRequest("give exactly one of `images`, `texts` and `embeddings`")
+    ((kind, items),) = content.items()
+    if not isinstance(items, list) or not items:
+        raise BadRequest(f"{kind} must be a list of {KINDS[kind]}", param=kind)
     loop = asyncio.get_running_loop()
     if "embeddings" in content:
-        given = content["embeddings"]
+        vectors = content["embeddings"]
         rows = await loop.run_in_executor(
-            resources.compute, embeddings_from_json, given, resources.encoder.dimension, limits
+            resources.compute, embeddings_from_json, vectors, resources.encoder.dimension, limits
         )
         await resources.rate_limiter.take(request.state.key, len(rows))
-        return Queries.given(rows)
+        return Queries.from_embeddings(rows)
     if "texts" in content:
         encoded = (await encode_texts(request, resources, content["texts"])).encoded
         return Queries(encoded.embeddings, encoded.rows, encoded.errors, encoded, "texts")
@@ -86,46 +91,37 @@ async def queries_from_json(
     decoded = await loop.run_in_executor(
         resources.compute, lambda: [image_from_uri(image) for image in images]
     )
-    return await _encoded(request, decoded, resources)
+    return await _encode(request, decoded, resources)
 
 
-def check_fields(content: dict[str, Any], request: Request) -> None:
-    """Raises BadRequest unless `content` is one list of `KINDS`; its items are not looked at."""
-    check_names(content, KINDS, request)
-    if len(content) != 1:
-        raise BadRequest(f"give exactly one of {_NAMED}")
-    ((kind, items),) = content.items()
-    if not isinstance(items, list) or not items:
-        raise BadRequest(f"{kind} must be a list of {KINDS[kind]}", param=kind)
-
-
-def check_names(content: dict[str, Any], known: Iterable[str], request: Request) -> None:
-    """Raises BadRequest for a field of a body that is not known."""
-    names = list(known)
+def check_names(content: dict[str, Any], names: Collection[str], request: Request) -> None:
+    """Raises BadRequest for a field of a body outside of these names."""
     if unknown := content.keys() - {*names}:
-        raise unknown_name(unknown, names, where="the body", elsewhere=queried_names(request))
+        raise unknown_name(unknown, names, where="the body", elsewhere=request_query_names(request))
 
 
-def given_fields(content: dict[str, Any]) -> dict[str, Any]:
+def drop_nulls(content: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields that are not null: some clients send null to leave a field out."""
     return {name: value for name, value in content.items() if value is not None}
 
 
-def check_filter(given: object) -> None:
+def check_filter(condition: object) -> None:
     """Raises InvalidField naming what is wrong with a search's filter."""
-    if given is None:
+    if condition is None:
         return
     try:
-        parse_filter(given)
+        parse_filter(condition)
     except InvalidInput as error:
         raise InvalidField(error, param="filter") from error
 
 
 def check_top(top: int, resources: Resources) -> None:
     if top > resources.settings.limits.max_top:
-        raise TooLarge(f"top is more than {resources.settings.limits.max_top}", limit="max_top")
+        raise TooLarge(
+            f"top must be at most {resources.settings.limits.max_top}, got {top}", limit="max_top"
+        )
 
 
-async def _encoded(request: Request, images: Sequence[GivenImage], resources: Resources) -> Queries:
+async def _encode(request: Request, images: Sequence[GivenImage], resources: Resources) -> Queries:
     encoded = await encode(request, resources, images)
     return Queries(encoded.embeddings, encoded.rows, encoded.errors, encoded)

@@ -89,8 +89,8 @@ _EXAMPLES: Final = {
 
 def example_of(method: str, path: str) -> str | None:
     """Returns a command line for a route; None where its neighbor's shows enough."""
-    found = _EXAMPLES.get(f"{method.upper()} {path}")
-    if found is None:
+    example = _EXAMPLES.get(f"{method.upper()} {path}")
+    if example is None:
         return None
-    options, place = found
+    options, place = example
     return " ".join(filter(None, ("curl -s", options, f"'{_URL}{place}'")))

@@ -58,11 +58,11 @@ def _is_plain(route: APIRoute) -> bool:
     all else; and whether it reads the body and makes the answer itself.
     """
     function = signature(route.endpoint)
-    first, rest = [*function.parameters.values()][:2], [*function.parameters.values()][2:]
+    first, optional = [*function.parameters.values()][:2], [*function.parameters.values()][2:]
     return (
         not route.param_convertors
         and route.body_field is None
         and function.return_annotation is Response
-        and [one.name for one in first] == ["request", "resources"]
-        and all(one.default is not one.empty for one in rest)
+        and [parameter.name for parameter in first] == ["request", "resources"]
+        and all(parameter.default is not parameter.empty for parameter in optional)
     )

@@ -41,14 +41,14 @@ class EncodedTexts:
     num_tokens: int
 
 
-def opened_texts(resources: Resources, *, param: str) -> ServedTexts:
-    """Returns the model's tower of texts. Raises TextGiven naming `param` where it has none."""
+def require_texts(resources: Resources, *, param: str) -> ServedTexts:
+    """Returns the model's text tower. Raises TextGiven naming `param` without one."""
     if resources.texts is None:
         raise TextGiven(resources.encoder.name, param=param)
     return resources.texts
 
 
-def takes_whole(truncate: str | None) -> bool:
+def rejects_long(truncate: str | None) -> bool:
     """Tells whether a text that the model cannot read whole is to be refused.
 
     truncate: as Cohere and NIM name it. Raises BadRequest for what no tokenizer here does.
@@ -80,28 +80,30 @@ async def encode_texts(
     resources: Resources,
     texts: Sequence[object],
     *,
-    whole: bool = False,
+    reject_long: bool = False,
 ) -> EncodedTexts:
     """Encodes every text on its own. The texts are counted for the client's key, like images, a
     long one several times.
 
-    whole: reject a text of more tokens than the model reads; otherwise its end is cut off. Raises
-    TextGiven where the model has no tower of texts, and TooLarge for too many.
+    reject_long: reject a text of more tokens than the model reads, instead of cutting its end.
+    Raises TextGiven without a text tower, and TooLarge for too many texts.
     """
-    tower = opened_texts(resources, param="texts")
+    tower = require_texts(resources, param="texts")
     limits, key = resources.settings.limits, request.state.key
     check_num_texts(len(texts), limits)
     check_num_chars(num_chars(texts, limits.max_text_chars), limits)
     count_texts(len(texts))
-    await resources.rate_limiter.take(key, _num_counted(texts, limits))
+    await resources.rate_limiter.take(key, _num_charged(texts, limits))
     owner = None if key is None else key.id
-    found = await encode_on(tower, texts, deadline=request.state.deadline, whole=whole, owner=owner)
-    num_embedded = len(found.encoded.rows)
+    encoded_texts = await encode_on(
+        tower, texts, deadline=request.state.deadline, reject_long=reject_long, owner=owner
+    )
+    num_embedded = len(encoded_texts.encoded.rows)
     tower.metrics.texts(embedded=num_embedded, rejected=len(texts) - num_embedded)
-    return found
+    return encoded_texts
 
 
-def _num_counted(texts: Sequence[object], limits: Limits) -> int:
+def _num_charged(texts: Sequence[object], limits: Limits) -> int:
     """Returns how many texts of a key's rate these are."""
     return sum(
         max(1, -(-num_chars([text], limits.max_text_chars) // limits.rate_chars)) for text in texts
@@ -113,7 +115,7 @@ async def encode_on(
     texts: Sequence[object],
     *,
     deadline: float,
-    whole: bool = False,
+    reject_long: bool = False,
     account: Account | None = None,
     owner: object | None = None,
 ) -> EncodedTexts:
@@ -124,8 +126,8 @@ async def encode_on(
     """
 
     async def work() -> EncodedTexts:
-        with tower.dispatcher.announced():
-            tokens = await tower.reader.read(texts, whole=whole, owner=owner)
+        with tower.dispatcher.announce():
+            tokens = await tower.reader.read(texts, reject_long=reject_long, owner=owner)
         encoded = await tower.pipeline.encode(tokens.ids, deadline=deadline, account=account)
         timings = replace(encoded.timings, tokenize_s=tokens.seconds)
         return EncodedTexts(replace(encoded, timings=timings), tokens.num)
@@ -139,28 +141,30 @@ async def encode_items_strictly(
     items: Sequence[GivenItem],
     *,
     param: str = "input[{index}]",
-    whole: bool = False,
+    reject_long: bool = False,
 ) -> EncodedTexts:
     """Encodes all images and texts or raises StrictBatch for the first that failed.
 
-    param: the name of the field in the client's dialect. whole: see `encode_texts`.
+    param: the name of the field in the client's dialect. reject_long: see `encode_texts`.
     """
     texts = {index: item.value for index, item in enumerate(items) if isinstance(item, GivenText)}
     images = {index: item for index, item in enumerate(items) if not isinstance(item, GivenText)}
     if not texts:
         encoded = await encode_strictly(request, resources, [*images.values()], param=param)
         return EncodedTexts(encoded, 0)
-    opened_texts(resources, param=param.format(index=next(iter(texts))))
-    reading = encode_texts(request, resources, [*texts.values()], whole=whole)
+    require_texts(resources, param=param.format(index=next(iter(texts))))
+    reading = encode_texts(request, resources, [*texts.values()], reject_long=reject_long)
     if not images:
-        found = await reading
-        encoded = found.encoded
+        encoded_texts = await reading
+        encoded = encoded_texts.encoded
     else:
-        found, seen = await both(reading, encode(request, resources, [*images.values()]))
-        encoded = _merged(found.encoded, [*texts], seen, [*images])
+        encoded_texts, encoded_images = await both(
+            reading, encode(request, resources, [*images.values()])
+        )
+        encoded = _merge(encoded_texts.encoded, [*texts], encoded_images, [*images])
     if encoded.errors:
         raise StrictBatch.first_of(encoded.errors, param=param)
-    return EncodedTexts(encoded, found.num_tokens)
+    return EncodedTexts(encoded, encoded_texts.num_tokens)
 
 
 async def both(
@@ -176,7 +180,7 @@ async def both(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _merged(texts: Encoded, text_places: list[int], images: Encoded, places: list[int]) -> Encoded:
+def _merge(texts: Encoded, text_places: list[int], images: Encoded, places: list[int]) -> Encoded:
     """Returns the embeddings of texts and images in the order of the request."""
     errors: dict[int, Rejection] = {text_places[i]: error for i, error in texts.errors.items()}
     errors |= {places[index]: error for index, error in images.errors.items()}

@@ -12,8 +12,8 @@ from fastapi.routing import APIRoute
 from service.errors import BadRequest
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-# What other services call our fields, where the spelling does not tell.
-_CALLED_ELSEWHERE: Final = {
+# Names of other services, by which spelling alone does not find ours.
+_SYNONYMS: Final = {
     **dict.fromkeys(
         ("k", "n", "limit", "size", "count", "num_results", "max_results", "page_size", "per_page"),
         ("top", "limit", "first"),
@@ -34,7 +34,7 @@ def is_shown(name: str) -> bool:
 
 def unknown_name(
     names: Iterable[str],
-    known: Iterable[str],
+    choices: Iterable[str],
     *,
     where: str,
     within: Sequence[int | str] = (),
@@ -42,26 +42,26 @@ def unknown_name(
 ) -> BadRequest:
     """Returns the refusal of the first of these names. where: such as "the query string".
 
-    within: the path to the object that the name is of. elsewhere: names that the query string
-    knows, where this is about a body.
+    choices: names that are possible there. within: the path to the object of the name. elsewhere:
+    names of query parameters, for a name in a body.
     """
-    name, choices = min(names), list(known)
+    name, choices = min(names), list(choices)
     shown = name if is_shown(name) else None
     if name in elsewhere:
         remedy = f"give it in the query string: ?{name}=…"
-    elif (meant := _meant(name, choices)) is not None:
-        remedy = f"did you mean `{meant}`?"
+    elif (similar := _find_similar(name, choices)) is not None:
+        remedy = f"did you mean `{similar}`?"
     else:
         remedy = f"known: {', '.join(f'`{choice}`' for choice in choices) or 'none'}"
     param = None if shown is None else ".".join(map(str, [*within, shown]))
-    what = "a name" if shown is None else f"`{shown}`"
-    return BadRequest(f"{what} in {where} is not known here", remedy=remedy, param=param)
+    subject = "a name" if shown is None else f"`{shown}`"
+    return BadRequest(f"{subject} in {where} is not known here", remedy=remedy, param=param)
 
 
-def _meant(name: str, known: list[str]) -> str | None:
-    close = get_close_matches(name.lower(), known, n=1)
-    called = _CALLED_ELSEWHERE.get(name.lower(), ())
-    return next((choice for choice in (*close, *called) if choice in known), None)
+def _find_similar(name: str, choices: list[str]) -> str | None:
+    close = get_close_matches(name.lower(), choices, n=1)
+    synonyms = _SYNONYMS.get(name.lower(), ())
+    return next((choice for choice in (*close, *synonyms) if choice in choices), None)
 
 
 def query_names(route: APIRoute) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ def _query_names(dependant: Dependant) -> Iterator[str]:
         yield from _query_names(inner)
 
 
-def queried_names(request: Request) -> tuple[str, ...]:
+def request_query_names(request: Request) -> tuple[str, ...]:
     """Returns the query parameters that the route of a request declares."""
     route = request.scope.get("route")
     return query_names(route) if isinstance(route, APIRoute) else ()
@@ -85,6 +85,6 @@ def check_query(request: Request) -> None:
     """Raises BadRequest for a query parameter that the request's route does not declare."""
     if not request.scope["query_string"]:
         return
-    known = queried_names(request)
-    if unknown := request.query_params.keys() - {*known}:
-        raise unknown_name(unknown, known, where="the query string")
+    names = request_query_names(request)
+    if unknown := request.query_params.keys() - {*names}:
+        raise unknown_name(unknown, names, where="the query string")

@@ -33,7 +33,7 @@ class Capacity:
         self._of, self._most, self._always = of, most, always
         self._metrics = metrics
         self._reserved = 0
-        metrics.held(of, lambda: self._reserved)
+        metrics.track_held(of, lambda: self._reserved)
         self._reserved_by: Counter[object] = Counter()
 
     def check(self, num: int, *, owner: object | None) -> None:
@@ -43,7 +43,7 @@ class Capacity:
         """
         if not self.has_room(num, owner=owner):
             whose = "the server" if self._reserved + num > self._most else "this client"
-            self._metrics.rejected("overloaded")
+            self._metrics.count_rejected("overloaded")
             raise Overloaded(
                 f"{whose} is at its limit of {self._of}", remedy="try again in a moment"
             )
@@ -65,7 +65,7 @@ class Capacity:
         self._change(-num, owner)
 
     @contextmanager
-    def reserved(self, num: int, *, owner: object | None) -> Iterator[None]:
+    def hold(self, num: int, *, owner: object | None) -> Iterator[None]:
         """Reserves `num` units within the context. Raises what `check` raises."""
         self.reserve(num, owner=owner)
         try:
@@ -94,7 +94,7 @@ class DrainRate:
         """Notes that work starts, if there was none."""
         self._since = now if self._since is None else self._since
 
-    def finished(self, num: int, now: float, *, idle: bool) -> None:
+    def count_finished(self, num: int, now: float, *, idle: bool) -> None:
         """Counts `num` finished items. idle: no more work is left."""
         elapsed = now - (self._since if self._since is not None else now)
         if now - self._burst_began > BURST_S:
@@ -136,7 +136,7 @@ class Places:
         """
         self._of, self._most, self._in_turn = of, most, in_turn
         self._num = self._num_requests = 0
-        metrics.held(of, lambda: self._num)
+        metrics.track_held(of, lambda: self._num)
         self._rate = DrainRate()
         self._metrics = metrics
 
@@ -164,12 +164,12 @@ class Places:
 
         It is a whole number of seconds, from 1 to 30.
         """
-        return bounded_retry_s(
+        return bound_retry_s(
             self._rate.seconds_for(self._num, asyncio.get_running_loop().time()) / 2
         )
 
     @contextlib.contextmanager
-    def reserved(self, num: int, *, deadline: float) -> Iterator[None]:
+    def hold(self, num: int, *, deadline: float) -> Iterator[None]:
         """Reserves places for `num` items within the context.
 
         Raises Overloaded where there are none, or where the items would not be done in time.
@@ -184,10 +184,10 @@ class Places:
         finally:
             self._num -= num
             self._num_requests -= 1
-            self._rate.finished(num, asyncio.get_running_loop().time(), idle=not self._num)
+            self._rate.count_finished(num, asyncio.get_running_loop().time(), idle=not self._num)
 
     def refusal(self) -> Overloaded:
-        self._metrics.rejected("overloaded")
+        self._metrics.count_rejected("overloaded")
         return Overloaded(
             f"the server is at its limit of {self._of}", remedy="try again in a moment"
         )
@@ -236,5 +236,5 @@ class Admission:
         return max(self.images.retry_after_s, self.texts.retry_after_s)
 
 
-def bounded_retry_s(seconds: float) -> int:
+def bound_retry_s(seconds: float) -> int:
     return min(MAX_RETRY_S, max(MIN_RETRY_S, math.ceil(seconds)))

@@ -70,7 +70,7 @@ class MicroBatcher:
         _fail([self._waiting.take() for _ in range(len(self._waiting))], stopping)
 
     @contextlib.contextmanager
-    def announced(self) -> Iterator[None]:
+    def announce(self) -> Iterator[None]:
         """Announces an item, for which its batch may wait a moment."""
         self._coming += 1
         try:
@@ -101,9 +101,9 @@ class MicroBatcher:
             if batch := self._take():
                 task = asyncio.create_task(self._infer(batch))
                 self._at_engine.add(task)
-                task.add_done_callback(self._left)
+                task.add_done_callback(self._forget_task)
 
-    def _left(self, task: asyncio.Task[None]) -> None:
+    def _forget_task(self, task: asyncio.Task[None]) -> None:
         self._at_engine.discard(task)
         self._changed.set()
 
@@ -136,10 +136,10 @@ class MicroBatcher:
         while self._waiting and len(batch) < self._max_batch:
             waiter = self._waiting.take()
             if waiter.deadline <= now:
-                self._metrics.dropped("deadline")
+                self._metrics.count_dropped("deadline")
                 _fail([waiter], DeadlineExceeded("the time for a request has passed"))
             elif waiter.future.done():
-                self._metrics.dropped("client_gone")
+                self._metrics.count_dropped("client_gone")
             else:
                 batch.append(waiter)
         return batch

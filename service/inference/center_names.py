@@ -30,12 +30,14 @@ class CenterNames:
     grounds: tuple[bytes, ...] = ()
 
     @classmethod
-    def read(cls, artifact: Artifact, given: GivenNames) -> "CenterNames":
-        """Reads the evidence for the names given."""
-        clusters = read_evidence(artifact, given.evidence).clusters if given.evidence else []
+    def read(cls, artifact: Artifact, center_names: GivenNames) -> "CenterNames":
+        """Reads the evidence for these names."""
+        clusters = (
+            read_evidence(artifact, center_names.evidence).clusters if center_names.evidence else []
+        )
         # text takes a fraction of the memory of its dictionaries
         grounds = tuple(json.dumps(cluster, ensure_ascii=False).encode() for cluster in clusters)
-        return cls(given.names, _offered(clusters), given.version, grounds)
+        return cls(center_names.names, _collect_alternates(clusters), center_names.version, grounds)
 
     def alternates(self, center: int) -> list[str]:
         """Returns what evidence offers for a center beside the name that it has."""
@@ -71,12 +73,12 @@ class CenterNames:
                 ranks[center] = rank
         return ranks
 
-    def since(self, given: GivenNames) -> "CenterNames":
+    def since(self, center_names: GivenNames) -> "CenterNames":
         """Returns the names after a change by people, which leaves the evidence as it is."""
-        return replace(self, names=given.names, version=given.version)
+        return replace(self, names=center_names.names, version=center_names.version)
 
 
-def _offered(clusters: list[dict[str, Any]]) -> Alternates:
+def _collect_alternates(clusters: list[dict[str, Any]]) -> Alternates:
     """Returns the names and alternates of those centers whose evidence is strong enough."""
     return tuple(
         () if cluster["name"] is None else (cluster["name"], *cluster["alternates"])

@@ -83,7 +83,7 @@ class Row:
 class Dispatcher(Protocol):
     """The way of one prepared image or text to an engine. Use from any task of one loop."""
 
-    def announced(self) -> AbstractContextManager[None]:
+    def announce(self) -> AbstractContextManager[None]:
         """Announces, within the context, that an item is being prepared and will come soon."""
         ...
 
@@ -102,7 +102,7 @@ class Dispatcher(Protocol):
 def refuse_when_down(engine: Engine, metrics: TowerMetrics) -> None:
     """Raises and counts Unavailable while the engine is down, before work that needs it begins."""
     if not engine.up:
-        metrics.rejected("unavailable")
+        metrics.count_rejected("unavailable")
         raise down()
 
 

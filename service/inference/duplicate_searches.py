@@ -22,7 +22,7 @@ from mlcd.errors import DeadlineExceeded, InvalidInput, Overloaded
 from service.deadline import within_deadline
 from service.telemetry.metrics import Metrics
 
-_KEPT: Final = 4  # results; each takes about 30 bytes an item
+_CACHED: Final = 4  # results; each takes about 30 bytes an item
 _MOST_COMPARED: Final = 10_000  # pictures: 15 s of one core, of the 30 s that a request has
 
 
@@ -30,8 +30,8 @@ _MOST_COMPARED: Final = 10_000  # pictures: 15 s of one core, of the 30 s that a
 class FoundGroups:
     """The groups of a collection's state.
 
-    ids: those of all rows. nearest: where there is no group, the pair that comes nearest to one;
-    None where there are too many items to look for it.
+    ids: of all rows. nearest: without any group, the most similar pair; None where there are too
+    many items to look for it.
     """
 
     ids: list[str]
@@ -60,7 +60,7 @@ class DuplicateSearches:
         self._thread, self._metrics = thread, metrics
         self._running: _Search | None = None
         self._waiting: _Search | None = None
-        self._kept: deque[_Kept] = deque(maxlen=_KEPT)
+        self._cached: deque[_CachedGroups] = deque(maxlen=_CACHED)
 
     async def find(
         self,
@@ -79,20 +79,20 @@ class DuplicateSearches:
         """
         # a store behind a network is asked for its state
         subject = _Subject(await asyncio.to_thread(lambda: collection.state), similarity)
-        for kept in self._kept:
-            if subject.is_of(kept.state(), kept.similarity):
-                return kept.found
-        search = self._joined(subject) or self._begin(collection, subject, owner, deadline)
+        for cached in self._cached:
+            if subject.is_of(cached.state(), cached.similarity):
+                return cached.groups
+        search = self._find_search(subject) or self._begin(collection, subject, owner, deadline)
         search.join(deadline)
         try:
             return await within_deadline(asyncio.shield(search.result), deadline)
         finally:
             search.leave()
 
-    def _joined(self, subject: _Subject) -> "_Search | None":
+    def _find_search(self, subject: _Subject) -> "_Search | None":
         for search in (self._running, self._waiting):
-            same = search is not None and subject.is_of(search.subject.state, search.similarity)
-            if search is not None and same and not search.is_over:
+            is_same = search is not None and subject.is_of(search.subject.state, search.similarity)
+            if search is not None and is_same and not search.is_over:
                 return search
         return None
 
@@ -117,7 +117,7 @@ class DuplicateSearches:
         return search
 
     def _refusal(self) -> Overloaded:
-        self._metrics.rejected("overloaded")
+        self._metrics.count_rejected("overloaded")
         return Overloaded(
             "a search for near-duplicates runs, and another one waits",
             remedy="try again in a moment",
@@ -135,8 +135,10 @@ class DuplicateSearches:
         if (error := working.exception()) is not None:
             search.fail(error)
         else:
-            search.succeed(working.result())
-            self._kept.append(_Kept(ref(search.subject.state), search.similarity, working.result()))
+            search.finish(working.result())
+            self._cached.append(
+                _CachedGroups(ref(search.subject.state), search.similarity, working.result())
+            )
         self._running = None
         following, self._waiting = self._waiting, None
         if following is not None and not following.is_over:
@@ -144,12 +146,12 @@ class DuplicateSearches:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CachedGroups:
     """A result, of use while the collection has the state that it is of."""
 
     state: "ref[Searcher]"
     similarity: float | None
-    found: FoundGroups
+    groups: FoundGroups
 
 
 @dataclass(eq=False)
@@ -165,7 +167,7 @@ class _Search:
     result: "asyncio.Future[FoundGroups]"
     deadline: float
     _num_waiting: int = 0
-    _left: threading.Event = field(default_factory=threading.Event)
+    _abandoned: threading.Event = field(default_factory=threading.Event)
 
     @property
     def similarity(self) -> float | None:
@@ -173,7 +175,7 @@ class _Search:
 
     @property
     def is_over(self) -> bool:
-        return self._left.is_set() or self.result.done()
+        return self._abandoned.is_set() or self.result.done()
 
     def join(self, deadline: float) -> None:
         self._num_waiting += 1
@@ -182,11 +184,11 @@ class _Search:
     def leave(self) -> None:
         self._num_waiting -= 1
         if not self._num_waiting:
-            self._left.set()
+            self._abandoned.set()
 
-    def succeed(self, found: FoundGroups) -> None:
+    def finish(self, groups: FoundGroups) -> None:
         if not self.result.done():
-            self.result.set_result(found)
+            self.result.set_result(groups)
 
     def fail(self, error: BaseException) -> None:
         if not self.result.done():
@@ -215,5 +217,5 @@ class _Search:
 
         The deadline is by the loop's clock, which is time.monotonic.
         """
-        if self._left.is_set() or time.monotonic() > self.deadline:
+        if self._abandoned.is_set() or time.monotonic() > self.deadline:
             raise DeadlineExceeded("the time for a request has passed")

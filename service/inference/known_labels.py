@@ -10,31 +10,31 @@ from numpy.typing import NDArray
 from mlcd.clustering.exact_scores import exact_scores
 from mlcd.types import Embeddings
 
-_wanted: ContextVar["KnownLabels | None"] = ContextVar("wanted_labels", default=None)
+_requested: ContextVar["KnownLabels | None"] = ContextVar("requested_labels", default=None)
 
 
 class KnownLabels:
     """The nearest centers of embeddings, by the very bytes of these.
 
-    centers: the digest of the centers that are wanted. num_used: the rows that needed no scan.
+    centers: the digest of the requested centers. num_used: the rows that needed no scan.
     """
 
     def __init__(self, centers: str) -> None:
         self.centers = centers
         self.num_used = 0
-        self._found: dict[bytes, tuple[NDArray[np.integer], NDArray[np.float64]]] = {}
+        self._labels: dict[bytes, tuple[NDArray[np.integer], NDArray[np.float64]]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._labels)
 
     @contextmanager
-    def wanted(self) -> Iterator[None]:
-        """Asks the engines, within the context, for labels where they have these centers."""
-        token = _wanted.set(self)
+    def request(self) -> Iterator[None]:
+        """Requests labels, within the context, from engines that have these centers."""
+        token = _requested.set(self)
         try:
             yield
         finally:
-            _wanted.reset(token)
+            _requested.reset(token)
 
     def add(
         self,
@@ -43,7 +43,7 @@ class KnownLabels:
         similarities: NDArray[np.float64],
     ) -> None:
         """Adds one unit row [D] with the ids and float64 similarities of its nearest centers."""
-        self._found[embedding.tobytes()] = ids, similarities
+        self._labels[embedding.tobytes()] = ids, similarities
 
     def of(
         self, embeddings: Embeddings, rows: Embeddings, centers: Embeddings, top: int
@@ -53,23 +53,23 @@ class KnownLabels:
         rows: the embeddings in the space of the centers. Labels whose scores are not, bit for bit,
         those of our own arithmetic are those of another row or of other centers, and are left out.
         """
-        known = np.zeros(len(rows), dtype=np.bool_)
+        is_known = np.zeros(len(rows), dtype=np.bool_)
         ids = np.full((len(rows), top), -1, dtype=np.int64)
         scores = np.full((len(rows), top), -np.inf)
         for row, embedding in enumerate(embeddings):
-            found = self._found.get(embedding.tobytes())
-            if found is None or len(found[0]) < top:
+            labels = self._labels.get(embedding.tobytes())
+            if labels is None or len(labels[0]) < top:
                 continue
-            near, similarities = found[0][:top].astype(np.int64), found[1][:top]
+            near, similarities = labels[0][:top].astype(np.int64), labels[1][:top]
             if near.min() < 0 or near.max() >= len(centers):
                 continue
             ours = exact_scores(rows[row : row + 1], centers, np.zeros(top, np.int64), near)
             if np.array_equal(ours, similarities):
-                known[row], ids[row], scores[row] = True, near, ours
-        self.num_used += int(known.sum())
-        return known, ids, scores
+                is_known[row], ids[row], scores[row] = True, near, ours
+        self.num_used += int(is_known.sum())
+        return is_known, ids, scores
 
 
-def wanted_labels() -> KnownLabels | None:
-    """Returns what the current request wants to know; None where it wants no labels."""
-    return _wanted.get()
+def find_requested_labels() -> KnownLabels | None:
+    """Returns the labels of the current request to fill in; None where it needs none."""
+    return _requested.get()

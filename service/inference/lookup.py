@@ -69,8 +69,8 @@ class QueryNovelty:
         [K] each.
         """
         with self._changing:
-            known = self._centers >= 0
-            centers, beyond = self._centers[known], self._beyond[known]
+            is_used = self._centers >= 0
+            centers, beyond = self._centers[is_used], self._beyond[is_used]
         num = len(self._quantiles)
         return np.bincount(centers, minlength=num), np.bincount(centers[beyond], minlength=num)
 
@@ -96,21 +96,21 @@ class Approximation:
         indexed ones. Raises ConfigInvalid for too few centers or rows, or where no number of probes
         is enough.
         """
-        source, unaligned = _audited_rows(centers, collections)
+        source, unaligned = _choose_audit_rows(centers, collections)
         rows = centers.align(unaligned)
         top = min(_AUDITED_TOP, len(centers.vectors))
         scan = ApproximateScan(centers.vectors, divide(centers.vectors))
         true = exact.nearest(rows, top).ids
         probes = fewest_probes(scan, rows[::2], true[::2])
-        found = audit(scan, rows[1::2], true[1::2], probes)
-        seen = {
-            "recall": found.recall,
-            "low": found.low,
-            "high": found.high,
-            "rows": found.rows,
+        result = audit(scan, rows[1::2], true[1::2], probes)
+        summary = {
+            "recall": result.recall,
+            "low": result.low,
+            "high": result.high,
+            "rows": result.rows,
             "source": source,
         }
-        return cls(scan, probes, {**seen, "top": top, "cells": scan.num_cells, "probes": probes})
+        return cls(scan, probes, {**summary, "top": top, "cells": scan.num_cells, "probes": probes})
 
 
 class Lookup:
@@ -164,9 +164,9 @@ class Lookup:
             self._read_names(again=True)
 
     def _read_names(self, *, again: bool = False) -> None:
-        """Reads the names; where a file of them is damaged, those of the others.
+        """Reads the names; without those of a damaged file.
 
-        again: leaves them as they are then.
+        again: leaves the names as they are if a file is damaged.
         """
         if self._stored is None or self._artifact is None:
             return
@@ -175,11 +175,11 @@ class Lookup:
         if again and read.damaged is not None:
             return
         try:
-            names = CenterNames.read(self._artifact, read.given)
+            names = CenterNames.read(self._artifact, read.names)
         except ArtifactInvalid as error:
             _log.error("the evidence for the names of the centers: %s", error)
-            self.damaged_names = read.given.evidence
-            names = CenterNames(read.given.names, (), read.given.version)
+            self.damaged_names = read.names.evidence
+            names = CenterNames(read.names.names, (), read.names.version)
         self._take(names)
 
     def _take(self, names: CenterNames) -> None:
@@ -202,18 +202,18 @@ class Lookup:
         rows = self.centers.align(unit_rows(shipped))
         return float(np.quantile(1 - self.scan.nearest(rows, 1).scores[:, 0], ORDINARY))
 
-    def remember(self, embeddings: Embeddings, found: Neighbors) -> int | None:
+    def remember(self, embeddings: Embeddings, neighbors: Neighbors) -> int | None:
         """Counts images among the recent ones, and returns how many lie beyond the quantile of
         their center; None where the centers have none.
 
-        found: the centers nearest to the same embeddings, as `nearest` returns them.
+        neighbors: what `nearest` returns for these embeddings.
         """
         if self.recent is None or not len(embeddings):
             return None
-        ids, scores = found.ids[:, 0].copy(), found.scores[:, 0].copy()
+        ids, scores = neighbors.ids[:, 0].copy(), neighbors.scores[:, 0].copy()
         if (left_out := ids < 0).any():  # by a threshold
-            others = self.nearest(embeddings[left_out], 1)
-            ids[left_out], scores[left_out] = others.ids[:, 0], others.scores[:, 0]
+            nearest = self.nearest(embeddings[left_out], 1)
+            ids[left_out], scores[left_out] = nearest.ids[:, 0], nearest.scores[:, 0]
         return self.recent.add(ids, scores)
 
     @property
@@ -227,15 +227,15 @@ class Lookup:
         threshold: float | None = None,
         *,
         mode: LookupMode = "exact",
-        known: KnownLabels | None = None,
+        engine_labels: KnownLabels | None = None,
     ) -> Neighbors:
         """Finds the `top` nearest centers, or all if fewer, of unit rows from the model.
 
-        known: what an engine has found of the same; the answer is the same with and without.
+        engine_labels: those that the engine found already; they do not change the answer.
         """
         rows, top = self.centers.align(embeddings), min(top, len(self.centers.vectors))
         least = None if threshold is None else least_product(threshold)
-        return self._nearest(embeddings, rows, top, least, mode, known).as_cosines()
+        return self._nearest(embeddings, rows, top, least, mode, engine_labels).as_cosines()
 
     def _nearest(
         self,
@@ -244,37 +244,41 @@ class Lookup:
         top: int,
         least: float | None,
         mode: LookupMode,
-        known: KnownLabels | None,
+        engine_labels: KnownLabels | None,
     ) -> Neighbors:
         """Returns the nearest centers with their products, of at least `least`."""
         if mode == "exact":
-            if known is not None and known.centers == self.centers.digest and known:
-                return self._with_known(known, embeddings, rows, top, least)
+            if (
+                engine_labels is not None
+                and engine_labels.centers == self.centers.digest
+                and engine_labels
+            ):
+                return self._complete_labels(engine_labels, embeddings, rows, top, least)
             return self.scan.nearest(rows, top, least)
         assert self.approximation is not None
         return self.approximation.scan.nearest(rows, top, least, probes=self.approximation.probes)
 
-    def _with_known(
+    def _complete_labels(
         self,
-        known: KnownLabels,
+        engine_labels: KnownLabels,
         embeddings: Embeddings,
         rows: Embeddings,
         top: int,
         least: float | None,
     ) -> Neighbors:
-        """Scans for the rows that are not known."""
-        has, ids, exact = known.of(embeddings, rows, self.centers.vectors, top)
+        """Returns the labels of the engine, and scans for the other rows."""
+        has, ids, exact = engine_labels.of(embeddings, rows, self.centers.vectors, top)
         if least is not None:  # compares the scores before they are rounded
             beyond = exact < least
             ids[beyond], exact[beyond] = -1, -np.inf
         scores = exact.astype(np.float32)
         if not has.all():
-            found = self.scan.nearest(rows[~has], top, least)
-            ids[~has], scores[~has] = found.ids, found.scores
+            scanned = self.scan.nearest(rows[~has], top, least)
+            ids[~has], scores[~has] = scanned.ids, scanned.scores
         return Neighbors(ids.astype(np.int32), scores)
 
 
-def _audited_rows(
+def _choose_audit_rows(
     centers: Centers, collections: Iterable[CollectionPort]
 ) -> tuple[str, Embeddings]:
     """Returns the source of the rows to audit, and the rows.

@@ -44,11 +44,11 @@ class InFlight:
         self._none = asyncio.Event()
         self._none.set()
 
-    def began(self) -> None:
+    def begin(self) -> None:
         self._num += 1
         self._none.clear()
 
-    def ended(self) -> None:
+    def end(self) -> None:
         self._num -= 1
         if not self._num:
             self._none.set()

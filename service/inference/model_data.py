@@ -19,7 +19,7 @@ _SHOWN: Final = 12  # digits of a fingerprint in a message
 
 
 def missing_collection() -> NotFound:
-    return NotFound("no such collection", remedy="GET /v1/collections lists them")
+    return NotFound("the collection does not exist", remedy="GET /v1/collections lists them")
 
 
 @dataclass(frozen=True)
@@ -39,22 +39,24 @@ class ModelData:
     def collections(self) -> dict[str, CollectionPort]:
         """The open collections of this model."""
         return {
-            name: one for name, one in self._all().items() if one.fingerprint == self.fingerprint
+            name: collection
+            for name, collection in self._all().items()
+            if collection.fingerprint == self.fingerprint
         }
 
     @property
     def foreign_collections(self) -> dict[str, Fingerprint]:
         """The fingerprints of the models of all other collections, by name."""
         return {
-            name: one.fingerprint
-            for name, one in self._all().items()
-            if one.fingerprint != self.fingerprint
+            name: collection.fingerprint
+            for name, collection in self._all().items()
+            if collection.fingerprint != self.fingerprint
         }
 
-    def opened_lookup(self) -> Lookup:
+    def require_lookup(self) -> Lookup:
         """Returns the look-up of the centers.
 
-        Raises NotFound where there are no centers, Conflict where they are those of another model.
+        Raises NotFound without centers, Conflict for centers of another model.
         """
         if self.foreign_centers is not None:
             raise self._foreign(
@@ -68,25 +70,25 @@ class ModelData:
             )
         return self.lookup
 
-    def opened_collection(self, name: str) -> CollectionPort:
+    def require_collection(self, name: str) -> CollectionPort:
         """Returns an open collection.
 
-        Raises NotFound where none has that name, Conflict where it is that of another model.
+        Raises NotFound for an unknown name, Conflict for a collection of another model.
         """
-        found = None if self.store is None else self.store.find(name)
-        if found is None:
+        collection = None if self.store is None else self.store.find(name)
+        if collection is None:
             raise missing_collection()
-        if found.fingerprint != self.fingerprint:
+        if collection.fingerprint != self.fingerprint:
             raise self._foreign(
-                "this collection is", found.fingerprint, "embed its images by the served model"
+                "this collection is", collection.fingerprint, "embed its images by the served model"
             )
-        return found
+        return collection
 
-    def opened_store(self) -> CollectionsPort:
-        """Returns the collections. Raises Conflict where the server has no state directory."""
+    def require_store(self) -> CollectionsPort:
+        """Returns the collections. Raises Conflict without a state directory."""
         if self.store is None:
             raise Conflict(
-                "this server keeps no collections",
+                "collections need a state directory or a store, and this server has neither",
                 remedy="start it with --state DIR, or set MLCD_COLLECTIONS__STORE",
             )
         return self.store
@@ -94,9 +96,9 @@ class ModelData:
     def _all(self) -> Mapping[str, CollectionPort]:
         return {} if self.store is None else self.store.all()
 
-    def _foreign(self, what: str, fingerprint: Fingerprint, way: str) -> Conflict:
+    def _foreign(self, subject: str, fingerprint: Fingerprint, way: str) -> Conflict:
         return Conflict(
-            f"{what} in the space of the model {fingerprint}, and {self.fingerprint} is served",
+            f"{subject} in the space of the model {fingerprint}, and {self.fingerprint} is served",
             remedy=f"{way}, then load the served version again;"
             " or go back to the version they were made with",
         )

@@ -62,7 +62,7 @@ class EncodedItem:
 
 # A callback for every item as soon as it is done: its index in the request, its embedding [D] or
 # its rejection.
-Each: TypeAlias = Callable[[int, NDArray[np.float32] | Rejection], None]
+OnOutcome: TypeAlias = Callable[[int, NDArray[np.float32] | Rejection], None]
 
 
 class Account(Protocol):
@@ -113,43 +113,45 @@ class Pipelined(Protocol):
         /,
         *,
         deadline: float,
-        each: Each | None = None,
+        on_outcome: OnOutcome | None = None,
         account: Account | None = None,
     ) -> Encoded: ...
 
 
-def joined(outcomes: Sequence[EncodedItem | Rejection], *, dimension: int) -> Encoded:
+def join_outcomes(outcomes: Sequence[EncodedItem | Rejection], *, dimension: int) -> Encoded:
     """Returns the result of a request from the outcomes of its items."""
     errors = {
         index: outcome for index, outcome in enumerate(outcomes) if isinstance(outcome, Rejection)
     }
-    found = [outcome for outcome in outcomes if isinstance(outcome, EncodedItem)]
+    items = [outcome for outcome in outcomes if isinstance(outcome, EncodedItem)]
     rows = [index for index in range(len(outcomes)) if index not in errors]
     embeddings = (
-        np.stack([one.embedding for one in found])
-        if found
+        np.stack([item.embedding for item in items])
+        if items
         else np.zeros((0, dimension), np.float32)
     )
     return Encoded(
-        np.ascontiguousarray(embeddings), rows, errors, slowest([one.timings for one in found])
+        np.ascontiguousarray(embeddings), rows, errors, slowest([item.timings for item in items])
     )
 
 
-def report(each: Each, index: int, task: "asyncio.Task[EncodedItem | Rejection]") -> None:
-    """Calls `each` with the outcome of a task that has one."""
+def report(
+    on_outcome: OnOutcome, index: int, task: "asyncio.Task[EncodedItem | Rejection]"
+) -> None:
+    """Calls `on_outcome` with the outcome of a task that has one."""
     if not task.cancelled() and task.exception() is None:
-        tell(each, index, task.result())
+        tell(on_outcome, index, task.result())
 
 
-def tell(each: Each, index: int, outcome: EncodedItem | Rejection) -> None:
-    """Calls `each` with the outcome of an item."""
-    each(index, outcome.embedding if isinstance(outcome, EncodedItem) else outcome)
+def tell(on_outcome: OnOutcome, index: int, outcome: EncodedItem | Rejection) -> None:
+    """Calls `on_outcome` with the outcome of an item."""
+    on_outcome(index, outcome.embedding if isinstance(outcome, EncodedItem) else outcome)
 
 
 def slowest(timings: Sequence[Timings]) -> Timings:
     return Timings(
-        max((one.decode_s for one in timings), default=0.0),
-        max((one.queue_s for one in timings), default=0.0),
-        max((one.inference_s for one in timings), default=0.0),
-        max((one.cache_s for one in timings), default=0.0),
+        max((item_timings.decode_s for item_timings in timings), default=0.0),
+        max((item_timings.queue_s for item_timings in timings), default=0.0),
+        max((item_timings.inference_s for item_timings in timings), default=0.0),
+        max((item_timings.cache_s for item_timings in timings), default=0.0),
     )

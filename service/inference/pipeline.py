@@ -26,11 +26,11 @@ from service.inference.decoding_threads import DecodingThreads
 from service.inference.outcomes import (
     Account,
     Anybody,
-    Each,
     Encoded,
     EncodedItem,
+    OnOutcome,
     Timings,
-    joined,
+    join_outcomes,
     report,
     tell,
 )
@@ -98,7 +98,7 @@ class Pipeline:
         /,
         *,
         deadline: float,
-        each: Each | None = None,
+        on_outcome: OnOutcome | None = None,
         account: Account | None = None,
     ) -> Encoded:
         """Encodes every image on its own; an ImageRejected in `images` is passed on to `errors`.
@@ -115,9 +115,9 @@ class Pipeline:
                 "the time for a request has passed", remedy="send fewer images at once"
             )
         refuse_when_down(self._engine, self._metrics)
-        with self._admission.images.reserved(len(images), deadline=deadline):
+        with self._admission.images.hold(len(images), deadline=deadline):
             read = partial(_read_headers, images, self._limits)
-            small = sum(len(one) for one in images if isinstance(one, bytes)) <= _SMALL_BYTES
+            small = sum(len(image) for image in images if isinstance(image, bytes)) <= _SMALL_BYTES
             if small and len(images) == 1:
                 read = partial(_open_small, images[0], self._limits)
             opened, pixels = read() if small else await loop.run_in_executor(self._headers, read)
@@ -128,32 +128,32 @@ class Pipeline:
                     limit="max_queued_pixels",
                 )
             await account.charge(pixels)
-            with self._admission.pixels.reserved(num, owner=account.owner):
+            with self._admission.pixels.hold(num, owner=account.owner):
                 outcomes = await self._encode_all(
-                    list(zip(opened, pixels, strict=True)), deadline, each, account.owner
+                    list(zip(opened, pixels, strict=True)), deadline, on_outcome, account.owner
                 )
         for outcome in outcomes:
             if isinstance(outcome, Rejection):
-                self._metrics.rejected(outcome.reason)
-        return joined(outcomes, dimension=self._dimension)
+                self._metrics.count_rejected(outcome.reason)
+        return join_outcomes(outcomes, dimension=self._dimension)
 
     async def _encode_all(
-        self, images: Sequence[_Sized], deadline: float, each: Each | None, owner: object
+        self, images: Sequence[_Sized], deadline: float, on_outcome: OnOutcome | None, owner: object
     ) -> list[EncodedItem | Rejection]:
         # A request gives only a few images to the decoders at a time, so others come in between.
         turn, request = asyncio.Semaphore(2 * self._num_decoders), object()
         if len(images) == 1:  # a task of its own would cost a tenth of a small image
             outcome = await self._encode_one(images[0], turn, deadline, request, owner)
-            if each is not None:
-                tell(each, 0, outcome)
+            if on_outcome is not None:
+                tell(on_outcome, 0, outcome)
             return [outcome]
         tasks = [
             asyncio.ensure_future(self._encode_one(image, turn, deadline, request, owner))
             for image in images
         ]
-        if each is not None:
+        if on_outcome is not None:
             for index, task in enumerate(tasks):
-                task.add_done_callback(partial(report, each, index))
+                task.add_done_callback(partial(report, on_outcome, index))
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -178,7 +178,7 @@ class Pipeline:
             return _bare(rejection)
         except asyncio.CancelledError:
             late = asyncio.get_running_loop().time() >= deadline
-            self._metrics.dropped("deadline" if late else "client_gone")
+            self._metrics.count_dropped("deadline" if late else "client_gone")
             raise
         decoded = time.perf_counter()
         took("decode", started, decoded)
@@ -205,18 +205,18 @@ class Pipeline:
             started = time.perf_counter()
             self._num_decoding += 1
             try:
-                with self._dispatcher.announced():
+                with self._dispatcher.announce():
                     return await decoders.run(owner, num_pixels, prepare)
             finally:
                 self._num_decoding -= 1
-                self._metrics.decoded(format_of(image), time.perf_counter() - started)
+                self._metrics.observe_decoding(format_of(image), time.perf_counter() - started)
 
     def _decode_here(self, image: OpenedImage) -> NDArray[np.uint8]:
         started = time.perf_counter()
         try:
             return self._preprocess.prepare(image, self._limits)
         finally:
-            self._metrics.decoded(format_of(image.data), time.perf_counter() - started)
+            self._metrics.observe_decoding(format_of(image.data), time.perf_counter() - started)
 
 
 def _open_small(image: bytes | Rejection, limits: DecodeLimits) -> tuple[list[_Image], list[int]]:

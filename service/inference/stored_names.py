@@ -41,7 +41,7 @@ FileVersions = tuple[tuple[int, int] | None, ...]
 class ReadNames:
     """The names that could be read. damaged: the file that could not, without its folder."""
 
-    given: GivenNames
+    names: GivenNames
     damaged: str | None = None
 
 
@@ -56,14 +56,14 @@ class StoredNames:
         )
 
     def read(self) -> ReadNames:
-        """Reads the names; where a file is damaged, those without it, and the log says so."""
-        given, damaged = self._of_artifact()
+        """Reads the names; a damaged file is left out and logged."""
+        names, damaged = self._of_artifact()
         try:
-            return ReadNames(self._changed(given, self._read_changes()), damaged)
+            return ReadNames(self._apply_changes(names, self._read_changes()), damaged)
         except ArtifactInvalid as error:
             _log.error("the names of the centers: %s", error)
             assert self._changes is not None
-            return ReadNames(given, f"{FOLDER}/{self._changes.name}")
+            return ReadNames(names, f"{FOLDER}/{self._changes.name}")
 
     def rename(self, center: int, name: str | None) -> GivenNames:
         """Gives a center a name, or takes it away, durably, and returns the names since.
@@ -111,7 +111,7 @@ class StoredNames:
             with hold_lock(path.with_name(_LOCK)):
                 base = current_names(self._artifact)
                 content = self._read_changes()
-                before = self._changed(base, content)
+                before = self._apply_changes(base, content)
                 if before.names[center] != name:
                     change = {"name": name, "before": base.names[center]}
                     content = {
@@ -120,7 +120,7 @@ class StoredNames:
                         "changes": {**content["changes"], str(center): change},
                     }
                     write_sealed(path, content)
-                return self._changed(base, content)
+                return self._apply_changes(base, content)
 
     def _of_artifact(self) -> tuple[GivenNames, str | None]:
         try:
@@ -135,7 +135,7 @@ class StoredNames:
         stored = None if self._changes is None else read_sealed(self._changes, remedy=_REMEDY)
         return stored or {"version": 0, "changes": {}}
 
-    def _changed(self, base: GivenNames, content: Mapping[str, Any]) -> GivenNames:
+    def _apply_changes(self, base: GivenNames, content: Mapping[str, Any]) -> GivenNames:
         """Returns the artifact's names with the changes.
 
         A name that was taken away stays away until the artifact has another for the center.

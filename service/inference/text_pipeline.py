@@ -22,11 +22,11 @@ from service.inference.decoding_threads import DecodingThreads
 from service.inference.outcomes import (
     Account,
     Anybody,
-    Each,
     Encoded,
     EncodedItem,
+    OnOutcome,
     Timings,
-    joined,
+    join_outcomes,
     report,
 )
 from service.telemetry.request import took
@@ -64,25 +64,27 @@ class TextReader:
         self.context_length = tokenizer.context_length
 
     async def read(
-        self, texts: Sequence[object], *, whole: bool = False, owner: object | None = None
+        self, texts: Sequence[object], *, reject_long: bool = False, owner: object | None = None
     ) -> Tokens:
         """Checks and tokenizes texts.
 
-        whole: reject a text of more tokens than the model reads; otherwise its end is cut off.
+        reject_long: reject a text of more tokens than the model reads, instead of cutting its end.
         owner: the client, or None for the request itself.
         """
         started = time.perf_counter()
         owner = object() if owner is None else owner
         ids: list[bytes | TextRejected] = []
         num = 0
-        for some, num_chars in _turns(texts, self._max_chars):
-            reading = partial(_read, self._tokenizer, some, self._max_chars, whole=whole)
+        for batch, num_chars in _turns(texts, self._max_chars):
+            reading = partial(
+                _read, self._tokenizer, batch, self._max_chars, reject_long=reject_long
+            )
             read, num_read = await self._thread.run(owner, num_chars, reading)
             ids += read
             num += num_read
         ended = time.perf_counter()
         took("tokenize", started, ended)
-        self._metrics.tokenized(ended - started)
+        self._metrics.observe_tokenization(ended - started)
         return Tokens(ids, num, ended - started)
 
 
@@ -97,39 +99,39 @@ def _num_chars(text: object, max_chars: int) -> int:
 
 def _turns(texts: Sequence[object], max_chars: int) -> Iterator[tuple[list[object], int]]:
     """Yields the texts of each turn at the thread, and the number of their characters."""
-    some: list[object] = []
+    batch: list[object] = []
     num = 0
     for text in texts:
         more = _num_chars(text, max_chars)
-        if some and (len(some) == _TOGETHER or num + more > _CHARS_TOGETHER):
-            yield some, num
-            some, num = [], 0
-        some.append(text)
+        if batch and (len(batch) == _TOGETHER or num + more > _CHARS_TOGETHER):
+            yield batch, num
+            batch, num = [], 0
+        batch.append(text)
         num += more
-    if some:
-        yield some, num
+    if batch:
+        yield batch, num
 
 
 def _read(
-    tokenizer: Tokenizer, texts: Sequence[object], max_chars: int, *, whole: bool
+    tokenizer: Tokenizer, texts: Sequence[object], max_chars: int, *, reject_long: bool
 ) -> tuple[list[bytes | TextRejected], int]:
     """Returns the ids of each text or its rejection, and the number of tokens."""
-    found: list[bytes | TextRejected] = []
+    outcomes: list[bytes | TextRejected] = []
     usable: list[str] = []
     for text in texts:
         checked = check_text(text, max_chars=max_chars)
         if isinstance(checked, str):
             usable.append(checked)
-            found.append(b"")
+            outcomes.append(b"")
         else:
-            found.append(checked)
+            outcomes.append(checked)
     if not usable:
-        return found, 0
-    tokenized = tokenizer.tokenize(usable, with_cut=whole)
-    places = [place for place, one in enumerate(found) if isinstance(one, bytes)]
+        return outcomes, 0
+    tokenized = tokenizer.tokenize(usable, with_cut=reject_long)
+    places = [place for place, outcome in enumerate(outcomes) if isinstance(outcome, bytes)]
     for place, ids, cut in zip(places, tokenized.ids, tokenized.cut, strict=True):
-        found[place] = too_long(tokenizer.context_length, "tokens") if cut else ids.tobytes()
-    return found, int(tokenized.num[~tokenized.cut].sum())
+        outcomes[place] = too_long(tokenizer.context_length, "tokens") if cut else ids.tobytes()
+    return outcomes, int(tokenized.num[~tokenized.cut].sum())
 
 
 class TextPipeline:
@@ -152,7 +154,7 @@ class TextPipeline:
         /,
         *,
         deadline: float,
-        each: Each | None = None,
+        on_outcome: OnOutcome | None = None,
         account: Account | None = None,
     ) -> Encoded:
         """Encodes every text on its own, given as the bytes of its ids, int64 [T].
@@ -167,16 +169,16 @@ class TextPipeline:
                 "the time for a request has passed", remedy="send fewer texts at once"
             )
         refuse_when_down(self._engine, self._metrics)
-        with self._places.reserved(len(texts), deadline=deadline):
+        with self._places.hold(len(texts), deadline=deadline):
             await account.charge([1] * len(texts))
-            outcomes = await self._encode_all(texts, deadline, each)
+            outcomes = await self._encode_all(texts, deadline, on_outcome)
         for outcome in outcomes:
             if isinstance(outcome, Rejection):
-                self._metrics.rejected(outcome.reason)
-        return joined(outcomes, dimension=self._dimension)
+                self._metrics.count_rejected(outcome.reason)
+        return join_outcomes(outcomes, dimension=self._dimension)
 
     async def _encode_all(
-        self, texts: Sequence[bytes | Rejection], deadline: float, each: Each | None
+        self, texts: Sequence[bytes | Rejection], deadline: float, on_outcome: OnOutcome | None
     ) -> list[EncodedItem | Rejection]:
         request = object()
         tasks: list[asyncio.Task[EncodedItem | Rejection]] = []
@@ -184,8 +186,8 @@ class TextPipeline:
             for start in range(0, len(texts), _TOGETHER):
                 for index, ids in enumerate(texts[start : start + _TOGETHER], start):
                     task = asyncio.create_task(self._encode_one(ids, deadline, request))
-                    if each is not None:
-                        task.add_done_callback(partial(report, each, index))
+                    if on_outcome is not None:
+                        task.add_done_callback(partial(report, on_outcome, index))
                     tasks.append(task)
                 await asyncio.sleep(0)
             return await asyncio.gather(*tasks)

@@ -32,52 +32,52 @@ class CollectionViews:
     ) -> Clusters:
         """Returns the clusters of the collection's present state. Raises DeadlineExceeded."""
         # a store behind a network is asked for its state
-        found = await asyncio.to_thread(self._found_clusters, collection, lookup)
-        if found is not None:
-            return found
+        current = await asyncio.to_thread(self._find_clusters, collection, lookup)
+        if current is not None:
+            return current
         make = partial(self._make_clusters, collection, lookup)
         making = asyncio.get_running_loop().run_in_executor(self._thread, make)
         return await within_deadline(making, deadline)
 
     async def layout(self, collection: CollectionPort, *, deadline: float) -> Plane:
         """Returns the layout of the collection's present state. Raises DeadlineExceeded."""
-        found = await asyncio.to_thread(self._found_layout, collection)
-        if found is not None:
-            return found
+        current = await asyncio.to_thread(self._find_layout, collection)
+        if current is not None:
+            return current
         make = partial(self._make_layout, collection)
         making = asyncio.get_running_loop().run_in_executor(self._thread, make)
         return await within_deadline(making, deadline)
 
     def _make_clusters(self, collection: CollectionPort, lookup: Lookup) -> Clusters:
         # a request before this one may have made them
-        if (found := self._found_clusters(collection, lookup)) is not None:
-            return found
+        if (current := self._find_clusters(collection, lookup)) is not None:
+            return current
         digest = lookup.centers.digest
-        made = collection.clusters(
+        clusters = collection.clusters(
             digest,
             num_centers=len(lookup.centers.vectors),
             nearest=partial(lookup.nearest, top=1),
         )
         with self._changing:
-            self._clusters[collection] = (digest, made)
-        return made
+            self._clusters[collection] = (digest, clusters)
+        return clusters
 
     def _make_layout(self, collection: CollectionPort) -> Plane:
-        if (found := self._found_layout(collection)) is not None:
-            return found
-        made = collection.layout()
+        if (current := self._find_layout(collection)) is not None:
+            return current
+        plane = collection.layout()
         with self._changing:
-            self._layouts[collection] = made
-        return made
+            self._layouts[collection] = plane
+        return plane
 
-    def _found_clusters(self, collection: CollectionPort, lookup: Lookup) -> Clusters | None:
+    def _find_clusters(self, collection: CollectionPort, lookup: Lookup) -> Clusters | None:
         with self._changing:
-            kept = self._clusters.get(collection)
-        if kept is None or kept[0] != lookup.centers.digest:
+            cached = self._clusters.get(collection)
+        if cached is None or cached[0] != lookup.centers.digest:
             return None
-        return kept[1] if kept[1].searcher is collection.state else None
+        return cached[1] if cached[1].searcher is collection.state else None
 
-    def _found_layout(self, collection: CollectionPort) -> Plane | None:
+    def _find_layout(self, collection: CollectionPort) -> Plane | None:
         with self._changing:
-            kept = self._layouts.get(collection)
-        return kept if kept is not None and kept.searcher is collection.state else None
+            cached = self._layouts.get(collection)
+        return cached if cached is not None and cached.searcher is collection.state else None

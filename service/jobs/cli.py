@@ -57,14 +57,14 @@ def _with_client(command: Callable[..., None]) -> Callable[..., None]:
     @_url_option
     @click.pass_obj
     @wraps(command)
-    def wrapped(
+    def call_command(
         server: tuple[str | None, str | None], /, *args: Any, url: str | None, **kwargs: Any
     ) -> None:
-        stated, api_key = server
-        with _opened(url or stated or _URL, api_key) as client:
+        group_url, api_key = server
+        with _open_jobs(url or group_url or _URL, api_key) as client:
             command(client, *args, **kwargs)
 
-    return wrapped
+    return call_command
 
 
 def _curate_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -102,7 +102,7 @@ def _curate_options(command: Callable[..., None]) -> Callable[..., None]:
 @_json_option
 @_with_client
 def submit(
-    client: "Jobs", images: str, out: str, *, follow: bool, as_json: bool, **asked: Any
+    client: "Jobs", images: str, out: str, *, follow: bool, as_json: bool, **options: Any
 ) -> None:
     """Have all IMAGES (a folder, a glob of tar shards or parquet files; of `curate` jobs an
     embeddings artifact) worked on, into the new directory OUT.
@@ -111,8 +111,8 @@ def submit(
     taken from the working directory here.
     """
     reporter = _reporter(as_json=as_json)
-    asked["issues"] = asked["issues"] or None
-    job = client.submit(_place(images), _place(out), **asked)
+    options["issues"] = options["issues"] or None
+    job = client.submit(_place(images), _place(out), **options)
     if follow:
         _follow(client, job.id, reporter)
     else:
@@ -125,12 +125,12 @@ def submit(
 @_with_client
 def list_jobs(client: "Jobs", state: JobState | None, *, as_json: bool) -> None:
     """All jobs, newest first."""
-    found = client.list(state=state)
+    jobs = client.list(state=state)
     if as_json:
-        for job in found:
+        for job in jobs:
             click.echo(json.dumps(job.model_dump(mode="json")))
         return
-    table = [_COLUMNS, *map(_row, found)]
+    table = [_COLUMNS, *map(_row, jobs)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for cells in table:
         click.echo(
@@ -235,11 +235,11 @@ def _show_until_ended(changes: "Iterator[Job]", reporter: Reporter) -> None:
 
 def _with_problems(changes: "Iterator[Job]") -> "Iterator[Job]":
     """Yields the changes, and shows each new problem of a job that goes on, beside its progress."""
-    known = None
+    shown = None
     for job in changes:
-        if job.ended is None and job.problem is not None and job.problem != known:
+        if job.ended is None and job.problem is not None and job.problem != shown:
             click.echo(f"mlcd: {_problem(job.problem)}", err=True)
-        known = job.problem
+        shown = job.problem
         yield job
 
 
@@ -304,7 +304,7 @@ def _time(moment: datetime) -> str:
 
 
 @contextmanager
-def _opened(url: str, api_key: str | None) -> "Iterator[Jobs]":
+def _open_jobs(url: str, api_key: str | None) -> "Iterator[Jobs]":
     """Opens the jobs of the server at `url`; errors name that URL."""
     try:
         from mlcd.client import Client

@@ -19,7 +19,7 @@ from service.jobs.job import (
     JobSpec,
     JobState,
     StoredJob,
-    stored_job_from_json,
+    record_from_json,
 )
 
 Result = TypeVar("Result")
@@ -41,7 +41,7 @@ class Listed:
     @classmethod
     def of(cls, job_id: str, record: str | bytes | None) -> Self:
         try:
-            return cls(job_id, None if record is None else stored_job_from_json(record).job)
+            return cls(job_id, None if record is None else record_from_json(record).job)
         except RecordDamaged:
             return cls(job_id, None, damaged=True)
 
@@ -119,7 +119,7 @@ class JobDatabase(Protocol):
     """
 
     def transact(self, step: Callable[[Transaction], Result]) -> Result:
-        """Runs a transaction; the transactions of all processes take place one after the other.
+        """Runs a transaction; those of all processes run one after the other.
 
         It is durable when this returns. `step` may run more than once and must have no other
         effect. Nothing is stored where it raises.
@@ -154,7 +154,7 @@ class JobDatabase(Protocol):
         """Returns the failures of these shards, given in ascending order; some may have none."""
         ...
 
-    def ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
+    def find_ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
         """Returns jobs with nothing left to do, those that ended first, at most `limit`.
 
         These are the ones that ended more than longer_than_s ago, or that exceed the number

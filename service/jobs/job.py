@@ -307,11 +307,11 @@ _JOB: Final = TypeAdapter(Job)
 _FAILURE: Final = TypeAdapter(Failure)
 
 
-def stored_job_to_json(record: StoredJob) -> bytes:
+def record_to_json(record: StoredJob) -> bytes:
     return _seal(_RECORD.dump_json(record, by_alias=True))
 
 
-def stored_job_from_json(text: str | bytes) -> StoredJob:
+def record_from_json(text: str | bytes) -> StoredJob:
     """Raises RecordDamaged for a text that does not hold one, or that was changed."""
     return _read_sealed(text, _RECORD)
 
@@ -340,7 +340,7 @@ def _seal(text: bytes) -> bytes:
 
 
 def _read_sealed(text: str | bytes, adapter: TypeAdapter[_Value]) -> _Value:
-    """Reads what `_seal` returned, or an object of version 0.1.0, which has no checksum."""
+    """Reads what `_seal` returned, or an object of version 0.1.0, without a checksum."""
     stored = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
     seal = _SEAL.search(stored)
     if seal is not None:
@@ -357,10 +357,10 @@ def printable(text: str) -> str:
     """Returns one line without escapes of a terminal; characters that cannot be printed, or are not
     UTF-8, are written as numbers.
     """
-    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     if ord(character) in _BYTES:
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape").decode()

@@ -15,7 +15,6 @@ from mlcd.errors import Conflict, InvalidInput, NotFound
 from mlcd.types import Fingerprint
 from service.errors import RecordDamaged
 from service.jobs import transitions
-from service.jobs.damaged import DamagedJobs
 from service.jobs.database import (
     Ended,
     JobDatabase,
@@ -75,7 +74,9 @@ class Queue:
 
     def __init__(self, database: JobDatabase) -> None:
         self._database = database
-        self._damaged = DamagedJobs()
+        # ids of jobs that could not be read: they are passed over until this process restarts
+        # ids of jobs that could not be read, which are passed over until this process restarts
+        self._damaged: set[str] = set()
         # the job of each state at which the next look begins, from the newest on
         self._noted: dict[JobState, str | None] = dict.fromkeys(_LIVE_STATES)
 
@@ -90,10 +91,10 @@ class Queue:
         """
 
         def step(transaction: Transaction) -> tuple[Job, bool]:
-            if (known := with_key(transaction, key)) is not None:
-                if known.spec != spec:
+            if (earlier := with_key(transaction, key)) is not None:
+                if earlier.spec != spec:
                     raise Conflict("this idempotency key is of another job", remedy="use a new key")
-                return known.job, False
+                return earlier.job, False
             check_output_free(transaction, spec, of=None)
             now_s, name = transaction.now_s, None if key is None else name_of_key(key)
             record = StoredJob(
@@ -105,12 +106,12 @@ class Queue:
 
         return self._database.transact(step)
 
-    def submitted(self, key: str) -> Job | None:
+    def find_submitted(self, key: str) -> Job | None:
         """Returns the job that was submitted with this idempotency key."""
 
         def step(transaction: Transaction) -> Job | None:
-            known = with_key(transaction, key)
-            return None if known is None else known.job
+            earlier = with_key(transaction, key)
+            return None if earlier is None else earlier.job
 
         return self._database.transact(step)
 
@@ -124,7 +125,7 @@ class Queue:
             record = self._read(job_id)
         except RecordDamaged:
             record = None
-        _found(record if record is not None and record.owner == owner else None)
+        _require(record if record is not None and record.owner == owner else None)
 
     def page(
         self,
@@ -139,40 +140,37 @@ class Queue:
         Raises InvalidInput for a cursor that is not an id.
         """
         if cursor is not None and not _is_id(cursor):
-            raise InvalidInput(
-                "the cursor is none of this list", remedy="give the one that the page before had"
-            )
-        found = list(islice(self._listed(limit + 1, cursor, state, owner), limit + 1))
-        for listed in found[:limit]:
-            if listed.damaged:
-                self._damaged.add(listed.job_id)
-        jobs = [listed.job for listed in found[:limit] if listed.job is not None]
-        return JobPage(jobs, found[limit - 1].job_id if len(found) > limit else None)
+            raise InvalidInput("unknown cursor", remedy="pass `cursor` of the previous page")
+        entries = list(islice(self._list(limit + 1, cursor, state, owner), limit + 1))
+        for entry in entries[:limit]:
+            if entry.damaged:
+                self._pass_over(entry.job_id)
+        jobs = [entry.job for entry in entries[:limit] if entry.job is not None]
+        return JobPage(jobs, entries[limit - 1].job_id if len(entries) > limit else None)
 
-    def _listed(
+    def _list(
         self, num: int, below: str | None, state: JobState | None, owner: str | None
     ) -> Iterator[Listed]:
         """Yields jobs, newest first; with an owner its own, however many of others lie between."""
         while True:
-            some = self._database.page(limit=num, below=below, state=state)
+            page = self._database.page(limit=num, below=below, state=state)
             yield from (
-                listed
-                for listed in some
-                if owner is None or (listed.job is not None and listed.job.owner == owner)
+                entry
+                for entry in page
+                if owner is None or (entry.job is not None and entry.job.owner == owner)
             )
-            if len(some) < num:
+            if len(page) < num:
                 return
-            below = some[-1].job_id
+            below = page[-1].job_id
 
     def events(self, job_id: str, after: int = 0) -> list[Event]:
-        """Returns the events with an id above `after`, oldest first; only the last few are kept.
+        """Returns the events with an id above `after`, oldest first; only the last few are stored.
 
-        Where the job has not reached `after`, an older queue was put back: the last event is
-        returned then. Raises NotFound.
+        Raises NotFound.
         """
         events = self._database.events(job_id, after) if _is_id(job_id) else []
-        if not events and self._read(job_id).version < after:
-            return self._database.events(job_id, 0)[-1:]
+        if not events:
+            self._read(job_id)
         return events
 
     def failures(self, job_id: str, *, limit: int, after: int = -1) -> FailurePage:
@@ -210,7 +208,7 @@ class Queue:
         """
 
         def step(transaction: Transaction) -> Job:
-            record = _found(transaction.record(job_id) if _is_id(job_id) else None)
+            record = _require(transaction.record(job_id) if _is_id(job_id) else None)
             after = transitions.retry(record, now_s=transaction.now_s)
             check_output_free(transaction, record.spec, of=job_id)
             return self._keep(transaction, record, after)
@@ -231,7 +229,7 @@ class Queue:
         exclude: ids of jobs to leave out.
         """
         for job_id in self._database.due(
-            fingerprints, lease_s=lease_s, exclude={*exclude, *self._damaged.passed_over()}
+            fingerprints, lease_s=lease_s, exclude={*exclude, *self._damaged}
         ):
             if (work := self._lease(job_id, worker, lease_s=lease_s)) is not None:
                 return work
@@ -261,7 +259,7 @@ class Queue:
         """
         self._report(work, lambda record, _: transitions.release_task(record, work))
 
-    def refused(self, work: Work, problem: JobProblem) -> None:
+    def refuse(self, work: Work, problem: JobProblem) -> None:
         """Releases a task that this worker cannot do; the job shows `problem` until another worker
         gets on with it.
         """
@@ -269,11 +267,11 @@ class Queue:
             work, lambda record, _: transitions.release_task(record, work, refusal=problem)
         )
 
-    def planned(self, work: Work, sizes: Sequence[int], *, damaged_files: int = 0) -> None:
+    def finish_plan(self, work: Work, sizes: Sequence[int], *, damaged_files: int = 0) -> None:
         """Stores the number of images of each shard, in order, and begins the shards.
 
         damaged_files: files of the input that could not be listed to their end. This method,
-        `completed` and `failed` have no effect where the lease has ended.
+        `complete` and `fail` do nothing if the lease has ended.
         """
 
         def step(transaction: Transaction) -> bool:
@@ -288,7 +286,7 @@ class Queue:
 
         self._hear(work, step)
 
-    def completed(self, work: Work, *, failed_items: int = 0) -> None:
+    def complete(self, work: Work, *, failed_items: int = 0) -> None:
         """Ends a task whose output is on the disk. `publish` follows the last shard, and then the
         job has succeeded.
         """
@@ -299,7 +297,7 @@ class Queue:
             ),
         )
 
-    def failed(self, work: Work, problem: JobProblem, *, fatal: bool = False) -> None:
+    def fail(self, work: Work, problem: JobProblem, *, fatal: bool = False) -> None:
         """Ends a failed attempt. fatal: every task would fail alike, as with a full disk; the job
         fails at once.
         """
@@ -314,9 +312,10 @@ class Queue:
         It takes those that ended longer ago than longer_than_s, and the oldest of more than
         more_than; at most `_SWEPT` in one call. Outputs are not touched.
         """
-        found = self._database.ended(longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT)
-        left = self._damaged.passed_over()
-        return sum(self._forget(ended) for ended in found if ended.job_id not in left)
+        over = self._database.find_ended(
+            longer_than_s=longer_than_s, more_than=more_than, limit=_SWEPT
+        )
+        return sum(self._forget(ended) for ended in over if ended.job_id not in self._damaged)
 
     def note_served(self) -> None:
         """Sets or clears the problem `no-worker` of queued and running jobs, by the models of the
@@ -326,9 +325,9 @@ class Queue:
         """
         models = set(self._database.live_workers().values())
         for state in _LIVE_STATES:
-            found = self._database.page(limit=_SWEPT, below=self._noted[state], state=state)
-            self._noted[state] = found[-1].job_id if len(found) == _SWEPT else None
-            for job in (listed.job for listed in found if listed.job is not None):
+            entries = self._database.page(limit=_SWEPT, below=self._noted[state], state=state)
+            self._noted[state] = entries[-1].job_id if len(entries) == _SWEPT else None
+            for job in (entry.job for entry in entries if entry.job is not None):
                 served = job.spec.fingerprint in models
                 if job.problem == (
                     transitions.UNSERVED if served else None
@@ -341,9 +340,7 @@ class Queue:
         """Tells whether anything is left to do, now or later, of jobs of these models; `discard`
         counts, too.
         """
-        return self._database.pending(
-            fingerprints, exclude={*exclude, *self._damaged.passed_over()}
-        )
+        return self._database.pending(fingerprints, exclude={*exclude, *self._damaged})
 
     def heartbeat(self, worker: str, fingerprint: Fingerprint, *, lease_s: float) -> None:
         """Notes that this worker is alive and has this model, with or without work."""
@@ -368,7 +365,7 @@ class Queue:
         self._database.close()
 
     def _read(self, job_id: str) -> StoredJob:
-        return _found(self._database.read(job_id) if _is_id(job_id) else None)
+        return _require(self._database.read(job_id) if _is_id(job_id) else None)
 
     def _lease(self, job_id: str, worker: str, *, lease_s: float) -> Work | None:
         def step(transaction: Transaction) -> Work | None:
@@ -391,12 +388,18 @@ class Queue:
     def _of_readable(self, job_id: str, step: Callable[[Transaction], Result]) -> Result | None:
         """Runs a transaction; where the job cannot be read, passes over it and returns None."""
         try:
-            result = self._database.transact(step)
+            return self._database.transact(step)
         except RecordDamaged:
-            self._damaged.add(job_id)
+            self._pass_over(job_id)
             return None
-        self._damaged.forget(job_id)
-        return result
+
+    def _pass_over(self, job_id: str) -> None:
+        """Leaves out a job that cannot be read, and logs it the first time."""
+        if job_id not in self._damaged:
+            self._damaged.add(job_id)
+            _log.error(
+                "the record of job %s cannot be read: it is passed over; DELETE removes it", job_id
+            )
 
     def _forget(self, ended: Ended) -> bool:
         def step(transaction: Transaction) -> bool:
@@ -422,7 +425,7 @@ class Queue:
         self._hear(work, step)
 
     def _hear(self, work: Work, step: Callable[[Transaction], bool]) -> None:
-        """Runs a report of a worker; it has no effect where the job is gone or cannot be read."""
+        """Runs a report of a worker; it does nothing if the job is gone or cannot be read."""
         if (
             self._of_readable(work.job_id, step) is False
         ):  # who learns it by `renew` releases the task: it is logged once
@@ -440,7 +443,7 @@ class Queue:
 
     def _change(self, job_id: str, change: Callable[[StoredJob, float], StoredJob]) -> Job:
         def step(transaction: Transaction) -> Job:
-            record = _found(transaction.record(job_id) if _is_id(job_id) else None)
+            record = _require(transaction.record(job_id) if _is_id(job_id) else None)
             return self._keep(transaction, record, change(record, transaction.now_s))
 
         return self._database.transact(step)
@@ -469,9 +472,9 @@ def _looks_other(before: Job, after: Job) -> bool:
     return replace(before, images_per_s=None) != replace(after, images_per_s=None)
 
 
-def _found(record: StoredJob | None) -> StoredJob:
+def _require(record: StoredJob | None) -> StoredJob:
     if record is None:
-        raise NotFound("there is no such job", remedy="GET /v1/jobs lists them")
+        raise NotFound("unknown job", remedy="GET /v1/jobs lists them")
     return record
 
 

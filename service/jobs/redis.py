@@ -33,8 +33,8 @@ from service.jobs.job import (
     failure_to_json,
     job_from_json,
     job_to_json,
-    stored_job_from_json,
-    stored_job_to_json,
+    record_from_json,
+    record_to_json,
 )
 from service.jobs.redis_keys import Keys
 from service.redis_clients import NotPrimaryError, open_redis_pool
@@ -117,7 +117,7 @@ class RedisDatabase:
     def __init__(self, client: Redis, keys: Keys) -> None:
         self._client: Any = client  # its types do not know that answers are decoded
         self._keys = keys
-        self._clock = Clock(self._reported_s)
+        self._clock = Clock(self._read_clock_s)
         self._commit = client.register_script(_COMMIT)
         self._keeps = False  # True once it is known that jobs can be kept there.
 
@@ -138,51 +138,49 @@ class RedisDatabase:
 
     @_asks
     def read(self, job_id: str) -> StoredJob | None:
-        found = self._client.get(self._keys.record(job_id))
-        return None if found is None else stored_job_from_json(found)
+        record = self._client.get(self._keys.record(job_id))
+        return None if record is None else record_from_json(record)
 
     @_asks
     def due(
         self, fingerprints: Sequence[Fingerprint], *, lease_s: float, exclude: Collection[str] = ()
     ) -> list[str]:
         num = CANDIDATES + len(exclude)
-        found: set[str] = set()
+        due: set[str] = set()
         far: set[str] = set()
         now_s = self._clock.now_s()
         for key in map(self._keys.due, fingerprints):
             # Waiting tasks are due from 0 on, the oldest job first.
             # Leases and pauses end at their own times.
-            found |= set(self._client.zrangebyscore(key, 0, 0, 0, num))
-            found |= set(self._client.zrangebyscore(key, "(0", now_s, 0, num))
+            due |= set(self._client.zrangebyscore(key, 0, 0, 0, num))
+            due |= set(self._client.zrangebyscore(key, "(0", now_s, 0, num))
             far |= set(
                 self._client.zrangebyscore(
                     key, far_s(now_s, lease_s), "+inf", 0, FAR + len(exclude)
                 )
             )
-        return (
-            sorted(found.difference(exclude))[:CANDIDATES] + sorted(far.difference(exclude))[:FAR]
-        )
+        return sorted(due.difference(exclude))[:CANDIDATES] + sorted(far.difference(exclude))[:FAR]
 
     @_asks
     def pending(
         self, fingerprints: Sequence[Fingerprint], *, exclude: Collection[str] = ()
     ) -> bool:
-        found = (
+        ids_by_model = (
             self._client.zrange(key, 0, len(exclude)) for key in map(self._keys.due, fingerprints)
         )
-        return any(set(ids).difference(exclude) for ids in found)
+        return any(set(ids).difference(exclude) for ids in ids_by_model)
 
     @_asks
     def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
         key = self._keys.all if state is None else self._keys.state(state)
         ids = self._client.zrevrangebylex(key, "+" if below is None else f"({below}", "-", 0, limit)
-        found = self._client.mget(map(self._keys.record, ids)) if ids else []
-        return [Listed.of(job_id, record) for job_id, record in zip(ids, found, strict=True)]
+        records = self._client.mget(map(self._keys.record, ids)) if ids else []
+        return [Listed.of(job_id, record) for job_id, record in zip(ids, records, strict=True)]
 
     @_asks
     def events(self, job_id: str, after: int) -> list[Event]:
-        kept = self._client.lrange(self._keys.events(job_id), 0, -1)
-        numbered = (line.partition(" ") for line in kept)
+        lines = self._client.lrange(self._keys.events(job_id), 0, -1)
+        numbered = (line.partition(" ") for line in lines)
         return [
             Event(int(number), job_from_json(view))
             for number, _, view in numbered
@@ -191,21 +189,21 @@ class RedisDatabase:
 
     @_asks
     def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
-        found = self._client.hmget(self._keys.failures(job_id), shards) if shards else []
-        return [failure_from_json(failure) for failure in found if failure is not None]
+        failures = self._client.hmget(self._keys.failures(job_id), shards) if shards else []
+        return [failure_from_json(failure) for failure in failures if failure is not None]
 
     @_asks
-    def ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
+    def find_ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
         old_s = self._clock.now_s() - longer_than_s
         old, extra = (
             self._client.zcount(self._keys.ended, "-inf", old_s),
             self._client.zcard(self._keys.ended) - more_than,
         )
         num = min(limit, max(old, extra))
-        found = (
+        pairs = (
             self._client.zrange(self._keys.ended, 0, num - 1, withscores=True) if num > 0 else []
         )
-        return [Ended(job_id, ended_s) for job_id, ended_s in found]
+        return [Ended(job_id, ended_s) for job_id, ended_s in pairs]
 
     @_asks
     def count(self) -> dict[JobState, int]:
@@ -219,8 +217,8 @@ class RedisDatabase:
     @_asks
     def oldest_queued_s(self) -> float:
         oldest = self._client.zrange(self._keys.state("queued"), 0, 0)
-        found = self._client.get(self._keys.record(oldest[0])) if oldest else None
-        queued = Listed.of(oldest[0], found).job if oldest else None
+        record = self._client.get(self._keys.record(oldest[0])) if oldest else None
+        queued = Listed.of(oldest[0], record).job if oldest else None
         return 0.0 if queued is None else max(0.0, self._clock.now_s() - queued.created_s)
 
     @_asks
@@ -251,10 +249,12 @@ class RedisDatabase:
         self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _ends(self, transaction: "_RedisTransaction") -> bool:
-        held = [value or "" for value in transaction.read.values()]
-        if not transaction.commands and len(held) < 2:  # one answer was there at one moment
+        values = [value or "" for value in transaction.read.values()]
+        if not transaction.commands and len(values) < 2:  # one answer was there at one moment
             return True
-        return bool(self._commit(list(transaction.read), [json.dumps(transaction.commands), *held]))
+        return bool(
+            self._commit(list(transaction.read), [json.dumps(transaction.commands), *values])
+        )
 
     def _check_keeps(self) -> None:
         """Raises ConfigInvalid where Redis may throw jobs away; warns where a restart would."""
@@ -280,7 +280,7 @@ class RedisDatabase:
             )
         self._keeps = True
 
-    def _reported_s(self) -> float:
+    def _read_clock_s(self) -> float:
         seconds, microseconds = self._client.time()
         return float(seconds + microseconds / 1e6)
 
@@ -300,8 +300,8 @@ class _RedisTransaction:
         return self._clock.leapt(within_s=within_s)
 
     def record(self, job_id: str) -> StoredJob | None:
-        found = self._get(self._keys.record(job_id))
-        return None if found is None else stored_job_from_json(found)
+        text = self._get(self._keys.record(job_id))
+        return None if text is None else record_from_json(text)
 
     def newest_id(self) -> str | None:
         return self._get(self._keys.newest)
@@ -311,7 +311,7 @@ class _RedisTransaction:
         if key not in self.read:
             self._do("SET", self._keys.newest, record.id)
             self._do("ZADD", self._keys.all, 0, record.id)
-        self._do("SET", key, stored_job_to_json(record).decode())
+        self._do("SET", key, record_to_json(record).decode())
         for state in _STATES:
             if state != record.state:
                 self._do("ZREM", self._keys.state(state), record.id)
@@ -370,10 +370,10 @@ class _RedisTransaction:
         self._do("DEL", self._keys.name(name))
 
     def size_of(self, job_id: str, shard: int) -> int:
-        found = self._client.lindex(self._keys.sizes(job_id), shard)
-        if found is None:
+        size = self._client.lindex(self._keys.sizes(job_id), shard)
+        if size is None:
             raise RecordDamaged
-        return int(found)
+        return int(size)
 
     def set_sizes(self, job_id: str, sizes: Sequence[int]) -> None:
         key = self._keys.sizes(job_id)

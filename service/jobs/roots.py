@@ -74,11 +74,11 @@ class Roots:
     def resolve_input(self, location: str) -> str:
         """Returns `location` with its links followed; the part with wildcards stays as it is.
 
-        Raises BadRequest for a text that is no plain path or URL, OutsideRoots.
+        Raises BadRequest unless it is a plain path or URL, and OutsideRoots.
         """
         if self._takes_urls and is_url(location):
             return self._stores.resolve(location, "input")
-        fixed, pattern = _divided(self._named_path(location, "input"))
+        fixed, pattern = _split_wildcards(self._parse_path(location, "input"))
         return str(self._real_path(fixed, "input").joinpath(*pattern))
 
     def resolve_output(self, location: str) -> str:
@@ -87,8 +87,8 @@ class Roots:
         """
         if self._takes_urls and is_url(location):
             return self._stores.resolve(location, "output")
-        named = self._named_path(location, "output")
-        return str(self._real_path(named.parent, "output") / named.name)
+        path = self._parse_path(location, "output")
+        return str(self._real_path(path.parent, "output") / path.name)
 
     def check_input(self, real: str, *, url_column: str | None = None) -> None:
         """Checks a resolved input: a folder, a file, a list or a glob of some, with something to
@@ -168,7 +168,7 @@ class Roots:
             _finds(input_of_job, path) for path in (out, draft)
         ):
             raise InvalidInput("the output is in the input", remedy="name a place beside it")
-        if any(each.suffix == _DRAFT or _mode(each / MANIFEST) for each in out.parents):
+        if any(parent.suffix == _DRAFT or _mode(parent / MANIFEST) for parent in out.parents):
             raise InvalidInput(
                 "the output is in what another step makes", remedy="name a place beside it"
             )
@@ -191,7 +191,7 @@ class Roots:
         if is_url(source):
             self._check_url(source, "input")
         else:
-            self._check_path(_divided(Path(source))[0], "input")
+            self._check_path(_split_wildcards(Path(source))[0], "input")
         if is_url(out):
             self._check_url(out, "output")
         else:
@@ -222,7 +222,7 @@ class Roots:
             elif not self._stores.holds(path):
                 raise OutsideRoots("input")
 
-    def _named_path(self, location: str, param: Param) -> Path:
+    def _parse_path(self, location: str, param: Param) -> Path:
         if (
             "\0" in location
             or "://" in location
@@ -233,7 +233,7 @@ class Roots:
         if param == "output" and any(
             unicodedata.category(character) == "Cc" for character in location
         ):
-            raise BadRequest("output must have no control characters", param=param)
+            raise BadRequest("output must not have control characters", param=param)
         path = Path(location)
         if ".." in path.parts or not any(path.is_relative_to(root) for root in self._named):
             raise OutsideRoots(param)
@@ -266,7 +266,7 @@ def _mode(path: Path) -> int:
         return 0
 
 
-def _divided(path: Path) -> tuple[Path, tuple[str, ...]]:
+def _split_wildcards(path: Path) -> tuple[Path, tuple[str, ...]]:
     """Returns the part without wildcards, and the other parts."""
     parts = path.parts
     if os.path.lexists(path):  # whatever its name looks like

@@ -132,6 +132,6 @@ def open_queue(settings: Settings, *, late: bool = False) -> Queue:
         )
     if settings.state_dir is None:
         raise ConfigInvalid(
-            "jobs have no place to be kept", remedy="set MLCD_STATE_DIR or MLCD_REDIS_URL"
+            "jobs need a place to be stored", remedy="set MLCD_STATE_DIR or MLCD_REDIS_URL"
         )
     return Queue(SqliteDatabase(Path(settings.state_dir) / _FILE, late=late))

@@ -8,9 +8,8 @@ sizes     job, shard, images
 failures  job, shard, why it has failed (JSON)
 beats     worker, its model, when it last reported, until when it is taken to
 
-One connection writes and one reads, both of the file that is at the path now. Write-ahead log: who
-reads never waits for who writes. synchronous=FULL: a transaction has reached the disk when COMMIT
-returns.
+One connection writes and one reads. Write-ahead log: reads never wait for writes. synchronous=FULL:
+a transaction has reached the disk when COMMIT returns.
 """
 
 import sqlite3
@@ -33,8 +32,8 @@ from service.jobs.job import (
     failure_to_json,
     job_from_json,
     job_to_json,
-    stored_job_from_json,
-    stored_job_to_json,
+    record_from_json,
+    record_to_json,
 )
 from service.jobs.sqlite_file import RESTORE, SqliteFile
 
@@ -90,8 +89,8 @@ class SqliteDatabase:
             return step(_SqliteTransaction(connection, self._clock))
 
     def read(self, job_id: str) -> StoredJob | None:
-        found = self._file.rows(f"SELECT {_RECORD} FROM jobs WHERE id = ?", job_id)  # noqa: S608
-        return stored_job_from_json(found[0][0]) if found else None
+        rows = self._file.rows(f"SELECT {_RECORD} FROM jobs WHERE id = ?", job_id)  # noqa: S608
+        return record_from_json(rows[0][0]) if rows else None
 
     def due(
         self, fingerprints: Sequence[Fingerprint], *, lease_s: float, exclude: Collection[str] = ()
@@ -111,46 +110,46 @@ class SqliteDatabase:
         self,
         fingerprints: Sequence[Fingerprint],
         exclude: Collection[str],
-        rest: str,
+        condition: str,
         *values: float,
     ) -> list[str]:
         """Returns ids of jobs with something left to do."""
-        found = self._file.rows(
+        rows = self._file.rows(
             "SELECT id FROM jobs WHERE due_s IS NOT NULL"  # noqa: S608
             f" AND fingerprint IN ({_marks(fingerprints)})"
-            f" AND id NOT IN ({_marks(exclude)}) AND {rest}",
+            f" AND id NOT IN ({_marks(exclude)}) AND {condition}",
             *fingerprints,
             *exclude,
             *values,
         )
-        return [job_id for (job_id,) in found]
+        return [job_id for (job_id,) in rows]
 
     def page(self, *, limit: int, below: str | None, state: JobState | None) -> list[Listed]:
         conditions = ["1"] + ["id < ?"] * (below is not None) + ["state = ?"] * (state is not None)
-        found = self._file.rows(
+        rows = self._file.rows(
             f"SELECT id, {_RECORD} FROM jobs WHERE {' AND '.join(conditions)}"  # noqa: S608
             " ORDER BY id DESC LIMIT ?",
             *(value for value in (below, state) if value is not None),
             limit,
         )
-        return [Listed.of(job_id, record) for job_id, record in found]
+        return [Listed.of(job_id, record) for job_id, record in rows]
 
     def events(self, job_id: str, after: int) -> list[Event]:
-        found = self._file.rows(
+        rows = self._file.rows(
             "SELECT id, view FROM events WHERE job = ? AND id > ? ORDER BY id", job_id, after
         )
-        return [Event(number, job_from_json(view)) for number, view in found]
+        return [Event(number, job_from_json(view)) for number, view in rows]
 
     def failures(self, job_id: str, shards: Sequence[int]) -> list[Failure]:
-        found = self._file.rows(
+        rows = self._file.rows(
             f"SELECT view FROM failures WHERE job = ? AND shard IN ({_marks(shards)})"  # noqa: S608
             " ORDER BY shard",
             job_id,
             *shards,
         )
-        return [failure_from_json(view) for (view,) in found]
+        return [failure_from_json(view) for (view,) in rows]
 
-    def ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
+    def find_ended(self, *, longer_than_s: float, more_than: int, limit: int) -> list[Ended]:
         count = f"SELECT count(*) FILTER (WHERE {_ENDED_AT} <= ?), count(*) FROM jobs WHERE {_OVER}"  # noqa: S608
         ((old, ended),) = self._file.rows(count, self._clock.now_s() - longer_than_s)
         num = max(0, min(limit, max(old, ended - more_than)))
@@ -161,10 +160,10 @@ class SqliteDatabase:
         return dict(self._file.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
 
     def waiting(self) -> int:
-        found: int = self._file.rows(
+        num: int = self._file.rows(
             "SELECT coalesce(sum(waiting), 0) FROM jobs WHERE due_s IS NOT NULL"
         )[0][0]
-        return found
+        return num
 
     def oldest_queued_s(self) -> float:
         ((created_s,),) = self._file.rows("SELECT min(created_s) FROM jobs WHERE state = 'queued'")
@@ -215,12 +214,12 @@ class _SqliteTransaction:
         return self._clock.leapt(within_s=within_s)
 
     def record(self, job_id: str) -> StoredJob | None:
-        found = self._value(f"SELECT {_RECORD} FROM jobs WHERE id = ?", job_id)  # noqa: S608
-        return None if found is None else stored_job_from_json(found)
+        text = self._value(f"SELECT {_RECORD} FROM jobs WHERE id = ?", job_id)  # noqa: S608
+        return None if text is None else record_from_json(text)
 
     def newest_id(self) -> str | None:
-        found: str | None = self._value("SELECT max(id) FROM jobs")
-        return found
+        newest: str | None = self._value("SELECT max(id) FROM jobs")
+        return newest
 
     def save(self, record: StoredJob) -> None:
         self._connection.execute(
@@ -232,7 +231,7 @@ class _SqliteTransaction:
                 record.due_s,
                 record.waiting,
                 record.created_s,
-                stored_job_to_json(record).decode(),
+                record_to_json(record).decode(),
             ),
         )
 
@@ -255,8 +254,8 @@ class _SqliteTransaction:
         )
 
     def holder(self, name: str) -> str | None:
-        found: str | None = self._value("SELECT job FROM names WHERE name = ?", name)
-        return found
+        job_id: str | None = self._value("SELECT job FROM names WHERE name = ?", name)
+        return job_id
 
     def hold(self, name: str, job_id: str) -> None:
         self._connection.execute("INSERT OR REPLACE INTO names VALUES (?, ?)", (name, job_id))
@@ -265,12 +264,12 @@ class _SqliteTransaction:
         self._connection.execute("DELETE FROM names WHERE name = ?", (name,))
 
     def size_of(self, job_id: str, shard: int) -> int:
-        found: int | None = self._value(
+        size: int | None = self._value(
             "SELECT images FROM sizes WHERE job = ? AND shard = ?", job_id, shard
         )
-        if found is None:
+        if size is None:
             raise RecordDamaged
-        return found
+        return size
 
     def set_sizes(self, job_id: str, sizes: Sequence[int]) -> None:
         self._connection.execute("DELETE FROM sizes WHERE job = ?", (job_id,))
@@ -284,8 +283,8 @@ class _SqliteTransaction:
         )
 
     def _value(self, query: str, *values: object) -> Any:
-        found = self._connection.execute(query, values).fetchone()
-        return None if found is None else found[0]
+        row = self._connection.execute(query, values).fetchone()
+        return None if row is None else row[0]
 
 
 def _wall_s() -> float:

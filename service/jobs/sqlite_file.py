@@ -1,7 +1,6 @@
-"""An SQLite file that other processes write to, and that may be replaced, removed or damaged.
+"""An SQLite file that other processes write to, and that may be removed, replaced or damaged.
 
-A call waits while another process writes. Each call uses the file that is at the path now, so that
-a backup can be restored under running servers.
+A call waits while another process writes.
 """
 
 import logging
@@ -31,17 +30,17 @@ class SqliteFile:
     def __init__(
         self, path: Path, prepare: Callable[[sqlite3.Connection], None], *, late: bool = False
     ) -> None:
-        """prepare: creates or checks what is in the file; it may run more than once. late: of a
-        file that cannot be used now, each call raises what is wrong with it until that is mended.
+        """prepare: creates or checks what is in the file; it may run more than once. late: logs
+        that the file cannot be used, and leaves it to each call to raise why.
         """
         self._path = path
         self._told_s: float | None = None
         self._writer, self._reader = _Connection(path, prepare), _Connection(path, prepare)
         try:
-            with self._translated():
+            with self._translate_errors():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 for connection in (self._writer, self._reader):
-                    with connection.opened():
+                    with connection.use():
                         pass
         except (ArtifactInvalid, Unavailable) as error:
             self.close()
@@ -50,13 +49,13 @@ class SqliteFile:
             _log.error("jobs are refused: %s", error)
 
     def rows(self, query: str, *values: object) -> list[Any]:
-        with self._translated(), self._reader.opened() as reader:
+        with self._translate_errors(), self._reader.use() as reader:
             return _patiently(lambda: reader.execute(query, values).fetchall())
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """Runs a transaction; nothing is written where it raises."""
-        with self._translated(), self._writer.opened() as writer:
+        with self._translate_errors(), self._writer.use() as writer:
             _patiently(lambda: writer.execute("BEGIN IMMEDIATE"))
             try:
                 yield writer
@@ -71,15 +70,14 @@ class SqliteFile:
         self._reader.close()
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:
             self._tell(error)
             raise Unavailable(
-                "the job queue was removed",
-                remedy="put it back;"
-                " or end all servers and workers and start them with an empty one",
+                "the job queue was removed or replaced",
+                remedy="restart all servers and workers on the queue to use",
             ) from None
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details
@@ -100,7 +98,7 @@ class SqliteFile:
 
 
 class _Connection:
-    """One connection, used by one thread at a time, always to the file that is at the path now."""
+    """One connection to the file that was at the path first, used by one thread at a time."""
 
     def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None]) -> None:
         self._path, self._prepare = path, prepare
@@ -109,11 +107,11 @@ class _Connection:
         self._file: tuple[int, int] | None = None
 
     @contextmanager
-    def opened(self) -> Iterator[sqlite3.Connection]:
+    def use(self) -> Iterator[sqlite3.Connection]:
         if not self._turn.acquire(timeout=SQLITE_TURN_S):
             raise Unavailable("the job queue is busy", remedy="come back soon")
         try:
-            yield self._follow()
+            yield self._connect()
         finally:
             self._turn.release()
 
@@ -128,36 +126,34 @@ class _Connection:
         )
         try:
             _patiently(lambda: self._prepare(connection))
-            self._file = _identity(self._path)
+            self._file = _identify(self._path)
         except BaseException:
             connection.close()
             raise
         self._connection = connection
         return connection
 
-    def _follow(self) -> sqlite3.Connection:
-        """Opens the file, and again where it was replaced, as by a restored backup.
+    def _connect(self) -> sqlite3.Connection:
+        """Opens the file at the first call.
 
-        Raises FileNotFoundError where it was removed: no other process would see what is written.
+        Raises FileNotFoundError if the file was removed or replaced since then: other processes
+        would not see what is written.
         """
-        before = self._connection
-        if before is None:
+        if self._connection is None:
             return self._open()
-        if _identity(self._path) == self._file:
-            return before
-        connection = self._open()
-        before.close()
-        return connection
+        if _identify(self._path) != self._file:
+            raise FileNotFoundError(self._path)
+        return self._connection
 
 
 def _is_not_text(error: Exception) -> bool:
-    """Tells whether SQLite holds a text that is not UTF-8; the error has no code of its own."""
+    """Tells whether SQLite holds a text that is not UTF-8, for which its error lacks a code."""
     return isinstance(error, sqlite3.OperationalError) and not hasattr(error, "sqlite_errorcode")
 
 
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
+def _identify(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino
 
 
 def _patiently(call: Callable[[], _Answer]) -> _Answer:

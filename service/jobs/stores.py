@@ -1,7 +1,7 @@
 """The places in object stores that jobs may read and write, as `Roots` are folders.
 
-A store has no links: a URL without `..` leads nowhere else. Its credentials are those of servers
-and workers, which need the same rights.
+Stores do not have links: a URL without `..` leads nowhere else. Servers and workers have their
+credentials, and need the same rights.
 """
 
 import unicodedata
@@ -61,12 +61,12 @@ class StoreRoots:
         _check_place(url)
         if f"{url}/".startswith(f"{input_of_job.rstrip('/')}/"):
             raise InvalidInput("the output is in the input", remedy="name a place beside it")
-        there = Directory.at(url).sizes()
-        if MANIFEST in there:
+        files = Directory.at(url).sizes()
+        if MANIFEST in files:
             raise Conflict(
                 "the output exists already", remedy="name another: nothing is overwritten"
             )
-        if there:
+        if files:
             raise Conflict(
                 "there are files at the output",
                 remedy="name another; what is left of a canceled job goes once a worker is there",
@@ -78,16 +78,16 @@ class StoreRoots:
 
     def _above(self, url: str) -> list[str]:
         """Returns the places above this one that jobs may use, from the nearest on."""
-        found = []
+        places = []
         while self.holds(url := url.rpartition("/")[0]):
-            found.append(url)
-        return found
+            places.append(url)
+        return places
 
 
 def no_embeddings() -> InvalidInput:
-    """Returns the refusal of an input that is no embeddings artifact."""
+    """Returns the refusal of an input other than embeddings."""
     return InvalidInput(
-        "the input is no finished embeddings artifact",
+        "the input must be a finished embeddings artifact",
         remedy="name what `mlcd embed`, or a job of the kind embed, made",
     )
 

@@ -52,7 +52,9 @@ def lease_task(
     lease: an id that was never used. images_of: the number of images of a shard. leapt: the clock
     was set lately, so a worker whose lease has ended was not slow.
     """
-    record = _expired(cut_back(record, now_s=now_s, lease_s=lease_s), now_s, counted=not leapt)
+    record = _expire_leases(
+        cut_back(record, now_s=now_s, lease_s=lease_s), now_s, counted=not leapt
+    )
     task = record.next_task(now_s)
     if task is None or record.stage is None:
         return record, None
@@ -70,8 +72,12 @@ def lease_task(
         refusal=None if record.refusal == UNSERVED else record.refusal,
         started_s=now_s if record.started_s is None else record.started_s,
         fresh=record.fresh + is_fresh,
-        requeued=tuple(other for other in record.requeued if other != task),
-        retry_at={other: until_s for other, until_s in record.retry_at.items() if other != task},
+        requeued=tuple(other_task for other_task in record.requeued if other_task != task),
+        retry_at={
+            other_task: until_s
+            for other_task, until_s in record.retry_at.items()
+            if other_task != task
+        },
         attempts={**record.attempts, task: attempt},
         leases={**record.leases, lease: leased},
         busy_since_s=record.busy_since_s + idle_s,
@@ -95,19 +101,19 @@ def extend(
         lease_s=lease_s,
         done=min(max(done, lease.done), lease.images),
     )
-    return _paced(replace(record, leases={**record.leases, work.lease: longer}), now_s), True
+    return _update_pace(replace(record, leases={**record.leases, work.lease: longer}), now_s), True
 
 
 def release_task(record: StoredJob, work: Work, *, refusal: JobProblem | None = None) -> StoredJob:
     """Ends a lease as if it had never begun. refusal: why this worker, and others like it, cannot
     do the task.
     """
-    record, lease = _ended(record, work)
+    record, lease = _end_lease(record, work)
     if lease is None:
         return record
     if refusal is not None and record.state == "running":
         record = replace(record, refusal=refusal)
-    return _uncounted(record, lease)
+    return _uncount_attempt(record, lease)
 
 
 def cut(
@@ -116,18 +122,18 @@ def cut(
     """Ends the plan: shards of so many images, and so many files that could not be listed to their
     end.
     """
-    record, lease = _ended(record, work)
+    record, lease = _end_lease(record, work)
     if lease is None:
         return record
     record = replace(
         record, shards=len(sizes), images=sum(sizes), damaged_files=damaged_files, refusal=None
     )
     record = replace(record, busy_since_s=now_s, heard_s=now_s)
-    return _advanced(_entered(record, "shard", len(sizes)), now_s)
+    return _advance(_enter_stage(record, "shard", len(sizes)), now_s)
 
 
 def complete(record: StoredJob, work: Work, *, now_s: float, failed_items: int = 0) -> StoredJob:
-    record, lease = _ended(record, work)
+    record, lease = _end_lease(record, work)
     if lease is None:
         return record
     attempts = {task: attempt for task, attempt in record.attempts.items() if task != lease.task}
@@ -139,14 +145,14 @@ def complete(record: StoredJob, work: Work, *, now_s: float, failed_items: int =
             done=record.done + lease.images,
             failed_items=record.failed_items + min(failed_items, lease.images),
         )
-        record = _paced(record, now_s)
-    return _advanced(record, now_s)
+        record = _update_pace(record, now_s)
+    return _advance(record, now_s)
 
 
 def fail(
     record: StoredJob, work: Work, problem: JobProblem, *, now_s: float, fatal: bool = False
 ) -> StoredJob:
-    record, lease = _ended(record, work)
+    record, lease = _end_lease(record, work)
     if lease is None:
         return record
     if fatal and lease.stage != "discard":
@@ -160,7 +166,7 @@ def fail(
         record = replace(record, problem=problem)
     growth = PAUSE_GROWTH ** min(lease.attempt - 1, MAX_ATTEMPTS)  # far enough for the longest
     pause_s = min(FIRST_PAUSE_S * growth, LONGEST_PAUSE_S)
-    return _advanced(_struck(record, lease, problem, retry_at_s=now_s + pause_s), now_s)
+    return _advance(_count_failure(record, lease, problem, retry_at_s=now_s + pause_s), now_s)
 
 
 def cancel(record: StoredJob, *, now_s: float) -> StoredJob:
@@ -176,7 +182,7 @@ def cancel(record: StoredJob, *, now_s: float) -> StoredJob:
     if record.stage == "discard":  # a retry had not got further
         return record
     untouched = record.stage == "plan" and not record.fresh
-    return replace(record, stage=None) if untouched else _entered(record, "discard", 1)
+    return replace(record, stage=None) if untouched else _enter_stage(record, "discard", 1)
 
 
 def retry(record: StoredJob, *, now_s: float) -> StoredJob:
@@ -188,9 +194,9 @@ def retry(record: StoredJob, *, now_s: float) -> StoredJob:
     was_canceled = record.state == "canceled"
     record = replace(record, state="queued", ended_s=None, problem=None, refusal=None)
     if was_canceled:
-        return replace(record, retry_at={}) if record.stage == "discard" else _anew(record)
-    held = {lease.task for lease in record.leases.values()}
-    attempts = {task: attempt for task, attempt in record.attempts.items() if task in held}
+        return replace(record, retry_at={}) if record.stage == "discard" else _restart(record)
+    leased = {lease.task for lease in record.leases.values()}
+    attempts = {task: attempt for task, attempt in record.attempts.items() if task in leased}
     record = replace(
         record,
         requeued=(*record.requeued, *record.failed),
@@ -198,7 +204,7 @@ def retry(record: StoredJob, *, now_s: float) -> StoredJob:
         failed=(),
         attempts=attempts,
     )
-    return _advanced(record, now_s)
+    return _advance(record, now_s)
 
 
 def note_served(record: StoredJob, *, served: bool, now_s: float) -> StoredJob:
@@ -220,33 +226,39 @@ def is_over(record: StoredJob, *, now_s: float, ended_s: float) -> bool:
     return all(lease.until_s <= now_s for lease in record.leases.values())
 
 
-def _expired(record: StoredJob, now_s: float, *, counted: bool) -> StoredJob:
+def _expire_leases(record: StoredJob, now_s: float, *, counted: bool) -> StoredJob:
     """Ends the leases whose time has passed."""
     for name, lease in record.leases.items():
         if lease.until_s <= now_s:
-            left = {other: kept for other, kept in record.leases.items() if other != name}
-            record = replace(record, leases=left)
+            leases = {
+                other_name: other_lease
+                for other_name, other_lease in record.leases.items()
+                if other_name != name
+            }
+            record = replace(record, leases=leases)
             if lease.stage == record.stage and counted:
-                record = _struck(
+                record = _count_failure(
                     record, lease, _LOST, retry_at_s=None
                 )  # the lease was pause enough
             elif lease.stage == record.stage:
-                record = _uncounted(record, lease)
-    return _advanced(record, now_s)
+                record = _uncount_attempt(record, lease)
+    return _advance(record, now_s)
 
 
-def _ended(record: StoredJob, work: Work) -> tuple[StoredJob, Lease | None]:
-    """Removes a lease; returns None for it where it is unknown or its stage is over, and then the
-    report has no effect.
+def _end_lease(record: StoredJob, work: Work) -> tuple[StoredJob, Lease | None]:
+    """Removes a lease; returns None for one that is unknown or whose stage is over: the report
+    is then ignored.
     """
     lease = record.leases.get(work.lease)
     if lease is None:
         return record, None
-    left = {name: other for name, other in record.leases.items() if name != work.lease}
-    return replace(record, leases=left), lease if lease.stage == record.stage else None
+    leases = {
+        name: other_lease for name, other_lease in record.leases.items() if name != work.lease
+    }
+    return replace(record, leases=leases), lease if lease.stage == record.stage else None
 
 
-def _struck(
+def _count_failure(
     record: StoredJob, lease: Lease, problem: JobProblem, *, retry_at_s: float | None
 ) -> StoredJob:
     """Counts a failed attempt. The removal of a canceled job's output is tried as often as it
@@ -260,12 +272,12 @@ def _struck(
     return replace(record, failed=(*record.failed, lease.task), problem=problem)
 
 
-def _uncounted(record: StoredJob, lease: Lease) -> StoredJob:
+def _uncount_attempt(record: StoredJob, lease: Lease) -> StoredJob:
     attempts = {**record.attempts, lease.task: lease.attempt - 1}
     return replace(record, requeued=(lease.task, *record.requeued), attempts=attempts)
 
 
-def _advanced(record: StoredJob, now_s: float) -> StoredJob:
+def _advance(record: StoredJob, now_s: float) -> StoredJob:
     """Enters the next stage, or the end, where no task of this stage is left."""
     if record.stage is None or record.fresh < record.num_tasks or record.requeued:
         return record
@@ -273,16 +285,18 @@ def _advanced(record: StoredJob, now_s: float) -> StoredJob:
         return record
     if record.stage == "discard":
         return (
-            _anew(record) if record.state == "queued" else replace(record, stage=None, problem=None)
+            _restart(record)
+            if record.state == "queued"
+            else replace(record, stage=None, problem=None)
         )
     if record.failed:
         return replace(record, state="failed", ended_s=now_s)
     if record.stage == "shard":
-        return _entered(record, "publish", 1)
+        return _enter_stage(record, "publish", 1)
     return replace(record, state="succeeded", stage=None, ended_s=now_s)
 
 
-def _entered(record: StoredJob, stage: Stage, num_tasks: int) -> StoredJob:
+def _enter_stage(record: StoredJob, stage: Stage, num_tasks: int) -> StoredJob:
     return replace(
         record,
         stage=stage,
@@ -295,16 +309,16 @@ def _entered(record: StoredJob, stage: Stage, num_tasks: int) -> StoredJob:
     )
 
 
-def _anew(record: StoredJob) -> StoredJob:
+def _restart(record: StoredJob) -> StoredJob:
     """Begins with the plan again, as if nothing had been done."""
     record = replace(record, started_s=None, problem=None, images_per_s=None)
     record = replace(
         record, shards=None, shards_done=0, images=None, done=0, failed_items=0, damaged_files=0
     )
-    return _entered(record, "plan", 1)
+    return _enter_stage(record, "plan", 1)
 
 
-def _paced(record: StoredJob, now_s: float) -> StoredJob:
+def _update_pace(record: StoredJob, now_s: float) -> StoredJob:
     if record.stage != "shard":
         return replace(record, heard_s=now_s)
     busy_s, done = now_s - record.busy_since_s, record.images_done

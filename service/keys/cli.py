@@ -63,9 +63,7 @@ def create(
 ) -> None:
     """Make a key for NAME, a person or a program, and print it: it is never shown again."""
     if not name.strip() or not name.isprintable() or len(name) > Key.MAX_NAME:
-        raise InvalidInput(
-            "that is no name for a key", remedy=f"give up to {Key.MAX_NAME} characters of one line"
-        )
+        raise InvalidInput(f"the name must be one line of 1 to {Key.MAX_NAME} printable characters")
     names = None if collections is None else [*map(check_name, collections.split(","))]
     if names is not None and "admin" in scopes:
         raise InvalidInput(
@@ -96,7 +94,7 @@ def create(
 def list_keys(as_json: bool, file: str | None) -> None:
     """List every key with its state, oldest first; never the key itself."""
     now = datetime.now(UTC)
-    rows = [_shown(key, now) for key in read_keys(Path(read_keys_file(file))).keys]
+    rows = [_describe_key(key, now) for key in read_keys(Path(read_keys_file(file))).keys]
     if as_json:
         click.echo(orjson.dumps(rows))
         return
@@ -116,8 +114,7 @@ def revoke(key_id: str, file: str | None) -> None:
     if not _ID.fullmatch(key_id):
         # The argument may be the key itself, which must not be repeated.
         raise InvalidInput(
-            "that is no id of a key",
-            remedy="give the 8 letters and digits that `mlcd keys list` shows",
+            "the id must be the 8 letters and digits that `mlcd keys list` shows",
         )
     key = revoke_key(
         Path(read_keys_file(file)), key_id, now=datetime.now(UTC).replace(microsecond=0)
@@ -125,7 +122,7 @@ def revoke(key_id: str, file: str | None) -> None:
     click.echo(f"key {key.id} for {key.name} is revoked")
 
 
-def _shown(key: Key, now: datetime) -> dict[str, Any]:
+def _describe_key(key: Key, now: datetime) -> dict[str, Any]:
     return {"state": key.state(now), **key.model_dump(mode="json", exclude={"sha256"})}
 
 

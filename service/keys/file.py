@@ -79,18 +79,18 @@ class KeySet(BaseModel, frozen=True, extra="forbid"):
         It takes the same time for all tokens of one length.
         """
         shaped = _TOKEN.fullmatch(token)
-        named = self._by_id.get(shaped[1]) if shaped else None
-        same = hmac.compare_digest(_digest(token), named.sha256 if named else _NOBODY)
-        return named if same else None
+        key = self._by_id.get(shaped[1]) if shaped else None
+        is_same = hmac.compare_digest(_digest(token), key.sha256 if key else _NOBODY)
+        return key if is_same else None
 
 
 def read_keys(path: Path) -> KeySet:
-    """Reads the file. Raises ConfigInvalid where it is missing, unreadable or no keys file."""
+    """Reads the file. Raises ConfigInvalid for a missing, unreadable or different file."""
     try:
         return KeySet.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
         raise ConfigInvalid(
-            f"there is no keys file {path}", remedy="`mlcd keys create` makes one"
+            f"the keys file {path} does not exist", remedy="`mlcd keys create` makes one"
         ) from error
     except OSError as error:
         raise ConfigInvalid(
@@ -118,8 +118,8 @@ def create_key(
     The file is made where there is none. Raises ConfigInvalid for a file that cannot be written.
     """
     with _alone(path):
-        held = read_keys(path) if path.exists() else KeySet()
-        identity = _unused_id(held)
+        key_set = read_keys(path) if path.exists() else KeySet()
+        identity = _new_id(key_set)
         token = f"mlcd_{identity}_{secrets.token_hex(_SECRET_BYTES)}"
         key = Key(
             id=identity,
@@ -131,7 +131,7 @@ def create_key(
             created=now,
             expires=expires,
         )
-        _write(path, KeySet(keys=(*held.keys, key)))
+        _write(path, KeySet(keys=(*key_set.keys, key)))
     return key, token
 
 
@@ -142,18 +142,18 @@ def revoke_key(path: Path, identity: str, *, now: datetime) -> Key:
     """
     read_keys(path)  # raises for a missing file before a lock is made beside it
     with _alone(path):
-        held = {key.id: key for key in read_keys(path).keys}
-        if identity not in held:
-            raise NotFound("there is no key with that id", remedy="`mlcd keys list` shows them")
-        if held[identity].revoked is None:
-            held[identity] = held[identity].model_copy(update={"revoked": now})
-            _write(path, KeySet(keys=tuple(held.values())))
-        return held[identity]
+        keys_by_id = {key.id: key for key in read_keys(path).keys}
+        if identity not in keys_by_id:
+            raise NotFound("unknown key id", remedy="`mlcd keys list` shows all")
+        if keys_by_id[identity].revoked is None:
+            keys_by_id[identity] = keys_by_id[identity].model_copy(update={"revoked": now})
+            _write(path, KeySet(keys=tuple(keys_by_id.values())))
+        return keys_by_id[identity]
 
 
-def _unused_id(held: KeySet) -> str:
-    taken = {key.id for key in held.keys}
-    while (identity := secrets.token_hex(_ID_BYTES)) in taken:
+def _new_id(key_set: KeySet) -> str:
+    used_ids = {key.id for key in key_set.keys}
+    while (identity := secrets.token_hex(_ID_BYTES)) in used_ids:
         pass
     return identity
 

@@ -42,27 +42,27 @@ class RateLimiter:
         """The counter of this process."""
         return _new_counter()
 
-    async def take(self, key: Key | None, num: int, *, taken: int = 0) -> None:
-        """Counts `num` images; a key without a rate, and no key, has no limit.
+    async def take(self, key: Key | None, num: int, *, num_counted: int = 0) -> None:
+        """Counts `num` images; a key without a rate, and no key, is not limited.
 
-        taken: images of the same request that were counted before and come back with them. Raises
+        num_counted: images of the same request that were counted before and are part of it. Raises
         RateExceeded, and InvalidInput for more at once than the key may ever send; neither counts
         `num`.
         """
         if key is None or key.rate is None or not num:
             return
-        if taken + num > key.rate:
+        if num_counted + num > key.rate:
             count = (
                 f"{num} images in one request"
-                if not taken
-                else f"one request counts as {taken + num} images"
+                if not num_counted
+                else f"one request counts as {num_counted + num} images"
             )
             raise InvalidInput(
                 f"{count}, and the API key may send {key.rate} a minute", remedy="send fewer"
             )
         rate = key.rate
-        if wait_s := await self._asked(lambda counter: counter.take(key, rate, num, taken)):
-            self._metrics.rejected("rate")
+        if wait_s := await self._ask(lambda counter: counter.take(key, rate, num, num_counted)):
+            self._metrics.count_rejected("rate")
             raise RateExceeded(key.rate, retry_after_s=wait_s)
 
     async def headers(
@@ -74,13 +74,13 @@ class RateLimiter:
         if key is None or key.rate is None:
             return []
         rate = key.rate
-        left, seconds = await self._asked(lambda counter: counter.left(key, rate))
+        num_left, seconds = await self._ask(lambda counter: counter.count_left(key, rate))
         return [
             (b"ratelimit-policy", f'{_POLICY};q={rate};w={RATE_WINDOW_S};qu="images"'.encode()),
-            (b"ratelimit", f"{_POLICY};r={left};t={retry_after_s or seconds}".encode()),
+            (b"ratelimit", f"{_POLICY};r={num_left};t={retry_after_s or seconds}".encode()),
         ]
 
-    async def _asked(self, ask: "Callable[[WindowCounter], Awaitable[_Answer]]") -> _Answer:
+    async def _ask(self, ask: "Callable[[WindowCounter], Awaitable[_Answer]]") -> _Answer:
         """Asks the shared counter, or the one of this process while Redis does not answer."""
         now = asyncio.get_running_loop().time()
         if (
@@ -120,14 +120,14 @@ class RequestAccount:
     """The account of one request at the pipeline; its owner is the key, or else the request."""
 
     def __init__(
-        self, limiter: RateLimiter, key: Key | None, *, taken: int, pixels_per_image: int
+        self, limiter: RateLimiter, key: Key | None, *, num_counted: int, pixels_per_image: int
     ) -> None:
         """Takes what is counted already.
 
-        taken: images. pixels_per_image: see `Limits.rate_pixels`.
+        num_counted: images. pixels_per_image: see `Limits.rate_pixels`.
         """
         self._limiter, self._key = limiter, key
-        self._taken, self._pixels_per_image = taken, pixels_per_image
+        self._num_counted, self._pixels_per_image = num_counted, pixels_per_image
 
     @property
     def owner(self) -> object:
@@ -136,7 +136,7 @@ class RequestAccount:
     async def charge(self, pixels: Sequence[int]) -> None:
         """Counts large images several times: each was counted once already."""
         more = sum(max(0, num - 1) // self._pixels_per_image for num in pixels)
-        await self._limiter.take(self._key, more, taken=self._taken)
+        await self._limiter.take(self._key, more, num_counted=self._num_counted)
 
 
 class ComputedAccount:

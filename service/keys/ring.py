@@ -19,13 +19,13 @@ class KeyRing:
     """The keys of a file, kept current by `watch`. Use from one event loop."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the file. Raises ConfigInvalid where it cannot be read or holds no valid key."""
+        """Reads the file. Raises ConfigInvalid if it cannot be read or lacks a valid key."""
         self._path = path
         self._stamp = _stamp_of(path)
         self._keys: KeySet | None = read_keys(path)
         if not any(key.state(_now()) == "valid" for key in self._keys.keys):
             raise ConfigInvalid(
-                f"the keys file {path} holds no valid key", remedy="`mlcd keys create` makes one"
+                f"the keys file {path} must hold a valid key", remedy="`mlcd keys create` makes one"
             )
 
     def identify(self, token: str | None) -> Key:
@@ -74,10 +74,10 @@ def _read(path: Path) -> KeySet | None:
 def _stamp_of(path: Path) -> tuple[int, ...] | None:
     """Returns a stamp that changes with the content: the file is always replaced as a whole."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+    return stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
 
 
 def _now() -> datetime:

@@ -36,19 +36,21 @@ class WindowCounter:
         self._storage: SlidingWindowCounterSupport = storage
         self._limiter = SlidingWindowCounterRateLimiter(storage)
 
-    async def take(self, key: Key, rate: int, num: int, taken: int) -> int:
+    async def take(self, key: Key, rate: int, num: int, num_counted: int) -> int:
         """Counts `num` images and returns 0, or returns the seconds after which they would pass.
 
-        taken: images of the same request that were counted before and come back with them.
+        num_counted: images of the same request that were counted before and come back with them.
         """
         item = RateLimitItemPerMinute(rate)
         if await self._limiter.hit(item, key.id, cost=num):
             return 0
         before, before_s, now, now_s = await self._window(item, key)
-        wait_s = _wait_s(rate - taken - num, before, before_s, now, max(0.0, now_s - RATE_WINDOW_S))
+        wait_s = _wait_s(
+            rate - num_counted - num, before, before_s, now, max(0.0, now_s - RATE_WINDOW_S)
+        )
         return max(1, math.ceil(wait_s + RATE_ROUNDING_S))
 
-    async def left(self, key: Key, rate: int) -> tuple[int, int]:
+    async def count_left(self, key: Key, rate: int) -> tuple[int, int]:
         """Returns how many images may be sent now, and the seconds that are left of the minute."""
         before, before_s, now, now_s = await self._window(RateLimitItemPerMinute(rate), key)
         counted = now + math.floor(before * before_s / RATE_WINDOW_S)

@@ -138,8 +138,8 @@ def listen(settings: "Settings", *, any_port: bool = False) -> socket.socket:
         # head is acknowledged.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         next_ports = range(settings.port + 1, min(settings.port + _NEXT_PORTS, _MAX_PORT) + 1)
-        others = (*next_ports, 0) if any_port else ()
-        _bind_first(listener, settings.host, (settings.port, *others))
+        other_ports = (*next_ports, 0) if any_port else ()
+        _bind_first(listener, settings.host, (settings.port, *other_ports))
         listener.listen(BACKLOG)  # from here on no other process can take the port
     except OSError as error:
         listener.close()
@@ -168,14 +168,14 @@ def _bind_first(listener: socket.socket, host: str, ports: Sequence[int]) -> Non
 
 
 def check_exposure(auth: "Auth", address: str) -> None:
-    """Raises ConfigInvalid where other machines reach the server and it has no keys.
+    """Raises ConfigInvalid for a server without keys that other machines reach.
 
     address: the numeric address that the socket is bound to.
     """
     local = ipaddress.ip_address(address.partition("%")[0]).is_loopback
     if auth.keys_file is None and auth.mode != "open" and not local:
         raise ConfigInvalid(
-            f"on {address} other machines would reach the server, and it has no API keys",
+            f"on {address} other machines would reach the server without API keys",
             remedy="make one with `mlcd keys create` and set MLCD_AUTH__KEYS_FILE,"
             " or set MLCD_AUTH__MODE=open",
         )

@@ -157,7 +157,7 @@ def _serve(
         failed: list[str] = []
 
         def watch(exploration: "Exploration", finish: Callable[[], None]) -> "asyncio.Task[None]":
-            return asyncio.create_task(_watched(exploration, finish, failed, url, once=once))
+            return asyncio.create_task(_watch(exploration, finish, failed, url, once=once))
 
         serve_on(listener, settings, begun, serving=serving, watch=watch)
     finally:
@@ -166,7 +166,7 @@ def _serve(
         raise ExplorationFailed(failed[0])
 
 
-async def _watched(
+async def _watch(
     exploration: "Exploration",
     finish: Callable[[], None],
     failed: list[str],
@@ -192,7 +192,7 @@ async def _tell_progress(
     once: bool,
 ) -> None:
     shown, terminal = "", sys.stderr.isatty()
-    stage, told = None, False
+    stage, has_shown_commands = None, False
     while True:
         now = exploration.board.now
         line = describe(now)
@@ -203,12 +203,12 @@ async def _tell_progress(
             if terminal:
                 click.echo("\r", nl=False, err=True)
             if now.stage == "done":
-                if not told:
+                if not has_shown_commands:
                     click.echo("The same, step by step:")
                     for command in exploration.commands():
                         click.echo(f"  {command}")
                 click.echo(line if once else f"{line}: {url}")
-                told = True
+                has_shown_commands = True
             else:
                 failed.append(now.error or "")
             if once or (failed and not now.pictures):

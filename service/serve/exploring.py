@@ -25,7 +25,7 @@ _log = logging.getLogger("mlcd.explore")
 
 
 @contextmanager
-def explored(app: FastAPI) -> Iterator[Exploration | None]:
+def run_exploration(app: FastAPI) -> Iterator[Exploration | None]:
     """Makes the exploration of the app's settings while the context lasts.
 
     Enter it in the event loop that serves the app.
@@ -54,9 +54,9 @@ def _exploration_of(app: FastAPI, resources: Resources) -> Exploration | None:
     facts = state.begin(place, settings.model)
     if settings.explore.clusters is not None:
         facts = state.update(facts, clusters=settings.explore.clusters)
-    store = resources.model.data.opened_store()
-    held = store.find(COLLECTION)
-    if held is not None and held.fingerprint != encoder.fingerprint:
+    store = resources.model.data.require_store()
+    existing = store.find(COLLECTION)
+    if existing is not None and existing.fingerprint != encoder.fingerprint:
         _log.warning("%s is explored anew: the state is that of another model", place)
         state.remove_clustering()
         state.pictures.unlink(missing_ok=True)
@@ -77,8 +77,8 @@ def _exploration_of(app: FastAPI, resources: Resources) -> Exploration | None:
 
 
 def _names_by_hand(state_dir: Path, centers: Path) -> dict[int, str]:
-    given = StoredNames(open_artifact(centers), state_dir).read().given
-    return {center: name for center in given.by_hand if (name := given.names[center]) is not None}
+    names = StoredNames(open_artifact(centers), state_dir).read().names
+    return {center: name for center in names.by_hand if (name := names.names[center]) is not None}
 
 
 def _give_name(state_dir: Path, centers: Path, center: int, name: str) -> None:

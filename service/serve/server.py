@@ -29,11 +29,11 @@ from mlcd.errors import ConfigInvalid
 from service.explore.exploration_thread import Exploration
 from service.host.allocator import keep_what_is_imported, keep_what_is_open
 from service.host.open_files import BACKLOG, affordable
-from service.host.signals import FINISH, StopSignals, canceled_by_a_signal
+from service.host.signals import FINISH, StopSignals, cancel_on_signal
 from service.http.app import create_app
 from service.http.connections import ConnectionBounds, HttpConnection
 from service.resources import Resources, open_resources
-from service.serve.exploring import explored
+from service.serve.exploring import run_exploration
 from service.serve.preparation import Begun, Stops, begin, prepare_process
 from service.settings import Settings, read_settings
 from service.telemetry.metrics import use_multiprocess_dir
@@ -84,7 +84,7 @@ async def _serve(
     stops: Stops,
     watch: Watch | None,
 ) -> None:
-    with canceled_by_a_signal(within_s=SERVER_CLOSE_S, stops=stops):
+    with cancel_on_signal(within_s=SERVER_CLOSE_S, stops=stops):
         async with open_resources(
             settings,
             begun.folder,
@@ -101,7 +101,7 @@ async def _serve(
             keep_what_is_open()
             serving(resources)
             del resources  # a switch must be able to free the model
-            with explored(app) as exploration:
+            with run_exploration(app) as exploration:
                 if exploration is not None and watch is not None:
                     watching = watch(exploration, server.finish)
                 await server.serve(sockets=[listener])
@@ -133,7 +133,7 @@ def _server(app: FastAPI, resources: Resources, stops: Stops) -> "_Server":
     server = _Server(config)
     stop = _Stop(server, app, settings)
     for number in stops:
-        asyncio.get_running_loop().add_signal_handler(number, stop.requested, number)
+        asyncio.get_running_loop().add_signal_handler(number, stop.request_stop, number)
     return server
 
 
@@ -172,7 +172,7 @@ class _Stop:
         self._server, self._app, self._settings = server, app, settings
         self._signals = StopSignals()
 
-    def requested(self, number: int) -> None:
+    def request_stop(self, number: int) -> None:
         """Begins the shutdown on a signal; a second one ends this process and the engine's."""
         if not self._signals.begins(number):
             return

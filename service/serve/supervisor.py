@@ -74,8 +74,8 @@ class Supervisor:
     async def _supervise(self, multiprocess_dir: Path) -> int:
         served = await self._start(0, multiprocess_dir)
         if served is not None:
-            others = range(1, self._settings.processes)
-            await asyncio.gather(*(self._start(slot, multiprocess_dir) for slot in others))
+            other_slots = range(1, self._settings.processes)
+            await asyncio.gather(*(self._start(slot, multiprocess_dir) for slot in other_slots))
         if served is not None and not self._stopping.is_set():
             self._announce(served)
         statuses = await asyncio.gather(
@@ -102,12 +102,12 @@ class Supervisor:
                 status,
                 pause_s,
             )
-            while not await self._started_again(slot, multiprocess_dir, pause_s):
+            while not await self._restart(slot, multiprocess_dir, pause_s):
                 if self._stopping.is_set():
                     return 0
                 pause_s = backoff.next_s()
 
-    async def _started_again(self, slot: int, multiprocess_dir: Path, pause_s: float) -> bool:
+    async def _restart(self, slot: int, multiprocess_dir: Path, pause_s: float) -> bool:
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._stopping.wait()

@@ -1,6 +1,6 @@
 """The log: one line per event on standard error, as JSON for programs and plain text on a terminal.
 
-A line has no payload, no key and no query string, and of an error only its kind and code lines.
+A line never has a payload, a key or a query string; of an error it has the kind and code lines.
 """
 
 import json
@@ -121,7 +121,9 @@ class QueuedLines(logging.Handler):
         try:
             line = self.format(record)
         except Exception as error:  # noqa: BLE001 - a wrong call of a library is not its caller's
-            line = self.format(_warning(f"a line of {record.name} has no text: {kinds(error)}"))
+            line = self.format(
+                _warning(f"a line of {record.name} cannot be formatted: {kinds(error)}")
+            )
         self._lines.put(line.encode(errors="backslashreplace").decode())
 
     def close(self) -> None:
@@ -134,14 +136,14 @@ class QueuedLines(logging.Handler):
         with suppress(BrokenPipeError, ValueError):
             closed = False
             while not closed:
-                taken = [self._lines.get()]
-                taken += [self._lines.get() for _ in range(self._lines.qsize())]
-                closed = None in taken
-                lines = [line for line in taken if line is not None]
+                queued = [self._lines.get()]
+                queued += [self._lines.get() for _ in range(self._lines.qsize())]
+                closed = None in queued
+                lines = [line for line in queued if line is not None]
                 if self._num_dropped:
                     num, self._num_dropped = self._num_dropped, 0
                     lines.append(self.format(_warning(f"{num} lines were dropped")))
-                for together in _joined(lines):
+                for together in _group_lines(lines):
                     self._write_together(together)
                 if not closed:
                     time.sleep(LOG_REST_S)
@@ -156,7 +158,7 @@ class QueuedLines(logging.Handler):
             self._num_dropped += len(lines)
 
 
-def _joined(lines: Sequence[str]) -> Iterator[list[str]]:
+def _group_lines(lines: Sequence[str]) -> Iterator[list[str]]:
     """Yields lines to be written at once: as much as a pipe takes whole from several processes."""
     together: list[str] = []
     size = 0
@@ -184,19 +186,19 @@ def _warning(message: str) -> logging.LogRecord:
 
 def kinds(error: BaseException | None) -> str:
     """Returns the class names of the error and of its causes, outermost first."""
-    found = []
+    names = []
     while error is not None:
-        found.append(type(error).__name__)
+        names.append(type(error).__name__)
         error = error.__cause__
-    return " from ".join(found)
+    return " from ".join(names)
 
 
 def places(error: BaseException) -> str:
     """Returns the modules and lines that the error passed, outermost first, with its cause's."""
-    found, trace = [], error.__traceback__
+    lines, trace = [], error.__traceback__
     while trace is not None:
-        found.append(f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}")
+        lines.append(f"{trace.tb_frame.f_globals.get('__name__', '?')}:{trace.tb_lineno}")
         trace = trace.tb_next
     cause = error.__cause__
     behind = "" if cause is None else f" from {type(cause).__name__} {places(cause)}"
-    return " > ".join(found[-_PLACES:]) + behind
+    return " > ".join(lines[-_PLACES:]) + behind

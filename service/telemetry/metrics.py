@@ -79,118 +79,126 @@ class Metrics:
         """
         self._registry = CollectorRegistry()
         self._multiprocess_dir = multiprocess_dir
-        self._instruments = made = Instruments(self._registry)
-        self._requests = made.counter(
+        self._instruments = instruments = Instruments(self._registry)
+        self._requests = instruments.counter(
             "mlcd_requests_total", "Requests answered.", "route", "status"
         )
-        self._durations = made.seconds("mlcd_request_duration_seconds", "Time to answer.", "route")
-        self._answers = made.summary(
+        self._durations = instruments.seconds(
+            "mlcd_request_duration_seconds", "Time to answer.", "route"
+        )
+        self._answers = instruments.summary(
             "mlcd_inference_request_seconds",
             "Time to answer a request with images or texts.",
             "outcome",
         )
-        self._stages = made.summary(
+        self._stages = instruments.summary(
             "mlcd_inference_stage_seconds",
             "Time of a request with images or texts in one stage.",
             "stage",
         )
-        self._latest = made.gauge(
+        self._latest = instruments.gauge(
             "mlcd_last_inference_timestamp_seconds", "When the latest inference ended.", mode="max"
         )
-        self._images = made.counter(
+        self._images = instruments.counter(
             "mlcd_images_total", "Images of requests: embedded, or rejected.", "outcome"
         )
-        self._decodes = made.seconds(
+        self._decodes = instruments.seconds(
             "mlcd_decode_duration_seconds", "Time to decode one image, queueing included.", "format"
         )
-        self._fetches = made.seconds(
+        self._fetches = instruments.seconds(
             "mlcd_fetch_duration_seconds",
             "Time to fetch one image by its URL, waiting and redirects included.",
             "outcome",
         )
-        self._waits = made.seconds(
+        self._waits = instruments.seconds(
             "mlcd_queue_wait_seconds", "Wait of a batch's first image for the engine."
         )
-        self._depths = made.gauge(
+        self._depths = instruments.gauge(
             "mlcd_queue_depth", "Images or texts that wait for a thread or an engine.", "stage"
         )
-        self._cache = made.counter(
+        self._cache = instruments.counter(
             "mlcd_cache_requests_total", "Images and texts looked up in a cache.", "tier", "result"
         )
-        self._cache_writes = made.counter(
+        self._cache_writes = instruments.counter(
             "mlcd_cache_writes_total", "Vectors to be written to Redis.", "result"
         )
-        self._cache_bytes = made.gauge(
+        self._cache_bytes = instruments.gauge(
             "mlcd_cache_bytes", "What vectors kept in server processes take."
         )
-        self._cache_up = made.gauge(
+        self._cache_up = instruments.gauge(
             "mlcd_cache_up", "Server processes that use the cache in Redis."
         )
-        self._batches = made.batches("mlcd_batch_size", "Images per inference.")
-        self._inferences = made.seconds(
+        self._batches = instruments.batches("mlcd_batch_size", "Images per inference.")
+        self._inferences = instruments.seconds(
             "mlcd_inference_duration_seconds", "Time of one inference.", "model", "backend"
         ).labels(model, engine)
-        self._lookups = made.seconds(
+        self._lookups = instruments.seconds(
             "mlcd_label_lookup_duration_seconds", "Time to find nearest centers.", "mode"
         )
-        self._labeled = made.counter(
+        self._labeled = instruments.counter(
             "mlcd_labeled_images_total",
             "Images that were labeled, by whether they lie beyond most members of their cluster.",
             "novel",
         )
-        self._labels_found = made.counter(
+        self._labels_found = instruments.counter(
             "mlcd_labels_found_total",
             "Rows with exact labels, by who found these.",
             "by",
         )
-        self._searches = made.seconds(
+        self._searches = instruments.seconds(
             "mlcd_index_search_duration_seconds", "Time to search a collection."
         )
         self._collections: Callable[[], Mapping[str, CollectionPort]] = dict
         self._unusable: Callable[[], Mapping[str, str]] = dict
         # Every process looks at the one queue, so its numbers count once.
-        self._jobs = made.gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
-        self._job_depth = made.gauge(
+        self._jobs = instruments.gauge("mlcd_jobs", "Batch jobs.", "state", mode="livemax")
+        self._job_depth = instruments.gauge(
             "mlcd_job_depth", "Tasks of jobs that wait for a worker.", mode="livemax"
         )
-        self._job_wait = made.gauge(
+        self._job_wait = instruments.gauge(
             "mlcd_job_oldest_wait_seconds",
             "How long the oldest queued job has waited.",
             mode="livemax",
         )
-        self._job_queue_up = made.gauge(
+        self._job_queue_up = instruments.gauge(
             "mlcd_job_queue_up", "Server processes that reach the queue of batch jobs."
         )
-        self._names_damaged = made.gauge(
+        self._names_damaged = instruments.gauge(
             "mlcd_center_names_damaged",
             "Server processes that cannot read a file of the centers' names.",
         )
-        self._job_workers = made.gauge("mlcd_job_workers", "Workers that live.", mode="livemax")
-        self._rejections = made.counter(
+        self._job_workers = instruments.gauge(
+            "mlcd_job_workers", "Workers that live.", mode="livemax"
+        )
+        self._rejections = instruments.counter(
             "mlcd_rejected_total", "Images, texts or requests refused.", "reason"
         )
-        self._drops = made.counter(
+        self._drops = instruments.counter(
             "mlcd_dropped_total", "Admitted images and texts not encoded.", "reason"
         )
-        self._held = made.gauge(
+        self._held = instruments.gauge(
             "mlcd_held",
             "What the server holds: connections; images, texts, pixels and bytes of requests.",
             "of",
         )
-        self._engines_up = made.gauge(
+        self._engines_up = instruments.gauge(
             "mlcd_engine_up", "Engines that can take batches, one per server process."
         )
-        self._restarts = made.counter(
+        self._restarts = instruments.counter(
             "mlcd_engine_restarts_total", "Times the engine's process was replaced."
         )
-        self._threads = made.gauge("mlcd_threads", "Threads that may compute at one time.", "of")
-        self._lags = made.seconds(
+        self._threads = instruments.gauge(
+            "mlcd_threads", "Threads that may compute at one time.", "of"
+        )
+        self._lags = instruments.seconds(
             "mlcd_event_loop_lag_seconds", "How late the event loop wakes a timer."
         )
-        self._processes = made.gauge("mlcd_processes", "Server processes that are up.")
+        self._processes = instruments.gauge("mlcd_processes", "Server processes that are up.")
         self._processes.set(1)
         labels = ("model", "fingerprint", "preprocess", "engine", "precision")
-        self._info = made.gauge("mlcd_model_info", "The served model.", *labels, mode="livemax")
+        self._info = instruments.gauge(
+            "mlcd_model_info", "The served model.", *labels, mode="livemax"
+        )
         self._info.labels(model, fingerprint, preprocess, engine, precision).set(1)
 
     def serve(
@@ -224,7 +232,7 @@ class Metrics:
         self._images.labels("embedded").inc(embedded)
         self._images.labels("rejected").inc(rejected)
 
-    def decoded(self, image_format: str, seconds: float) -> None:
+    def observe_decoding(self, image_format: str, seconds: float) -> None:
         self._decodes.labels(image_format).observe(seconds)
 
     def fetch(self, outcome: str, seconds: float) -> None:
@@ -233,9 +241,9 @@ class Metrics:
     def batch(self, size: int, inference_s: float, wait_s: float) -> None:
         self._batches.observe(size)
         self._waits.observe(wait_s)
-        self.inferred(inference_s)
+        self.observe_inference(inference_s)
 
-    def inferred(self, seconds: float) -> None:
+    def observe_inference(self, seconds: float) -> None:
         """Counts one inference: a part of `batch`, and for engines that make their own batches."""
         self._inferences.observe(seconds)
         self._latest.set_to_current_time()
@@ -268,7 +276,7 @@ class Metrics:
         with self._lookups.labels(mode).time():
             yield
 
-    def labeled(self, *, images: int, novel: int) -> None:
+    def count_labeled(self, *, images: int, novel: int) -> None:
         """Counts labeled images. novel: those beyond the quantile of their center."""
         self._labeled.labels("no").inc(images - novel)
         self._labeled.labels("yes").inc(novel)
@@ -311,13 +319,13 @@ class Metrics:
     def job_queue_up(self, *, up: bool) -> None:
         self._job_queue_up.set(up)
 
-    def rejected(self, reason: str) -> None:
+    def count_rejected(self, reason: str) -> None:
         self._rejections.labels(reason).inc()
 
-    def dropped(self, reason: str) -> None:
+    def count_dropped(self, reason: str) -> None:
         self._drops.labels(reason).inc()
 
-    def held(self, of: str, amount: Callable[[], int]) -> None:
+    def track_held(self, of: str, amount: Callable[[], int]) -> None:
         """Connects what the server holds of something. amount: called as that of `queue_depth`."""
         self._instruments.ask(self._held.labels(of), amount)
 
@@ -356,18 +364,18 @@ class Metrics:
         MultiProcessCollector(registry, path=str(self._multiprocess_dir))
         return generate_latest(registry)
 
-    def of_collections(self, seen: Callable[[str], bool] | None = None) -> bytes:
+    def of_collections(self, is_visible: Callable[[str], bool] | None = None) -> bytes:
         """Returns the metrics of the collections, which all server processes have.
 
-        It asks their store. seen: tells which of them are written, by name; None: their sums are,
-        without names.
+        It asks their store. is_visible: tells by name whether to write a collection; None: only
+        sums are written, without names.
         """
         opened, unusable = self._collections(), self._unusable()
-        if seen is not None:
-            opened = {name: one for name, one in opened.items() if seen(name)}
-            unusable = {name: reason for name, reason in unusable.items() if seen(name)}
+        if is_visible is not None:
+            opened = {name: collection for name, collection in opened.items() if is_visible(name)}
+            unusable = {name: reason for name, reason in unusable.items() if is_visible(name)}
         return generate_latest(
-            CollectionMetrics(opened, num_unusable=len(unusable), names=seen is not None)
+            CollectionMetrics(opened, num_unusable=len(unusable), names=is_visible is not None)
         )
 
 
@@ -396,13 +404,13 @@ class CollectionMetrics(Collector):
         if self._names:
             yield from _by_name(dict(islice(figures.items(), _MAX_NAMED)))
         else:
-            yield from _summed([*figures.values()])
+            yield from _sum_up([*figures.values()])
 
     def _read(self) -> Iterator[tuple[str, dict[str, float | None]]]:
         """Yields the values of each collection; of one that is away, or deleted, there are none."""
-        for name, one in self._opened.items():
+        for name, collection in self._opened.items():
             try:
-                yield name, _figures(one)
+                yield name, _figures(collection)
             except StoreUnreachable:
                 return  # the others are in the same store
             except NotFound:
@@ -424,18 +432,18 @@ def _figures(collection: "CollectionPort") -> dict[str, float | None]:
 
 
 def _by_name(figures: Mapping[str, Mapping[str, float | None]]) -> Iterator[GaugeMetricFamily]:
-    for what, meaning in {**_COUNTED, "recall": _RECALL}.items():
-        family = GaugeMetricFamily(f"mlcd_collection_{what}", meaning, labels=["collection"])
+    for figure, meaning in {**_COUNTED, "recall": _RECALL}.items():
+        family = GaugeMetricFamily(f"mlcd_collection_{figure}", meaning, labels=["collection"])
         for name, facts in figures.items():
-            if (value := facts[what]) is not None:
+            if (value := facts[figure]) is not None:
                 family.add_metric([name], value)
         yield family
 
 
-def _summed(figures: Sequence[Mapping[str, float | None]]) -> Iterator[GaugeMetricFamily]:
-    for what, meaning in _COUNTED.items():
-        total = sum(facts[what] or 0 for facts in figures)
-        yield GaugeMetricFamily(f"mlcd_collection_{what}", meaning, value=total)
+def _sum_up(figures: Sequence[Mapping[str, float | None]]) -> Iterator[GaugeMetricFamily]:
+    for figure, meaning in _COUNTED.items():
+        total = sum(facts[figure] or 0 for facts in figures)
+        yield GaugeMetricFamily(f"mlcd_collection_{figure}", meaning, value=total)
     recalls = [recall for facts in figures if (recall := facts["recall"]) is not None]
     if recalls:
         yield GaugeMetricFamily("mlcd_collection_recall", _RECALL, value=min(recalls))

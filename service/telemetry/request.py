@@ -32,8 +32,8 @@ class RequestRecord:
     @property
     def counts(self) -> dict[str, int]:
         """The numbers of images and of texts, where the request has any."""
-        given = {"images": self.num_images, "texts": self.num_texts}
-        return {name: num for name, num in given.items() if num is not None}
+        counts = {"images": self.num_images, "texts": self.num_texts}
+        return {name: num for name, num in counts.items() if num is not None}
 
     @property
     def trace_ids(self) -> tuple[str, str] | None:
@@ -85,7 +85,7 @@ def stage_s(stage: str) -> float | None:
 
 
 @contextmanager
-def timed(stage: str) -> Iterator[None]:
+def time_stage(stage: str) -> Iterator[None]:
     started = time.perf_counter()
     try:
         yield
@@ -93,7 +93,7 @@ def timed(stage: str) -> Iterator[None]:
         took(stage, started, time.perf_counter())
 
 
-def received_trace(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+def read_trace(headers: Mapping[bytes, bytes]) -> dict[str, str]:
     """Returns the trace headers of a request; none where they are malformed or missing."""
     parent = headers.get(b"traceparent", b"").decode("latin-1")
     if not _TRACEPARENT.fullmatch(parent):

@@ -19,15 +19,15 @@ class TowerMetrics(Protocol):
 
     def batch(self, size: int, inference_s: float, wait_s: float) -> None: ...
 
-    def inferred(self, seconds: float) -> None: ...
+    def observe_inference(self, seconds: float) -> None: ...
 
-    def rejected(self, reason: str) -> None: ...
+    def count_rejected(self, reason: str) -> None: ...
 
-    def dropped(self, reason: str) -> None: ...
+    def count_dropped(self, reason: str) -> None: ...
 
 
 class TextMetrics:
-    """The `TowerMetrics` of texts; a server without a tower of texts has none of them."""
+    """The `TowerMetrics` of texts; a server without a text tower lacks them."""
 
     def __init__(self, instruments: Instruments, depths: Gauge, images: TowerMetrics) -> None:
         """Registers the metrics.
@@ -59,7 +59,7 @@ class TextMetrics:
         self._texts.labels("embedded").inc(embedded)
         self._texts.labels("rejected").inc(rejected)
 
-    def tokenized(self, seconds: float) -> None:
+    def observe_tokenization(self, seconds: float) -> None:
         self._tokenizations.observe(seconds)
 
     def engine_up(self, up: Callable[[], bool]) -> None:
@@ -74,13 +74,13 @@ class TextMetrics:
     def batch(self, size: int, inference_s: float, wait_s: float) -> None:
         self._batches.observe(size)
         self._waits.observe(wait_s)
-        self.inferred(inference_s)
+        self.observe_inference(inference_s)
 
-    def inferred(self, seconds: float) -> None:
+    def observe_inference(self, seconds: float) -> None:
         self._inferences.observe(seconds)
 
-    def rejected(self, reason: str) -> None:
-        self._images.rejected(reason)
+    def count_rejected(self, reason: str) -> None:
+        self._images.count_rejected(reason)
 
-    def dropped(self, reason: str) -> None:
-        self._images.dropped(reason)
+    def count_dropped(self, reason: str) -> None:
+        self._images.count_dropped(reason)

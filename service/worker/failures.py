@@ -80,7 +80,7 @@ def _problem_of(error: BaseException) -> JobProblem:
     return JobProblem("internal-error", "a worker failed on this task; its log says where", _AGAIN)
 
 
-def stalled(seconds: float) -> JobProblem:
+def describe_stall(seconds: float) -> JobProblem:
     """Returns the problem of a worker that has made no progress for so many seconds."""
     return JobProblem(
         "stalled",
@@ -103,10 +103,10 @@ def is_fatal(error: BaseException, stage: Stage) -> bool:
 
 def line_of(thread: int | None) -> str:
     """Returns the modules and lines of our own code that a thread is in, outermost first."""
-    found, frame = [], sys._current_frames().get(thread or 0)  # noqa: SLF001 - documented
+    lines, frame = [], sys._current_frames().get(thread or 0)  # noqa: SLF001 - documented
     while frame is not None:
         name = str(frame.f_globals.get("__name__", "?"))
         if name.startswith(_OURS):
-            found.append(f"{name}:{frame.f_lineno}")
+            lines.append(f"{name}:{frame.f_lineno}")
         frame = frame.f_back
-    return " > ".join(reversed(found[:_PLACES]))
+    return " > ".join(reversed(lines[:_PLACES]))

@@ -42,12 +42,12 @@ from service.timings import (
 from service.worker.failures import (
     EngineDown,
     Stopped,
+    describe_stall,
     is_fatal,
     is_misfit,
     line_of,
     problem_of,
     reason_of,
-    stalled,
 )
 from service.worker.others import ForeignJobs, LeftJobs
 from service.worker.task import Outcome, TaskRunner, Watch
@@ -128,7 +128,7 @@ class Worker:
         """Works until a signal; with `drain` until no job of this model can be done."""
         self._drains = drain
         for number in STOPS:
-            signal.signal(number, self._told_to_stop)
+            signal.signal(number, self._handle_signal)
         try:
             self._run()
         finally:
@@ -155,7 +155,7 @@ class Worker:
         """Begins no task for so long."""
         self._claim_due_s = time.monotonic() + seconds
 
-    def _told_to_stop(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal; a second one ends the process at once."""
         del frame
         if not self._signals.begins(number):
@@ -261,7 +261,7 @@ class Worker:
         line = line_of(watch.thread)
         message = "%s hangs: no image was done for %g s (%s); the worker ends, start it again"
         _log.error(message, _name(work), self._stall_s, line, extra={"fields": facts})
-        self._retrying.once(lambda: self._queue.failed(work, stalled(self._stall_s)))
+        self._retrying.once(lambda: self._queue.fail(work, describe_stall(self._stall_s)))
         _end_process(_STALLED)
 
     def _leave(self, work: Work, error: BaseException) -> None:
@@ -274,7 +274,7 @@ class Worker:
             extra={"fields": facts},
         )
         self._left.add(work)
-        self._report(lambda: self._queue.refused(work, problem))
+        self._report(lambda: self._queue.refuse(work, problem))
 
     def _report(self, report: Callable[[], None]) -> None:
         """Reports to the queue as often as it takes: a task without a report is done again."""
@@ -285,9 +285,9 @@ class Worker:
 
     def _report_done(self, work: Work, outcome: Outcome) -> None:
         if outcome.sizes is None:
-            self._queue.completed(work, failed_items=outcome.failed_items)
+            self._queue.complete(work, failed_items=outcome.failed_items)
         else:
-            self._queue.planned(work, outcome.sizes, damaged_files=outcome.damaged_files)
+            self._queue.finish_plan(work, outcome.sizes, damaged_files=outcome.damaged_files)
 
     def _report_failed(self, work: Work, error: Exception) -> None:
         problem = problem_of(error)
@@ -302,7 +302,7 @@ class Worker:
         fatal = is_fatal(error, work.stage)
         if self._drains and work.stage == "discard" and work.attempt >= MAX_ATTEMPTS:
             self._left.add(work)  # there is no end to it
-        self._report(lambda: self._queue.failed(work, problem, fatal=fatal))
+        self._report(lambda: self._queue.fail(work, problem, fatal=fatal))
         self._rest(AFTER_FAILURE_S)
 
 

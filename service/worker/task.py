@@ -90,7 +90,7 @@ class TaskRunner:
         """
         watch.thread = threading.get_ident()
         try:
-            return self._performed(work, watch)
+            return self._perform(work, watch)
         except Exception as error:
             self._opened = None
             is_busy = isinstance(error, Overloaded)  # with the requests of servers
@@ -98,7 +98,7 @@ class TaskRunner:
                 raise EngineDown from error
             raise
 
-    def _performed(self, work: Work, watch: Watch) -> Outcome:
+    def _perform(self, work: Work, watch: Watch) -> Outcome:
         self._roots.check_places(work.spec.input, work.spec.output)
         self._work_at(artifact_path(work.spec.output))
         if work.stage == "discard":

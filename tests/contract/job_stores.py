@@ -30,7 +30,7 @@ def planned(store, sizes, number=0):
     job_id = submitted(store, number)
     work = claim(store)
     assert (work.job_id, work.stage, work.shard, work.attempt) == (job_id, "plan", None, 1)
-    store.planned(work, sizes)
+    store.finish_plan(work, sizes)
     return job_id
 
 
@@ -40,9 +40,9 @@ def finish(store, job_id):
     while (work := claim(store)) is not None:
         assert work.job_id == job_id
         if work.stage == "plan":
-            store.planned(work, [10, 10])
+            store.finish_plan(work, [10, 10])
         else:
-            store.completed(work)
+            store.complete(work)
         done.append((work.stage, work.shard))
     return done
 

@@ -32,7 +32,7 @@ def test_a_job_goes_from_plan_over_its_shards_to_the_manifest(store):
     assert (plan.stage, plan.spec) == ("plan", job.spec)
     assert store.get(job.id).state == "running"
     assert claim(store) is None
-    store.planned(plan, [10, 20, 5])
+    store.finish_plan(plan, [10, 20, 5])
     shards = [claim(store) for _ in range(3)]
     assert [work.shard for work in shards] == [0, 1, 2]
     assert claim(store) is None
@@ -40,13 +40,13 @@ def test_a_job_goes_from_plan_over_its_shards_to_the_manifest(store):
     assert store.get(job.id).done == 7
     for number, work in enumerate(shards):
         assert work.stage == "shard"
-        store.completed(work, failed_items=number)
+        store.complete(work, failed_items=number)
     job = store.get(job.id)
     found = (job.state, job.shards, job.shards_done, job.images, job.done, job.failed_items)
     assert found == ("running", 3, 3, 35, 35, 3)
     publish = claim(store)
     assert (publish.stage, publish.shard) == ("publish", None)
-    store.completed(publish)
+    store.complete(publish)
     job = store.get(job.id)
     assert (job.state, job.problem) == ("succeeded", None)
     assert job.created_s <= job.started_s <= job.ended_s
@@ -84,7 +84,7 @@ def test_what_a_worker_tells_never_falls_and_is_never_more_than_there_is(store):
         store.renew(work, lease_s=LONG_S, done=done)
         told.append(store.get(job_id).done)
     assert told == [4, 4, 10]
-    store.completed(work, failed_items=99)
+    store.complete(work, failed_items=99)
     assert (store.get(job_id).done, store.get(job_id).failed_items) == (10, 10)
 
 
@@ -93,12 +93,12 @@ def test_a_late_plan_has_no_effect(store):
     late = claim(store, "late", SHORT_S)
     pass_away()
     again = claim(store)
-    store.planned(again, [4, 4])
-    store.planned(late, [1])
+    store.finish_plan(again, [4, 4])
+    store.finish_plan(late, [1])
     job = store.get(job_id)
     assert (job.shards, job.images) == (2, 8)
     for _ in range(2):
-        store.completed(claim(store))
+        store.complete(claim(store))
     assert store.get(job_id).done == 8
 
 
@@ -106,12 +106,12 @@ def test_a_fatal_failure_ends_the_job_at_once_and_a_retry_completes_it(store):
     job_id = planned(store, [10, 10, 10, 10])
     full, writing, waiting = (claim(store) for _ in range(3))
     problem = JobProblem("no-space", "the disk of the output is full", "free space, then retry")
-    store.failed(full, problem, fatal=True)
+    store.fail(full, problem, fatal=True)
     job = store.get(job_id)
     assert (job.state, job.problem, job.shards_failed) == ("failed", problem, 0)
     assert claim(store) is None
     assert not store.renew(waiting, lease_s=LONG_S)
-    store.completed(writing)  # its part is there all the same
+    store.complete(writing)  # its part is there all the same
     store.release(waiting)
     assert store.get(job_id).state == "failed"
     assert store.depth() == 0
@@ -143,11 +143,11 @@ def test_after_a_cancel_nothing_is_leased_but_discard_when_workers_have_let_go(s
     assert claim(store) is None
     with pytest.raises(Conflict, match=job_id):
         submitted(store)  # what was written there is not cleared away yet
-    store.completed(other)
+    store.complete(other)
     discard = claim(store)
     assert (discard.stage, discard.shard) == ("discard", None)
     assert store.renew(discard, lease_s=LONG_S)
-    store.completed(discard)
+    store.complete(discard)
     assert store.get(job_id).state == "canceled"
     assert claim(store) is None
     assert submitted(store) != job_id
@@ -160,7 +160,7 @@ def test_a_hundred_thousand_shards_are_claimed_one_by_one(store):
     for number in range(50):
         work = claim(store)
         assert work.shard == number
-        store.completed(work)
+        store.complete(work)
     assert store.get(job_id).done == 50_000
     assert store.depth() == 99_950
 
@@ -173,7 +173,7 @@ def test_a_task_that_failed_is_leased_again_after_ever_longer_pauses_and_the_oth
     job_id = planned(store, [10, 10, 10])
     first = claim(store)
     failed_s = time.monotonic()
-    store.failed(first, BROKEN)
+    store.fail(first, BROKEN)
     assert claim(store).shard == 1
     assert claim(store).shard == 2
     assert claim(store) is None
@@ -182,7 +182,7 @@ def test_a_task_that_failed_is_leased_again_after_ever_longer_pauses_and_the_oth
     assert (again.shard, again.attempt) == (0, 2)
     assert time.monotonic() - failed_s >= 1.0
     failed_s = time.monotonic()
-    store.failed(again, BROKEN)
+    store.fail(again, BROKEN)
     assert until_claimed(store).attempt == 3
     assert time.monotonic() - failed_s >= 1.5
 
@@ -198,9 +198,9 @@ def until_claimed(store):
 def test_a_pause_keeps_no_other_job_waiting_and_a_retry_ends_it(store, monkeypatch):
     monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", LONG_S)
     job_id = planned(store, [10, 10])
-    store.failed(claim(store), BROKEN)
+    store.fail(claim(store), BROKEN)
     other = submitted(store, 1)
-    store.failed(claim(store), JobProblem("disk-full", "full"), fatal=True)
+    store.fail(claim(store), JobProblem("disk-full", "full"), fatal=True)
     assert claim(store).job_id == other
     store.retry(job_id)
     assert sorted(claim(store).shard for _ in range(2)) == [0, 1]
@@ -212,7 +212,7 @@ def test_a_worker_that_cannot_do_a_job_leaves_it_to_others_uncounted_and_the_job
     for _ in range(2 * MAX_ATTEMPTS):
         work = claim(store)
         assert work.attempt == 1
-        store.refused(work, misfit)
+        store.refuse(work, misfit)
     job = store.get(job_id)
     assert (job.state, job.problem, store.events(job_id)[-1].job) == ("running", misfit, job)
     later = submitted(store, 1)
@@ -220,9 +220,9 @@ def test_a_worker_that_cannot_do_a_job_leaves_it_to_others_uncounted_and_the_job
     assert store.claim("w", [MODEL], lease_s=LONG_S, exclude={job_id}) is None
     work = claim(store)
     assert store.get(job_id).problem == misfit  # it may be the next one that cannot
-    store.completed(work)
+    store.complete(work)
     assert store.get(job_id).problem is None
-    store.refused(claim(store), misfit)
+    store.refuse(claim(store), misfit)
     assert store.cancel(job_id).problem is None
 
 

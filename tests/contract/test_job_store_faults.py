@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_a_record_that_cannot_be_read_stops_no_other_job(store, damage, caplog):
         pages.append(store.page(limit=1, cursor=pages[-1].cursor))
     assert [job.id for page in pages for job in page.jobs] == [ids[1]]
     assert len(pages) == 3
-    store.planned(work, [10])
+    store.finish_plan(work, [10])
     assert finish(store, ids[1]) == [("shard", 0), ("publish", None)]
     store.stats()
     assert store.sweep(longer_than_s=0, more_than=0) == 1
@@ -80,30 +81,6 @@ def test_a_record_that_cannot_be_read_stops_no_other_job(store, damage, caplog):
     told = [record.message for record in caplog.records]
     assert len(told) == 2
     assert all(any(job_id in line for line in told) for job_id in (ids[0], ids[2]))
-
-
-def test_a_record_that_was_repaired_is_found_again_and_a_damaged_one_told_of_once(
-    store, damage, caplog, monkeypatch
-):
-    monkeypatch.setattr("service.jobs.damaged.DAMAGED_REST_S", SHORT_S)
-    job_id, other = submitted(store), submitted(store, 1)
-    kept = {each: store._database.read(each) for each in (job_id, other)}
-    for each in kept:
-        damage["record"](each)
-    assert claim(store) is None
-    assert not store.pending([MODEL])
-    pass_away()
-    assert claim(store) is None
-    assert len(caplog.records) == 2
-    store._database.transact(lambda transaction: transaction.save(kept[job_id]))
-    assert claim(store) is None  # it is not looked at with every claim
-    pass_away()
-    assert claim(store).job_id == job_id
-    store.cancel(job_id)
-    assert len(caplog.records) == 2
-    damage["record"](job_id)  # once more
-    store.page(limit=5)
-    assert len(caplog.records) == 3
 
 
 def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(
@@ -118,7 +95,7 @@ def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(
             execute(where, f"DELETE FROM {table}")
     assert not store.renew(lost, lease_s=LONG_S)
     store.release(lost)
-    store.completed(done)
+    store.complete(done)
     told = [record.message for record in caplog.records]
     assert len(told) == 2
     for line in told:
@@ -127,18 +104,8 @@ def test_a_job_that_is_gone_from_the_queue_is_told_of_once_by_who_works_on_it(
     submitted(store)
     plan = claim(store)
     store._database.transact(lambda transaction: transaction.wipe(plan.job_id))
-    store.planned(plan, [10])
+    store.finish_plan(plan, [10])
     assert len(caplog.records) == 3
-
-
-def test_after_an_event_that_a_job_has_not_come_to_is_its_last_one(store):
-    """This happens if an older queue was restored while a client watched the newer one."""
-    job_id = submitted(store)
-    store.planned(claim(store), [10])
-    events = store.events(job_id)
-    assert len(events) > 1
-    assert store.events(job_id, events[-1].id + 1) == store.events(job_id, 2**40) == events[-1:]
-    assert store.events(job_id, events[-1].id) == []
 
 
 def test_many_records_that_cannot_be_read_keep_no_job_waiting_for_ever(store, damage):
@@ -157,7 +124,7 @@ def test_a_cancel_removes_a_record_that_cannot_be_read_with_all_its_names(store,
     with pytest.raises(NotFound, match="forgotten"):
         store.cancel(job.id)
     assert store.page(limit=10).jobs == []
-    assert store.submitted("k") is None
+    assert store.find_submitted("k") is None
     assert store.submit(spec(), key="k")[1]
     assert store.depth() == 1
 
@@ -167,7 +134,7 @@ def test_what_a_worker_tells_of_a_record_that_cannot_be_read_has_no_effect(store
     work = claim(store)
     damage["record"](work.job_id)
     assert not store.renew(work, lease_s=LONG_S)
-    store.completed(work)
+    store.complete(work)
     store.release(work)
 
 
@@ -188,7 +155,7 @@ def test_what_is_left_to_be_done_is_pending_be_it_to_clear_away(store):
     store.cancel(job_id)
     assert store.pending([MODEL])  # though nothing can be claimed while the lease lasts
     store.release(plan)
-    store.completed(claim(store))
+    store.complete(claim(store))
     assert not store.pending([MODEL])
 
 
@@ -252,7 +219,7 @@ def test_a_pause_is_no_longer_for_a_clock_that_is_set_back(store, monkeypatch):
         monkeypatch.setattr(f"service.jobs.{module}.LONGEST_PAUSE_S", 0.3)
     clock = Offset(store)
     planned(store, [10])
-    store.failed(claim(store), BROKEN)
+    store.fail(claim(store), BROKEN)
     clock.seconds -= HOUR_S
     claim(store)
     time.sleep(0.4)
@@ -327,30 +294,33 @@ def test_a_signal_is_heard_while_another_process_writes(where, store, monkeypatc
 
 
 @sqlite_only
-def test_a_file_that_was_removed_is_told_and_one_that_was_put_back_is_used(
+def test_a_file_that_was_removed_or_replaced_is_refused_until_a_restart(
     where, store, tmp_path, caplog
 ):
     job_id = submitted(store)
     store.close()
     with contextlib.closing(open_queue(read_settings(where))) as running:
-        shutil.copy(file_of(where), tmp_path / "kept")
+        shutil.copy(file_of(where), tmp_path / "older")
         submitted(running, 1)
-        file_of(where).unlink()
-        for ask in (
-            lambda: running.page(limit=5),
-            lambda: submitted(running, 2),
-            lambda: claim(running),
+        for change in (
+            file_of(where).unlink,
+            partial((tmp_path / "older").replace, file_of(where)),
         ):
-            with pytest.raises(Unavailable, match="was removed") as told:
-                ask()
-            assert str(tmp_path) not in str(told.value)
+            change()
+            for call in (
+                lambda: running.page(limit=5),
+                lambda: submitted(running, 2),
+                lambda: claim(running),
+            ):
+                with pytest.raises(Unavailable, match="was removed or replaced") as told:
+                    call()
+                assert str(tmp_path) not in str(told.value)
         (record,) = caplog.records
         assert str(file_of(where)) in record.message
-        for suffix in ("-wal", "-shm"):
-            file_of(where).with_name(f"queue.sqlite{suffix}").unlink(missing_ok=True)
-        (tmp_path / "kept").replace(file_of(where))
-        assert [job.id for job in running.page(limit=5).jobs] == [job_id]
-        assert claim(running).job_id == job_id
+    for suffix in ("-wal", "-shm"):
+        file_of(where).with_name(f"queue.sqlite{suffix}").unlink(missing_ok=True)
+    with contextlib.closing(open_queue(read_settings(where))) as restarted:
+        assert [job.id for job in restarted.page(limit=5).jobs] == [job_id]
 
 
 @sqlite_only

@@ -44,8 +44,8 @@ def test_one_key_makes_one_job(opened):
     assert new
     assert store.submit(spec(1), key="k") == (job, False)
     assert opened().submit(spec(1), key="k") == (job, False)
-    assert store.submitted("k") == job
-    assert store.submitted("other") is None
+    assert store.find_submitted("k") == job
+    assert store.find_submitted("other") is None
     with pytest.raises(Conflict, match="another job"):
         store.submit(spec(2), key="k")
     finish(store, job.id)
@@ -70,7 +70,7 @@ def test_the_jobs_of_one_owner_are_listed_page_by_page_among_those_of_others(sto
     assert len(store.page(limit=50).jobs) == 30
     store.check_owner(ids[0], "a")
     for job_id, owner in ((ids[0], "b"), (ids[2], "a"), (NO_JOB, "a"), ("x", "a")):
-        with pytest.raises(NotFound, match="no such job"):
+        with pytest.raises(NotFound, match="unknown job"):
             store.check_owner(job_id, owner)
 
 
@@ -80,7 +80,7 @@ def test_two_jobs_never_write_to_one_output(store):
         submitted(store)
     finish(store, first)
     second = submitted(store)
-    store.failed(claim(store), BROKEN, fatal=True)
+    store.fail(claim(store), BROKEN, fatal=True)
     third = submitted(store)
     with pytest.raises(Conflict, match=third):
         store.retry(second)
@@ -128,7 +128,7 @@ def test_events_are_every_change_in_order_and_resume_by_id(store):
     work = claim(store)
     assert store.renew(work, lease_s=LONG_S, done=4)
     assert store.renew(work, lease_s=LONG_S, done=4)  # says nothing new
-    store.completed(work, failed_items=1)
+    store.complete(work, failed_items=1)
     new = store.events(job_id, last.id)
     assert [(event.job.done, event.job.failed_items) for event in new] == [(4, 0), (10, 1)]
     assert [event.id for event in new] == [last.id + 1, last.id + 2]
@@ -148,7 +148,7 @@ def test_of_events_the_last_few_are_kept(store):
 def test_an_unknown_job_is_not_found(store):
     for act in (store.get, store.events, store.cancel, store.retry):
         for job_id in (NO_JOB, "", "x", "../../etc", "é" * 20):
-            with pytest.raises(NotFound, match="no such job"):
+            with pytest.raises(NotFound, match="unknown job"):
                 act(job_id)
 
 
@@ -159,7 +159,7 @@ def test_the_depth_is_what_waits_to_be_claimed(store):
     assert store.depth() == 6
     work = claim(store)
     assert store.depth() == 5
-    store.failed(work, BROKEN)
+    store.fail(work, BROKEN)
     assert store.depth() == 6
 
 
@@ -189,14 +189,14 @@ def failed_shards(store, sizes, broken):
     job_id = planned(store, sizes)
     while (work := claim(store)) is not None:
         if work.shard in broken:
-            store.failed(
+            store.fail(
                 work,
                 JobProblem(
                     "undecodable", f"shard {work.shard}, attempt {work.attempt}", "look at it"
                 ),
             )
         else:
-            store.completed(work)
+            store.complete(work)
     return job_id
 
 
@@ -218,7 +218,7 @@ def test_the_shards_that_have_failed_are_listed_with_their_reasons(store):
     store.retry(job_id)
     assert store.failures(job_id, limit=10).failures == []
     lost = [claim(store, lease_s=SHORT_S) for _ in range(3)]
-    store.completed(lost[0])
+    store.complete(lost[0])
     for _ in range(3):
         pass_away()
         while claim(store, lease_s=SHORT_S) is not None:
@@ -234,17 +234,17 @@ def test_a_job_without_failed_shards_has_none_to_list(store):
     job_id = submitted(store)
     for _ in range(3):
         assert store.failures(job_id, limit=10).failures == []
-        store.failed(claim(store), BROKEN)  # the plan
+        store.fail(claim(store), BROKEN)  # the plan
     assert store.get(job_id).state == "failed"
     assert store.failures(job_id, limit=10).failures == []
 
 
 def test_files_that_could_not_be_listed_are_counted(store):
     job_id = submitted(store)
-    store.planned(claim(store), [10], damaged_files=3)
+    store.finish_plan(claim(store), [10], damaged_files=3)
     assert store.get(job_id).damaged_files == 3
     store.cancel(job_id)
-    store.completed(claim(store))
+    store.complete(claim(store))
     assert store.retry(job_id).damaged_files == 0
 
 
@@ -275,11 +275,11 @@ def test_jobs_that_ended_long_ago_are_forgotten_with_their_keys_and_the_others_s
                 act(job_id)
     assert [job.id for job in store.page(limit=10).jobs] == [live, new]
     assert store.stats().jobs == {"succeeded": 1, "running": 1}
-    assert store.submitted("new").id == new
-    assert store.submitted("old") is None
+    assert store.find_submitted("new").id == new
+    assert store.find_submitted("old") is None
     again, is_new = store.submit(spec(4), key="old")
     assert (is_new, again.id > live) == (True, True)
-    store.completed(work)
+    store.complete(work)
     assert store.get(live).shards_done == 1
 
 
@@ -288,7 +288,7 @@ def test_of_too_many_ended_jobs_those_that_ended_first_are_forgotten(store):
     ids = []
     for number in range(1, 6):
         job_id = submitted(store, number)
-        store.failed(store.claim("w", [MODEL], lease_s=LONG_S, exclude={slow}), BROKEN, fatal=True)
+        store.fail(store.claim("w", [MODEL], lease_s=LONG_S, exclude={slow}), BROKEN, fatal=True)
         ids.append(job_id)
     finish(store, slow)  # the first to begin and the last to end
     assert store.sweep(longer_than_s=LONG_S, more_than=2) == 4
@@ -303,7 +303,7 @@ def test_what_is_not_over_is_never_forgotten(store):
     held, other = claim(store), claim(store)
     canceled = planned(store, [10], 3)
     store.cancel(canceled)
-    store.failed(other, BROKEN, fatal=True)
+    store.fail(other, BROKEN, fatal=True)
     submitted(store, 4)
     assert store.sweep(longer_than_s=0, more_than=1) == 0
     assert len(store.page(limit=10).jobs) == 4
@@ -311,7 +311,7 @@ def test_what_is_not_over_is_never_forgotten(store):
     assert store.sweep(longer_than_s=0, more_than=1) == 1
     discard = claim(store)
     assert (discard.job_id, discard.stage) == (canceled, "discard")
-    store.completed(discard)
+    store.complete(discard)
     assert store.sweep(longer_than_s=0, more_than=1) == 1
     assert {job.id for job in store.page(limit=10).jobs}.isdisjoint({failing, canceled})
 
@@ -320,7 +320,7 @@ def test_nothing_is_left_of_what_was_forgotten(store, where, request):
     """Whatever there was of it: events, sizes, failures, names."""
     empty = content(where, request)
     store.submit(spec(1), key="k")
-    finish(store, store.submitted("k").id)
+    finish(store, store.find_submitted("k").id)
     failed_shards(store, [10, 10], {1})
     canceled = submitted(store, 5)
     store.cancel(canceled)

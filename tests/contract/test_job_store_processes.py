@@ -20,9 +20,9 @@ while True:
         work = store.claim("w", [sys.argv[2]], lease_s=1)
         time.sleep(0.01)
         if work is not None and work.stage == "plan":
-            store.planned(work, [1] * 60)
+            store.finish_plan(work, [1] * 60)
         elif work is not None:
-            store.completed(work)
+            store.complete(work)
     except Unavailable:
         time.sleep(0.1)
 """

@@ -284,7 +284,7 @@ def test_a_key_for_some_collections_sees_the_jobs_that_it_submitted(anyone, keys
     ):
         for job_id, headers in ((theirs, one), (mine, other)):
             answer = anyone.request(method, f"/v1/jobs/{job_id}{path}", headers=headers)
-            assert (answer.status_code, "no such job" in answer.text) == (404, True), answer.text
+            assert (answer.status_code, "unknown job" in answer.text) == (404, True), answer.text
     assert anyone.get(f"/v1/jobs/{theirs}", headers=everything).json()["state"] == "queued"
     refused = submit("collections/theirs", one, "index")
     assert (refused.status_code, refused.json()["param"]) == (403, "output")
@@ -596,5 +596,5 @@ def test_a_server_without_a_usable_keys_file_does_not_start(tmp_path):
     )
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "holds no valid key: `mlcd keys create` makes one" in output
+    assert "must hold a valid key: `mlcd keys create` makes one" in output
     assert output.count("\n") == 1

@@ -195,7 +195,7 @@ def test_collections_are_made_filled_searched_changed_and_deleted(mlcd_client, p
         assert mlcd_client.item(name, odd).id == odd
     finally:
         mlcd_client.delete_collection(name)
-    with pytest.raises(RefusedNotFound, match="no such collection"):
+    with pytest.raises(RefusedNotFound, match="collection does not exist"):
         mlcd_client.collection(name)
 
 

@@ -130,7 +130,7 @@ JSON = {"Content-Type": "application/json"}
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        (b'{"items": [{"id": "a", "embedding": [NaN]}]}', 400, "not JSON"),
+        (b'{"items": [{"id": "a", "embedding": [NaN]}]}', 400, "must be JSON"),
         (b"{}", 400, "`items`"),
         (b'{"items": []}', 400, "`items`"),
         (json.dumps({"items": [1] * 65}), 413, "max_images"),
@@ -144,7 +144,7 @@ def test_a_batch_that_is_none_is_refused(client, photos, body, status, said):
 def test_a_form_says_which_file_is_which_item(client, photos, picture):
     for given, said in [
         ({}, "`items`"),
-        ({"items": "x"}, "not JSON"),
+        ({"items": "x"}, "must be JSON"),
         ({"items": "3"}, "list"),
         ({"items": "[]"}, "entry"),
     ]:

@@ -72,16 +72,16 @@ class Place:
     def clear(self):
         """Nothing of earlier tests is left to claim."""
         while (work := self.claim()) is not None:
-            self.store.failed(work, JobProblem("cleared", "by a test"), fatal=True)
+            self.store.fail(work, JobProblem("cleared", "by a test"), fatal=True)
 
     def work_off(self, sizes=(10, 10), pause_s=0.0):
         """Do all that can be claimed."""
         while (work := self.claim()) is not None:
             time.sleep(pause_s)
             if work.stage == "plan":
-                self.store.planned(work, sizes)
+                self.store.finish_plan(work, sizes)
             else:
-                self.store.completed(work)
+                self.store.complete(work)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +187,7 @@ def test_a_job_that_curates_has_the_options_of_the_command(place):
         refused = place.submit(**asked | wrong)
         assert (refused.status_code, refused.json()["param"]) == (400, param)
     images = place.submit(kind="curate", input=str(place.folder / "images"), duplicates=0.9)
-    assert (images.status_code, "no finished embeddings" in images.text) == (422, True)
+    assert (images.status_code, "finished embeddings artifact" in images.text) == (422, True)
     (embeddings / "part-00000.npy").rename(place.folder.parent / "elsewhere.npy")
     (embeddings / "part-00000.npy").symlink_to(place.folder.parent / "elsewhere.npy")
     outside = place.submit(**asked, duplicates=0.9)
@@ -335,12 +335,12 @@ def broken_job(place, num_shards, monkeypatch):
     """A job whose shards have failed, all but the last."""
     monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.0)
     job_id = place.submitted()
-    place.store.planned(place.claim(), [100] * num_shards, damaged_files=2)
+    place.store.finish_plan(place.claim(), [100] * num_shards, damaged_files=2)
     while (work := place.claim()) is not None:
         if work.shard == num_shards - 1:
-            place.store.completed(work)
+            place.store.complete(work)
         else:
-            place.store.failed(
+            place.store.fail(
                 work, JobProblem("undecodable", f"shard {work.shard} is broken", "mend it")
             )
     return job_id
@@ -407,9 +407,10 @@ def test_the_command_watches_to_the_end(place):
     arguments = ("jobs", "--url", place.server.url, *submit, "--watch", "--json")
     process = start_mlcd(*arguments, env=environment)
     until(
-        lambda: (work := place.claim()) is not None and not place.store.planned(work, [10, 10]), 30
+        lambda: (work := place.claim()) is not None and not place.store.finish_plan(work, [10, 10]),
+        30,
     )
-    place.store.completed(place.claim(), failed_items=2)
+    place.store.complete(place.claim(), failed_items=2)
     time.sleep(1.5)
     place.work_off()
     output, _ = process.communicate(timeout=30)
@@ -418,7 +419,7 @@ def test_the_command_watches_to_the_end(place):
     assert [line["done"] for line in lines[:-1] if line["stage"] == "label"][-1] == 20
     assert (lines[-1]["state"], lines[-1]["progress"]["failed_items"]) == ("succeeded", 2)
     failed = place.submitted()
-    place.store.failed(
+    place.store.fail(
         place.claim(), JobProblem("no-space", "the disk is full", "free some"), fatal=True
     )
     told = command(place, "watch", failed)
@@ -431,7 +432,7 @@ def test_the_command_watches_to_the_end(place):
 def test_the_command_prints_no_escapes_of_a_terminal(place):
     write_digits(place.folder / "other\x1b[31m\nid", 3)
     job_id = place.submitted(input=str(place.folder / "other\x1b[31m\nid"))
-    place.store.failed(place.claim(), JobProblem("x", "broken\x1b[31m\nid"), fatal=True)
+    place.store.fail(place.claim(), JobProblem("x", "broken\x1b[31m\nid"), fatal=True)
     of_job = [(name, job_id) for name in ("show", "watch", "failures")]
     for arguments in (("list",), ("list", "--json"), *of_job):
         told = command(place, *arguments)
@@ -483,11 +484,11 @@ def test_the_client_submits_watches_lists_and_retries(place, jobs):
     assert [seen[-1]] == [*jobs.watch(job.id)] == [jobs.get(job.id)]
     for state in ("succeeded", "queued"):
         assert (job.id in [each.id for each in jobs.list(state=state)]) == (state == "succeeded")
-    other = place.submitted()
+    other = place.find_submitted()
     assert jobs.cancel(other).state == "canceled"
     assert [each.state for each in jobs.watch(other)] == ["canceled"]
     assert jobs.retry(other).state == "queued"
-    place.store.failed(place.claim(), JobProblem("broken", "it is", "mend it"), fatal=True)
+    place.store.fail(place.claim(), JobProblem("broken", "it is", "mend it"), fatal=True)
     assert (jobs.get(other).problem.code, jobs.get(other).problem.remedy) == ("broken", "mend it")
     assert list(jobs.failures(other)) == []  # a fatal failure leaves no shard aside
 
@@ -496,8 +497,8 @@ def test_what_the_client_cannot_have_is_refused(place, jobs):
     asked = place.asked()
     paths = asked["input"], asked["output"]
     for wrong, error, said in (
-        (lambda: jobs.get("0" * 20), RefusedNotFound, "no such job"),
-        (lambda: list(jobs.watch("0" * 20)), RefusedNotFound, "no such job"),
+        (lambda: jobs.get("0" * 20), RefusedNotFound, "unknown job"),
+        (lambda: list(jobs.watch("0" * 20)), RefusedNotFound, "unknown job"),
         (lambda: jobs.submit(*paths, kind="embed", top=3), RefusedInput, "label jobs only"),
         (lambda: jobs.submit(*paths, url_column="url"), RefusedConflict, "fetches no images"),
         (lambda: jobs.submit("images", "/out", kind="embed"), RefusedInput, "absolute"),

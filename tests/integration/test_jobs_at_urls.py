@@ -170,7 +170,7 @@ def test_urls_outside_of_the_roots_are_refused(used, images):
     roots.check_input(images)
     used.filesystem().pipe_file("bucket/jobs/odd/manifest.json", b"{")
     for none in (images, f"{ROOT}/odd", f"{ROOT}/nothing"):
-        with pytest.raises(InvalidInput, match="no finished embeddings artifact"):
+        with pytest.raises(InvalidInput, match="finished embeddings artifact"):
             roots.check_embeddings(none)
     roots.check_output(f"{ROOT}/free", input_of_job=images)
     with pytest.raises(InvalidInput, match="no images at s3://bucket/jobs/nothing"):

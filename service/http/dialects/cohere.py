@@ -19,14 +19,14 @@ from service.http.data_uris import image_from_uri
 from service.http.dialect import WITHOUT_CLASS, Dialect, Refusal
 from service.http.dialects.quantization import as_base64, as_binary, as_int8, as_ubinary, as_uint8
 from service.http.embedding_answers import NUMBER_BYTES
-from service.http.encoding import shortened
+from service.http.encoding import shorten
 from service.http.json_route import JsonRoute
 from service.http.text_encoding import (
     GivenItem,
     GivenText,
     check_num_texts,
     encode_items_strictly,
-    takes_whole,
+    rejects_long,
 )
 from service.settings import Limits
 
@@ -152,11 +152,13 @@ async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Resp
     check_model(body.model, resources)
     loop = asyncio.get_running_loop()
     items = await loop.run_in_executor(resources.compute, _items, body, resources.settings.limits)
-    whole = takes_whole(body.truncate)
-    found = await encode_items_strictly(request, resources, items, whole=whole)
-    rows = shortened(found.encoded.embeddings, body.output_dimension, param="output_dimension")
+    reject_long = rejects_long(body.truncate)
+    encoded_items = await encode_items_strictly(request, resources, items, reject_long=reject_long)
+    rows = shorten(
+        encoded_items.encoded.embeddings, body.output_dimension, param="output_dimension"
+    )
     num_images = sum(not isinstance(item, GivenText) for item in items)
-    billed = {"images": num_images, "input_tokens": found.num_tokens}
+    billed = {"images": num_images, "input_tokens": encoded_items.num_tokens}
     kinds = dict.fromkeys(body.embedding_types)
     return pieces_answer(
         {
@@ -169,7 +171,7 @@ async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Resp
                 "billed_units": {name: num for name, num in billed.items() if num},
             },
         },
-        headers(resources, found.encoded),
+        headers(resources, encoded_items.encoded),
         resources,
         num_items=len(rows) * len(kinds),
         num_bytes=NUMBER_BYTES * rows.size * len(kinds),
@@ -177,15 +179,15 @@ async def embed(body: EmbedRequest, request: Request, resources: Opened) -> Resp
 
 
 def _items(body: EmbedRequest, limits: Limits) -> list[GivenItem]:
-    given = [items for items in (body.images, body.texts, body.inputs) if items]
-    if len(given) != 1:
+    lists = [items for items in (body.images, body.texts, body.inputs) if items]
+    if len(lists) != 1:
         raise BadRequest("give exactly one of `images`, `texts` and `inputs`", param="images")
     if body.texts:
         items: list[GivenItem] = [GivenText(text) for text in body.texts]
     elif body.images:
         items = [image_from_uri(image) for image in body.images]
     else:
-        items = [_of_input(item) for item in given[0]]
+        items = [_of_input(item) for item in lists[0]]
     num_texts = sum(isinstance(item, GivenText) for item in items)
     check_num_texts(num_texts, limits)
     check_count(len(items) - num_texts, limits)

@@ -17,21 +17,21 @@ from mlcd.wire.shapes import EXAMPLE_IMAGE, WholeNumber, exactly_one
 from service.errors import BadRequest
 from service.fetch.given_images import GivenImage
 from service.http.access import Opened, check_model
-from service.http.answers import headers, listed_answer
+from service.http.answers import headers, list_answer
 from service.http.auth import needs
 from service.http.bodies import check_count
 from service.http.data_uris import image_from_field, image_from_uri, is_image
 from service.http.dialect import WITHOUT_CLASS, Dialect, Refusal
 from service.http.dialects.quantization import as_base64, as_binary, as_ubinary
 from service.http.embedding_answers import NUMBER_BYTES
-from service.http.encoding import shortened
+from service.http.encoding import shorten
 from service.http.json_route import JsonRoute
 from service.http.text_encoding import (
     GivenItem,
     GivenText,
     check_num_texts,
     encode_items_strictly,
-    takes_whole,
+    rejects_long,
 )
 from service.resources import Resources
 from service.settings import Limits
@@ -203,17 +203,19 @@ async def create_embeddings(
     items, param = await loop.run_in_executor(
         resources.compute, _items, body, resources.settings.limits
     )
-    whole = takes_whole(body.truncate)
-    found = await encode_items_strictly(request, resources, items, param=param, whole=whole)
-    rows = shortened(found.encoded.embeddings, body.dimensions, param="dimensions")
-    usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
-    return listed_answer(
+    reject_long = rejects_long(body.truncate)
+    encoded_items = await encode_items_strictly(
+        request, resources, items, param=param, reject_long=reject_long
+    )
+    rows = shorten(encoded_items.encoded.embeddings, body.dimensions, param="dimensions")
+    usage = {"prompt_tokens": encoded_items.num_tokens, "total_tokens": encoded_items.num_tokens}
+    return list_answer(
         {"object": "list", "model": resources.encoder.name, "usage": usage},
         [
             partial(dict, object="embedding", index=index, embedding=row)
             for index, row in enumerate(_in_wire_format(rows, body))
         ],
-        headers(resources, found.encoded),
+        headers(resources, encoded_items.encoded),
         resources,
         num_items=len(rows),
         num_bytes=NUMBER_BYTES * rows.size,
@@ -225,7 +227,7 @@ async def create_embeddings(
 async def models(resources: Opened, response: Response) -> ModelList:
     """Answers with the served model in OpenAI's list of models."""
     response.headers.update(headers(resources))
-    return ModelList(object="list", data=[_described(resources)])
+    return ModelList(object="list", data=[_describe_model(resources)])
 
 
 @router.get("/v1/models/{model}", dependencies=[needs()], responses={404: {}})
@@ -233,7 +235,7 @@ async def model(model: str, resources: Opened, response: Response) -> Model:
     """Answers with the served model in OpenAI's format."""
     check_model(model, resources)
     response.headers.update(headers(resources))
-    return _described(resources)
+    return _describe_model(resources)
 
 
 def _items(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenItem], str]:
@@ -252,20 +254,20 @@ def _items(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenItem], st
             param="input",
         )
     kinds = _modalities(body.modality, len(items))
-    given = [_of_item(item, kind) for item, kind in zip(items, kinds, strict=True)]
-    num_texts = sum(isinstance(item, GivenText) for item in given)
+    parsed = [_of_item(item, kind) for item, kind in zip(items, kinds, strict=True)]
+    num_texts = sum(isinstance(item, GivenText) for item in parsed)
     check_num_texts(num_texts, limits)
-    check_count(len(given) - num_texts, limits)
-    return given, "input[{index}]"
+    check_count(len(parsed) - num_texts, limits)
+    return parsed, "input[{index}]"
 
 
-def _modalities(stated: Modality | list[Modality] | None, num: int) -> list[Modality | None]:
+def _modalities(modality: Modality | list[Modality] | None, num: int) -> list[Modality | None]:
     """Returns what is stated of each item."""
-    if not isinstance(stated, list):
-        return [stated] * num
-    if len(stated) != num:
+    if not isinstance(modality, list):
+        return [modality] * num
+    if len(modality) != num:
         raise BadRequest("modality must have an entry for each input", param="modality")
-    return [*stated]
+    return [*modality]
 
 
 def _of_item(item: Any, modality: Modality | None) -> GivenItem:
@@ -275,13 +277,13 @@ def _of_item(item: Any, modality: Modality | None) -> GivenItem:
         return image_from_uri(item)
     if item.keys() == {"text"}:
         return GivenText(item["text"])
-    given = [field for field in _IMAGE_FIELDS if item.get(field) is not None]
-    if len(given) != 1 or len(item) != 1:
+    fields = [field for field in _IMAGE_FIELDS if item.get(field) is not None]
+    if len(fields) != 1 or len(item) != 1:
         return ImageRejected(
             "unreadable", f"an object needs exactly one of {', '.join(_IMAGE_FIELDS)}, text"
         )
-    value = item[given[0]]
-    if given[0] == "image_url":
+    value = item[fields[0]]
+    if fields[0] == "image_url":
         return _of_image_url(value)
     return image_from_field(value)
 
@@ -331,5 +333,5 @@ def _in_wire_format(rows: Embeddings, body: EmbeddingsRequest) -> Iterable[Any]:
             return rows
 
 
-def _described(resources: Resources) -> Model:
+def _describe_model(resources: Resources) -> Model:
     return Model(id=resources.encoder.name, object="model", created=0, owned_by="mlcd")

@@ -44,7 +44,7 @@ async def page(request: Request) -> Response:
 @router.get("/assets/{name}")
 async def asset(name: str, request: Request) -> Response:
     if (file := _files().get(f"assets/{name}")) is None:
-        raise NotFound("there is no such file of the page", remedy="load the page again")
+        raise NotFound("unknown file of the page", remedy="load the page again")
     return _answer(request, file, _FOREVER)
 
 

@@ -20,13 +20,19 @@ from mlcd.wire.nearest_centers import (
 )
 from service.deadline import within_deadline
 from service.http.access import Opened, sees
-from service.http.answers import computed_answer, headers
+from service.http.answers import compute_answer, headers
 from service.http.auth import needs
-from service.http.center_pages import Clustered, ListOptions, Sort, described_center, listed_centers
+from service.http.center_pages import (
+    Clustered,
+    ListOptions,
+    Sort,
+    build_center_list,
+    build_described_center,
+)
 from service.http.json_route import JsonRoute
-from service.http.member_pages import counted_values, listed_members
-from service.http.routes.collections import change, opened_collection
-from service.http.routes.labels import opened_lookup
+from service.http.member_pages import build_member_page, rank_values
+from service.http.routes.collections import change, require_collection
+from service.http.routes.labels import require_lookup
 from service.inference.lookup import Lookup
 from service.resources import Resources
 
@@ -83,8 +89,8 @@ async def list_centers(
     Without a collection the examples are those that ship with the centers. Centers whose value is
     unknown come last.
     """
-    lookup = opened_lookup(resources)
-    clustered = await _clustered(request, resources, in_collection)
+    lookup = require_lookup(resources)
+    clustered = await _find_clusters(request, resources, in_collection)
     sort = sort or ("size" if clustered is None else "members")
     if clustered is None and sort in ("members", "spread", "novelty"):
         raise InvalidInput(f"{sort} is that of a collection", remedy="name a collection")
@@ -95,14 +101,14 @@ async def list_centers(
         descending=sort not in ("name", "id") if descending is None else descending,
         name=name,
         query=query,
-        least=_stated(size=min_size, members=min_members),
-        most=_stated(size=max_size, members=max_members),
+        least=_drop_missing(size=min_size, members=min_members),
+        most=_drop_missing(size=max_size, members=max_members),
         examples=examples,
         limit=limit,
         cursor=cursor,
     )
-    listing = partial(listed_centers, resources, lookup, clustered, options)
-    return await computed_answer(listing, request, resources, headers(resources))
+    listing = partial(build_center_list, resources, lookup, clustered, options)
+    return await compute_answer(listing, request, resources, headers(resources))
 
 
 @router.get(
@@ -125,25 +131,25 @@ async def describe_center(
     too.
     """
     lookup = _lookup_of(center, resources)
-    clustered = await _clustered(request, resources, in_collection)
+    clustered = await _find_clusters(request, resources, in_collection)
     response.headers.update(headers(resources))
-    return await _computed(
+    return await _compute(
         request,
         resources,
         partial(
-            described_center,
+            build_described_center,
             center,
             resources,
             lookup,
             clustered,
-            seen=lambda name: sees(name, request),
+            is_visible=lambda name: sees(name, request),
         ),
     )
 
 
 @router.patch("/v1/centers/{center}", dependencies=[needs("write")], responses=_CHANGED)
 async def rename_center(
-    center: Center, asked: NameRequest, request: Request, resources: Opened
+    center: Center, body: NameRequest, request: Request, resources: Opened
 ) -> RenamedCenter:
     """Gives a center a name, or takes it away; it is on the disk when this is answered, and every
     server process shows it from then on.
@@ -151,7 +157,7 @@ async def rename_center(
     Later names from evidence leave it alone. A center whose name was taken away is free for them.
     """
     lookup = _lookup_of(center, resources)
-    name = check_name(asked.name)
+    name = check_name(body.name)
     names = await change(request, resources, partial(lookup.rename, center, name))
     return RenamedCenter(centers=lookup.centers.digest, id=center, name=name, version=names.version)
 
@@ -172,16 +178,16 @@ async def list_members(
 ) -> Response:
     """Lists the items of a collection whose nearest center this is, the nearest first."""
     lookup = _lookup_of(center, resources)
-    clustered = await _named_clusters(request, resources, lookup, in_collection)
+    clustered = await _find_clusters_of(request, resources, lookup, in_collection)
 
     def listing() -> dict[str, Any]:
-        page = listed_members(
+        page = build_member_page(
             clustered.collection, clustered.clusters, center, limit=limit, cursor=cursor
         )
         about = {"collection": in_collection, "centers": lookup.centers.digest, "id": center}
         return {**about, **page}
 
-    return await computed_answer(listing, request, resources, headers(resources))
+    return await compute_answer(listing, request, resources, headers(resources))
 
 
 @router.get(
@@ -203,51 +209,53 @@ async def count_values(
     An item with a list counts for each of its entries.
     """
     lookup = _lookup_of(center, resources)
-    clustered = await _named_clusters(request, resources, lookup, in_collection)
+    clustered = await _find_clusters_of(request, resources, lookup, in_collection)
 
     def counting() -> CountedValues:
-        counts, others, missing = counted_values(clustered.clusters, center, field, limit)
+        counts, num_others, missing = rank_values(clustered.clusters, center, field, limit)
         return CountedValues(
             collection=in_collection,
             centers=lookup.centers.digest,
             id=center,
             field=field,
             counts=counts,
-            others=others,
+            others=num_others,
             missing=missing,
         )
 
-    return await computed_answer(counting, request, resources, headers(resources))
+    return await compute_answer(counting, request, resources, headers(resources))
 
 
 def _lookup_of(center: int, resources: Resources) -> Lookup:
-    lookup = opened_lookup(resources)
+    lookup = require_lookup(resources)
     num = len(lookup.centers.vectors)
     if center >= num:
-        raise NotFound("there is no such center", remedy=f"ids go from 0 to {num - 1}")
+        raise NotFound(f"the center must be in 0..{num - 1}, got {center}")
     return lookup
 
 
-async def _clustered(request: Request, resources: Resources, name: str | None) -> Clustered | None:
+async def _find_clusters(
+    request: Request, resources: Resources, name: str | None
+) -> Clustered | None:
     if name is None:
         return None
-    return await _named_clusters(request, resources, opened_lookup(resources), name)
+    return await _find_clusters_of(request, resources, require_lookup(resources), name)
 
 
-async def _named_clusters(
+async def _find_clusters_of(
     request: Request, resources: Resources, lookup: Lookup, name: str
 ) -> Clustered:
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     clusters = await resources.views.clusters(collection, lookup, deadline=request.state.deadline)
     return Clustered(name, collection, clusters)
 
 
-async def _computed(request: Request, resources: Resources, work: Callable[[], _Result]) -> _Result:
+async def _compute(request: Request, resources: Resources, work: Callable[[], _Result]) -> _Result:
     return await within_deadline(
         asyncio.get_running_loop().run_in_executor(resources.compute, work),
         request.state.deadline,
     )
 
 
-def _stated(**given: int | None) -> dict[str, int]:
-    return {name: value for name, value in given.items() if value is not None}
+def _drop_missing(**bounds: int | None) -> dict[str, int]:
+    return {name: value for name, value in bounds.items() if value is not None}

@@ -19,26 +19,26 @@ from mlcd.wire.embedding import ClassifiedImages, ClassifyOptions, ClassifyReque
 from service.deadline import within_deadline
 from service.errors import BadRequest, StrictBatch, TooLarge
 from service.http.access import Opened
-from service.http.answers import check_answer_bytes, headers, listed_answer, provenance
+from service.http.answers import check_answer_bytes, headers, list_answer, provenance
 from service.http.auth import needs
-from service.http.bodies import media_type, read_form, read_json, validated
+from service.http.bodies import media_type, read_form, read_json, validate
 from service.http.encoding import encode
 from service.http.json_route import JsonRoute
 from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
-from service.http.queries import Queries, check_names, check_top, given_fields, queries_from_json
+from service.http.queries import Queries, check_names, check_top, drop_nulls, queries_from_json
 from service.http.text_encoding import (
     both,
     check_num_chars,
     check_num_texts,
     encode_on,
-    opened_texts,
+    require_texts,
 )
 from service.inference.served_texts import ServedTexts
 from service.keys.rates import ComputedAccount
 from service.resources import Resources
 from service.settings import Limits
-from service.telemetry.request import count_texts, timed
+from service.telemetry.request import count_texts, time_stage
 
 router = APIRouter(tags=["labels"], route_class=JsonRoute)
 
@@ -74,52 +74,52 @@ async def classify(request: Request, resources: Opened) -> Response:
     `templates`, a name stands for the mean of its prompts; without, it is a text as it is given.
     A model without a tower of texts answers 422.
     """
-    tower = opened_texts(resources, param="names")
+    tower = require_texts(resources, param="names")
     if media_type(request) == "application/json":
-        content = given_fields(await read_json(request, resources))
+        content = drop_nulls(await read_json(request, resources))
         options = _options(content)
         check_names(content, (*_OPTIONS, "images", "embeddings"), request)
-        (given,) = content.values() if len(content) == 1 else (None,)
-        if not isinstance(given, list):
+        (items,) = content.values() if len(content) == 1 else (None,)
+        if not isinstance(items, list):
             raise BadRequest("give one list, `images` or `embeddings`")
         _check_limits(options, resources)
         asking = queries_from_json(request, content, resources)
     else:
         files, fields = await read_form(request, resources.settings.limits, texts=_OPTIONS)
-        options = _options(_parsed(fields))
+        options = _options(_parse_fields(fields))
         _check_limits(options, resources)
         asking = _queries(request, files, resources)
     rows, queries = await both(_rows_of(request, options, tower, resources), asking)
     loop = asyncio.get_running_loop()
-    work = partial(_found, queries.embeddings, rows, tower.encoder.calibration, options.top)
-    with timed("classify"):
-        found = await within_deadline(
+    work = partial(_rank_names, queries.embeddings, rows, tower.encoder.calibration, options.top)
+    with time_stage("classify"):
+        ranked = await within_deadline(
             loop.run_in_executor(resources.compute, work), request.state.deadline
         )
     calibration = tower.encoder.calibration
-    num_bytes = _num_bytes(options.names, found[0])
+    num_bytes = _num_bytes(options.names, ranked[0])
     check_answer_bytes(num_bytes, resources.settings.limits, remedy="give a smaller `top`")
-    return listed_answer(
+    return list_answer(
         {
             **provenance(resources),
             "calibration": {"scale": calibration.scale, "bias": calibration.bias},
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
         },
         [
-            partial(_result, index, options.names, *one)
-            for index, one in zip(queries.rows, zip(*found, strict=True), strict=True)
+            partial(_result, index, options.names, *columns)
+            for index, columns in zip(queries.rows, zip(*ranked, strict=True), strict=True)
         ],
         headers(resources, queries.encoded),
         resources,
-        num_items=found[0].size,
+        num_items=ranked[0].size,
         num_bytes=num_bytes,
     )
 
 
 def _options(content: dict[str, Any]) -> ClassifyOptions:
     """Takes the options out of `content`, and checks them."""
-    given = {name: content.pop(name) for name in _OPTIONS if name in content}
-    return validated(ClassifyOptions, given)
+    options = {name: content.pop(name) for name in _OPTIONS if name in content}
+    return validate(ClassifyOptions, options)
 
 
 def _check_limits(options: ClassifyOptions, resources: Resources) -> None:
@@ -139,7 +139,7 @@ def _num_chars(options: ClassifyOptions) -> int:
     return len(options.names) * fixed + len(chosen) * sum(map(len, options.names))
 
 
-def _parsed(fields: dict[str, str]) -> dict[str, Any]:
+def _parse_fields(fields: dict[str, str]) -> dict[str, Any]:
     """Returns the options in a form's fields; a list is JSON there."""
     content: dict[str, Any] = {}
     for name, text in fields.items():
@@ -147,7 +147,7 @@ def _parsed(fields: dict[str, str]) -> dict[str, Any]:
         try:
             content[name] = orjson.loads(text) if is_json else text
         except orjson.JSONDecodeError as error:
-            raise BadRequest(f"{name} is not JSON", param=name) from error
+            raise BadRequest(f"{name} must be JSON", param=name) from error
     return content
 
 
@@ -169,7 +169,7 @@ def _templates(options: ClassifyOptions) -> tuple[str, ...]:
 async def _rows_of(
     request: Request, options: ClassifyOptions, tower: ServedTexts, resources: Resources
 ) -> Embeddings:
-    """Returns the row of each name, [C, D]. Raises StrictBatch for a name that has none.
+    """Returns the row of each name, [C, D]. Raises StrictBatch for a name without one.
 
     Prompts that are in no cache are counted for the client's key. Those that are computed before
     the deadline are in the cache when the request comes again.
@@ -182,9 +182,9 @@ async def _rows_of(
     num_templates = len(prompts) // len(options.names)
     rows = []
     for start in range(0, len(prompts), limits.max_texts):
-        some = prompts[start : start + limits.max_texts]
+        batch = prompts[start : start + limits.max_texts]
         encoding = encode_on(
-            tower, some, deadline=request.state.deadline, account=account, owner=account.owner
+            tower, batch, deadline=request.state.deadline, account=account, owner=account.owner
         )
         encoded = (await encoding).encoded
         if encoded.errors:
@@ -200,36 +200,36 @@ async def _rows_of(
 
 def _prompts(options: ClassifyOptions, limits: Limits) -> list[str]:
     """Returns the prompts of each name, name by name."""
-    found = []
+    prompts = []
     chosen = _templates(options)
     _check_unique(options.names)
     for index, name in enumerate(options.names):
         if isinstance(bad := check_text(name, max_chars=limits.max_text_chars), TextRejected):
             raise _bad_name(index, bad)
         try:
-            found += [prompt(template, name) for template in chosen]
+            prompts += [prompt(template, name) for template in chosen]
         except InvalidInput as error:
             raise BadRequest(error.message, param="templates") from error
-    return found
+    return prompts
 
 
 def _check_unique(names: list[str]) -> None:
     """Raises BadRequest for a name given twice: both would have half of its probability."""
-    seen = set[str]()
+    unique_names = set[str]()
     for index, name in enumerate(names):
-        if name in seen:
+        if name in unique_names:
             param = f"names[{index}]"
             raise BadRequest(
-                f"{param} is a name that was given before", remedy="give each once", param=param
+                f"{param} repeats an earlier name", remedy="give each name once", param=param
             )
-        seen.add(name)
+        unique_names.add(name)
 
 
 def _bad_name(index: int, error: Rejection) -> StrictBatch:
     return StrictBatch(index, error, param=f"names[{index}]")
 
 
-def _found(
+def _rank_names(
     images: Embeddings, names: Embeddings, calibration: Calibration, top: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
     """Returns the `top` names of each image, best first: indexes, probabilities, cosines."""
@@ -256,8 +256,8 @@ def _result(
     probabilities: NDArray[np.float32],
     similarities: NDArray[np.float32],
 ) -> dict[str, Any]:
-    found = [
+    ranked = [
         {"name": names[place], "probability": float(probability), "similarity": float(similarity)}
         for place, probability, similarity in zip(order, probabilities, similarities, strict=True)
     ]
-    return {"index": index, "names": found}
+    return {"index": index, "names": ranked}

@@ -31,13 +31,13 @@ from mlcd.wire.stored_items import (
 from service.deadline import within_deadline
 from service.errors import OutsideKey
 from service.http.access import Opened, check_seen, sees
-from service.http.answers import computed_answer, headers
+from service.http.answers import compute_answer, headers
 from service.http.auth import needs
 from service.http.cursors import read_cursor, write_cursor
 from service.http.json_route import JsonRoute
-from service.http.problems import misnamed
+from service.http.problems import find_name_error
 from service.resources import Resources
-from service.telemetry.request import timed
+from service.telemetry.request import time_stage
 
 router = APIRouter(tags=["collections"], route_class=JsonRoute)
 _Result = TypeVar("_Result")
@@ -45,7 +45,7 @@ _MOST_LISTED: Final = 1000
 _log = logging.getLogger("mlcd.service")
 
 
-def _named(
+def _check_name_in_path(
     request: Request,
     name: Annotated[
         str,
@@ -57,14 +57,14 @@ def _named(
 ) -> str:
     """Returns the collection's name in the path.
 
-    Raises what is wrong with it in the raw path: a%2Fitems%2Fb is no item of the collection a.
+    Raises what is wrong with it in the raw path: a%2Fitems%2Fb must not name the item b of a.
     """
-    if (wrong := misnamed(request)) is not None:
+    if (wrong := find_name_error(request)) is not None:
         raise wrong
     return name
 
 
-Name = Annotated[str, Depends(_named)]
+Name = Annotated[str, Depends(_check_name_in_path)]
 _ONE: Final[dict[int | str, dict[str, Any]]] = {status: {} for status in (404, 409, 422, 504)}
 _MADE: Final[dict[int | str, dict[str, Any]]] = {
     201: {"model": DescribedCollection, "description": "made now"},
@@ -99,7 +99,7 @@ async def list_collections(
         (last,) = read_cursor(cursor, str)
         names = names[bisect_right(names, last) :]
     page = names[:limit]
-    described = [await _described(name, every[name], request, resources) for name in page]
+    described = [await _describe(name, every[name], request, resources) for name in page]
     reasons = {} if store is None else store.unusable()
     unusable = [
         UnusableCollection(name=name, reason=reason)
@@ -107,7 +107,7 @@ async def list_collections(
         if sees(name, request)
     ]
     following = {"next": write_cursor(page[-1])} if len(names) > len(page) else {}
-    return await computed_answer(
+    return await compute_answer(
         partial(CollectionList, collections=described, unusable=unusable, **following),
         request,
         resources,
@@ -118,7 +118,7 @@ async def list_collections(
 @router.put("/v1/collections/{name}", dependencies=[needs("write")], responses=_MADE)
 async def create_collection(
     name: Name,
-    asked: Annotated[CreateRequest, Body(default_factory=CreateRequest)],
+    body: Annotated[CreateRequest, Body(default_factory=CreateRequest)],
     request: Request,
     response: Response,
     resources: Opened,
@@ -130,22 +130,22 @@ async def create_collection(
     if not sees(name, request):
         raise OutsideKey(param="name")
     dimension = resources.encoder.dimension
-    if asked.dimension not in (None, dimension):
+    if body.dimension not in (None, dimension):
         raise InvalidInput(
-            f"the served model gives {dimension} numbers, not {asked.dimension}",
+            f"the served model gives {dimension} numbers, not {body.dimension}",
             remedy="leave `dimension` out",
         )
-    store, fingerprint = resources.model.data.opened_store(), resources.encoder.fingerprint
-    collection, made = await change(
+    store, fingerprint = resources.model.data.require_store(), resources.encoder.fingerprint
+    collection, is_new = await change(
         request,
         resources,
         lambda: store.create(
-            name, fingerprint=fingerprint, dimension=dimension, recall=asked.recall
+            name, fingerprint=fingerprint, dimension=dimension, recall=body.recall
         ),
     )
-    response.status_code = 201 if made else 200
+    response.status_code = 201 if is_new else 200
     response.headers.update(headers(resources))
-    return await _described(name, collection, request, resources)
+    return await _describe(name, collection, request, resources)
 
 
 @router.get("/v1/collections/{name}", dependencies=[needs("search")], responses=_ONE)
@@ -153,47 +153,47 @@ async def describe_collection(
     name: Name, request: Request, response: Response, resources: Opened
 ) -> DescribedCollection:
     """Describes a collection's size and its index: how it was tuned, and its measured recall."""
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     response.headers.update(headers(resources))
-    return await _described(name, collection, request, resources)
+    return await _describe(name, collection, request, resources)
 
 
 @router.delete("/v1/collections/{name}", dependencies=[needs("write")], responses={**_ONE, 503: {}})
 async def delete_collection(name: Name, request: Request, resources: Opened) -> DeletedCollection:
     """Deletes a collection with all its items for good, also one of another model."""
-    store = resources.model.data.opened_store()
+    store = resources.model.data.require_store()
     await open_arrived(name, request, resources)
     await change(request, resources, lambda: store.delete(name))
     return DeletedCollection(collection=name, outcome="deleted")
 
 
-async def _described(
+async def _describe(
     name: str, collection: CollectionPort, request: Request, resources: Resources
 ) -> DescribedCollection:
-    described = await _within(request, resources.compute, collection.describe)
+    description = await _within(request, resources.compute, collection.describe)
     promises = collection.promises
     index = DescribedIndex(
-        kind=described.kind,
-        generation=described.generation,
-        indexed=described.indexed,
-        unindexed=described.unindexed,
-        effort=described.effort,
-        target=described.recall_target,
-        recall=None if described.recall is None else IndexRecall(**described.recall),
-        damaged=described.index_damaged,
+        kind=description.kind,
+        generation=description.generation,
+        indexed=description.indexed,
+        unindexed=description.unindexed,
+        effort=description.effort,
+        target=description.recall_target,
+        recall=None if description.recall is None else IndexRecall(**description.recall),
+        damaged=description.index_damaged,
         error=None
-        if described.indexing_error is None
+        if description.indexing_error is None
         else "it could not be made; the log says why",
     )
     thumbnails = collection.describe_thumbnails()
     return DescribedCollection(
         name=name,
-        items=described.items,
-        dimension=described.dimension,
-        fingerprint=described.fingerprint,
-        usable=described.fingerprint == resources.encoder.fingerprint,
-        writable=described.writable,
-        fields=described.fields,
+        items=description.items,
+        dimension=description.dimension,
+        fingerprint=description.fingerprint,
+        usable=description.fingerprint == resources.encoder.fingerprint,
+        writable=description.writable,
+        fields=description.fields,
         index=index,
         thumbnails=None if thumbnails is None else DescribedThumbnails(**asdict(thumbnails)),
         store=DescribedStore(
@@ -205,13 +205,13 @@ async def _described(
     )
 
 
-async def opened_collection(name: str, request: Request, resources: Resources) -> CollectionPort:
+async def require_collection(name: str, request: Request, resources: Resources) -> CollectionPort:
     """Returns the collection. Raises Conflict where it exists and cannot be opened.
 
-    Raises what `ModelData.opened_collection` raises, too.
+    Raises what `ModelData.require_collection` raises, too.
     """
     await open_arrived(name, request, resources)
-    return resources.model.data.opened_collection(name)
+    return resources.model.data.require_collection(name)
 
 
 async def open_arrived(name: str, request: Request, resources: Resources) -> None:
@@ -251,7 +251,7 @@ async def change(request: Request, resources: Resources, work: Callable[[], _Res
     running = asyncio.get_running_loop().run_in_executor(
         resources.writing, _without_file_names, work
     )
-    with timed("store"):
+    with time_stage("store"):
         return await within_deadline(running, request.state.deadline)
 
 

@@ -56,10 +56,10 @@ def _status(exploration: Exploration) -> ExplorationStatus:
 
 
 @router.post("/v1/exploration", dependencies=[needs("write")], responses=_ERRORS)
-async def cluster_again(asked: ClusterAgainRequest, request: Request) -> ExplorationStatus:
+async def cluster_again(body: ClusterAgainRequest, request: Request) -> ExplorationStatus:
     """Clusters the same pictures into another number of clusters, from the embeddings at hand."""
     exploration = _exploration(request)
-    exploration.cluster_again(asked.clusters)
+    exploration.cluster_again(body.clusters)
     return _status(exploration)
 
 

@@ -40,13 +40,13 @@ async def metrics(request: Request, resources: Opened) -> Response:
     and of no other than those of the key.
     Metrics of collections are left out where their store does not answer in a second.
     """
-    seen = names_seen(request, "search")
+    is_visible = names_seen(request, "search")
     exposition = resources.metrics.exposition()
-    asked = asyncio.get_running_loop().run_in_executor(
-        resources.scraping, partial(resources.metrics.of_collections, seen)
+    collection_metrics = asyncio.get_running_loop().run_in_executor(
+        resources.scraping, partial(resources.metrics.of_collections, is_visible)
     )
     # A store of collections may be behind a network that has just gone.
     with suppress(TimeoutError):
         async with asyncio.timeout(COLLECTIONS_SCRAPE_S):
-            exposition += await asked
+            exposition += await collection_metrics
     return Response(exposition, media_type="text/plain; version=0.0.4; charset=utf-8")

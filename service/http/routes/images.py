@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from mlcd.wire.embedding import EmbeddedImages
 from service.http.access import Opened
-from service.http.answers import negotiated
+from service.http.answers import negotiate
 from service.http.auth import needs
 from service.http.bodies import read_images
 from service.http.embedding_answers import BINARY_CONTENT, OFFERED, embedding_answer
@@ -32,11 +32,11 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
 async def embed_images(request: Request, resources: Opened) -> Response:
     """Embeds the images of a multipart form (field `files`) or one raw image.
 
-    JSON and Arrow answer per image. The two binary matrices have no partial answer: one bad image
+    JSON and Arrow answer per image. The two binary matrices are all or nothing: one bad image
     refuses the request, naming its index.
     """
-    chosen = negotiated(request, OFFERED)
-    with resources.dispatcher.announced():
+    chosen = negotiate(request, OFFERED)
+    with resources.dispatcher.announce():
         images = await read_images(request, resources.settings.limits)
     encoded = await encode(request, resources, images)
     return embedding_answer(chosen, encoded, resources, param="files")

@@ -32,7 +32,7 @@ async def info(request: Request, resources: Opened, response: Response) -> Info:
         precision=encoder.precision,
         preprocess=asdict(encoder.preprocess),
         image_formats=[*list_formats()],
-        texts=None if resources.texts is None else _described_texts(resources.texts),
+        texts=None if resources.texts is None else _describe_texts(resources.texts),
         centers=None if resources.lookup is None else _center_set(resources, resources.lookup),
         collections=sorted(name for name in resources.collections if sees(name, request)),
         creates_collections=store is not None and store.writable,
@@ -40,7 +40,7 @@ async def info(request: Request, resources: Opened, response: Response) -> Info:
     )
 
 
-def _described_texts(texts: ServedTexts) -> DescribedTexts:
+def _describe_texts(texts: ServedTexts) -> DescribedTexts:
     encoder = texts.encoder
     return DescribedTexts(
         context_length=encoder.context_length,

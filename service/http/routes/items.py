@@ -27,7 +27,7 @@ from service.deadline import within_deadline
 from service.errors import BadRequest
 from service.fetch.given_images import GivenImage
 from service.http.access import Opened
-from service.http.answers import computed_answer, headers, json_answer, provenance
+from service.http.answers import compute_answer, headers, json_answer, provenance
 from service.http.auth import needs
 from service.http.bodies import check_count, media_type, parse_json, read_form, read_json
 from service.http.data_uris import image_from_uri
@@ -36,8 +36,8 @@ from service.http.json_route import JsonRoute
 from service.http.new_thumbnails import thumbnails_of
 from service.http.openapi import BINARY, json_body
 from service.http.problems import item_error
-from service.http.queries import check_names, given_fields
-from service.http.routes.collections import Name, change, opened_collection
+from service.http.queries import check_names, drop_nulls
+from service.http.routes.collections import Name, change, require_collection
 from service.http.unknown_names import unknown_name
 from service.inference.outcomes import Encoded
 from service.resources import Resources
@@ -115,18 +115,18 @@ async def add_items(name: Name, request: Request, resources: Opened) -> Response
     The items are durable when this is answered. An item that cannot be used is listed in `errors`,
     and the others are kept.
     """
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     collection.check_writable()
     batch = await _read(request, resources)
     pictured = resources.settings.thumbnails.enabled and collection.takes_thumbnails
-    embedded = await _embedded(request, resources, batch, pictured=pictured)
+    embedded = await _embed(request, resources, batch, pictured=pictured)
     items = [
-        Item(given.id, embedded.rows[index], given.metadata, embedded.thumbnails.get(index))
-        for index, given in batch.items.items()
+        Item(new_item.id, embedded.rows[index], new_item.metadata, embedded.thumbnails.get(index))
+        for index, new_item in batch.items.items()
     ]
     outcomes = await change(request, resources, lambda: collection.add(items)) if items else []
     versions = await _versions(request, resources, collection, [item.id for item in items])
-    kept = zip(batch.items, items, outcomes, versions, strict=True)
+    added = zip(batch.items, items, outcomes, versions, strict=True)
     return json_answer(
         {
             **provenance(resources),
@@ -134,7 +134,7 @@ async def add_items(name: Name, request: Request, resources: Opened) -> Response
             "thumbnails": collection.describe_thumbnails(),
             "results": [
                 {"index": index, "id": item.id, "outcome": outcome, "thumbnail": version}
-                for index, item, outcome, version in kept
+                for index, item, outcome, version in added
             ],
             "errors": [item_error(index, batch.errors[index]) for index in sorted(batch.errors)],
         },
@@ -157,7 +157,7 @@ async def get_item(
     embedding: Annotated[bool, Query()] = False,
 ) -> Response:
     """Answers with an item's metadata and, with `embedding`, its unit embedding."""
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     item = await within_deadline(
         asyncio.get_running_loop().run_in_executor(resources.compute, collection.get, id),
         request.state.deadline,
@@ -183,14 +183,14 @@ async def get_item(
 async def update_item(
     name: Name,
     id: ItemId,  # noqa: A002 - as in the path
-    asked: MetadataRequest,
+    body: MetadataRequest,
     request: Request,
     resources: Opened,
 ) -> ChangedItem:
     """Replaces an item's metadata; its embedding stays."""
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     outcome = await change(
-        request, resources, lambda: collection.update_metadata(id, asked.metadata)
+        request, resources, lambda: collection.update_metadata(id, body.metadata)
     )
     return ChangedItem(collection=name, id=id, outcome=outcome)
 
@@ -207,7 +207,7 @@ async def delete_item(
     resources: Opened,
 ) -> ChangedItem:
     """Deletes an item; no search that begins after this is answered finds it."""
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     await change(request, resources, lambda: collection.delete(id))
     return ChangedItem(collection=name, id=id, outcome="deleted")
 
@@ -219,30 +219,30 @@ async def delete_item(
     responses=_CHANGED,
 )
 async def delete_items(
-    name: Name, asked: DeleteRequest, request: Request, resources: Opened
+    name: Name, body: DeleteRequest, request: Request, resources: Opened
 ) -> Response:
     """Deletes items, all in one transaction; those that do not exist are `missing`."""
-    collection = await opened_collection(name, request, resources)
-    outcomes = await change(request, resources, lambda: collection.delete_all(asked.ids))
+    collection = await require_collection(name, request, resources)
+    outcomes = await change(request, resources, lambda: collection.delete_all(body.ids))
     results = [
         {"id": item_id, "outcome": outcome}
-        for item_id, outcome in zip(asked.ids, outcomes, strict=True)
+        for item_id, outcome in zip(body.ids, outcomes, strict=True)
     ]
     content = {"collection": name, "results": results}
-    return await computed_answer(lambda: content, request, resources)
+    return await compute_answer(lambda: content, request, resources)
 
 
 async def _read(request: Request, resources: Resources) -> _Batch:
     loop, limits = asyncio.get_running_loop(), resources.settings.limits
     images: list[bytes] | None = None
     if media_type(request) == "multipart/form-data":
-        with resources.dispatcher.announced():
+        with resources.dispatcher.announce():
             images, texts = await read_form(request, limits, texts=("items",))
-        values = await _listed(texts.get("items"), resources)
+        values = await _parse_list(texts.get("items"), resources)
         if len(values) != len(images):
             raise BadRequest("`items` must have an entry for each file", param="items")
     else:
-        content = given_fields(await read_json(request, resources))
+        content = drop_nulls(await read_json(request, resources))
         check_names(content, ("items",), request)
         listed = content.get("items")
         if not isinstance(listed, list) or not listed:
@@ -255,49 +255,49 @@ async def _read(request: Request, resources: Resources) -> _Batch:
         check_count(len(listed), limits)
         values = listed
     return await loop.run_in_executor(
-        resources.compute, _checked, values, images, resources.encoder.dimension
+        resources.compute, _check_values, values, images, resources.encoder.dimension
     )
 
 
-async def _listed(text: str | None, resources: Resources) -> list[Any]:
+async def _parse_list(text: str | None, resources: Resources) -> list[Any]:
     if text is None:
         raise BadRequest(
-            "the form has no field `items`",
+            "the form must have a field `items`",
             remedy='give a JSON list, for example [{"id": "a.jpg"}]',
             param="items",
         )
     try:
         values = await parse_json(text.encode(), resources)
     except BadRequest as error:
-        raise BadRequest("the field `items` of the form is not JSON", param="items") from error
+        raise BadRequest("the field `items` of the form must be JSON", param="items") from error
     if not isinstance(values, list):
-        raise BadRequest("the field `items` of the form is not a list", param="items")
+        raise BadRequest("the field `items` of the form must be a list", param="items")
     return values
 
 
-def _checked(values: list[Any], images: list[bytes] | None, dimension: int) -> _Batch:
+def _check_values(values: list[Any], images: list[bytes] | None, dimension: int) -> _Batch:
     batch = _Batch({}, {})
-    seen: set[str] = set()
+    ids: set[str] = set()
     for index, value in enumerate(values):
         try:
-            given = _parsed(value, None if images is None else images[index], dimension)
+            new_item = _parse_item(value, None if images is None else images[index], dimension)
         except InvalidInput as error:
             batch.errors[index] = error
             continue
-        if given.id in seen:
+        if new_item.id in ids:
             batch.errors[index] = InvalidInput(
-                "its id is given before in this request", remedy="give every id once"
+                "an earlier item of this request has the same id", remedy="give every id once"
             )
         else:
-            batch.items[index] = given
-            seen.add(given.id)
+            batch.items[index] = new_item
+            ids.add(new_item.id)
     return batch
 
 
-def _parsed(value: object, image: bytes | None, dimension: int) -> _Given:
+def _parse_item(value: object, image: bytes | None, dimension: int) -> _Given:
     if not isinstance(value, dict):
         raise InvalidInput("an item must be a JSON object")
-    fields = given_fields(value)
+    fields = drop_nulls(value)
     if unknown := fields.keys() - _FIELDS:
         raise InvalidInput(str(unknown_name(unknown, sorted(_FIELDS), where="the item")))
     item_id, metadata = check_new_id(fields.get("id")), fields.get("metadata", {})
@@ -320,7 +320,7 @@ def _numbers(value: object) -> Embeddings:
     return np.asarray(value, dtype=np.float64)
 
 
-async def _embedded(
+async def _embed(
     request: Request, resources: Resources, batch: _Batch, *, pictured: bool
 ) -> _Embedded:
     """Returns the embedding of each item; an item without a usable image moves to the errors.
@@ -329,19 +329,21 @@ async def _embedded(
     """
     embedded: dict[int, Embeddings] = {}
     images: dict[int, GivenImage] = {}
-    for index, given in batch.items.items():
-        if isinstance(given.source, np.ndarray):
-            embedded[index] = given.source
+    for index, new_item in batch.items.items():
+        if isinstance(new_item.source, np.ndarray):
+            embedded[index] = new_item.source
         else:
-            images[index] = given.source
+            images[index] = new_item.source
     if not images:
         await resources.rate_limiter.take(request.state.key, len(embedded))
         return _Embedded(embedded, {}, None)
     indexes, thumbnails = list(images), dict[int, Thumbnail]()
 
-    async def picture(found: Sequence[bytes | ImageRejected], encoded: Encoded) -> None:
+    async def picture(fetched_images: Sequence[bytes | ImageRejected], encoded: Encoded) -> None:
         usable = {
-            indexes[row]: image for row in encoded.rows if isinstance(image := found[row], bytes)
+            indexes[row]: image
+            for row in encoded.rows
+            if isinstance(image := fetched_images[row], bytes)
         }
         thumbnails.update(await thumbnails_of(request, resources, usable))
 

@@ -22,7 +22,7 @@ from service.errors import BadRequest, OutsideKey
 from service.http.access import Opened, sees
 from service.http.answers import JSON
 from service.http.auth import needs
-from service.http.job_answers import described_failure, described_job
+from service.http.job_answers import describe_failure, describe_job
 from service.http.json_route import JsonRoute
 from service.http.openapi import reference
 from service.http.queries import check_top
@@ -73,7 +73,7 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
         "content": {_EVENTS: {"schema": _EVENT}},
         "description": "events named `job`, each a job",
     },
-    204: {"description": "the job has ended and there are no more"},
+    204: {"description": "the job has ended and all its events were sent"},
     404: {},
     **_REFUSALS,
 }
@@ -81,7 +81,7 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
 
 @router.post("/v1/jobs", dependencies=[needs("jobs")], status_code=202, responses=_ACCEPTED)
 async def submit(
-    asked: JobRequest,
+    body: JobRequest,
     request: Request,
     response: Response,
     resources: Opened,
@@ -95,16 +95,16 @@ async def submit(
     """
     service = _job_service(resources)
     accept = partial(
-        _accepted,
+        _accept,
         service,
-        _spec(_wanted(asked), request, resources),
+        _spec(_read_job(body), request, resources),
         request.state.key,
         _key_of_client(request, idempotency_key),
     )
     job, new = await service.ask(accept, deadline=request.state.deadline)
     response.status_code = 202 if new else 200
     response.headers["Location"] = f"/v1/jobs/{job.id}"
-    return described_job(job)
+    return describe_job(job)
 
 
 @router.get("/v1/jobs", dependencies=[needs("jobs")], responses=_LIST)
@@ -121,7 +121,7 @@ async def list_jobs(
         service.queue.page, limit=limit, cursor=cursor, state=state, owner=_owner(request)
     )
     page = await service.ask(look, deadline=request.state.deadline)
-    return JobList(jobs=[described_job(job) for job in page.jobs], cursor=page.cursor)
+    return JobList(jobs=[describe_job(job) for job in page.jobs], cursor=page.cursor)
 
 
 @router.get("/v1/jobs/{job_id}", dependencies=[needs("jobs")], responses=_ONE)
@@ -129,7 +129,7 @@ async def describe(job_id: str, request: Request, resources: Opened) -> Job:
     """Describes a job as it stands."""
     service = _job_service(resources)
     look = _of_client(request, service, job_id, service.queue.get)
-    return described_job(await service.ask(look, deadline=request.state.deadline))
+    return describe_job(await service.ask(look, deadline=request.state.deadline))
 
 
 @router.get("/v1/jobs/{job_id}/failures", dependencies=[needs("jobs")], responses=_ONE)
@@ -140,17 +140,19 @@ async def list_failures(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[int, Query(ge=-1, le=_MAX_NUMBER)] = -1,
 ) -> FailureList:
-    """Lists the shards that were left aside, with reasons, page by page.
+    """Lists the failed shards with reasons, page by page.
 
-    There are none after a retry, which tries them again.
+    A retry empties the list and tries them again.
     """
     service = _job_service(resources)
     read = partial(service.queue.failures, limit=limit, after=cursor)
     look = _of_client(request, service, job_id, read)
     page = await service.ask(look, deadline=request.state.deadline)
     failures = [
-        FailedShard(shard=one.shard, images=one.images, problem=described_failure(one.problem))
-        for one in page.failures
+        FailedShard(
+            shard=failure.shard, images=failure.images, problem=describe_failure(failure.problem)
+        )
+        for failure in page.failures
     ]
     return FailureList(failures=failures, cursor=page.cursor)
 
@@ -160,7 +162,7 @@ async def cancel(job_id: str, request: Request, resources: Opened) -> Job:
     """Cancels a job: workers stop within seconds, and what they have written is removed."""
     service = _job_service(resources)
     change = _of_client(request, service, job_id, service.queue.cancel)
-    return described_job(await service.ask(change, deadline=request.state.deadline))
+    return describe_job(await service.ask(change, deadline=request.state.deadline))
 
 
 @router.post("/v1/jobs/{job_id}/retry", dependencies=[needs("jobs")], responses=_ONE)
@@ -168,7 +170,7 @@ async def retry(job_id: str, request: Request, resources: Opened) -> Job:
     """Does again what has failed; of a canceled job, everything."""
     service = _job_service(resources)
     change = _of_client(request, service, job_id, service.queue.retry)
-    return described_job(await service.ask(change, deadline=request.state.deadline))
+    return describe_job(await service.ask(change, deadline=request.state.deadline))
 
 
 @router.get(
@@ -215,7 +217,7 @@ class _EventStream(StreamingResponse):
         self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._resources.admission.streams.reserved(1, owner=None):
+        with self._resources.admission.streams.hold(1, owner=None):
             await super().__call__(scope, receive, send)
 
 
@@ -235,7 +237,7 @@ async def _stream(
         for event in events:
             # In ASCII: names of files may hold U+2028 and its like, at which formatters and
             # clients break lines.
-            data = json.dumps(described_job(event.job).model_dump(mode="json"))
+            data = json.dumps(describe_job(event.job).model_dump(mode="json"))
             yield format_sse_event(data_str=data, event="job", id=str(event.id))
             after, spoken = event.id, now()
             if event is events[-1] and event.job.state in FINISHED:
@@ -263,20 +265,20 @@ def _job_service(resources: Resources) -> JobService:
     return resources.jobs
 
 
-def _wanted(asked: JobRequest) -> LabelJob:
+def _read_job(body: JobRequest) -> LabelJob:
     """Returns the job that a request asks for.
 
-    Raises BadRequest for an option that its kind does not have.
+    Raises BadRequest for an option of other kinds.
     """
-    given = asked.model_dump(exclude_none=True)
-    kind = asked.kind
+    fields = body.model_dump(exclude_none=True)
+    kind = body.kind
     for name in OPTIONS:
-        if name in given and name not in OPTIONS_OF[kind]:
-            kinds = [each for each, options in OPTIONS_OF.items() if name in options]
+        if name in fields and name not in OPTIONS_OF[kind]:
+            kinds = [other_kind for other_kind, options in OPTIONS_OF.items() if name in options]
             raise BadRequest(f"{name} is of {' and '.join(kinds)} jobs only", param=name)
-    job = LabelJob(**given)
+    job = LabelJob(**fields)
     if kind == "curate" and job == LabelJob(kind, job.input, job.output, report=job.report):
-        raise BadRequest("a curate job is asked for no step", param="duplicates")
+        raise BadRequest("a curate job needs at least one step", param="duplicates")
     return job
 
 
@@ -294,12 +296,12 @@ def _of_client(
     """Returns the work on a job, which raises NotFound where the client does not see the job."""
     owner = _owner(request)
 
-    def done() -> _Result:
+    def run() -> _Result:
         if owner is not None:
             service.queue.check_owner(job_id, owner)
         return work(job_id)
 
-    return done
+    return run
 
 
 def _spec(job: LabelJob, request: Request, resources: Resources) -> JobSpec:
@@ -313,7 +315,7 @@ def _spec(job: LabelJob, request: Request, resources: Resources) -> JobSpec:
     if job.kind == "label":
         check_top(job.top, resources)
     if job.needs_centers:
-        centers = resources.model.data.opened_lookup().centers.digest
+        centers = resources.model.data.require_lookup().centers.digest
     if job.kind == "index":
         if is_url(job.output):
             raise BadRequest("output of index jobs must be a folder", param="output")
@@ -324,7 +326,7 @@ def _spec(job: LabelJob, request: Request, resources: Resources) -> JobSpec:
     return JobSpec(**asdict(job), fingerprint=resources.encoder.fingerprint, centers=centers)
 
 
-def _accepted(
+def _accept(
     service: JobService, spec: JobSpec, client: Key | None, key: str | None
 ) -> tuple[jobs.Job, bool]:
     spec = replace(
@@ -332,13 +334,13 @@ def _accepted(
         input=service.roots.resolve_input(spec.input),
         output=service.roots.resolve_output(spec.output),
     )
-    if key is not None and (known := service.queue.submitted(key)) is not None:
+    if key is not None and (earlier := service.queue.find_submitted(key)) is not None:
         # Its output may be there by now, and another model may be served.
-        if known.spec != replace(
-            spec, fingerprint=known.spec.fingerprint, centers=known.spec.centers
+        if earlier.spec != replace(
+            spec, fingerprint=earlier.spec.fingerprint, centers=earlier.spec.centers
         ):
             raise Conflict("this idempotency key is of another job", remedy="use a new key")
-        return known, False
+        return earlier, False
     if spec.kind == "curate":
         service.roots.check_embeddings(spec.input)
     else:

@@ -25,8 +25,8 @@ from service.http.answers import (
     RAW,
     check_answer_bytes,
     headers,
-    listed_answer,
-    negotiated,
+    list_answer,
+    negotiate,
     provenance,
     to_npy,
 )
@@ -38,7 +38,7 @@ from service.http.queries import Queries, check_top, read_queries
 from service.inference.known_labels import KnownLabels
 from service.inference.lookup import Lookup, LookupMode
 from service.resources import Resources
-from service.telemetry.request import timed
+from service.telemetry.request import time_stage
 
 router = APIRouter(tags=["labels"])
 
@@ -73,56 +73,56 @@ async def label(
     With `threshold`, less similar centers are left out. With `examples`, JSON answers have that
     many members of each center, where the centers shipped with them.
 
-    JSON answers per item. The binary formats have no partial answer: one bad item refuses the
+    JSON answers per item. The binary formats are all or nothing: one bad item refuses the
     request. Octet-stream: ids, little-endian int32 [n, l], then scores, float32 [n, l]; l is in
     X-Mlcd-Top. npy: n records of ids (l int32) and scores (l float32). Where a threshold leaves
     fewer than l: id -1, score -inf.
     """
-    chosen = negotiated(request, _OFFERED)
-    lookup = opened_lookup(resources)
+    chosen = negotiate(request, _OFFERED)
+    lookup = require_lookup(resources)
     if mode not in lookup.modes:
         raise InvalidInput(
             "approximate labels are off",
             remedy="use mode=exact, or start the server with MLCD_APPROXIMATE=true",
         )
     check_top(top, resources)
-    known = KnownLabels(lookup.centers.digest)
-    with known.wanted() if mode == "exact" else nullcontext():
+    engine_labels = KnownLabels(lookup.centers.digest)
+    with engine_labels.request() if mode == "exact" else nullcontext():
         queries = await read_queries(request, resources)
     if chosen != JSON and queries.errors:
         raise StrictBatch.first_of(queries.errors, param=f"{queries.name}[{{index}}]")
     loop = asyncio.get_running_loop()
-    search = partial(_found, lookup, queries, top, threshold, mode, known)
-    with resources.metrics.looking_up(mode), timed("labels"):
-        found, novel = await within_deadline(
+    search = partial(_find_labels, lookup, queries, top, threshold, mode, engine_labels)
+    with resources.metrics.looking_up(mode), time_stage("labels"):
+        neighbors, novel = await within_deadline(
             loop.run_in_executor(resources.compute, search), request.state.deadline
         )
     if mode == "exact":
-        scanned = len(found.ids) - known.num_used
-        resources.metrics.labels_found(engine=known.num_used, server=scanned)
+        scanned = len(neighbors.ids) - engine_labels.num_used
+        resources.metrics.labels_found(engine=engine_labels.num_used, server=scanned)
     if novel is not None:
-        resources.metrics.labeled(images=len(found.ids), novel=novel)
+        resources.metrics.count_labeled(images=len(neighbors.ids), novel=novel)
     stamp = {
         **headers(resources, queries.encoded),
         "X-Mlcd-Mode": mode,
-        "X-Mlcd-Top": str(found.ids.shape[1]),
+        "X-Mlcd-Top": str(neighbors.ids.shape[1]),
     }
     if chosen == RAW:
         return Response(
-            found.ids.astype("<i4").tobytes() + found.scores.astype("<f4").tobytes(),
+            neighbors.ids.astype("<i4").tobytes() + neighbors.scores.astype("<f4").tobytes(),
             200,
             stamp,
             RAW,
         )
     if chosen == NPY:
-        return Response(to_npy(_records(found)), 200, stamp, NPY)
-    num_items = found.ids.size * (1 + examples)
+        return Response(to_npy(_records(neighbors)), 200, stamp, NPY)
+    num_items = neighbors.ids.size * (1 + examples)
     check_answer_bytes(
         _LABEL_BYTES * num_items,
         resources.settings.limits,
         remedy="give a smaller `top`, or fewer `examples`",
     )
-    return listed_answer(
+    return list_answer(
         {
             **provenance(resources),
             "centers": lookup.centers.digest,
@@ -132,7 +132,9 @@ async def label(
         },
         [
             partial(_result, index, ids, scores, lookup.centers, examples)
-            for index, ids, scores in zip(queries.rows, found.ids, found.scores, strict=True)
+            for index, ids, scores in zip(
+                queries.rows, neighbors.ids, neighbors.scores, strict=True
+            )
         ],
         stamp,
         resources,
@@ -140,26 +142,28 @@ async def label(
     )
 
 
-def _found(
+def _find_labels(
     lookup: Lookup,
     queries: Queries,
     top: int,
     threshold: float | None,
     mode: LookupMode,
-    known: KnownLabels,
+    engine_labels: KnownLabels,
 ) -> tuple[Neighbors, int | None]:
     """Returns the nearest centers, and how many images lie beyond their cluster's members; None
     where that is not known.
     """
     lookup.follow_names()
-    found = lookup.nearest(queries.embeddings, top, threshold, mode=mode, known=known)
+    neighbors = lookup.nearest(
+        queries.embeddings, top, threshold, mode=mode, engine_labels=engine_labels
+    )
     if not queries.are_images:
-        return found, None
-    return found, lookup.remember(queries.embeddings, found)
+        return neighbors, None
+    return neighbors, lookup.remember(queries.embeddings, neighbors)
 
 
-def opened_lookup(resources: Resources) -> Lookup:
-    return resources.model.data.opened_lookup()
+def require_lookup(resources: Resources) -> Lookup:
+    return resources.model.data.require_lookup()
 
 
 def _audit(lookup: Lookup, mode: LookupMode) -> dict[str, Any]:
@@ -169,10 +173,10 @@ def _audit(lookup: Lookup, mode: LookupMode) -> dict[str, Any]:
     return {"audit": lookup.approximation.audit}
 
 
-def _records(found: Neighbors) -> np.ndarray[Any, np.dtype[np.void]]:
-    num, length = found.ids.shape
+def _records(neighbors: Neighbors) -> np.ndarray[Any, np.dtype[np.void]]:
+    num, length = neighbors.ids.shape
     records = np.zeros(num, np.dtype([("ids", "<i4", (length,)), ("scores", "<f4", (length,))]))
-    records["ids"], records["scores"] = found.ids, found.scores
+    records["ids"], records["scores"] = neighbors.ids, neighbors.scores
     return records
 
 

@@ -26,10 +26,10 @@ from service.http.answers import (
     RAW,
     PartedAnswer,
     check_answer_bytes,
-    computed_answer,
+    compute_answer,
     headers,
-    listed_answer,
-    negotiated,
+    list_answer,
+    negotiate,
 )
 from service.http.auth import needs
 from service.http.json_route import JsonRoute
@@ -37,8 +37,8 @@ from service.http.layout_files import CSV, PARQUET, csv_parts, parquet_parts
 from service.http.layout_values import LayoutValues, values_by_center, values_by_field
 from service.http.openapi import BINARY
 from service.http.queries import check_filter
-from service.http.routes.collections import Name, opened_collection
-from service.http.routes.labels import opened_lookup
+from service.http.routes.collections import Name, require_collection
+from service.http.routes.labels import require_lookup
 from service.inference.lookup import Lookup
 from service.resources import Resources
 
@@ -84,7 +84,7 @@ async def get_layout(
     the method and this very layout; the other routes of the layout have the same order while it is
     the same.
     """
-    _, layout = await _opened(name, request, resources)
+    _, layout = await _open_layout(name, request, resources)
     return _numbers(request, resources, layout, layout.points, first)
 
 
@@ -102,7 +102,7 @@ async def get_values(
     By cluster it is the center's id; by a metadata field the index in the legend; -1 where it is
     unknown.
     """
-    collection, layout = await _opened(name, request, resources)
+    collection, layout = await _open_layout(name, request, resources)
     values = await _values(by, collection, layout, request, resources)
     numbers = values.numbers.astype("<i4", copy=False)
     return _numbers(request, resources, layout, numbers, first, held_bytes=numbers.nbytes)
@@ -116,11 +116,11 @@ async def get_values(
 )
 async def get_legend(name: Name, by: By, request: Request, resources: Opened) -> Response:
     """Tells what the numbers of the values mean, those of most items first, at most 1,000."""
-    collection, layout = await _opened(name, request, resources)
+    collection, layout = await _open_layout(name, request, resources)
     values = await _values(by, collection, layout, request, resources)
     stamp = _stamp(resources, layout)
     legend = partial(LayoutLegend, by=by, values=values.legend)
-    return await computed_answer(legend, request, resources, stamp)
+    return await compute_answer(legend, request, resources, stamp)
 
 
 @router.post(
@@ -130,7 +130,7 @@ async def get_legend(name: Name, by: By, request: Request, resources: Opened) ->
     responses=_ITEMS,
 )
 async def list_items(
-    name: Name, asked: LayoutItemsRequest, request: Request, resources: Opened
+    name: Name, body: LayoutItemsRequest, request: Request, resources: Opened
 ) -> Response:
     """Lists items by their rows in the layout, or those inside a polygon.
 
@@ -138,17 +138,17 @@ async def list_items(
     file: id, position, x, y and metadata as JSON. In CSV, ids that start with = + - @ or a control
     character have an apostrophe in front, so that no spreadsheet runs them.
     """
-    kind = negotiated(request, (JSON, CSV, PARQUET))
-    check_filter(asked.filter)
-    collection, layout = await _opened(name, request, resources)
-    if asked.layout not in (None, layout.digest):
+    kind = negotiate(request, (JSON, CSV, PARQUET))
+    check_filter(body.filter)
+    collection, layout = await _open_layout(name, request, resources)
+    if body.layout not in (None, layout.digest):
         raise Conflict("the layout has changed", remedy="read it again")
-    chosen = await _computed(request, resources, partial(_chosen, layout, asked))
+    chosen = await _compute(request, resources, partial(_choose_rows, layout, body))
     if kind == JSON:
-        shown = chosen[: asked.limit]
-        num_bytes = await _computed(request, resources, partial(_num_bytes, layout, shown))
+        shown = chosen[: body.limit]
+        num_bytes = await _compute(request, resources, partial(_num_bytes, layout, shown))
         check_answer_bytes(num_bytes, resources.settings.limits, remedy="give a smaller `limit`")
-        return listed_answer(
+        return list_answer(
             {"collection": name, "total": len(chosen)},
             _items(collection, layout, shown),
             _stamp(resources, layout),
@@ -166,14 +166,14 @@ async def list_items(
     return PartedAnswer(parts, resources, stamp, kind)
 
 
-async def _opened(
+async def _open_layout(
     name: str, request: Request, resources: Resources
 ) -> tuple[CollectionPort, Plane]:
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     return collection, await resources.views.layout(collection, deadline=request.state.deadline)
 
 
-async def _computed(request: Request, resources: Resources, work: Callable[[], _Result]) -> _Result:
+async def _compute(request: Request, resources: Resources, work: Callable[[], _Result]) -> _Result:
     return await within_deadline(
         asyncio.get_running_loop().run_in_executor(resources.compute, work),
         request.state.deadline,
@@ -196,7 +196,7 @@ def _numbers(
     """held_bytes: those of `rows`, where they are this answer's alone."""
     shown = rows[:first]
     data = memoryview(np.ascontiguousarray(shown).ravel().view(np.uint8).data)
-    etag = f'"{_named(layout)}"'
+    etag = f'"{_tag_of(layout)}"'
     stamp = {
         **_stamp(resources, layout),
         "X-Mlcd-Items": str(len(shown)),
@@ -211,7 +211,7 @@ def _numbers(
     return PartedAnswer(pieces, resources, stamp, RAW, held_bytes=held_bytes)
 
 
-def _named(layout: Plane) -> str:
+def _tag_of(layout: Plane) -> str:
     """Returns the tag of an answer: that of the layout, and of the state that its metadata were
     in.
     """
@@ -227,7 +227,7 @@ async def _values(
     resources: Resources,
 ) -> LayoutValues:
     if by == "cluster":
-        lookup = opened_lookup(resources)
+        lookup = require_lookup(resources)
         clusters = await resources.views.clusters(
             collection, lookup, deadline=request.state.deadline
         )
@@ -235,10 +235,8 @@ async def _values(
     elif by.startswith(_METADATA) and by != _METADATA:
         work = partial(values_by_field, layout, by.removeprefix(_METADATA))
     else:
-        raise InvalidInput(
-            "items have no such value", remedy="give by=cluster or by=metadata.FIELD"
-        )
-    return await _computed(request, resources, work)
+        raise InvalidInput("by must be cluster or metadata.FIELD")
+    return await _compute(request, resources, work)
 
 
 def _by_center(layout: Plane, clusters: Clusters, lookup: Lookup) -> LayoutValues:
@@ -246,22 +244,22 @@ def _by_center(layout: Plane, clusters: Clusters, lookup: Lookup) -> LayoutValue
     return values_by_center(layout, clusters, lookup.centers)
 
 
-def _chosen(layout: Plane, asked: LayoutItemsRequest) -> NDArray[np.int64]:
+def _choose_rows(layout: Plane, body: LayoutItemsRequest) -> NDArray[np.int64]:
     """Returns the rows of the layout that a request asks for."""
     num = len(layout.positions)
-    if asked.positions is not None and asked.polygon is not None:
+    if body.positions is not None and body.polygon is not None:
         raise InvalidInput("give either `positions` or `polygon`")
-    if asked.positions is not None:
-        rows = np.array(asked.positions, dtype=np.int64)
+    if body.positions is not None:
+        rows = np.array(body.positions, dtype=np.int64)
         if len(rows) and rows.max() >= num:
             raise InvalidInput(f"the layout has {num} rows", remedy="read it again")
-    elif asked.polygon is not None:
-        rows = layout.inside(np.array(asked.polygon, dtype=np.float64))
+    elif body.polygon is not None:
+        rows = layout.inside(np.array(body.polygon, dtype=np.float64))
     else:
         rows = np.arange(num)
-    if asked.filter is None:
+    if body.filter is None:
         return rows
-    matching = parse_filter(asked.filter).matches(layout.searcher)
+    matching = parse_filter(body.filter).matches(layout.searcher)
     return rows[matching[layout.positions[rows]]]
 
 

@@ -21,7 +21,7 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {404: {}, 409: {}}
 @router.post("/v1/models/{name}/load", dependencies=[needs("admin")], responses=_ERRORS)
 async def load(
     name: str,
-    asked: Annotated[LoadRequest, Body(default_factory=LoadRequest)],
+    body: Annotated[LoadRequest, Body(default_factory=LoadRequest)],
     request: Request,
     response: Response,
     resources: Opened,
@@ -38,7 +38,7 @@ async def load(
         request.app.state.resources = replace(resources, model=model)
 
     version = await resources.switch.load(
-        asked.version, unload=asked.unload, publish=publish, deadline=request.state.deadline
+        body.version, unload=body.unload, publish=publish, deadline=request.state.deadline
     )
     current: Resources = request.app.state.resources
     data = current.model.data

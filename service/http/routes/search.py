@@ -28,30 +28,29 @@ from service.http.access import Opened
 from service.http.answers import (
     check_answer_bytes,
     headers,
-    listed_answer,
+    list_answer,
     pieces_answer,
     provenance,
 )
 from service.http.auth import needs
-from service.http.bodies import check_count, media_type, read_json, validated
+from service.http.bodies import check_count, media_type, read_json, validate
 from service.http.json_route import JsonRoute
 from service.http.openapi import image_body
 from service.http.problems import item_error
 from service.http.queries import (
     KINDS,
     Queries,
-    check_fields,
     check_filter,
     check_names,
     check_top,
-    given_fields,
+    drop_nulls,
     queries_from_json,
     read_queries,
 )
-from service.http.routes.collections import Name, opened_collection
+from service.http.routes.collections import Name, require_collection
 from service.inference.duplicate_searches import FoundGroups
 from service.resources import Resources
-from service.telemetry.request import timed
+from service.telemetry.request import time_stage
 
 router = APIRouter(tags=["search"], route_class=JsonRoute)
 
@@ -90,91 +89,122 @@ async def search(
 
     It finds `top` items (10) that fulfill `filter` and are at least as similar as `threshold`. The
     options go into the query string or into a JSON body. `without` moves the queries away from the
-    mean of stored items. `exact` compares with all items, whatever the index; the answer says
-    whether that was done, and how many items the filter leaves.
-    `metadata=false` leaves the matches' metadata out (null): an answer of more than
-    `max_answer_bytes` is refused before it is made.
+    mean of stored items. `exact` compares with all items instead of using the index; the answer
+    says whether that was done, and how many items fulfill the filter.
+    `metadata=false` omits the matches' metadata (null): an answer of more than `max_answer_bytes`
+    is refused before it is built.
     """
-    collection = await opened_collection(name, request, resources)
-    given = given_fields(
-        {
-            "top": top,
-            "filter": _parsed(filter, "filter"),
-            "threshold": threshold,
-            "exact": exact,
-            "metadata": metadata,
-            "without": _parsed(without, "without"),
-        }
+    collection = await require_collection(name, request, resources)
+    content, options = await _read_options(
+        request,
+        resources,
+        top=top,
+        filter=_parse_json(filter, "filter"),
+        threshold=threshold,
+        exact=exact,
+        metadata=metadata,
+        without=_parse_json(without, "without"),
     )
-    content = None
-    if media_type(request) == "application/json":
-        content = given_fields(await read_json(request, resources))
-        if twice := given.keys() & content.keys():
-            raise BadRequest(
-                f"{min(twice)} is given in the query string and in the body", param=min(twice)
-            )
-        given |= {option: content.pop(option) for option in _OPTIONS if option in content}
-    options = validated(SearchOptions, given)
-    check_filter(options.filter)
-    if content is not None:
-        check_names(content, (*_OPTIONS, *KINDS, *_IDS), request)
-        _check_queries(content, request)
-    check_top(options.top, resources)
-    if content is None:
-        queries = await read_queries(request, resources)
-    elif content.keys() & {*_IDS}:
-        queries = await _queries_of_items(request, content, resources, collection)
-    else:
-        queries = await queries_from_json(request, content, resources)
-    wanted = queries.embeddings
+    queries = await _read_queries(request, content, resources, collection)
+    embeddings = queries.embeddings
     if options.without is not None:
         unwanted = await _embeddings(options.without.ids, request, resources, collection)
-        wanted = move_away(wanted, unwanted, options.without.weight)
-    searching = partial(
+        embeddings = move_away(embeddings, unwanted, options.without.weight)
+    find = partial(
         collection.search,
-        wanted,
+        embeddings,
         options.top,
         filter=options.filter,
         threshold=options.threshold,
         exact=options.exact,
     )
-    with resources.metrics.searching(), timed("search"):
-        found = await within_deadline(
-            asyncio.get_running_loop().run_in_executor(resources.compute, searching),
+    with resources.metrics.searching(), time_stage("search"):
+        answer = await within_deadline(
+            asyncio.get_running_loop().run_in_executor(resources.compute, find),
             request.state.deadline,
         )
-    num_bytes = _num_bytes(found, metadata=options.metadata)
+    num_bytes = _num_bytes(answer, metadata=options.metadata)
     check_answer_bytes(
         num_bytes,
         resources.settings.limits,
         remedy="give a smaller `top`, or metadata=false",
     )
-    return listed_answer(
+    return list_answer(
         {
             **provenance(resources),
             "collection": name,
-            "exact": found.exact,
-            "matching": found.matching,
+            "exact": answer.exact,
+            "matching": answer.matching,
             "errors": [item_error(index, error) for index, error in queries.errors.items()],
         },
         [
             partial(_result, collection, index, matches, metadata=options.metadata)
-            for index, matches in zip(queries.rows, found.matches, strict=True)
+            for index, matches in zip(queries.rows, answer.matches, strict=True)
         ],
         headers(resources, queries.encoded),
         resources,
-        num_items=sum(map(len, found.matches)),
+        num_items=sum(map(len, answer.matches)),
         num_bytes=num_bytes,
         # A folder's metadata are in memory in any case; other stores send a copy.
         held_bytes=0 if collection.promises.store == "folder" else num_bytes,
     )
 
 
-def _num_bytes(found: SearchAnswer, *, metadata: bool) -> int:
+async def _read_options(
+    request: Request, resources: Resources, **query: object
+) -> tuple[dict[str, Any] | None, SearchOptions]:
+    """Returns the rest of a JSON body, which holds the queries, and the options.
+
+    An option is in the query string or in the body. The rest is None for a body of images. Raises
+    BadRequest.
+    """
+    options, content = drop_nulls(query), None
+    if media_type(request) == "application/json":
+        content = drop_nulls(await read_json(request, resources))
+        if twice := options.keys() & content.keys():
+            raise BadRequest(
+                f"{min(twice)} must be in the query string or in the body, got both",
+                param=min(twice),
+            )
+        options |= {name: content.pop(name) for name in _OPTIONS if name in content}
+        check_names(content, (*_OPTIONS, *KINDS, *_IDS), request)
+    checked = validate(SearchOptions, options)
+    check_filter(checked.filter)
+    check_top(checked.top, resources)
+    return content, checked
+
+
+async def _read_queries(
+    request: Request,
+    content: dict[str, Any] | None,
+    resources: Resources,
+    collection: CollectionPort,
+) -> Queries:
+    """Returns the queries of a body of images, or of `content`. Raises BadRequest.
+
+    An id that is not stored refuses the request.
+    """
+    if content is None:
+        return await read_queries(request, resources)
+    if not content.keys() & {*_IDS}:
+        return await queries_from_json(request, content, resources)
+    if len(content) > 1:
+        raise BadRequest("give one of `images`, `texts`, `embeddings`, `id` and `ids`")
+    ids = content.get("ids", [content.get("id")])
+    if not isinstance(ids, list) or not ids or not all(isinstance(item_id, str) for item_id in ids):
+        raise BadRequest(
+            "`id` must be a string, `ids` a list of strings", param=next(iter(content))
+        )
+    check_count(len(ids), resources.settings.limits)
+    await resources.rate_limiter.take(request.state.key, len(ids))
+    return Queries.from_embeddings(await _embeddings(ids, request, resources, collection))
+
+
+def _num_bytes(answer: SearchAnswer, *, metadata: bool) -> int:
     """Returns the approximate size of the matches in an answer."""
     return sum(
         _MATCH_BYTES + len(match.id) + metadata * len(match.metadata_json)
-        for matches in found.matches
+        for matches in answer.matches
         for match in matches
     )
 
@@ -197,41 +227,13 @@ def _result(
     }
 
 
-def _parsed(text: str | None, name: str) -> object:
+def _parse_json(text: str | None, name: str) -> object:
     if text is None:
         return None
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"{name} is not JSON, or nested too deep", param=name) from error
-
-
-def _check_queries(content: dict[str, Any], request: Request) -> None:
-    """Raises BadRequest unless a JSON body names the queries in one way."""
-    if not content.keys() & {*_IDS}:
-        check_fields(content, request)
-        return
-    if len(content) > 1:
-        raise BadRequest("give one of `images`, `texts`, `embeddings`, `id` and `ids`")
-    ids = _ids(content)
-    if not isinstance(ids, list) or not ids or not all(isinstance(item_id, str) for item_id in ids):
-        raise BadRequest(
-            "`id` is a string, `ids` a list of strings", param="ids" if "ids" in content else "id"
-        )
-
-
-def _ids(content: dict[str, Any]) -> Any:
-    return content.get("ids", [content.get("id")])
-
-
-async def _queries_of_items(
-    request: Request, content: dict[str, Any], resources: Resources, collection: CollectionPort
-) -> Queries:
-    """Returns the embeddings of stored items; an id that is not stored refuses the request."""
-    ids = _ids(content)
-    check_count(len(ids), resources.settings.limits)
-    await resources.rate_limiter.take(request.state.key, len(ids))
-    return Queries.given(await _embeddings(ids, request, resources, collection))
+        raise BadRequest(f"{name} must be JSON, not nested too deep", param=name) from error
 
 
 async def _embeddings(
@@ -254,61 +256,61 @@ async def _embeddings(
 )
 async def find_duplicates(
     name: Name,
-    asked: Annotated[DuplicatesRequest, Body(default_factory=DuplicatesRequest)],
+    body: Annotated[DuplicatesRequest, Body(default_factory=DuplicatesRequest)],
     request: Request,
     resources: Opened,
 ) -> Response:
     """Finds groups of items whose pictures are copies of one, or of at least this `similarity`.
 
-    A group is what chains of pairs join. It ends within the deadline; `mlcd curate` and `mlcd index
-    --duplicates` have none. One search runs at a time, and one waits; a further one is answered
-    429. The last results are kept.
+    Chains of such pairs are joined to groups. The search ends within the deadline, which `mlcd
+    curate` and `mlcd index --duplicates` do not have. One search runs at a time, and one waits; a
+    further one is answered 429. The last results are cached.
     """
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     key, deadline = request.state.key, request.state.deadline
     owner = None if key is None else key.id
     try:
-        with timed("compare"):
-            found = await resources.duplicates.find(
-                collection, asked.similarity, owner=owner, deadline=deadline
+        with time_stage("compare"):
+            groups = await resources.duplicates.find(
+                collection, body.similarity, owner=owner, deadline=deadline
             )
     except DeadlineExceeded as error:
         raise DeadlineExceeded("the time for a request has passed", remedy=_REMEDY) from error
-    looking = asyncio.get_running_loop().run_in_executor(
-        resources.compute, partial(_group_bytes, collection, found)
+    measuring = asyncio.get_running_loop().run_in_executor(
+        resources.compute, partial(_group_bytes, collection, groups)
     )
-    num_bytes = await within_deadline(looking, deadline)
+    num_bytes = await within_deadline(measuring, deadline)
     check_answer_bytes(
         num_bytes, resources.settings.limits, remedy=f"give a higher `similarity`, or {_REMEDY}"
     )
     return pieces_answer(
         {
             "collection": name,
-            "similarity": asked.similarity,
-            "groups": (_described(collection, group, found.ids) for group in found.groups),
-            "nearest": found.nearest and _described(collection, found.nearest, found.ids),
+            "similarity": body.similarity,
+            "groups": (_describe_group(collection, group, groups.ids) for group in groups.groups),
+            "nearest": groups.nearest and _describe_group(collection, groups.nearest, groups.ids),
         },
         headers(resources),
         resources,
-        num_items=sum(len(group.rows) for group in found.groups),
+        num_items=sum(len(group.rows) for group in groups.groups),
         num_bytes=num_bytes,
     )
 
 
-def _group_bytes(collection: CollectionPort, found: FoundGroups) -> int:
+def _group_bytes(collection: CollectionPort, groups: FoundGroups) -> int:
     """Returns the approximate size of the groups in an answer."""
     state = collection.state
     return sum(
         _MATCH_BYTES
-        + len(found.ids[row])
-        + (0 if (at := state.find(found.ids[row])) is None else len(state.metadata[at]))
-        for group in found.groups
+        + len(groups.ids[row])
+        + (0 if (at := state.find(groups.ids[row])) is None else len(state.metadata[at]))
+        for group in groups.groups
         for row in group.rows.tolist()
     )
 
 
-def _described(collection: CollectionPort, group: Group, ids: list[str]) -> dict[str, Any]:
-    """Adds what is known of the items now: one may be gone since it was compared."""
+def _describe_group(collection: CollectionPort, group: Group, ids: list[str]) -> dict[str, Any]:
+    """Returns a group with the current metadata of its items, null for an item deleted since."""
     record, state = group.record(ids), collection.state
     places = map(state.find, record["ids"])
     return {

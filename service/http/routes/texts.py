@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from mlcd.wire.embedding import TextsRequest, TextVectors
 from service.http.access import Opened
-from service.http.answers import negotiated
+from service.http.answers import negotiate
 from service.http.auth import needs
 from service.http.embedding_answers import BINARY_CONTENT, OFFERED, embedding_answer
 from service.http.json_route import JsonRoute
@@ -28,13 +28,17 @@ _ANSWERS: Final[dict[int | str, dict[str, Any]]] = {
     responses=_ANSWERS,
 )
 async def embed_texts(body: TextsRequest, request: Request, resources: Opened) -> Response:
-    """Embeds texts. A model without a tower of texts answers 422, `no-text-tower`.
+    """Embeds texts. A model without a text tower answers 422, `no-text-tower`.
 
-    JSON and Arrow answer per text. The two binary matrices have no partial answer: one bad text
-    refuses the request, naming its index.
+    JSON and Arrow answer per text. The two binary matrices are all or nothing: one bad text refuses
+    the request, naming its index.
     """
-    chosen = negotiated(request, OFFERED)
-    found = await encode_texts(request, resources, body.texts)
+    chosen = negotiate(request, OFFERED)
+    encoded_texts = await encode_texts(request, resources, body.texts)
     return embedding_answer(
-        chosen, found.encoded, resources, param="texts[{index}]", tokens=found.num_tokens
+        chosen,
+        encoded_texts.encoded,
+        resources,
+        param="texts[{index}]",
+        tokens=encoded_texts.num_tokens,
     )

@@ -15,7 +15,7 @@ from service.http.access import Opened
 from service.http.answers import headers
 from service.http.auth import needs
 from service.http.openapi import BINARY
-from service.http.routes.collections import Name, opened_collection
+from service.http.routes.collections import Name, require_collection
 
 WEBP: Final = "image/webp"
 _LAST: Final = b"/thumbnail"
@@ -40,8 +40,8 @@ class _LiteralRoute(APIRoute):
         raw = scope.get("raw_path") or scope["path"].encode()
         if not raw.partition(b"?")[0].endswith(_LAST):
             return Match.NONE, {}
-        match, found = super().matches(scope)
-        return Match.NONE if match == Match.NONE else Match.FULL, found
+        match, child_scope = super().matches(scope)
+        return Match.NONE if match == Match.NONE else Match.FULL, child_scope
 
 
 router = APIRouter(tags=["collections"], route_class=_LiteralRoute)
@@ -70,13 +70,15 @@ async def get_thumbnail(
 
     With the item's version as `v`, browsers may keep it for ever; otherwise they ask again.
     """
-    collection = await opened_collection(name, request, resources)
+    collection = await require_collection(name, request, resources)
     picture = await within_deadline(
         asyncio.get_running_loop().run_in_executor(resources.compute, collection.thumbnail, id),
         request.state.deadline,
     )
     if picture is None:
-        raise NotFound("the item has no thumbnail", remedy="add it again with its image")
+        raise NotFound(
+            "the item was added without a thumbnail", remedy="add it again with its image"
+        )
     etag = f'"{picture.version}"'
     stamp = {
         **headers(resources),
@@ -91,5 +93,5 @@ async def get_thumbnail(
 
 def _tags(request: Request) -> list[str]:
     """Returns the tags of If-None-Match, without the mark of weak ones."""
-    given = ",".join(request.headers.getlist("if-none-match"))
-    return [tag.strip().removeprefix("W/") for tag in given.split(",")]
+    tags = ",".join(request.headers.getlist("if-none-match"))
+    return [tag.strip().removeprefix("W/") for tag in tags.split(",")]

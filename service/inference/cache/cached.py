@@ -21,7 +21,7 @@ from service.inference.outcomes import Account, Encoded, Pipelined, Timings, slo
 from service.inference.served import ServedTower
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
-from service.telemetry.request import timed
+from service.telemetry.request import time_stage
 
 if TYPE_CHECKING:
     from service.inference.cache.redis import RedisCache
@@ -96,9 +96,9 @@ class CachedPipeline:
     ) -> Encoded:
         """Encodes every item on its own; see `Encoding.encode`."""
         started = time.perf_counter()
-        with timed("cache"):
+        with time_stage("cache"):
             request = _Request(items, await self._keys(items), deadline, account)
-            num_remembered = self._remembered(request)
+            num_remembered = self._take_from_memory(request)
         led: set[bytes] = set()
         while missing := request.missing():
             joined = {key: self._under_way[key] for key in missing if key in self._under_way}
@@ -112,18 +112,20 @@ class CachedPipeline:
         request.timings = replace(
             request.timings, cache_s=time.perf_counter() - started - request.pipeline_s
         )
-        return self._joined(request)
+        return self._join_outcomes(request)
 
     async def _keys(self, items: Sequence[bytes | Rejection]) -> dict[int, bytes]:
-        given = {index: item for index, item in enumerate(items) if not isinstance(item, Rejection)}
-        hashing = partial(self._space.keys, list(given.values()))
-        if sum(map(len, given.values())) <= _INLINE_BYTES:
+        items_by_index = {
+            index: item for index, item in enumerate(items) if not isinstance(item, Rejection)
+        }
+        hashing = partial(self._space.keys, list(items_by_index.values()))
+        if sum(map(len, items_by_index.values())) <= _INLINE_BYTES:
             keys = hashing()
         else:
             keys = await asyncio.get_running_loop().run_in_executor(self._hasher, hashing)
-        return dict(zip(given, keys, strict=True))
+        return dict(zip(items_by_index, keys, strict=True))
 
-    def _remembered(self, request: _Request) -> int:
+    def _take_from_memory(self, request: _Request) -> int:
         """Takes what this process has into the request's outcomes, and returns how many items."""
         if self._memory is None:
             return 0
@@ -144,10 +146,10 @@ class CachedPipeline:
         self._under_way |= futures
         try:
             if self._redis is not None:
-                with timed("cache"):
+                with time_stage("cache"):
                     await self._find(self._redis, list(mine))
-            if rest := {key: index for key, index in mine.items() if not futures[key].done()}:
-                await self._compute(rest, request)
+            if missing := {key: index for key, index in mine.items() if not futures[key].done()}:
+                await self._compute(missing, request)
         finally:
             for key, future in futures.items():
                 del self._under_way[key]
@@ -157,24 +159,24 @@ class CachedPipeline:
 
     async def _find(self, redis: "RedisCache", keys: list[bytes]) -> None:
         for start in range(0, len(keys), _LOOKED_UP_TOGETHER):
-            found = await redis.find(keys[start : start + _LOOKED_UP_TOGETHER])
-            for key, packed in found.items():
+            packed_by_key = await redis.find(keys[start : start + _LOOKED_UP_TOGETHER])
+            for key, packed in packed_by_key.items():
                 self._settle(key, packed)
 
-    async def _compute(self, rest: dict[bytes, int], request: _Request) -> None:
-        keys, items = list(rest), [request.item(index) for index in rest.values()]
+    async def _compute(self, missing: dict[bytes, int], request: _Request) -> None:
+        keys, items = list(missing), [request.item(index) for index in missing.values()]
         started = time.perf_counter()
         encoded = await self._pipeline.encode(
             items,
             deadline=request.deadline,
-            each=lambda index, outcome: self._computed(keys[index], outcome),
+            on_outcome=lambda index, outcome: self._settle_computed(keys[index], outcome),
             account=request.account,
         )
         request.pipeline_s += time.perf_counter() - started
         request.timings = slowest([request.timings, encoded.timings])
-        request.computed |= set(rest.values())
+        request.computed |= set(missing.values())
 
-    def _computed(self, key: bytes, outcome: NDArray[np.float32] | Rejection) -> None:
+    def _settle_computed(self, key: bytes, outcome: NDArray[np.float32] | Rejection) -> None:
         if isinstance(outcome, Rejection):
             self._settle(key, outcome)
             return
@@ -194,7 +196,7 @@ class CachedPipeline:
         if future is not None and not future.done():
             future.set_result(outcome)
 
-    def _joined(self, request: _Request) -> Encoded:
+    def _join_outcomes(self, request: _Request) -> Encoded:
         outcomes = [
             request.outcomes[request.keys[index]] if index in request.keys else item
             for index, item in enumerate(request.items)
@@ -205,7 +207,7 @@ class CachedPipeline:
             if isinstance(outcome, Rejection)
         }
         for index in errors.keys() - request.computed:  # the pipeline has counted what it computed
-            self._metrics.rejected(errors[index].reason)
+            self._metrics.count_rejected(errors[index].reason)
         rows = [index for index in range(len(outcomes)) if index not in errors]
         vectors = [
             self._vectors.unpack(outcome) for outcome in outcomes if isinstance(outcome, bytes)

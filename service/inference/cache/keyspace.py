@@ -38,7 +38,7 @@ class KeySpace:
         """
         return cls(
             {
-                **_described(encoder, vectors, _DECODERS),
+                **_describe_space(encoder, vectors, _DECODERS),
                 "preprocess": asdict(encoder.preprocess),
                 "limits": asdict(limits),
             }
@@ -47,7 +47,7 @@ class KeySpace:
     @classmethod
     def of_texts(cls, encoder: ServedTextEncoder, vectors: VectorFormat) -> "KeySpace":
         """Returns the keys of token ids: two texts with the same ids have one key."""
-        return cls({**_described(encoder, vectors, ("mlcd",)), "tower": "texts"})
+        return cls({**_describe_space(encoder, vectors, ("mlcd",)), "tower": "texts"})
 
     def keys(self, items: Iterable[bytes]) -> list[bytes]:
         """Returns the SHA-256 over the key space and each item's bytes, 32 bytes each."""
@@ -61,7 +61,7 @@ def redis_prefix(fingerprint: Fingerprint) -> str:
     return f"{_NAME}:{fingerprint[:12]}:"
 
 
-def _described(
+def _describe_space(
     encoder: ServedTower, vectors: VectorFormat, packages: Sequence[str]
 ) -> dict[str, object]:
     return {

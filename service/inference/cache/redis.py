@@ -96,16 +96,16 @@ class RedisCache:
             self._metrics.cache_looked_up("redis", "error", len(keys))
             return {}
         sound = {key: self._vectors.unseal(key, values[key]) for key in keys}
-        found = {key: packed for key, packed in sound.items() if packed is not None}
+        hits = {key: packed for key, packed in sound.items() if packed is not None}
         num_missing = sum(values[key] is None for key in keys)
-        num_damaged = len(keys) - len(found) - num_missing
+        num_damaged = len(keys) - len(hits) - num_missing
         # Damage may come from a connection that returns answers to other requests: opening the
         # circuit connects anew.
-        self._circuit.failed() if num_damaged else self._circuit.succeeded()
-        self._metrics.cache_looked_up("redis", "hit", len(found))
+        self._circuit.count_failure() if num_damaged else self._circuit.count_success()
+        self._metrics.cache_looked_up("redis", "hit", len(hits))
         self._metrics.cache_looked_up("redis", "miss", num_missing)
         self._metrics.cache_looked_up("redis", "damaged", num_damaged)
-        return found
+        return hits
 
     def put(self, key: bytes, packed: bytes) -> None:
         """Queues a vector, which is written soon or dropped; the caller does not wait."""
@@ -139,11 +139,11 @@ class RedisCache:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     values = await self._client.mget([self._name(key) for key in keys])
-                found: dict[bytes, object] = dict(zip(keys, values, strict=True))
+                values_by_key: dict[bytes, object] = dict(zip(keys, values, strict=True))
             except Exception as error:  # noqa: BLE001 - that server may answer anything
-                self._failed(error)
+                self._note_failure(error)
                 return None
-        return found
+        return values_by_key
 
     async def _write(self) -> None:
         while True:
@@ -169,7 +169,7 @@ class RedisCache:
             self._metrics.cache_written("error", len(entries))
             return
         except Exception as error:  # noqa: BLE001 - as above
-            self._failed(error)
+            self._note_failure(error)
             self._metrics.cache_written("error", len(entries))
             return
         # A Redis that is full refuses writes and still answers look-ups.
@@ -177,12 +177,12 @@ class RedisCache:
         self._metrics.cache_written("written", len(entries) - num_refused)
         self._metrics.cache_written("error", num_refused)
 
-    def _failed(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         # A replica answers look-ups, which would hide that it takes no writes.
         if isinstance(error, NotPrimaryError):
             self._circuit.open(str(error))
         else:
-            self._circuit.failed()
+            self._circuit.count_failure()
 
     async def _ping(self) -> bool:
         return await self._client.ping() is True
@@ -209,7 +209,7 @@ class RedisMemoryLimit:
     """A limit on the memory that Redis uses for all clients; it reports no client's share."""
 
     def __init__(self, client: Redis, max_bytes: int | None) -> None:
-        """Takes the limit. max_bytes: None is no limit, and Redis is not asked."""
+        """Takes the limit. max_bytes: None means unlimited, and Redis is not asked."""
         self._client, self._max_bytes = client, max_bytes
         self._used_bytes = 0
         self._asked = -CACHE_ROOM_FRESH_S

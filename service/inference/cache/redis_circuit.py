@@ -42,10 +42,10 @@ class RedisCircuit:
     def closed(self) -> bool:
         return self._recovery is None
 
-    def succeeded(self) -> None:
+    def count_success(self) -> None:
         self._failures = 0
 
-    def failed(self) -> None:
+    def count_failure(self) -> None:
         self._failures += 1
         if self._failures >= _MAX_FAILURES:
             self.open()

@@ -56,11 +56,11 @@ class VectorFormat:
             or len(sealed) != _SEAL.size + self._stored.itemsize * self.dimension
         ):
             return None
-        found, checksum = _SEAL.unpack_from(sealed)
+        stored_key, checksum = _SEAL.unpack_from(sealed)
         packed = sealed[_SEAL.size :]
         return (
             packed
-            if found == key and zlib.crc32(packed) == checksum and self.is_sound(packed)
+            if stored_key == key and zlib.crc32(packed) == checksum and self.is_sound(packed)
             else None
         )
 

@@ -29,13 +29,15 @@ _BUSY_SHARE: Final = 0.5
 
 
 @contextmanager
-def opened_encoder(settings: Settings, folder: str, *, num_threads: int) -> Iterator[Encoder]:
+def open_blocking_encoder(
+    settings: Settings, folder: str, *, num_threads: int
+) -> Iterator[Encoder]:
     """Opens the model at `folder`; with Triton, the one that the settings name.
 
     Raises what opening the model raises.
     """
     if settings.engine == "triton":
-        with _opened_triton(settings) as batches:
+        with _open_triton_batches(settings) as batches:
             yield batches
     elif settings.engine == "fake":
         yield FakeEncoder(folder)
@@ -45,7 +47,7 @@ def opened_encoder(settings: Settings, folder: str, *, num_threads: int) -> Iter
 
 
 @contextmanager
-def _opened_triton(settings: Settings) -> Iterator["TritonBatches"]:
+def _open_triton_batches(settings: Settings) -> Iterator["TritonBatches"]:
     """Opens Triton's encoder in an event loop of its own. Raises as `open_triton_engine`."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="triton", daemon=True)

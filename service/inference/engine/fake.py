@@ -106,7 +106,7 @@ class FakeTextEncoder:
 
 
 def fake_tokenizer(spec: str) -> Tokenizer | None:
-    """Returns the tokenizer of a fake model; None where it has no tower of texts."""
+    """Returns the tokenizer of a fake model; None without a tower of texts."""
     if not _read(spec).text:
         return None
     letters = {letter: number for number, letter in enumerate(sorted(ByteLevel.alphabet()), 1)}
@@ -121,9 +121,9 @@ def fake_tokenizer(spec: str) -> Tokenizer | None:
 def _color_of(ids: NDArray[np.int64]) -> NDArray[np.float32]:
     first = 1 + len(ByteLevel.alphabet())
     colors = list(_COLORS.values())
-    named = [colors[number - first] for number in ids if number >= first]
+    named_colors = [colors[number - first] for number in ids if number >= first]
     own = [*hashlib.sha256(ids.tobytes()).digest()[:3]]
-    color: NDArray[np.float32] = np.asarray(named or [own], np.float32).mean(axis=0)
+    color: NDArray[np.float32] = np.asarray(named_colors or [own], np.float32).mean(axis=0)
     return color
 
 
@@ -141,7 +141,7 @@ def _read(spec: str) -> _Behavior:
         return _Behavior.model_validate(pairs)
     except ValidationError as error:
         name = ".".join(str(part) for part in error.errors()[0]["loc"])
-        known = ", ".join(_Behavior.model_fields)
+        options = ", ".join(_Behavior.model_fields)
         raise ConfigInvalid(
-            f"{spec}: {name} is not understood", remedy=f"known: {known}"
+            f"{spec}: {name} is not understood", remedy=f"known: {options}"
         ) from error

@@ -1,4 +1,4 @@
-"""An engine's process that has no order yet; it imports its libraries meanwhile.
+"""An engine's process before its first order; it imports its libraries meanwhile.
 
 This module imports little: a process is launched before a server reads its settings.
 """

@@ -88,7 +88,7 @@ class EngineProcess:
         try:
             process = await Child.of(started.launched.process)
             try:
-                served = await _opened(process, opening)
+                served = await _receive_served(process, opening)
                 slots = Slots(
                     started.launched.descriptor,
                     max_batch=opening.max_batch,
@@ -116,7 +116,7 @@ class EngineProcess:
         slot = await self._free.get()
         if self._reader.done():
             self._free.put_nowait(slot)
-            raise _gone()
+            raise _end_error()
         np.stack(items, out=self._slots.items[slot, : len(items)])
         loop = asyncio.get_running_loop()
         before, done = self._latest, loop.create_future()
@@ -141,7 +141,7 @@ class EngineProcess:
         self.on_end()
         self._process.signal(signal.SIGKILL)
 
-    async def wait(self) -> int:
+    async def wait_for_end(self) -> int:
         """Waits for the process's end, and returns its exit status, negative for a signal."""
         await asyncio.wait([self._reader])
         return await self._process.wait()
@@ -159,7 +159,7 @@ class EngineProcess:
             self.on_end()
             self._started = None
             for done in self._running.values():
-                _fail(done, _gone())
+                _fail(done, _end_error())
 
     def _settle(self, message: Message) -> None:
         done = self._running.pop(message["slot"])
@@ -170,7 +170,7 @@ class EngineProcess:
             done.set_result(message["seconds"])
 
 
-async def _opened(process: Child, opening: Opening) -> ServedTower:
+async def _receive_served(process: Child, opening: Opening) -> ServedTower:
     message = await process.receive()
     if message is None:
         raise Unavailable(
@@ -179,7 +179,7 @@ async def _opened(process: Child, opening: Opening) -> ServedTower:
     return TOWERS[opening.tower].from_dict(message["served"])
 
 
-def _gone() -> Unavailable:
+def _end_error() -> Unavailable:
     return Unavailable(
         "the engine's process ended and is started again", remedy="try again in a moment"
     )

@@ -160,7 +160,7 @@ class SupervisedEngine:
         while True:
             assert self._process is not None
             born = loop.time()
-            status = await self._process.wait()
+            status = await self._process.wait_for_end()
             self._up.clear()
             await self._process.close()
             self._process = None
@@ -172,7 +172,7 @@ class SupervisedEngine:
                 status,
                 pause_s,
             )
-            while not await self._opened_again(pause_s):
+            while not await self._reopen(pause_s):
                 pause_s = backoff.next_s()
             if self._metrics is not None:
                 self._metrics.engine_restarted()
@@ -180,7 +180,7 @@ class SupervisedEngine:
             self.last_success = loop.time()
             self._up.set()
 
-    async def _opened_again(self, pause_s: float) -> bool:
+    async def _reopen(self, pause_s: float) -> bool:
         self._back_at = asyncio.get_running_loop().time() + pause_s
         await asyncio.sleep(pause_s)
         try:
@@ -189,7 +189,8 @@ class SupervisedEngine:
             if process.served.fingerprint != self.served.fingerprint:
                 await process.close()
                 raise ConfigInvalid(
-                    "the model on disk is another one now", remedy="restart the server"
+                    "the model on disk was replaced since the start",
+                    remedy="restart the server",
                 )
         except (MlcdError, TimeoutError, OSError) as error:
             _log.error("the engine cannot be started: %s", error or type(error).__name__)

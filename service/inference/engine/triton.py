@@ -18,7 +18,7 @@ from mlcd.errors import ConfigInvalid, DeadlineExceeded, Overloaded, Unavailable
 from mlcd.extras import install_command
 from mlcd.models.tokenizer import Tokenizer
 from service.inference.contract import Row
-from service.inference.known_labels import KnownLabels, wanted_labels
+from service.inference.known_labels import KnownLabels, find_requested_labels
 from service.inference.served import ServedEncoder, ServedTextEncoder, ServedTower
 from service.settings import Settings
 from service.telemetry.request import current_request
@@ -103,7 +103,7 @@ class Direct:
         self._encoder, self._timeout_s, self._metrics = engine.encoder, timeout_s, metrics
         self._labels, self._labels_back = engine.labels, -np.inf
 
-    def announced(self) -> AbstractContextManager[None]:
+    def announce(self) -> AbstractContextManager[None]:
         """Does nothing: Triton does not wait for announced items."""
         return nullcontext()
 
@@ -116,25 +116,25 @@ class Direct:
         record = current_request()
         trace = None if record is None else record.trace_headers.get("traceparent")
         started = time.perf_counter()
-        row = await self._labeled(item, left_s, trace)
+        row = await self._encode_with_labels(item, left_s, trace)
         if row is None:
             rows = await self._encoder.encode(item[None], timeout_s=left_s, traceparent=trace)
             row = rows[0]
         seconds = time.perf_counter() - started
-        self._metrics.inferred(seconds)
+        self._metrics.observe_inference(seconds)
         return Row(row, 0.0, seconds, started)
 
-    async def _labeled(
+    async def _encode_with_labels(
         self, item: NDArray[Any], timeout_s: float, trace: str | None
     ) -> NDArray[np.float32] | None:
         """Returns the embedding with which Triton found the labels that the request wants, and
         keeps these for it; None where Triton does not have them.
         """
-        wanted = self._wanted(timeout_s)
-        if wanted is None or self._labels is None:
+        request_labels = self._find_request_labels(timeout_s)
+        if request_labels is None or self._labels is None:
             return None
         try:
-            found = await self._labels.label(item[None], timeout_s=timeout_s, traceparent=trace)
+            labels = await self._labels.label(item[None], timeout_s=timeout_s, traceparent=trace)
         except (Overloaded, DeadlineExceeded):
             raise
         except Unavailable as error:
@@ -142,16 +142,18 @@ class Direct:
             self._labels_back = asyncio.get_running_loop().time() + TRITON_LABELS_S
             _log.warning("Triton gives no labels, which are found here: %s", error)
             return None
-        wanted.add(found.embeddings[0], found.ids[0], found.similarities[0])
-        row: NDArray[np.float32] = found.embeddings[0]
+        request_labels.add(labels.embeddings[0], labels.ids[0], labels.similarities[0])
+        row: NDArray[np.float32] = labels.embeddings[0]
         return row
 
-    def _wanted(self, timeout_s: float) -> KnownLabels | None:
-        wanted = wanted_labels()
-        if wanted is None or self._labels is None or timeout_s <= 0 or not self._encoder.up:
+    def _find_request_labels(self, timeout_s: float) -> KnownLabels | None:
+        request_labels = find_requested_labels()
+        if request_labels is None or self._labels is None or timeout_s <= 0 or not self._encoder.up:
             return None
         is_back = asyncio.get_running_loop().time() >= self._labels_back
-        return wanted if is_back and wanted.centers == self._labels.centers else None
+        return (
+            request_labels if is_back and request_labels.centers == self._labels.centers else None
+        )
 
 
 @asynccontextmanager
@@ -178,10 +180,10 @@ async def open_triton_engine(
     labels = None
     try:
         for name in ("exif", "decode"):
-            wanted = getattr(settings, name)
-            if wanted not in (None, getattr(encoder.preprocess, name)):
+            setting = getattr(settings, name)
+            if setting not in (None, getattr(encoder.preprocess, name)):
                 raise ConfigInvalid(
-                    f"MLCD_{name.upper()}={wanted}, but Triton's model prepares images otherwise",
+                    f"MLCD_{name.upper()}={setting}, but Triton's model prepares images otherwise",
                     remedy="export the model with that preprocessing",
                 )
         # Triton makes the batches; only the duration of requests is known here.

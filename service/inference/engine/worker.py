@@ -45,17 +45,17 @@ def serve(order: Message, server: Parent) -> None:
 def _open_images(opening: Opening) -> tuple[_Encode, ServedTower]:
     encoder = open_images(opening)
     side = encoder.preprocess.crop
-    times = _measured(encoder.encode, np.zeros((opening.max_batch, 3, side, side), np.uint8))
+    times = _measure_batches(encoder.encode, np.zeros((opening.max_batch, 3, side, side), np.uint8))
     return encoder.encode, ServedEncoder.of(encoder, max_batch=opening.max_batch, **times)
 
 
 def _open_texts(opening: Opening) -> tuple[_Encode, ServedTower]:
     encoder = open_texts(opening)
-    times = _measured(encoder.encode, encoder.tokenizer([_TRIAL] * opening.max_batch))
+    times = _measure_batches(encoder.encode, encoder.tokenizer([_TRIAL] * opening.max_batch))
     return encoder.encode, ServedTextEncoder.of(encoder, max_batch=opening.max_batch, **times)
 
 
-def _measured(encode: _Encode, largest: NDArray[Any]) -> dict[str, float]:
+def _measure_batches(encode: _Encode, largest: NDArray[Any]) -> dict[str, float]:
     """Times the smallest and the largest batch of a warm encoder, and compiles their kernels.
 
     Of a batch that takes longer than ENGINE_TRIAL_S a part is run, from which the time of the whole

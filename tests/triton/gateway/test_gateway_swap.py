@@ -232,7 +232,7 @@ def test_what_cannot_be_loaded_is_refused_and_the_version_before_goes_on(triton,
             assert client.get("/v1/info").json()["fingerprint"] == before
 
         refused(404, "no version 7 of the model", {"version": 7})
-        refused(404, "there is no such model", name="another")
+        refused(404, "this server serves another model", name="another")
         refused(400, "version must be at least 1", {"version": 0})
         add_version(triton.repository, "raise ValueError('a secret of the server')")
         refused(409, "Triton cannot load the model", {"version": 3})

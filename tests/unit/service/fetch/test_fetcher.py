@@ -33,8 +33,8 @@ def new_fetcher(*hosts, metrics=None, limits=None, **settings):
 
 async def outcomes(fetcher, *urls):
     """Returns the result of each URL: the bytes, or the rejection."""
-    given = fetcher.screened([ImageUrl(url) if isinstance(url, str) else url for url in urls])
-    async with fetcher.fetched(given, deadline=asyncio.get_running_loop().time() + 15) as found:
+    given = fetcher.screen([ImageUrl(url) if isinstance(url, str) else url for url in urls])
+    async with fetcher.fetch(given, deadline=asyncio.get_running_loop().time() + 15) as found:
         return found
 
 
@@ -391,8 +391,8 @@ async def test_the_server_fetches_only_so_much_and_gives_all_of_it_back():
         metrics = new_metrics()
         async with new_fetcher(host, limits=limits, metrics=metrics) as fetcher:
             now = asyncio.get_running_loop().time()
-            urls = fetcher.screened([ImageUrl(host.url + "/")] * 2)
-            async with fetcher.fetched(urls, deadline=now + 10) as found:
+            urls = fetcher.screen([ImageUrl(host.url + "/")] * 2)
+            async with fetcher.fetch(urls, deadline=now + 10) as found:
                 assert len(found[1]) == 400_000
                 with pytest.raises(Overloaded):
                     await outcomes(fetcher, host.url + "/stalled", host.url + "/after")
@@ -418,9 +418,9 @@ async def test_the_server_fetches_only_so_much_and_gives_all_of_it_back():
 async def test_the_deadline_of_the_request_ends_it_earlier():
     with ImageHost({"/": lambda _: host.wait()}) as host:
         async with new_fetcher(host) as fetcher:
-            given = fetcher.screened([ImageUrl(host.url + "/")])
+            given = fetcher.screen([ImageUrl(host.url + "/")])
             started = asyncio.get_running_loop().time()
-            async with fetcher.fetched(given, deadline=started + 0.2) as (image,):
+            async with fetcher.fetch(given, deadline=started + 0.2) as (image,):
                 elapsed_s = asyncio.get_running_loop().time() - started
         assert image.reason == "fetch-late"
         assert elapsed_s < 3

@@ -136,8 +136,8 @@ def fetch(*urls, **settings):
         async with Fetcher(
             Fetch(**({"allow": ["*"], "timeout_s": 5} | settings)), Limits(), new_metrics()
         ) as fetcher:
-            given = fetcher.screened([ImageUrl(url) for url in urls])
-            async with fetcher.fetched(
+            given = fetcher.screen([ImageUrl(url) for url in urls])
+            async with fetcher.fetch(
                 given, deadline=asyncio.get_running_loop().time() + 20
             ) as found:
                 return found

@@ -12,7 +12,7 @@ OPENING = """
 import asyncio, json, os, signal, subprocess, sys, time
 from service.inference.engine.process import EngineProcess, start_engine
 from service.inference.served import Opening
-from service.host.signals import canceled_by_a_signal
+from service.host.signals import cancel_on_signal
 
 start = subprocess.Popen.__init__
 
@@ -23,7 +23,7 @@ def start_and_be_told(self, *arguments, **options):
 subprocess.Popen.__init__ = start_and_be_told
 
 async def main():
-    with canceled_by_a_signal(within_s=30):
+    with cancel_on_signal(within_s=30):
         await EngineProcess.open(start_engine(Opening("fake:latency_ms=20000", max_batch=4)))
         raise AssertionError("not canceled")
 
@@ -32,10 +32,10 @@ print("closed")
 """
 BUSY = """
 import asyncio, signal, time
-from service.host.signals import canceled_by_a_signal
+from service.host.signals import cancel_on_signal
 
 async def main():
-    with canceled_by_a_signal(within_s=0.5):
+    with cancel_on_signal(within_s=0.5):
         print("busy", flush=True)
         time.sleep(60)
 

@@ -43,7 +43,7 @@ def new_resources(most=10 * MIB, *, keys=None):
         texts=None,
         stamp=(),
         retry_after_s=1,
-        model=SimpleNamespace(requests=SimpleNamespace(began=int, ended=int)),
+        model=SimpleNamespace(requests=SimpleNamespace(begin=int, end=int)),
     )
 
 

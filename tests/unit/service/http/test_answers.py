@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import NotAcceptable
-from service.http.answers import ARROW, JSON, NPY, RAW, negotiated
+from service.http.answers import ARROW, JSON, NPY, RAW, negotiate
 
 OFFERED = (JSON, RAW, NPY, ARROW)
 
@@ -53,7 +53,7 @@ def asked(accept):
     ],
 )
 def test_the_preferred_media_type_is_chosen(accept, chosen):
-    assert negotiated(asked(accept), OFFERED) == chosen
+    assert negotiate(asked(accept), OFFERED) == chosen
 
 
 REFUSED = ("text/html", "application/json;q=0", "image/*", "application/x-npy;q=nan", "*/*;q=0")
@@ -63,12 +63,12 @@ REFUSED += ("*/*;q=0.0", "text/*, application/*;q=0, */*", "*/json", "applicatio
 @pytest.mark.parametrize("accept", [*REFUSED, "application/js", '"application/json"'])
 def test_what_cannot_be_given_is_refused(accept):
     with pytest.raises(NotAcceptable, match="accept one of"):
-        negotiated(asked(accept), OFFERED)
+        negotiate(asked(accept), OFFERED)
 
 
 def test_lines_of_the_header_are_one_list():
     lines = [(b"accept", b"application/json;q=0.1"), (b"accept", b"application/x-npy")]
-    assert negotiated(Request({"type": "http", "headers": lines}), OFFERED) == NPY
+    assert negotiate(Request({"type": "http", "headers": lines}), OFFERED) == NPY
 
 
 @pytest.mark.timeout(60)
@@ -80,7 +80,7 @@ def test_a_hostile_header_takes_no_time_to_speak_of():
         "0" * 60_000,
     ):
         with contextlib.suppress(NotAcceptable):
-            negotiated(asked(accept), OFFERED)
+            negotiate(asked(accept), OFFERED)
 
 
 KINDS = ("*/*", "application/*", *OFFERED, "text/*", "text/html")
@@ -109,6 +109,6 @@ def oracle(ranges):
 def test_whatever_is_asked_for_the_most_specific_range_decides(ranges):
     accept = ", ".join(kind + weight for kind, weight in ranges)
     try:
-        assert negotiated(asked(accept), OFFERED) == oracle(ranges)
+        assert negotiate(asked(accept), OFFERED) == oracle(ranges)
     except NotAcceptable:
         assert oracle(ranges) is None

@@ -72,7 +72,7 @@ def test_an_image_without_a_file_name_is_a_file():
         ([part(f"{FILE}; filename=a"), part(FILE.replace("files", "é=1"))], "a name in the form"),
         ([part(f"{FILE}; filename=a"), part(FILE.replace("files", "items") + "; filename=b")],
          "`items` of the form is a file"),
-        ([part(FILE.replace("files", "items"))], "the form has no file"),
+        ([part(FILE.replace("files", "items"))], "the form must have at least 1 file, got 0"),
     ],
 )  # fmt: skip
 def test_a_part_that_is_neither_a_file_nor_a_known_text_is_named(parts, said):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.http.job_answers import described_progress
+from service.http.job_answers import describe_progress
 from service.jobs.job import JobSpec, StoredJob
 from service.jobs.transitions import cancel, complete, cut, extend, lease_task
 
@@ -31,7 +31,7 @@ def leased(record, now_s=0.0):
 
 
 def progress(record):
-    return described_progress(record.job)
+    return describe_progress(record.job)
 
 
 def reported(record, work, done, now_s=101.0):

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from service.errors import BadRequest, TooLarge
-from service.http.bodies import parsed_json
+from service.http.bodies import load_json
 from service.http.json_bounds import check_json
 from service.settings import Limits
 
@@ -91,8 +91,8 @@ def test_no_string_that_is_taken_needs_more_than_a_byte_a_character_beyond_the_t
 
 
 def test_json_is_parsed_within_its_bounds():
-    assert parsed_json(b'{"a": [1, "b"]}', LIMITS) == {"a": [1, "b"]}
+    assert load_json(b'{"a": [1, "b"]}', LIMITS) == {"a": [1, "b"]}
     with pytest.raises(TooLarge, match="more values"):
-        parsed_json(b"[" * 3_000, LIMITS)
-    with pytest.raises(BadRequest, match="not JSON"):
-        parsed_json(b'{"a": ', LIMITS)
+        load_json(b"[" * 3_000, LIMITS)
+    with pytest.raises(BadRequest, match="must be JSON"):
+        load_json(b'{"a": ', LIMITS)

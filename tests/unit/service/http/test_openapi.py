@@ -137,7 +137,7 @@ def test_no_schema_of_the_framework_is_left(document):
 
 def test_examples_are_valid_requests(document):
     from service.http.dialects.cohere import EmbedRequest
-    from service.http.dialects.kserve.messages import InferRequest
+    from service.http.dialects.kserve import InferRequest
     from service.http.dialects.openai import EmbeddingsRequest
 
     for model in (EmbeddingsRequest, EmbedRequest, InferRequest):

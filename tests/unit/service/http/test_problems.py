@@ -17,9 +17,9 @@ from mlcd.wire.stored_items import CreateRequest, DeleteRequest
 from service.errors import BadRequest, RecordDamaged, StrictBatch, TooLarge, Unsupported
 from service.http import problems
 from service.http.app import create_app
-from service.http.bodies import validated
+from service.http.bodies import validate
 from service.http.dialects.cohere import EmbedRequest
-from service.http.dialects.kserve.messages import InferRequest
+from service.http.dialects.kserve import InferRequest
 from service.http.dialects.openai import EmbeddingsRequest
 from service.http.problems import STATUS, bad_field, handle_mlcd_error, handle_unexpected
 
@@ -221,20 +221,20 @@ def test_a_wrong_field_is_named_and_what_the_client_sent_is_not(model, content):
 )
 def test_an_unknown_field_is_named_with_the_one_that_was_meant(model, content, message, param):
     with pytest.raises(BadRequest) as refused:
-        validated(model, content)
+        validate(model, content)
     assert (message in str(refused.value), refused.value.param) == (True, param), refused.value
 
 
 @pytest.mark.parametrize("number", [3, 3.0])
 def test_every_body_takes_an_integer_however_json_writes_it(number):
     read = [
-        validated(EmbeddingsRequest, {"model": "m", "dimensions": number}).dimensions,
-        validated(EmbedRequest, {"model": "m", "output_dimension": number}).output_dimension,
-        validated(SearchOptions, {"top": number}).top,
-        validated(LayoutItemsRequest, {"limit": number, "positions": [number]}).positions[0],
-        validated(CreateRequest, {"dimension": number}).dimension,
-        validated(LoadRequest, {"version": number}).version,
-        validated(
+        validate(EmbeddingsRequest, {"model": "m", "dimensions": number}).dimensions,
+        validate(EmbedRequest, {"model": "m", "output_dimension": number}).output_dimension,
+        validate(SearchOptions, {"top": number}).top,
+        validate(LayoutItemsRequest, {"limit": number, "positions": [number]}).positions[0],
+        validate(CreateRequest, {"dimension": number}).dimension,
+        validate(LoadRequest, {"version": number}).version,
+        validate(
             JobRequest, {"kind": "curate", "input": "i", "output": "o", "balance": number}
         ).balance,
     ]
@@ -252,7 +252,7 @@ def test_no_body_takes_anything_else_for_an_integer(number):
         (InferRequest, {"inputs": [INPUT], "parameters": {"top": number}}),
     ):
         with pytest.raises(BadRequest, match="must be an integer") as refused:
-            validated(model, content)
+            validate(model, content)
         assert refused.value.param.rpartition(".")[2] in str(content)
 
 

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from mlcd.errors import Overloaded
-from service.inference.admission import Capacity, DrainRate, bounded_retry_s
+from service.inference.admission import Capacity, DrainRate, bound_retry_s
 from service.inference.fair import FairQueue
 from tests.unit.service.engines import new_admission, new_metrics
 
@@ -12,18 +12,16 @@ from tests.unit.service.engines import new_admission, new_metrics
 async def test_images_that_would_be_late_are_refused_and_the_first_ones_never_are():
     admission = new_admission()
     now = asyncio.get_running_loop().time()
-    with admission.images.reserved(
+    with admission.images.hold(
         10, deadline=now + 10
     ):  # ten images in a twentieth of a second and more
         await asyncio.sleep(0.05)
-    with admission.images.reserved(50, deadline=now + 0.001):  # nobody is ahead: it is tried
+    with admission.images.hold(50, deadline=now + 0.001):  # nobody is ahead: it is tried
         with pytest.raises(Overloaded):
-            admission.images.reserved(
-                40, deadline=asyncio.get_running_loop().time() + 0.1
-            ).__enter__()
-        with admission.images.reserved(1, deadline=math.inf):
+            admission.images.hold(40, deadline=asyncio.get_running_loop().time() + 0.1).__enter__()
+        with admission.images.hold(1, deadline=math.inf):
             assert not admission.images.full
-    with admission.images.reserved(100, deadline=math.inf):
+    with admission.images.hold(100, deadline=math.inf):
         assert admission.images.full
 
 
@@ -52,11 +50,11 @@ def test_the_rate_is_of_the_time_in_which_there_was_work_and_of_late():
     assert rate.seconds_for(10, 0.0) == 0
     for start in (0.0, 100.0):  # an idle time between does not count
         rate.working(start)
-        rate.finished(10, start + 1, idle=True)
+        rate.count_finished(10, start + 1, idle=True)
     assert rate.seconds_for(10, 101.0) == pytest.approx(1)
     rate.working(200.0)
     for second in range(1, 30):
-        rate.finished(100, 200.0 + second, idle=False)
+        rate.count_finished(100, 200.0 + second, idle=False)
     assert rate.seconds_for(100, 230.0) == pytest.approx(1, rel=0.01)
 
 
@@ -64,16 +62,16 @@ def test_the_first_image_of_a_slow_batch_says_nothing_of_the_rate():
     rate = DrainRate()
     rate.working(0.0)
     for number in range(32):  # one batch of four seconds, whose answers come one by one
-        rate.finished(1, 4 + number / 1000, idle=False)
+        rate.count_finished(1, 4 + number / 1000, idle=False)
         assert rate.seconds_for(31, 4 + number / 1000) == 0
     assert rate.seconds_for(31, 4.5) == pytest.approx(4, rel=0.05)
     for number in range(32):
-        rate.finished(1, 8 + number / 1000, idle=False)
+        rate.count_finished(1, 8 + number / 1000, idle=False)
         assert rate.seconds_for(32, 8 + number / 1000) == pytest.approx(4, rel=0.05)
 
 
 def test_retry_after_is_whole_seconds_from_1_to_30():
-    assert [bounded_retry_s(seconds) for seconds in (0, 0.2, 1.2, 29.5, 900)] == [1, 1, 2, 30, 30]
+    assert [bound_retry_s(seconds) for seconds in (0, 0.2, 1.2, 29.5, 900)] == [1, 1, 2, 30, 30]
 
 
 def test_a_fair_queue_serves_requests_in_turn_and_each_in_order():

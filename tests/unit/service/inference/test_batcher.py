@@ -45,13 +45,13 @@ async def test_an_announced_image_is_waited_for_and_an_absent_one_is_not():
     async with new_batcher(engine) as batcher:
 
         async def prepared_late():
-            with batcher.announced():
+            with batcher.announce():
                 await asyncio.sleep(0.0005)
             return await batcher.encode(picture(2))
 
         await asyncio.gather(prepared_late(), batcher.encode(picture(1)))
         assert engine.batches == [[1, 2]]
-        with batcher.announced():  # never comes: nobody waits for it longer than the delay
+        with batcher.announce():  # never comes: nobody waits for it longer than the delay
             started = time.perf_counter()
             await batcher.encode(picture(3))
             assert time.perf_counter() - started < 0.5

@@ -27,29 +27,29 @@ def rows():
 
 def found_elsewhere(centers, rows, top=TOP):
     ids, scores, _ = CenterScan(centers.vectors, matmul="numpy").search(centers.align(rows), top)
-    known = KnownLabels(DIGEST)
+    engine_labels = KnownLabels(DIGEST)
     for row, *near in zip(rows, ids, scores, strict=True):
-        known.add(row, *near)
-    return known, ids, scores
+        engine_labels.add(row, *near)
+    return engine_labels, ids, scores
 
 
 @pytest.mark.parametrize(
     ("top", "threshold"), [(TOP, None), (3, None), (TOP, 0.3), (TOP + 1, None)]
 )
 def test_the_answer_is_the_scans_with_what_is_known_of_some(centers, rows, top, threshold):
-    known, *_ = found_elsewhere(centers, rows[1:3])
+    engine_labels, *_ = found_elsewhere(centers, rows[1:3])
     lookup = Lookup(centers)
-    wanted = lookup.nearest(rows, top, threshold)
-    given = lookup.nearest(rows, top, threshold, known=known)
-    assert given.ids.tobytes() == wanted.ids.tobytes()
-    assert given.scores.tobytes() == wanted.scores.tobytes()
+    request = lookup.nearest(rows, top, threshold)
+    given = lookup.nearest(rows, top, threshold, engine_labels=engine_labels)
+    assert given.ids.tobytes() == request.ids.tobytes()
+    assert given.scores.tobytes() == request.scores.tobytes()
 
 
 def test_what_is_known_is_not_scanned_for_again(centers, rows, monkeypatch):
-    known, *_ = found_elsewhere(centers, rows)
+    engine_labels, *_ = found_elsewhere(centers, rows)
     lookup = Lookup(centers)
     monkeypatch.setattr(lookup, "scan", None)
-    assert lookup.nearest(rows, TOP, known=known).ids.shape == (len(rows), TOP)
+    assert lookup.nearest(rows, TOP, engine_labels=engine_labels).ids.shape == (len(rows), TOP)
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,18 @@ def test_what_is_known_is_not_scanned_for_again(centers, rows, monkeypatch):
     ],
 )
 def test_labels_of_another_row_or_of_other_centers_are_left_out(centers, rows, spoiled):
-    known, ids, scores = found_elsewhere(centers, rows)
-    known.add(rows[2], *spoiled(ids[2], scores[2]))
-    has, *_ = known.of(rows, centers.align(rows), centers.vectors, TOP)
+    engine_labels, ids, scores = found_elsewhere(centers, rows)
+    engine_labels.add(rows[2], *spoiled(ids[2], scores[2]))
+    has, *_ = engine_labels.of(rows, centers.align(rows), centers.vectors, TOP)
     assert has.tolist() == [True, True, False, True]
 
 
 def test_labels_by_centers_of_another_digest_are_not_looked_at(centers, rows, monkeypatch):
-    known, *_ = found_elsewhere(centers, rows)
-    known.centers = "e" * 64
-    monkeypatch.setattr(known, "of", None)
+    engine_labels, *_ = found_elsewhere(centers, rows)
+    engine_labels.centers = "e" * 64
+    monkeypatch.setattr(engine_labels, "of", None)
     lookup = Lookup(centers)
-    found = lookup.nearest(rows, TOP, known=known).ids.tolist()
+    found = lookup.nearest(rows, TOP, engine_labels=engine_labels).ids.tolist()
     assert found == lookup.nearest(rows, TOP).ids.tolist()
 
 
@@ -81,7 +81,9 @@ def test_labels_by_centers_of_another_digest_are_not_looked_at(centers, rows, mo
 def test_an_id_that_would_be_read_as_the_first_or_last_center_is_left_out(
     centers, rows, id_before, id_after
 ):
-    known, ids, scores = found_elsewhere(centers, rows, top=NUM_CENTERS)  # lists of all centers
-    known.add(rows[2], np.where(ids[2] == id_before, id_after, ids[2]), scores[2])
-    has, *_ = known.of(rows, centers.align(rows), centers.vectors, NUM_CENTERS)
+    engine_labels, ids, scores = found_elsewhere(
+        centers, rows, top=NUM_CENTERS
+    )  # lists of all centers
+    engine_labels.add(rows[2], np.where(ids[2] == id_before, id_after, ids[2]), scores[2])
+    has, *_ = engine_labels.of(rows, centers.align(rows), centers.vectors, NUM_CENTERS)
     assert has.tolist() == [True, True, False, True]

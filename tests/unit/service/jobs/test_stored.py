@@ -14,8 +14,8 @@ from service.jobs.job import (
     failure_to_json,
     job_from_json,
     job_to_json,
-    stored_job_from_json,
-    stored_job_to_json,
+    record_from_json,
+    record_to_json,
 )
 
 # As version 0.1.0 wrote them into `jobs.record` of SQLite and `record:ID` of Redis.
@@ -64,9 +64,9 @@ def unsealed(text):
 
 @pytest.mark.parametrize(("text", "spec"), [(LABELING, LABELING_SPEC), (EMBEDDING, EMBEDDING_SPEC)])
 def test_a_stored_job_is_read_and_stored_as_it_was(text, spec):
-    job = stored_job_from_json(text)
+    job = record_from_json(text)
     assert job.spec == spec
-    assert unsealed(stored_job_to_json(job)) == with_later(text)
+    assert unsealed(record_to_json(job)) == with_later(text)
 
 
 def test_a_stored_event_is_read_and_stored_as_it_was():
@@ -77,14 +77,14 @@ def test_a_stored_event_is_read_and_stored_as_it_was():
 
 @pytest.mark.parametrize("text", [LABELING, EMBEDDING])
 def test_a_stored_job_of_which_one_bit_has_changed_is_damaged_or_as_it_was(text):
-    job = stored_job_from_json(text)
-    sealed = stored_job_to_json(job)
+    job = record_from_json(text)
+    sealed = record_to_json(job)
     for place in range(len(sealed)):
         for bit in range(8):
             changed = bytearray(sealed)
             changed[place] ^= 1 << bit
             with contextlib.suppress(RecordDamaged):
-                assert stored_job_from_json(bytes(changed)) == job
+                assert record_from_json(bytes(changed)) == job
 
 
 def test_damage_is_seen_in_events_and_failures_too():

@@ -15,8 +15,8 @@ from service.jobs.job import (
     JobProblem,
     JobSpec,
     StoredJob,
-    stored_job_from_json,
-    stored_job_to_json,
+    record_from_json,
+    record_to_json,
 )
 from service.jobs.transitions import (
     cancel,
@@ -297,7 +297,7 @@ class Jobs(RuleBasedStateMachine):
         return fail(record, work, PROBLEM, now_s=self.now_s, fatal=how == "fatal")
 
     def keep(self, record):
-        self.record = stored_job_from_json(stored_job_to_json(record))
+        self.record = record_from_json(record_to_json(record))
         assert self.record == record
 
     def strike(self, number, pause_s=0.0):

@@ -173,14 +173,14 @@ def test_a_key_for_some_collections_is_made_and_listed(path, monkeypatch):
         (["list"], "set MLCD_AUTH__KEYS_FILE"),
         (
             ["list", "--file", "nowhere.json"],
-            "there is no keys file nowhere.json: `mlcd keys create` makes one",
+            "the keys file nowhere.json does not exist: `mlcd keys create` makes one",
         ),
         (["create", "x", "--file", "no/where/keys.json"], "cannot be written"),
-        (["create", "x\ny", "--file", "keys.json"], "that is no name for a key"),
-        (["create", "", "--file", "keys.json"], "that is no name for a key"),
+        (["create", "x\ny", "--file", "keys.json"], "the name must be one line"),
+        (["create", "", "--file", "keys.json"], "the name must be one line"),
         (["create", "x", "--scope", "all", "--file", "keys.json"], "'all' is not one of"),
-        (["revoke", "mlcd_00000000_5ec2e7", "--file", "keys.json"], "that is no id of a key"),
-        (["revoke", "00000000", "--file", "keys.json"], "there is no keys file"),
+        (["revoke", "mlcd_00000000_5ec2e7", "--file", "keys.json"], "the id must be the 8 letters"),
+        (["revoke", "00000000", "--file", "keys.json"], "the keys file keys.json does not exist"),
     ],
 )
 def test_a_wrong_command_says_what_is_wrong_and_repeats_no_key(

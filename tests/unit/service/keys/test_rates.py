@@ -113,7 +113,7 @@ async def test_after_the_seconds_it_says_a_request_passes_and_not_before(monkeyp
 
 
 def account(rates, who, taken):
-    return RequestAccount(rates, who, taken=taken, pixels_per_image=100)
+    return RequestAccount(rates, who, num_counted=taken, pixels_per_image=100)
 
 
 async def test_a_large_picture_counts_as_often_as_it_has_pixels_of_one():

@@ -124,7 +124,7 @@ def test_a_line_that_cannot_be_made_is_no_error_of_its_caller(formatter):
     lines.close()
     text = stream.buffer.getvalue().decode()
     assert "a file called \\udcff" in text
-    assert "a line of mlcd.test has no text: TypeError" in text
+    assert "a line of mlcd.test cannot be formatted: TypeError" in text
 
 
 def test_lines_are_written_together_as_far_as_a_pipe_takes_them_whole():

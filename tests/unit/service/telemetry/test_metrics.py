@@ -16,7 +16,7 @@ metrics.request("/v1/labels", 200, 0.02)
 metrics.batch(3, 0.1, 0.01)
 metrics.inference_request(200, 0.5, {"queue": (1.0, 1.01), "inference": (1.01, 1.11)})
 metrics.inference_request(503, 0.25, {})
-metrics.held("images", lambda: 5)
+metrics.track_held("images", lambda: 5)
 metrics.engine_up(lambda: slot == 0)
 print(metrics.exposition().decode())
 """

@@ -8,8 +8,8 @@ from service.telemetry.request import (
     begin_request,
     count_images,
     current_request,
-    received_trace,
-    timed,
+    read_trace,
+    time_stage,
     took,
 )
 
@@ -18,8 +18,8 @@ GOOD = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 def test_a_trace_that_is_well_formed_is_taken_with_its_state():
     expected = {"traceparent": GOOD, "tracestate": "a=1,b=2"}
-    assert received_trace({b"traceparent": GOOD.encode(), b"tracestate": b"a=1,b=2"}) == expected
-    record = RequestRecord("r", received_trace({b"traceparent": GOOD.encode()}))
+    assert read_trace({b"traceparent": GOOD.encode(), b"tracestate": b"a=1,b=2"}) == expected
+    record = RequestRecord("r", read_trace({b"traceparent": GOOD.encode()}))
     assert record.trace_ids == ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
 
 
@@ -37,12 +37,12 @@ def test_a_trace_that_is_well_formed_is_taken_with_its_state():
     ],
 )
 def test_one_that_is_not_is_none(parent):
-    assert received_trace({b"traceparent": parent.encode("latin-1"), b"tracestate": b"a=1"}) == {}
+    assert read_trace({b"traceparent": parent.encode("latin-1"), b"tracestate": b"a=1"}) == {}
 
 
 @pytest.mark.parametrize("state", [b"", b"a" * 513, b"a=\xff", b"a=\x01"])
 def test_a_state_that_is_odd_is_left_out(state):
-    assert received_trace({b"traceparent": GOOD.encode(), b"tracestate": state}) == {
+    assert read_trace({b"traceparent": GOOD.encode(), b"tracestate": state}) == {
         "traceparent": GOOD
     }
 
@@ -59,7 +59,7 @@ async def test_tasks_of_a_request_tell_their_stages_to_it_and_others_to_nobody()
         begin_request(record)
         await asyncio.gather(image(1.0, 2.0), image(1.5, 4.0), image(0.5, 1.0))
         count_images(3)
-        with timed("labels"):
+        with time_stage("labels"):
             await asyncio.sleep(0.01)
 
     await asyncio.create_task(handler())

@@ -31,7 +31,7 @@ def soon(monkeypatch):
 def job(queue, tmp_path):
     """One that was begun and canceled."""
     job_id = queue.submit(spec(write_digits(tmp_path / "images", 10), tmp_path))[0].id
-    queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
+    queue.finish_plan(*planned_by_hand(queue, tmp_path, shard_images=8))
     queue.cancel(job_id)
     return job_id
 

@@ -133,7 +133,7 @@ def test_a_worker_with_other_settings_leaves_a_job_to_those_it_was_begun_with(
     queue, images, tmp_path, caplog, others
 ):
     job = queue.submit(spec(images, tmp_path))[0]
-    queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
+    queue.finish_plan(*planned_by_hand(queue, tmp_path, shard_images=8))
     held = [queue.claim("by hand", [FakeEncoder(MODEL).fingerprint], lease_s=60) for _ in range(3)]
     other = queue.submit(spec(images, tmp_path, output=str(tmp_path / "other")))[0]
     with caplog.at_level(logging.WARNING):
@@ -158,7 +158,7 @@ def test_a_job_that_was_left_is_cleared_away_and_begun_anew_by_any_worker(
 ):
     monkeypatch.setattr("service.worker.others.LEFT_JOBS_POLL_S", 0.05)
     job = queue.submit(spec(images, tmp_path))[0]
-    queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
+    queue.finish_plan(*planned_by_hand(queue, tmp_path, shard_images=8))
     assert draft_path(tmp_path / "out").exists()
 
     def begin_anew():

@@ -101,7 +101,7 @@ def test_a_worker_with_other_roots_leaves_a_job_and_what_it_has_written_to_other
     left = queue.get(job.id)
     assert (left.state, left.problem.code) == ("running", "other-roots")
     assert not draft_path(tmp_path / "out").exists()
-    queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
+    queue.finish_plan(*planned_by_hand(queue, tmp_path, shard_images=8))
     queue.cancel(job.id)
     work(queue, tmp_path, root=tmp_path / "mine")
     assert draft_path(tmp_path / "out").exists()

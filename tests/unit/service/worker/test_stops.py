@@ -155,7 +155,7 @@ def test_a_worker_that_drains_clears_away_what_a_canceled_job_of_a_dead_one_has_
     queue, images, tmp_path
 ):
     job = queue.submit(spec(images, tmp_path))[0]
-    queue.planned(*planned_by_hand(queue, tmp_path, shard_images=8))
+    queue.finish_plan(*planned_by_hand(queue, tmp_path, shard_images=8))
     queue.claim("dead", [FakeEncoder(MODEL).fingerprint], lease_s=1.0)
     queue.cancel(job.id)
     work(queue, tmp_path)
@@ -199,7 +199,7 @@ def test_a_lease_that_cannot_be_renewed_ends_the_work(
     job = queue.submit(spec(images, tmp_path, slow))[0]
     with working(Frozen(queue, hanging_s), tmp_path, model=slow, lease_s=lease_s) as worker:
         task = queue.claim("w", [FakeEncoder(slow).fingerprint], lease_s=60)
-        queue.planned(task, [8] * 5)
+        queue.finish_plan(task, [8] * 5)
         task = queue.claim("w", [FakeEncoder(slow).fingerprint], lease_s=60)
         worker._begin(task)
         while worker._task:

@@ -18,7 +18,7 @@ def trial(monkeypatch):
             sizes.append(len(items))
             now[0] += seconds_each * len(items)
 
-        return sizes, worker._measured(encode, np.zeros((32, 1)))
+        return sizes, worker._measure_batches(encode, np.zeros((32, 1)))
 
     return measured
 

@@ -1,8 +1,8 @@
 """Tensors on KServe's wire: a JSON part, then the binary tensors one after the other.
 
-The header Inference-Header-Content-Length says where the JSON part ends; 0 means that the whole
-body is one raw tensor. An element of a binary BYTES tensor is its length as little-endian uint32,
-followed by its bytes. Every size that a client states is compared with the data before it is used.
+Inference-Header-Content-Length is the length of the JSON part; 0: the body is one raw tensor. An
+element of a binary BYTES tensor is its length as little-endian uint32, followed by its bytes. Every
+size that a client states is compared with the data before it is used.
 """
 
 import math
@@ -21,32 +21,30 @@ from service.http.answers import to_json
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
 _DATATYPES: Final = {np.dtype(np.float32): "FP32", np.dtype(np.int32): "INT32"}
 _MAX_U8: Final = 255
-_LENGTH: Final = struct.Struct("<I")
 _DIGITS: Final = re.compile(r"[0-9]{1,15}")
+_LENGTH: Final = struct.Struct("<I")
 
 
-def split(body: bytes, stated: str | None) -> tuple[memoryview, memoryview]:
-    """Returns the JSON part and what follows it. stated: the header's text, None if absent."""
+def split(body: bytes, json_bytes: str | None) -> tuple[memoryview, memoryview]:
+    """Returns the JSON part and the binary part. json_bytes: the header's text, None if absent."""
     view = memoryview(body)
-    if stated is None:
+    if json_bytes is None:
         return view, view[len(view) :]
-    if not _DIGITS.fullmatch(stated) or int(stated) > len(view):
-        raise BadRequest(f"{LENGTH_HEADER} must be a number of bytes inside the body")
-    return view[: int(stated)], view[int(stated) :]
+    if not _DIGITS.fullmatch(json_bytes) or int(json_bytes) > len(view):
+        raise BadRequest(f"{LENGTH_HEADER} must be an integer in 0..{len(view)}")
+    return view[: int(json_bytes)], view[int(json_bytes) :]
 
 
 def read_bytes_elements(tensor: memoryview, num: int) -> list[bytes]:
     """Returns the `num` elements of a binary BYTES tensor, which must fill it exactly."""
-    elements, place = [], 0
-    for _ in range(num):
-        if place + _LENGTH.size > len(tensor):
-            raise BadRequest("a BYTES tensor ends before its last element", param="inputs")
-        (length,) = _LENGTH.unpack_from(tensor, place)
-        place += _LENGTH.size
-        elements.append(bytes(tensor[place : place + length]))
-        place += length
-    if place != len(tensor):
-        raise BadRequest("a BYTES tensor does not end with its last element", param="inputs")
+    elements: list[bytes] = []
+    offset = 0
+    while len(elements) < num and offset + _LENGTH.size <= len(tensor):
+        start = offset + _LENGTH.size
+        offset = start + _LENGTH.unpack_from(tensor, offset)[0]
+        elements.append(bytes(tensor[start:offset]))
+    if len(elements) < num or offset != len(tensor):
+        raise BadRequest(f"a BYTES tensor must end with its element {num}", param="inputs")
     return elements
 
 
@@ -59,9 +57,7 @@ def read_pixels(data: Any, shape: Sequence[int]) -> ImageBatch:
         values = np.empty(0)
     fits = values.dtype.kind in "iu" and values.size == math.prod(shape)
     if not fits or not (is_binary or 0 <= values.min() <= values.max() <= _MAX_U8):
-        raise BadRequest(
-            "image_u8 must be as many integers in 0..255 as its shape says", param="inputs"
-        )
+        raise BadRequest("image_u8 must be integers in 0..255 that fill its shape", param="inputs")
     return values.astype(np.uint8, copy=False).reshape(shape)
 
 
@@ -73,13 +69,13 @@ def write(
     content: the JSON part without its outputs. outputs: float32 or int32. binary: names of the
     outputs to send in binary.
     """
-    described, tensors = [], []
+    descriptions, tensors = [], []
     for name, array in outputs.items():
         tensor = {"name": name, "datatype": _DATATYPES[array.dtype], "shape": list(array.shape)}
         if name in binary:
             tensors.append(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
-            described.append({**tensor, "parameters": {"binary_data_size": len(tensors[-1])}})
+            descriptions.append({**tensor, "parameters": {"binary_data_size": len(tensors[-1])}})
         else:
-            described.append({**tensor, "data": np.ascontiguousarray(array).ravel()})
-    head = to_json({**content, "outputs": described})
+            descriptions.append({**tensor, "data": np.ascontiguousarray(array).ravel()})
+    head = to_json({**content, "outputs": descriptions})
     return b"".join([head, *tensors]), len(head)

@@ -1,0 +1,319 @@
+"""KServe's Open Inference Protocol (v2) over HTTP: health, metadata, infer with binary tensors."""
+
+import asyncio
+from functools import partial
+from typing import Annotated, Any, Final
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
+
+from mlcd.errors import NotFound
+from mlcd.types import ImageBatch
+from mlcd.version import __version__
+from mlcd.wire.shapes import EXAMPLE_IMAGE
+from service.deadline import within_deadline
+from service.errors import BadRequest
+from service.http.access import Opened, check_model
+from service.http.answers import JSON, RAW, headers
+from service.http.auth import needs
+from service.http.bodies import check_count, load_json, read_body, require_object, validate
+from service.http.data_uris import image_from_field
+from service.http.dialect import Dialect
+from service.http.dialects import kserve_tensors as tensors
+from service.http.encoding import encode_pixels
+from service.http.openapi import BINARY, json_body
+from service.http.queries import check_top
+from service.http.text_encoding import (
+    GivenItem,
+    GivenText,
+    check_num_texts,
+    encode_items_strictly,
+    require_texts,
+)
+from service.resources import Resources
+from service.telemetry.request import time_stage
+
+router = APIRouter(tags=["kserve"])
+
+ONE_IMAGE: Final[dict[str, Any]] = {"name": "image", "shape": [1], "datatype": "BYTES"}
+_EXAMPLE: Final[dict[str, Any]] = {
+    "id": "1",
+    "inputs": [{**ONE_IMAGE, "data": [EXAMPLE_IMAGE.partition(",")[2]]}],
+    "outputs": [{"name": "embedding"}],
+}
+_MODEL: Final = "/v2/models/{model}"
+_VERSIONED: Final = _MODEL + "/versions/{version}"
+_VERSION: Final = "1"
+_READY: Final[dict[int | str, dict[str, Any]]] = {503: {"model": dict[str, bool]}}
+_MODEL_READY: Final[dict[int | str, dict[str, Any]]] = {404: {}, 503: {"model": dict[str, Any]}}
+_RAW_IMAGE: Final = {"inputs": [ONE_IMAGE], "parameters": {"binary_data_output": True}}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class InputParameters(_Strict):
+    """Parameters of an input. binary_data_size: bytes of this tensor after the JSON part."""
+
+    binary_data_size: Annotated[StrictInt, Field(ge=0)] | None = None
+
+
+class InputTensor(_Strict):
+    """An input tensor.
+
+    `image`: BYTES [n], encoded images, in JSON base64 or URLs. `image_u8`: UINT8 [n, 3, S, S],
+    prepared pixels. `text`: BYTES [n], texts in UTF-8, in JSON strings, for models that take texts.
+    """
+
+    name: str
+    shape: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(max_length=16)]
+    datatype: str
+    parameters: InputParameters = InputParameters()
+    data: Any = None
+
+
+class OutputParameters(_Strict):
+    """Parameters of an output. binary_data: send this output after the JSON part."""
+
+    binary_data: StrictBool | None = None
+
+
+class RequestedOutput(_Strict):
+    """An output to return: embedding, label_ids or label_scores."""
+
+    name: str
+    parameters: OutputParameters = OutputParameters()
+
+
+class InferParameters(_Strict):
+    """binary_data_output: send every output after the JSON part. top: labels per image."""
+
+    binary_data_output: StrictBool = False
+    top: Annotated[StrictInt, Field(ge=1)] = 8
+
+
+class InferRequest(_Strict):
+    """A request with one input; without `outputs` every output is returned."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+
+    id: Annotated[str, Field(max_length=256)] | None = None
+    parameters: InferParameters = InferParameters()
+    inputs: Annotated[list[InputTensor], Field(min_length=1, max_length=1)]
+    outputs: Annotated[list[RequestedOutput], Field(max_length=64)] | None = None
+
+
+class KServeError(BaseModel):
+    """The protocol's shape of a refusal."""
+
+    error: str
+
+
+DIALECT: Final = Dialect(
+    ("/v2",), "application/json", KServeError, lambda refusal: {"error": refusal.detail}
+)
+_LENGTH: Final[dict[str, Any]] = {
+    "name": tensors.LENGTH_HEADER,
+    "in": "header",
+    "description": "bytes of the JSON part, which tensors follow; 0: the body is one encoded image;"
+    " absent: the whole body is JSON",
+    "schema": {"type": "integer", "minimum": 0},
+}
+_OBJECT: Final = {"schema": {"type": "object"}}
+_DOCUMENTED: Final[dict[str, Any]] = {
+    "response_class": Response,
+    "responses": {200: {"content": {JSON: _OBJECT, RAW: BINARY}}, 404: {}, 409: {}},
+    "openapi_extra": {**json_body(InferRequest, **{RAW: BINARY}), "parameters": [_LENGTH]},
+}
+
+
+@router.get("/v2/health/live")
+async def live() -> dict[str, bool]:
+    """Answers as long as the process lives."""
+    return {"live": True}
+
+
+@router.get("/v2/health/ready", responses=_READY)
+async def ready(resources: Opened, response: Response) -> dict[str, bool]:
+    """Answers whether the server can serve, as /health/ready does."""
+    is_ready = await resources.readiness.check()
+    response.status_code = 200 if is_ready else 503
+    return {"ready": is_ready}
+
+
+@router.get("/v2", dependencies=[needs()])
+async def server() -> dict[str, Any]:
+    """Answers with the server's name, version and extensions."""
+    return {"name": "mlcd", "version": __version__, "extensions": ["binary_tensor_data"]}
+
+
+@router.get(_MODEL, dependencies=[needs()], responses={404: {}})
+@router.get(_VERSIONED, dependencies=[needs()], responses={404: {}})
+async def describe_model(
+    model: str, resources: Opened, response: Response, version: str = _VERSION
+) -> dict[str, Any]:
+    """Describes the inputs (a request carries one), the outputs and the fingerprint."""
+    _check_version(model, version, resources)
+    response.headers.update(headers(resources))
+    return {
+        "name": model,
+        "versions": [_VERSION],
+        "platform": "mlcd",
+        "inputs": _inputs(resources),
+        "outputs": _outputs(resources),
+        "parameters": {
+            "fingerprint": resources.encoder.fingerprint,
+            "preprocess_version": str(resources.encoder.preprocess.version),
+        },
+    }
+
+
+@router.get(_MODEL + "/ready", dependencies=[needs()], responses=_MODEL_READY)
+@router.get(_VERSIONED + "/ready", dependencies=[needs()], responses=_MODEL_READY)
+async def model_ready(
+    model: str, resources: Opened, response: Response, version: str = _VERSION
+) -> dict[str, Any]:
+    """Answers whether the served model is ready, as /health/ready does."""
+    _check_version(model, version, resources)
+    return {"name": model, **await ready(resources, response)}
+
+
+@router.post(_MODEL + "/infer", dependencies=[needs("embed")], **_DOCUMENTED)
+@router.post(_VERSIONED + "/infer", dependencies=[needs("embed")], **_DOCUMENTED)
+async def infer(
+    request: Request, model: str, resources: Opened, version: str = _VERSION
+) -> Response:
+    """Returns embeddings, and labels where there are centers.
+
+    One bad image or text refuses the request, naming its index.
+    """
+    _check_version(model, version, resources)
+    json_bytes = request.headers.get(tensors.LENGTH_HEADER)
+    read = partial(_read, await read_body(request), json_bytes, resources)
+    loop = asyncio.get_running_loop()
+    inference, items = await loop.run_in_executor(resources.parsing, read)
+    names = _output_names(inference, resources)
+    check_top(inference.parameters.top, resources)
+    if isinstance(items, list):
+        encoded = (await encode_items_strictly(request, resources, items, param="inputs")).encoded
+    else:
+        encoded = await encode_pixels(request, resources, items, param="inputs")
+    outputs: dict[str, NDArray[Any]] = {"embedding": encoded.embeddings}
+    if resources.lookup is not None and names != ["embedding"]:
+        find = partial(resources.lookup.nearest, encoded.embeddings, inference.parameters.top)
+        with resources.metrics.looking_up("exact"), time_stage("labels"):
+            labels = await within_deadline(
+                loop.run_in_executor(resources.compute, find), request.state.deadline
+            )
+        outputs |= {"label_ids": labels.ids.astype(np.int32), "label_scores": labels.scores}
+    outputs = {name: outputs[name] for name in names}
+    content = {"model_name": model, "model_version": version}
+    content |= {} if inference.id is None else {"id": inference.id}
+    write = partial(tensors.write, content, outputs, _binary_names(inference, names))
+    is_large = len(encoded.rows) > resources.settings.limits.max_images  # many texts
+    writing = loop.run_in_executor(resources.compute, write) if is_large else None
+    answer, head_bytes = write() if writing is None else await writing
+    stamp = headers(resources, encoded)
+    if head_bytes == len(answer):
+        return Response(answer, 200, stamp, JSON)
+    return Response(answer, 200, {**stamp, tensors.LENGTH_HEADER: str(head_bytes)}, RAW)
+
+
+def _read(
+    body: bytes, json_bytes: str | None, resources: Resources
+) -> tuple[InferRequest, list[GivenItem] | ImageBatch]:
+    """Returns the request, and its encoded images and texts, or prepared pixels."""
+    head, binary = tensors.split(body, json_bytes)
+    if json_bytes is not None and not head:  # one raw tensor: a single image, without its length
+        return validate(InferRequest, _RAW_IMAGE), [bytes(binary)]
+    content = require_object(load_json(head, resources.settings.limits))
+    inference = validate(InferRequest, content)
+    tensor = inference.inputs[0]
+    _check(tensor, len(binary), resources)
+    if tensor.name == "image_u8":
+        data = binary if tensor.data is None else tensor.data
+        return inference, tensors.read_pixels(data, tensor.shape)
+    return inference, _read_items(tensor, binary)
+
+
+def _check(tensor: InputTensor, num_bytes: int, resources: Resources) -> None:
+    """Raises BadRequest unless the model takes this tensor and all of its data came with it."""
+    if tensor.name == "text":
+        require_texts(resources, param="inputs")
+    inputs = _inputs(resources)
+    fits = any(
+        (accepted["name"], accepted["datatype"]) == (tensor.name, tensor.datatype)
+        and tensor.shape[1:] in (accepted["shape"][1:], accepted["shape"][1:] or [1])
+        for accepted in inputs
+    )
+    if not fits or not tensor.shape:
+        takes = " or ".join("{name} {datatype} {shape}".format(**i) for i in inputs)
+        raise BadRequest(f"the input must be {takes}", param="inputs")
+    if tensor.shape[0] == 0:
+        raise BadRequest("the input must have at least 1 item, got 0", param="inputs")
+    check = check_num_texts if tensor.name == "text" else check_count
+    check(tensor.shape[0], resources.settings.limits)
+    size = tensor.parameters.binary_data_size
+    if (size is None) == (tensor.data is None):
+        raise BadRequest("the input carries either `data` or `binary_data_size`", param="inputs")
+    if (size or 0) != num_bytes:
+        wrong = f"binary_data_size must be the {num_bytes} bytes after the JSON part, got {size}"
+        raise BadRequest(wrong, param="inputs")
+
+
+def _read_items(tensor: InputTensor, binary: memoryview) -> list[GivenItem]:
+    is_text, num = tensor.name == "text", tensor.shape[0]
+    if tensor.data is None:
+        elements = tensors.read_bytes_elements(binary, num)
+        # Bytes outside UTF-8 become halves of surrogate pairs, which are refused as a text is.
+        texts = (GivenText(item.decode(errors="surrogateescape")) for item in elements if is_text)
+        return [*texts] if is_text else [*elements]
+    if not isinstance(tensor.data, list) or len(tensor.data) != num:
+        raise BadRequest(f"data must be a list of {num} strings", param="inputs")
+    return [GivenText(item) if is_text else image_from_field(item) for item in tensor.data]
+
+
+def _output_names(inference: InferRequest, resources: Resources) -> list[str]:
+    available = [output["name"] for output in _outputs(resources)]
+    if inference.outputs is None:
+        return available
+    names = list(dict.fromkeys(output.name for output in inference.outputs))
+    if {"label_ids", "label_scores"}.intersection(names) and resources.model.data.foreign_centers:
+        resources.model.data.require_lookup()  # raises Conflict
+    if not names or not set(names) <= set(available):
+        raise BadRequest(f"outputs must be of {', '.join(available)}", param="outputs")
+    return names
+
+
+def _binary_names(inference: InferRequest, names: list[str]) -> frozenset[str]:
+    """Returns the outputs to send in binary: each output's own choice, else the request's."""
+    default = inference.parameters.binary_data_output
+    choices = {output.name: output.parameters.binary_data for output in inference.outputs or []}
+    return frozenset(n for n in names if (default if choices.get(n) is None else choices[n]))
+
+
+def _check_version(model: str, version: str, resources: Resources) -> None:
+    """Raises NotFound unless this is the one version of the served model."""
+    check_model(model, resources)
+    if version != _VERSION:
+        raise NotFound(f"the version must be {_VERSION}", remedy=f"use {_VERSION}, or leave it out")
+
+
+def _inputs(resources: Resources) -> list[dict[str, Any]]:
+    size = resources.encoder.preprocess.crop
+    images = [_tensor("image", "BYTES", -1), _tensor("image_u8", "UINT8", -1, 3, size, size)]
+    return images if resources.texts is None else [*images, _tensor("text", "BYTES", -1)]
+
+
+def _outputs(resources: Resources) -> list[dict[str, Any]]:
+    embedding = [_tensor("embedding", "FP32", -1, resources.encoder.dimension)]
+    labels = [_tensor("label_ids", "INT32", -1, -1), _tensor("label_scores", "FP32", -1, -1)]
+    return embedding if resources.lookup is None else embedding + labels
+
+
+def _tensor(name: str, datatype: str, *shape: int) -> dict[str, Any]:
+    """Returns a tensor as the protocol describes it; -1 in its shape stands for any size."""
+    return {"name": name, "datatype": datatype, "shape": [*shape]}
