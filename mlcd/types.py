@@ -78,8 +78,8 @@ def as_array(rows: Any) -> NDArray[Any]:
 class ScanCounts:
     """The arithmetic of an exact scan, and how many rows each level of it settled.
 
-    proven: by the first pass. wider: by its further ones, with more candidates. float32, float64:
-    by a scan in that precision.
+    proven: by the first pass. wider: by a further one, with more room or without compiled loops.
+    float32, float64: by a scan in that precision.
     """
 
     products: str

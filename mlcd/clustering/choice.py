@@ -51,15 +51,15 @@ def candidates(rows: Rows, nums: Sequence[int], *, seed: int = 0) -> list[Candid
             f"{', '.join(map(str, nums))} clusters cannot be compared on {rows.num_rows} rows",
             remedy=f"give numbers from 2 to {rows.num_rows // 4}",
         )
-    return [_measured(sampled(rows, _ROWS_OF_A_CLUSTER * num, seed), num, seed) for num in nums]
+    return [_measure(sampled(rows, _ROWS_OF_A_CLUSTER * num, seed), num, seed) for num in nums]
 
 
-def best(found: Sequence[Candidate]) -> int:
+def best(measured: Sequence[Candidate]) -> int:
     """Returns the number of clusters of highest separation; of equals the first."""
-    return max(found, key=lambda candidate: candidate.separation).clusters
+    return max(measured, key=lambda candidate: candidate.separation).clusters
 
 
-def _measured(rows: Rows, num: int, seed: int) -> Candidate:
+def _measure(rows: Rows, num: int, seed: int) -> Candidate:
     numbers = np.arange(rows.num_rows)
     # the rows of lowest hash, so that both halves are equally large
     halves = np.array_split(np.argsort(hash_counters(seed, numbers), kind="stable"), 2)
@@ -67,9 +67,9 @@ def _measured(rows: Rows, num: int, seed: int) -> Candidate:
     sums, objectives = np.zeros(2), []
     for own, others in ((first, second), (second, first)):
         starts = (kmeans(own, num, seed=seed + start) for start in range(_STARTS))
-        made = max(starts, key=lambda result: result.objective[-1])
-        objectives.append(made.objective[-1])
-        scan = CenterScan(made.centers)
+        result = max(starts, key=lambda start: start.objective[-1])
+        objectives.append(result.objective[-1])
+        scan = CenterScan(result.centers)
         for _, block in others.blocks(0, others.num_rows):
             scores = scan.nearest(block, 2).scores.astype(np.float64)
             near, next_to = np.maximum(1 - scores.T, 0)

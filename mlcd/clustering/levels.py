@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mlcd.clustering.nearest import CenterScan
+from mlcd.clustering.nearest import nearest_centers
 from mlcd.clustering.row_threads import limited_blas
 from mlcd.errors import InvalidInput
 from mlcd.randomness import uniform
@@ -82,17 +82,18 @@ def check_levels(nums: Sequence[int]) -> None:
     """Raises InvalidInput unless the numbers fall from level to level, to 1 at least."""
     if nums[-1] < 1 or any(finer <= coarser for finer, coarser in pairwise(nums)):
         raise InvalidInput(
-            f"{', '.join(map(str, nums))} are no levels",
+            "each level must have fewer clusters than the one before, and at least 1, got "
+            f"{', '.join(map(str, nums))}",
             remedy="give the finest number of clusters first and then ever smaller ones",
         )
 
 
 def composed(levels: list[Level]) -> list[NDArray[np.int32]]:
     """Returns the cluster of each center of the finest level on every coarser one, [M] each."""
-    found: list[NDArray[np.int32]] = []
+    of_centers: list[NDArray[np.int32]] = []
     for level in levels:
-        found.append(level.groups if not found else level.groups[found[-1]])
-    return found
+        of_centers.append(level.groups if not of_centers else level.groups[of_centers[-1]])
+    return of_centers
 
 
 def _grouped(
@@ -199,8 +200,8 @@ def _drawn(weights: NDArray[np.float64], num: int, counters: tuple[int, ...]) ->
 def _nearest(
     rows: Embeddings, centers: Embeddings
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    found = CenterScan(centers, matmul="numpy").nearest(rows, 1)
-    return found.ids[:, 0].astype(np.int32), found.scores[:, 0].astype(np.float64)
+    neighbors = nearest_centers(rows, centers, 1)
+    return neighbors.ids[:, 0].astype(np.int32), neighbors.scores[:, 0].astype(np.float64)
 
 
 def _fill_empty(

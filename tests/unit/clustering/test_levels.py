@@ -52,7 +52,7 @@ def test_each_level_is_a_partition_of_the_next_without_empty_clusters(made):
 @pytest.mark.parametrize("nums", [(8,), (9, 3), (3, 3), (3, 4), (3, 0)])
 def test_numbers_that_do_not_fall_are_refused(nums):
     centers = unit_rows(np.random.default_rng(0).standard_normal((8, 4)))
-    with pytest.raises(InvalidInput, match="are no levels"):
+    with pytest.raises(InvalidInput, match="fewer clusters than the one before"):
         build_levels(centers, np.ones(8, np.int64), np.ones(8), nums)
 
 
