@@ -161,25 +161,6 @@ def test_memory_comes_back_after_large_requests(photo):
         until(lambda: server.resident_mib() < before + 40, 5)
 
 
-def test_sigterm_serves_on_for_a_while_finishes_what_is_in_flight_and_leaves_no_orphan():
-    server = Server("fake:latency_ms=1500", engine="fake", drain_s=1).wait_ready()
-    worker = server.worker()
-    with ThreadPoolExecutor(2) as pool, httpx.Client(base_url=server.url) as keep_alive:
-        assert keep_alive.get("/health/live").status_code == 200
-        in_flight = pool.submit(ask, server)
-        until(lambda: server.metric('mlcd_held{of="images"}') == 1, 5)
-        server.process.send_signal(signal.SIGTERM)
-        until(lambda: not server.ready(), 1)
-        late = pool.submit(ask, server)  # a balancer that has not noticed yet
-        assert keep_alive.get("/health/ready").status_code == 503
-        assert in_flight.result(timeout=20).status_code == 200
-        assert late.result(timeout=20).status_code == 200
-        output, _ = server.process.communicate(timeout=15)
-    assert server.process.returncode == 0
-    assert "Traceback" not in output
-    assert not exists(worker)
-
-
 def test_the_end_is_bounded_and_a_second_signal_ends_at_once():
     for signals, least, most in (
         ([signal.SIGTERM], 1.0, 7.0),
