@@ -62,7 +62,7 @@ def test_inputs_with_content_lists_and_a_shorter_dimension(ask, picture):
         ({"inputs": [{"content": []}]}, 422, "image 0"),
         ({"inputs": ["URI"]}, 422, "image 0"),
         ({"images": ["URI"], "input_type": "poem"}, 400, "input_type"),
-        ({"images": ["URI"], "output_dimension": 17}, 400, "output_dimension is at most 16"),
+        ({"images": ["URI"], "output_dimension": 17}, 400, "output_dimension must be at most 16"),
         (
             {"images": ["URI"], "output_dimension": 4, "embedding_types": ["binary"]},
             400,
