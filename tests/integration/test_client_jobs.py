@@ -129,7 +129,7 @@ def test_failures_are_told_and_retried(place):
     assert place.jobs.retry(job.id).state == "queued"
     place.work_off()
     assert place.jobs.get(job.id).state == "succeeded"
-    with pytest.raises(RefusedConflict, match="has not failed"):
+    with pytest.raises(RefusedConflict, match="must be failed or canceled"):
         place.jobs.retry(job.id)
 
 
