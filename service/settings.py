@@ -466,7 +466,7 @@ def read_keys_file(override: str | None) -> str:
     name = f"{_PREFIX}AUTH__KEYS_FILE"
     path = override or os.environ.get(name)  # noqa: TID251 - this is the one place
     if not path:
-        raise ConfigInvalid("which keys file?", remedy=f"give --file or set {name}")
+        raise ConfigInvalid("a keys file is required", remedy=f"give --file or set {name}")
     return path
 
 

@@ -121,7 +121,7 @@ async def _read_body_once(request: Request, limits: Limits) -> bytearray:
             body += part
             if max(stated_bytes, len(body)) > limits.max_json_bytes:
                 raise TooLarge(
-                    f"the JSON body is larger than {limits.max_json_bytes} bytes",
+                    f"the JSON body must have at most {limits.max_json_bytes} bytes",
                     limit="max_json_bytes",
                 )
     except ClientDisconnect as error:
@@ -237,7 +237,7 @@ def _text(name: str, value: UploadFile | str) -> str:
 def check_count(num: int, limits: Limits) -> None:
     if num > limits.max_images:
         raise TooLarge(
-            f"{num} items in one request, more than {limits.max_images}", limit="max_images"
+            f"a request must have at most {limits.max_images} items, got {num}", limit="max_images"
         )
 
 
@@ -250,7 +250,7 @@ def embeddings_from_json(value: list[Any], dimension: int, limits: Limits) -> Em
             type(number) in (int, float) and math.isfinite(number) for number in row
         ):
             raise BadRequest(
-                f"embedding {index} is not a vector of {dimension} finite numbers",
+                f"embedding {index} must be a vector of {dimension} finite numbers",
                 param=f"embeddings[{index}]",
             )
     try:

@@ -103,7 +103,7 @@ def build_center_list(
         (last,) = read_cursor(options.cursor, int)
         places = np.flatnonzero(order == last)
         if not len(places):
-            raise InvalidInput("the cursor is not of this list", remedy="begin again")
+            raise InvalidInput("unknown cursor", remedy="pass `next` of the previous page")
         first = int(places[0]) + 1
     page = order[first : first + options.limit]
     examples = _examples(lookup, clustered, page.tolist(), options.examples)

@@ -24,4 +24,4 @@ def read_cursor(cursor: str, *kinds: type[Any]) -> list[Any]:
 
 
 def _invalid() -> InvalidInput:
-    return InvalidInput("the cursor is not of this list", remedy="begin again without one")
+    return InvalidInput("unknown cursor", remedy="begin again without one")

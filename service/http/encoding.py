@@ -176,7 +176,7 @@ def shorten(rows: Embeddings, num: int | None, *, param: str) -> Embeddings:
     if num is None:
         return rows
     if num > rows.shape[1]:
-        raise BadRequest(f"{param} is at most {rows.shape[1]}", param=param)
+        raise BadRequest(f"{param} must be at most {rows.shape[1]}, got {num}", param=param)
     head = rows[:, :num]
     no_embedding = ImageRejected("no-embedding", f"its first {num} components are all zero")
     if zero := {int(row): no_embedding for row in np.flatnonzero(~head.any(axis=1))}:

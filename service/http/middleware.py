@@ -139,7 +139,7 @@ class _Exchange:
         except TimeoutError as error:
             self._late = True
             raise DeadlineExceeded(
-                "the request did not come in time", remedy="send fewer images at once"
+                "the request did not arrive in time", remedy="send fewer images at once"
             ) from error
 
     async def send(self, message: Message) -> None:
@@ -296,14 +296,16 @@ class _Body:
                 message = await self._receive()
         except TimeoutError as error:
             self._resources.metrics.count_rejected("too-slow")
-            raise TooSlow(f"the body comes slower than {MIN_BYTES_PER_S} bytes a second") from error
+            raise TooSlow(
+                f"a body must arrive at {MIN_BYTES_PER_S} bytes per second or more"
+            ) from error
         restored_s = len(message.get("body", b"")) / MIN_BYTES_PER_S
         self._patience_s = min(BODY_PATIENCE_S, self._patience_s - (now() - began) + restored_s)
         return message
 
     def _check_before(self) -> None:
         if not self._stated.isdigit():
-            raise BadRequest("the Content-Length header is not a number")
+            raise BadRequest("the Content-Length header must be a number")
         if int(self._stated) > self._limit:
             raise _too_large(self._limit)
         if self._of_images:

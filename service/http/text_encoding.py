@@ -55,7 +55,9 @@ def rejects_long(truncate: str | None) -> bool:
     """
     if truncate == "START":
         raise BadRequest(
-            "this model cuts a text at its end", remedy="use END or NONE", param="truncate"
+            "truncate must be END or NONE: this model cuts a text at its end",
+            remedy="use END or NONE",
+            param="truncate",
         )
     return truncate == "NONE"
 
@@ -63,7 +65,7 @@ def rejects_long(truncate: str | None) -> bool:
 def check_num_texts(num: int, limits: Limits) -> None:
     if num > limits.max_texts:
         raise TooLarge(
-            f"{num} texts in one request, more than {limits.max_texts}", limit="max_texts"
+            f"a request must have at most {limits.max_texts} texts, got {num}", limit="max_texts"
         )
 
 

@@ -124,7 +124,7 @@ class Pipeline:
             num = sum(pixels)
             if num > self._max_pixels:
                 raise TooLarge(
-                    f"{num} pixels in one request, more than {self._max_pixels}",
+                    f"a request must have at most {self._max_pixels} pixels, got {num}",
                     limit="max_queued_pixels",
                 )
             await account.charge(pixels)

@@ -72,9 +72,7 @@ class StoredNames:
         centers are made anew.
         """
         if not self.is_in_place():
-            raise Conflict(
-                "these centers are replaced by others just now", remedy="come back in a moment"
-            )
+            raise Conflict("these centers are being replaced", remedy="try again in a moment")
         if (damaged := self.read().damaged) is not None:
             raise Conflict(
                 f"the names of the centers cannot be changed: {damaged} is damaged", remedy=_REMEDY

@@ -93,7 +93,9 @@ class Queue:
         def step(transaction: Transaction) -> tuple[Job, bool]:
             if (earlier := with_key(transaction, key)) is not None:
                 if earlier.spec != spec:
-                    raise Conflict("this idempotency key is of another job", remedy="use a new key")
+                    raise Conflict(
+                        "this idempotency key belongs to another job", remedy="use a new key"
+                    )
                 return earlier.job, False
             check_output_free(transaction, spec, of=None)
             now_s, name = transaction.now_s, None if key is None else name_of_key(key)
@@ -198,8 +200,8 @@ class Queue:
         except RecordDamaged:
             self._database.transact(lambda transaction: transaction.wipe(job_id))
             raise NotFound(
-                "the job could not be read any more; the queue has forgotten it",
-                remedy="what it has written is where it was: remove it yourself",
+                "the record of the job was damaged and is now deleted from the queue",
+                remedy="remove its output yourself",
             ) from None
 
     def retry(self, job_id: str) -> Job:

@@ -263,8 +263,7 @@ class RedisDatabase:
         policy = str(self._client.info("memory").get("maxmemory_policy", ""))
         if policy.startswith("allkeys"):
             raise ConfigInvalid(
-                "the Redis of the jobs throws any key away when it is full"
-                f" (maxmemory-policy {policy})",
+                f"the Redis of the jobs evicts any key when it is full (maxmemory-policy {policy})",
                 remedy="set noeviction or volatile-lru there, or name another Redis",
             )
         if not self._client.info("persistence").get("aof_enabled"):

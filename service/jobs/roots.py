@@ -170,7 +170,7 @@ class Roots:
             raise InvalidInput("the output is in the input", remedy="name a place beside it")
         if any(parent.suffix == _DRAFT or _mode(parent / MANIFEST) for parent in out.parents):
             raise InvalidInput(
-                "the output is in what another step makes", remedy="name a place beside it"
+                "the output is inside the output of another step", remedy="name a place beside it"
             )
         if not stat.S_ISDIR(_mode(folder)):
             remedy = "make it first, where the server may enter"

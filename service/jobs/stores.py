@@ -73,7 +73,7 @@ class StoreRoots:
             )
         if any(Directory.at(above).has(MANIFEST) for above in self._above(url)):
             raise InvalidInput(
-                "the output is in what another step makes", remedy="name a place beside it"
+                "the output is inside the output of another step", remedy="name a place beside it"
             )
 
     def _above(self, url: str) -> list[str]:

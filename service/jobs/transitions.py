@@ -174,10 +174,7 @@ def cancel(record: StoredJob, *, now_s: float) -> StoredJob:
     if record.state == "canceled":
         return record
     if record.state in FINISHED:
-        raise Conflict(
-            f"the job has {record.state} already",
-            remedy="only one that has not ended can be canceled",
-        )
+        raise Conflict(f"a job to cancel must be queued or running, got {record.state}")
     record = replace(record, state="canceled", ended_s=now_s, refusal=None)
     if record.stage == "discard":  # a retry had not got further
         return record
@@ -188,9 +185,7 @@ def cancel(record: StoredJob, *, now_s: float) -> StoredJob:
 def retry(record: StoredJob, *, now_s: float) -> StoredJob:
     """Begins failed or canceled work again. Raises Conflict where there is none."""
     if record.state not in ("failed", "canceled"):
-        raise Conflict(
-            f"the job has not failed: it is {record.state}", remedy="only failed and canceled ones"
-        )
+        raise Conflict(f"a job to retry must be failed or canceled, got {record.state}")
     was_canceled = record.state == "canceled"
     record = replace(record, state="queued", ended_s=None, problem=None, refusal=None)
     if was_canceled:

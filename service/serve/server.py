@@ -94,7 +94,8 @@ async def _serve(
         ) as resources:
             if identity not in (None, identity_of(resources)):
                 raise ConfigInvalid(
-                    "the model or its centers on disk are others now", remedy="restart the server"
+                    "the model or its centers on disk changed since the start",
+                    remedy="restart the server",
                 )
             app = create_app(resources)
             server = _server(app, resources, stops)

@@ -121,7 +121,7 @@ def test_a_cancel_removes_a_record_that_cannot_be_read_with_all_its_names(store,
     damage["record"](job.id)
     with pytest.raises(ArtifactInvalid):
         store.get(job.id)
-    with pytest.raises(NotFound, match="forgotten"):
+    with pytest.raises(NotFound, match="is now deleted"):
         store.cancel(job.id)
     assert store.page(limit=10).jobs == []
     assert store.find_submitted("k") is None
@@ -369,7 +369,7 @@ def test_a_queue_of_another_version_is_not_touched(redis):
 def test_a_redis_that_throws_jobs_away_is_not_used(redis):
     redis.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
     opened = open_queue(read_settings({"model": "hog", "redis_url": redis.url}))
-    told = r"throws any key away when it is full \(maxmemory-policy allkeys-lru\)"
+    told = r"evicts any key when it is full \(maxmemory-policy allkeys-lru\)"
     try:
         with contextlib.closing(opened) as store, pytest.raises(ConfigInvalid, match=told):
             submitted(store)

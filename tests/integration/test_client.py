@@ -235,8 +235,11 @@ def test_wrong_questions_are_refused_and_say_what_is_wrong(mlcd_client, paths, r
         ),
         (lambda: mlcd_client.labels(embeddings=rows[0]), "expected a matrix"),
         (lambda: mlcd_client.labels(embeddings=with_nan), "row 17 has"),
-        (lambda: mlcd_client.labels(embeddings=[[1, 2], [3]]), r"numbers \[N, D\], got list"),
-        (lambda: mlcd_client.labels(embeddings=rows[:1, :3]), "embedding 0 is not a vector of 16"),
+        (
+            lambda: mlcd_client.labels(embeddings=[[1, 2], [3]]),
+            r"must be numbers \[N, D\], got list",
+        ),
+        (lambda: mlcd_client.labels(embeddings=rows[:1, :3]), "embedding 0 must be a vector of 16"),
         (lambda: mlcd_client.labels(paths[:1], top=0), "top must be at least 1"),
         (lambda: mlcd_client.embed(paths[0]), "put the one image into a list"),
         (lambda: mlcd_client.embed_each(paths[0]), "put the one image into a list"),

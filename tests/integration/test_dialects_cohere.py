@@ -61,7 +61,7 @@ URI, TEXT = {"images": ["URI"]}, {"type": "text", "text": "a text"}
         ({"inputs": [{"content": []}]}, 422, "image 0"),
         ({"inputs": ["URI"]}, 422, "image 0"),
         ({"images": ["URI"], "input_type": "poem"}, 400, "input_type"),
-        ({"images": ["URI"], "output_dimension": 17}, 400, "output_dimension is at most 16"),
+        ({"images": ["URI"], "output_dimension": 17}, 400, "output_dimension must be at most 16"),
         (URI | {"output_dimension": 4, "embedding_types": ["binary"]}, 400, "divisible by 8"),
         ({"images": ["URI"], "model": "absent"}, 404, "no such model"),
         ({"images": ["URI"] * 65}, 400, "max_images"),

@@ -183,7 +183,7 @@ def test_urls_outside_of_the_roots_are_refused(used, images):
     for taken, error, told in (
         ("made", Conflict, "the output exists already"),
         ("begun", Conflict, "there are files at the output"),
-        ("made/inside", InvalidInput, "in what another step makes"),
+        ("made/inside", InvalidInput, "inside the output of another step"),
         ("a*", InvalidInput, "the output has wildcards"),
     ):
         with pytest.raises(error, match=told):

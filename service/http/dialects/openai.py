@@ -246,10 +246,10 @@ def _items(body: EmbeddingsRequest, limits: Limits) -> tuple[list[GivenItem], st
         return [_of_messages(body.messages)], "messages"
     items = [body.input] if isinstance(body.input, str) else body.input or []
     if not items:
-        raise BadRequest("input is empty", param="input")
+        raise BadRequest("input must have at least 1 item, got 0", param="input")
     if any(isinstance(item, int | list) for item in items):
         raise BadRequest(
-            "token ids are not taken",
+            "input must be strings or images, got token ids",
             remedy="send strings; in LangChain set check_embedding_ctx_length=False",
             param="input",
         )

@@ -40,7 +40,7 @@ def as_ubinary(rows: Embeddings, *, param: str) -> NDArray[np.uint8]:
     """
     if rows.shape[1] % 8:
         raise BadRequest(
-            f"binary needs a dimension divisible by 8, not {rows.shape[1]}", param=param
+            f"binary needs a dimension divisible by 8, got {rows.shape[1]}", param=param
         )
     return np.packbits(rows >= 0, axis=1)
 

@@ -93,9 +93,9 @@ async def list_centers(
     clustered = await _find_clusters(request, resources, in_collection)
     sort = sort or ("size" if clustered is None else "members")
     if clustered is None and sort in ("members", "spread", "novelty"):
-        raise InvalidInput(f"{sort} is that of a collection", remedy="name a collection")
+        raise InvalidInput(f"{sort} needs a collection", remedy="name a collection")
     if clustered is None and (min_members, max_members) != (None, None):
-        raise InvalidInput("members are those of a collection", remedy="name a collection")
+        raise InvalidInput("members need a collection", remedy="name a collection")
     options = ListOptions(
         sort=sort,
         descending=sort not in ("name", "id") if descending is None else descending,

@@ -128,7 +128,10 @@ def _check_limits(options: ClassifyOptions, resources: Resources) -> None:
     check_num_texts(len(options.names), limits)
     num = len(options.names) * len(_templates(options))
     if num > limits.max_prompts:
-        raise TooLarge(f"{num} prompts, more than {limits.max_prompts}", limit="max_prompts")
+        raise TooLarge(
+            f"a request must have at most {limits.max_prompts} prompts, got {num}",
+            limit="max_prompts",
+        )
     check_num_chars(_num_chars(options), limits)
 
 

@@ -132,7 +132,7 @@ async def create_collection(
     dimension = resources.encoder.dimension
     if body.dimension not in (None, dimension):
         raise InvalidInput(
-            f"the served model gives {dimension} numbers, not {body.dimension}",
+            f"dimension must be that of the served model, {dimension}, got {body.dimension}",
             remedy="leave `dimension` out",
         )
     store, fingerprint = resources.model.data.require_store(), resources.encoder.fingerprint

@@ -275,7 +275,7 @@ def _read_job(body: JobRequest) -> LabelJob:
     for name in OPTIONS:
         if name in fields and name not in OPTIONS_OF[kind]:
             kinds = [other_kind for other_kind, options in OPTIONS_OF.items() if name in options]
-            raise BadRequest(f"{name} is of {' and '.join(kinds)} jobs only", param=name)
+            raise BadRequest(f"{name} is an option of {' and '.join(kinds)} jobs only", param=name)
     job = LabelJob(**fields)
     if kind == "curate" and job == LabelJob(kind, job.input, job.output, report=job.report):
         raise BadRequest("a curate job needs at least one step", param="duplicates")
@@ -339,7 +339,7 @@ def _accept(
         if earlier.spec != replace(
             spec, fingerprint=earlier.spec.fingerprint, centers=earlier.spec.centers
         ):
-            raise Conflict("this idempotency key is of another job", remedy="use a new key")
+            raise Conflict("this idempotency key belongs to another job", remedy="use a new key")
         return earlier, False
     if spec.kind == "curate":
         service.roots.check_embeddings(spec.input)

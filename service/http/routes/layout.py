@@ -252,7 +252,9 @@ def _choose_rows(layout: Plane, body: LayoutItemsRequest) -> NDArray[np.int64]:
     if body.positions is not None:
         rows = np.array(body.positions, dtype=np.int64)
         if len(rows) and rows.max() >= num:
-            raise InvalidInput(f"the layout has {num} rows", remedy="read it again")
+            raise InvalidInput(
+                f"positions must be below {num}, got {rows.max()}", remedy="read it again"
+            )
     elif body.polygon is not None:
         rows = layout.inside(np.array(body.polygon, dtype=np.float64))
     else:

@@ -33,6 +33,6 @@ def test_bits_are_signs_with_the_first_in_the_highest_place():
 
 
 def test_bits_need_whole_bytes():
-    with pytest.raises(BadRequest, match="divisible by 8, not 12") as caught:
+    with pytest.raises(BadRequest, match="divisible by 8, got 12") as caught:
         as_ubinary(ROWS[:, :12], param="dimensions")
     assert caught.value.param == "dimensions"

@@ -28,9 +28,9 @@ async def test_images_that_would_be_late_are_refused_and_the_first_ones_never_ar
 async def test_a_small_request_is_not_refused_for_a_large_one_s_sake():
     """They are served in turn: the small one is done after two items, not after a hundred."""
     admission = new_admission(max_texts=1000)
-    with admission.texts.reserved(10, deadline=math.inf):
+    with admission.texts.hold(10, deadline=math.inf):
         await asyncio.sleep(0.1)
-    with admission.texts.reserved(500, deadline=math.inf):  # five seconds and more
+    with admission.texts.hold(500, deadline=math.inf):  # five seconds and more
         soon = asyncio.get_running_loop().time() + 1
         assert admission.texts.has_room(1, deadline=soon)
         assert not admission.texts.has_room(400, deadline=soon)
@@ -39,9 +39,9 @@ async def test_a_small_request_is_not_refused_for_a_large_one_s_sake():
 async def test_a_client_is_told_to_come_back_when_half_is_done():
     admission = new_admission()
     assert admission.retry_after_s == 1
-    with admission.images.reserved(1, deadline=math.inf):
+    with admission.images.hold(1, deadline=math.inf):
         await asyncio.sleep(0.1)
-    with admission.images.reserved(100, deadline=math.inf):  # ten seconds' worth
+    with admission.images.hold(100, deadline=math.inf):  # ten seconds' worth
         assert 4 <= admission.retry_after_s <= 8
 
 
@@ -90,16 +90,16 @@ async def test_room_is_told_as_admission_gives_it():
     now = asyncio.get_running_loop().time()
     assert admission.images.has_room(100, deadline=now - 1)  # nobody is ahead
     assert not admission.images.has_room(101, deadline=math.inf)
-    with admission.images.reserved(10, deadline=now + 10):
+    with admission.images.hold(10, deadline=now + 10):
         await asyncio.sleep(0.05)
-    with admission.images.reserved(50, deadline=math.inf):
+    with admission.images.hold(50, deadline=math.inf):
         seen = set()
         for num in (1, 30, 51):
             for time_left in (0.01, 0.3, 5.0):
                 deadline = asyncio.get_running_loop().time() + time_left
                 room = admission.images.has_room(num, deadline=deadline)
                 try:
-                    with admission.images.reserved(num, deadline=deadline):
+                    with admission.images.hold(num, deadline=deadline):
                         assert room
                 except Overloaded:
                     assert not room
@@ -118,7 +118,7 @@ def test_it_is_bounded_and_given_back():
         with pytest.raises(Overloaded, match="the server is at its limit of bytes"):
             capacity.reserve(1, owner=None)
         capacity.release(10, owner=None)
-    with pytest.raises(ZeroDivisionError), capacity.reserved(10, owner=None):
+    with pytest.raises(ZeroDivisionError), capacity.hold(10, owner=None):
         _ = 1 / 0
     capacity.reserve(10, owner=None)
 
