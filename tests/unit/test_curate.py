@@ -152,12 +152,12 @@ def test_the_images_that_are_kept_are_embedded_alone(embeddings, tmp_path):
     assert {parent.role for parent in kept.artifact.parents} == {"images", "selection"}
     assert all(finding.checked for finding in verify(tmp_path / "kept"))
     more = call_mlcd("embed", images, tmp_path / "kept", "--model", "pixels", "--append")
-    assert (more.returncode, "to which none are added" in more.stderr) == (2, True)
+    assert (more.returncode, "which cannot be extended" in more.stderr) == (2, True)
     (tmp_path / "others").mkdir()
     shutil.copyfile(images / "z-larger.bmp", tmp_path / "others" / "a.bmp")
     others = (tmp_path / "others", tmp_path / "x", *options, tmp_path / "chosen")
     refused = call_mlcd("embed", *others)
-    assert (refused.returncode, "none of the images" in refused.stderr) == (2, True)
+    assert (refused.returncode, "lacks all images of the selection" in refused.stderr) == (2, True)
 
 
 @given(
@@ -215,7 +215,7 @@ def odd_embeddings(tmp_path):
 def test_issues_of_the_pixels_are_reasons(odd_embeddings, tmp_path, monkeypatch):
     command = ("curate", odd_embeddings, tmp_path / "out", "--issues")
     refused = call_mlcd(*command, "dark,nice")
-    assert (refused.returncode, "nice is none of odd-size" in refused.stderr) == (2, True)
+    assert (refused.returncode, "must be one of odd-size" in refused.stderr) == (2, True)
     scored = []
     scores = leaving_out.scores_all
 
