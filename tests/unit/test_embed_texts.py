@@ -112,8 +112,8 @@ def test_bytes_that_are_no_text_spoil_their_line_alone(tmp_path, encoder):
     ("name", "content", "error", "message"),
     [
         ("t.pdf", b"a", InvalidInput, "texts must be in a file of"),
-        ("t.txt", None, NotFound, "no file"),
-        ("nowhere", None, NotFound, "no file"),
+        ("t.txt", None, NotFound, "does not exist"),
+        ("nowhere", None, NotFound, "does not exist"),
         ("t.txt", b"", InvalidInput, "at least one text"),
         ("t.jsonl", b'"a"\n{\n', InvalidInput, "line 2 is not JSON"),
         ("t.jsonl", b"[" * 100_000, InvalidInput, "line 1 is not JSON"),

@@ -210,7 +210,7 @@ def test_what_cannot_be_read_is_named(members, named, tmp_path):
 def test_a_parquet_column_of_numbers_is_no_captions(tmp_path):
     pq.write_table(pa.table({"image": [IMAGE], "caption": [3]}), tmp_path / "t.parquet")
     with pytest.raises(
-        InvalidInput, match=r"a caption must be UTF-8, got other bytes in .*t\.parquet, row 0,"
+        InvalidInput, match=r"a caption must be text, got another value in .*t\.parquet, row 0,"
     ):
         captions(tmp_path / "t.parquet")
 

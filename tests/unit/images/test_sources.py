@@ -623,7 +623,9 @@ def test_damage_of_a_saved_dataset_is_named(tmp_path):
     assert len(source.entries) == 0
     assert [problem.key for problem in source.problems] == ["data-00000-of-00001"]
     data.unlink()
-    with pytest.raises(NotFound, match=r"data-00000-of-00001\.arrow, which state\.json names"):
+    with pytest.raises(
+        NotFound, match=r"data-00000-of-00001\.arrow does not exist, but state\.json names it"
+    ):
         open_source(str(tmp_path / "a"))
     state.write_text(json.dumps({"_indices_data_files": [{"filename": "x"}]}))
     with pytest.raises(InvalidInput, match="selection of rows apart"):

@@ -231,7 +231,7 @@ def test_half_of_a_surrogate_pair_is_refused(clip):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("tokenizer.json", None, "holds no tokenizer.json"),
+        ("tokenizer.json", None, "lacks tokenizer.json"),
         ("tokenizer.json", "{}", "cannot be read as a tokenizer"),
         ("tokenizer_config.json", None, "cannot be read as JSON"),
         ("tokenizer_config.json", "[]", "must hold a JSON object"),

@@ -252,7 +252,7 @@ def test_a_siglip_image_tower_is_a_model_of_its_own(tmp_path, family):
     again = Servable.read(tmp_path / "again")
     assert again.fingerprint() == model.fingerprint()
     assert torch.equal(again.trunk(x), model.trunk(x))
-    with pytest.raises(ConfigInvalid, match="no projection"):
+    with pytest.raises(ConfigInvalid, match="lacks a projection"):
         model.trunk(x, "projected")
 
 
@@ -457,14 +457,14 @@ def no_file(name):
         ("clip", without("vision_model.embeddings.class_embedding"), ArtifactInvalid, "class_embedding is missing"),
         ("clip", without("logit_scale"), ArtifactInvalid, "logit_scale is missing"),
         ("clip", without("text_projection.weight"), ArtifactInvalid, "must hold the two towers"),
-        ("clip", with_tensor("text_model.extra", 3), ArtifactInvalid, "tensor extra .* no place in a text tower"),
+        ("clip", with_tensor("text_model.extra", 3), ArtifactInvalid, "tensor extra .* does not belong to a text tower"),
         ("clip", with_config("text_config", hidden_act="relu"), ConfigInvalid, "hidden_act is 'relu'"),
         ("clip", with_config("text_config", vocab_size=51), ArtifactInvalid, "token_embedding.weight .* is \\[50, 32\\], not \\[51, 32\\]"),
         ("clip", with_config("text_config", eos_token_id=[2, 3]), ConfigInvalid, "eos_token_id"),
         ("clip", with_config(None, model_type="blip"), ConfigInvalid, "'blip' model"),
         ("clip", no_file("config.json"), ConfigInvalid, "does not say what its towers are"),
         ("clip", no_file("preprocessor_config.json"), ConfigInvalid, "preprocessing is not stated"),
-        ("clip", no_file("tokenizer.json"), ArtifactInvalid, "holds no tokenizer.json"),
+        ("clip", no_file("tokenizer.json"), ArtifactInvalid, "lacks tokenizer.json"),
         ("siglip", without("vision_model.head.probe"), ArtifactInvalid, "head.probe is missing"),
         ("siglip", with_config("vision_config", vision_use_head=False), ConfigInvalid, "vision_use_head is False"),
         ("siglip", with_preprocessing(size={"height": 16, "width": 24}), ConfigInvalid, "only squares"),
@@ -497,11 +497,15 @@ def test_timm_s_siglip_of_open_clip_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("text", "family", "message"),
     [
-        ({"pooling": "last", "eos_token_id": None}, "clip", "text pooling is last"),
-        ({"eos_token_id": 2}, "clip", "text pooling is at token 2"),
-        ({"causal": False}, "clip", "text attention is bidirectional"),
-        ({"projection_bias": True}, "clip", "text projection is with bias"),
-        ({}, "siglip", "image pooling is class_token"),
+        (
+            {"pooling": "last", "eos_token_id": None},
+            "clip",
+            "needs text pooling end of text, got last",
+        ),
+        ({"eos_token_id": 2}, "clip", "needs text pooling end of text, got at token 2"),
+        ({"causal": False}, "clip", "needs text attention causal, got bidirectional"),
+        ({"projection_bias": True}, "clip", "needs text projection without bias, got with bias"),
+        ({}, "siglip", "needs image pooling attention, got class_token"),
     ],
 )
 def test_a_class_that_cannot_hold_the_towers_is_not_written(tmp_path, text, family, message):

@@ -167,7 +167,7 @@ def test_a_field_of_a_collection_names_clusters(journey, tmp_path):
     assert naming.num_centers == len(named(centers))
     with pytest.raises(InvalidInput, match="has the field 'absent': fields are class_name"):
         name_by_metadata(centers, "absent", collection)
-    with pytest.raises(InvalidInput, match="no share"):
+    with pytest.raises(InvalidInput, match="least share must be in"):
         name_by_metadata(centers, "class_name", collection, least_share=1.5)
 
 
