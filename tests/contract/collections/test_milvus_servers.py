@@ -234,7 +234,7 @@ def test_the_server_of_the_tests_is_built_without_diskann(milvus, url):
             while (milvus.folder / "log").read_text().count(failure) < 4:  # it tries again
                 assert time.monotonic() < until, "DISKANN does not fail: offer it"
                 time.sleep(0.5)
-            assert connection.unindexed_rows(name) == len(rows)
+            assert connection.count_unindexed_rows(name) == len(rows)
             described = connection._ask(lambda client: client.describe_index(name, "vector"))
             assert described["state"] == "Finished"
         finally:
