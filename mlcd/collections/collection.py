@@ -262,7 +262,7 @@ class Collection:
         with self._writes.exclusively():
             searcher = self.state
             self._thumbnails.change(
-                gone=[],
+                removed_rows=[],
                 added={
                     int(searcher.rows[position]): picture
                     for item_id, picture in thumbnails.items()
@@ -398,7 +398,7 @@ class Collection:
         """Returns (ids, take) of one moment: take(rows [n]) returns these items' vectors, [n, D]
         float32.
         """
-        return self.state.listed()
+        return self.state.list_rows()
 
     def check_vectors(self) -> None:
         """Reads every item's vector from the ledger, not only those that no index has yet. Raises

@@ -116,7 +116,7 @@ class RemoteCollection(ABC):
         return self._memory.now()
 
     def rows(self) -> Rows:
-        return self.state.listed()
+        return self.state.list_rows()
 
     def clusters(self, digest: str, *, num_centers: int, nearest: Nearest) -> Clusters:
         with self._viewing:
@@ -190,7 +190,7 @@ class RemoteCollection(ABC):
         )
 
 
-def chosen_effort(
+def choose_effort(
     effort: int | None, top: int, matching: int, items: int, *, most: int, scan_at_most: int
 ) -> int | None:
     """Returns how far an index has to look; None where comparing all that match is less work.

@@ -58,10 +58,10 @@ class RemoteCollections(ABC, Generic[P, C]):
 
     def find_new(self) -> None:
         """Opens what other servers have created, and forgets what they have deleted."""
-        for name in self.arrived():
+        for name in self.find_arrivals():
             self.open_arrived(name)
 
-    def arrived(self) -> list[str]:
+    def find_arrivals(self) -> list[str]:
         identities = self._identities()
         with self._changing:
             for name, (identity, _) in list(self._opened.items()):

@@ -102,7 +102,7 @@ class Searcher:
                 for position, vector in zip(block.tolist(), self.vectors(block), strict=True)
             ]
 
-    def listed(self) -> tuple[list[str], Callable[[NDArray[np.int64]], Embeddings]]:
+    def list_rows(self) -> tuple[list[str], Callable[[NDArray[np.int64]], Embeddings]]:
         """Returns (ids, take): take(rows [n]) returns the vectors of these ids, [n, D]."""
         positions = np.flatnonzero(self.alive)
         ids = [self.ids[position] for position in positions.tolist()]

@@ -143,7 +143,7 @@ class Collections:
         )
 
     @explain_open_files()
-    def arrived(self) -> list[str]:
+    def find_arrivals(self) -> list[str]:
         """Returns the names of collections that were put into the folder meanwhile."""
         return [name for name in self._names_in_folder() if self.has_arrived(name)]
 
@@ -175,7 +175,7 @@ class Collections:
 
     def open_all_arrived(self) -> None:
         """Opens all that have arrived; those that cannot be opened are skipped."""
-        for name in self.arrived():
+        for name in self.find_arrivals():
             with suppress(Conflict, TooManyOpenFiles):
                 self.open_arrived(name)
 

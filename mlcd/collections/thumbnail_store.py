@@ -95,7 +95,7 @@ class ThumbnailStore:
         items, pictures, num_bytes = totals
         self._stored = replace(self._stored, items=items, pictures=pictures, bytes=num_bytes)
         stored_rows = self.rows()
-        self.change(gone=stored_rows[~np.isin(stored_rows, rows)].tolist(), added={})
+        self.change(removed_rows=stored_rows[~np.isin(stored_rows, rows)].tolist(), added={})
 
     def describe(self) -> Stored | None:
         """Returns the size of the store, or None where nothing was ever added."""
@@ -106,17 +106,17 @@ class ThumbnailStore:
         """Tells whether a picture was refused since the last one was removed."""
         return self._stored.full
 
-    def change(self, *, gone: Sequence[int], added: Mapping[int, Thumbnail]) -> None:
+    def change(self, *, removed_rows: Sequence[int], added: Mapping[int, Thumbnail]) -> None:
         """Removes the pictures of some rows and adds others by row, all of them or none.
 
         A picture above the bound is left out, and the store is full from then on.
         """
-        if self._read_only or self._damaged or not (added or (gone and self._exists)):
+        if self._read_only or self._damaged or not (added or (removed_rows and self._exists)):
             return
 
         def write(connection: sqlite3.Connection) -> None:
             with _transaction(connection):
-                stored = _drop(connection, self._stored, gone)
+                stored = _drop(connection, self._stored, removed_rows)
                 for row, picture in added.items():
                     stored = _put(connection, stored, row, picture)
                 _state(connection, stored)

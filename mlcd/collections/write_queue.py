@@ -86,7 +86,7 @@ class WriteQueue:
                     shown = change.request.thumbnails.items()
                     pictures |= {self.growth.row_of(item_id): picture for item_id, picture in shown}
             self._thumbnails.change(
-                gone=freed_rows,
+                removed_rows=freed_rows,
                 added={row: pictures[row] for row in pictures.keys() - set(freed_rows)},
             )
             self.state = self.growth.searcher()

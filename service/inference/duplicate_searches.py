@@ -196,7 +196,7 @@ class _Search:
             self.result.exception()  # perhaps nobody waits any more
 
     def work(self) -> FoundGroups:
-        ids, take = self.subject.state.listed()
+        ids, take = self.subject.state.list_rows()
         if self.similarity is None:
             if len(ids) > _MOST_COMPARED:
                 raise InvalidInput(

@@ -200,58 +200,60 @@ class PartialFC(nn.Module):
             columns = 1 if self.config.kind == "cd" else labels.shape[1]
             own_labels = distinct_labels(labels[:, :columns])
             labels_BL = self.world.gather_rows(own_labels, counts)
-            step_labels_BL = (
+            step_labels_NL = (
                 labels_BL if step_labels is None else distinct_labels(step_labels[:, :columns])
             )
             weights_BL = None
             if weights is not None:
                 own_weights = weights[:, :columns].to(wide.dtype)
                 weights_BL = self.world.gather_rows(own_weights, counts)
-            drawn = self._negatives(step_labels_BL, step)
-            sums = self._log_sums(z_BD, labels_BL, weights_BL, drawn)
-            return self._finish(sums, labels_BL, step_labels_BL)
+            drawn_S = self._negatives(step_labels_NL, step)
+            sums = self._log_sums(z_BD, labels_BL, weights_BL, drawn_S)
+            return self._finish(sums, labels_BL, step_labels_NL)
 
-    def _negatives(self, labels_BL: Tensor, step: int) -> Tensor:
+    def _negatives(self, step_labels_NL: Tensor, step: int) -> Tensor:
         """Returns the drawn classes of a step that this process owns, ascending.
 
         Where they do not depend on labels, all parts of a step have the same.
         """
         if self.config.policy != "independent":
-            return self._draw(labels_BL, step, self.config.policy)
+            return self._draw(step_labels_NL, step, self.config.policy)
         if self._drawn is None or self._drawn[0] != step:
-            self._drawn = step, self._draw(labels_BL, step, "independent")
+            self._drawn = step, self._draw(step_labels_NL, step, "independent")
         return self._drawn[1]
 
-    def _draw(self, labels_BL: Tensor, step: int, policy: NegativePolicy) -> Tensor:
-        drawn = draw_negatives(
+    def _draw(self, step_labels_NL: Tensor, step: int, policy: NegativePolicy) -> Tensor:
+        drawn_S = draw_negatives(
             self.shard.num_classes,
             self.config.negative_ratio,
             seed=self.config.seed,
             step=step,
             policy=policy,
-            labels=labels_BL,
-            device=labels_BL.device,
+            labels=step_labels_NL,
+            device=step_labels_NL.device,
         )
-        if len(drawn) == self.shard.num_classes:
-            return drawn[self.shard.start : self.shard.stop]
+        if len(drawn_S) == self.shard.num_classes:
+            return drawn_S[self.shard.start : self.shard.stop]
         if len(self.shard) == self.shard.num_classes:
-            return drawn
+            return drawn_S
         # The host reads how many of them are here, as the shapes of the products follow from it.
-        ends = torch.tensor([self.shard.start, self.shard.stop]).to(drawn.device, non_blocking=True)
-        start, stop = torch.searchsorted(drawn, ends).tolist()
-        return drawn[start:stop]
+        ends = torch.tensor([self.shard.start, self.shard.stop]).to(
+            drawn_S.device, non_blocking=True
+        )
+        start, stop = torch.searchsorted(drawn_S, ends).tolist()
+        return drawn_S[start:stop]
 
     def _scale_and_bias(self) -> tuple[float | Tensor, float | Tensor]:
         scale = self.config.scale if self.log_scale is None else self.log_scale.exp()
         return scale, self.config.bias if self.bias is None else self.bias
 
     def _log_sums(
-        self, z_BD: Tensor, labels_BL: Tensor, weights_BL: Tensor | None, drawn: Tensor
+        self, z_BD: Tensor, labels_BL: Tensor, weights_BL: Tensor | None, drawn_S: Tensor
     ) -> "_Sums":
         scale, _ = self._scale_and_bias()
-        job = _Job(self.shard, replace(self.config, scale=_value(scale)), self.world)
+        own_loss = _OwnLoss(self.shard, replace(self.config, scale=_detach(scale)), self.world)
         lse_positive, lse_negative, facts, slopes = _log_sums(
-            z_BD, self.weight, labels_BL, weights_BL, drawn, job
+            z_BD, self.weight, labels_BL, weights_BL, drawn_S, own_loss
         )
         if torch.is_tensor(scale):
             # Zero in value, with the slope as its gradient.
@@ -266,7 +268,7 @@ class PartialFC(nn.Module):
             meters["scale"] = meters.pop("log_scale").exp()
         return meters
 
-    def _finish(self, sums: "_Sums", labels_BL: Tensor, step_labels: Tensor) -> HeadOutput:
+    def _finish(self, sums: "_Sums", labels_BL: Tensor, step_labels_NL: Tensor) -> HeadOutput:
         config = self.config
         lse_negative = (
             sums.correct_negative(labels_BL) if config.correct_ratio else sums.lse_negative
@@ -276,7 +278,7 @@ class PartialFC(nn.Module):
             losses = mlcd_from_log_sums(sums.lse_positive, lse_negative, bias=bias)
         else:
             losses = mlc_from_log_sums(sums.lse_positive, lse_negative)
-        meters = sums.meters(labels_BL, step_labels) | self._scalar_meters()
+        meters = sums.meters(labels_BL, step_labels_NL) | self._scalar_meters()
         return HeadOutput(losses.mean(), meters)
 
 
@@ -299,9 +301,9 @@ class _Sums:
         all_negatives = self.num_classes - (labels_BL >= 0).sum(dim=1)
         return self.lse_negative + torch.log(all_negatives / self.facts[:, 2].clamp_min(1))
 
-    def meters(self, labels_BL: Tensor, step_labels: Tensor) -> dict[str, Tensor]:
+    def meters(self, labels_BL: Tensor, step_labels_NL: Tensor) -> dict[str, Tensor]:
         lse_positive, lse_negative = self.lse_positive.detach(), self.lse_negative.detach()
-        return _cosine_meters(self.facts, labels_BL, step_labels) | {
+        return _cosine_meters(self.facts, labels_BL, step_labels_NL) | {
             "lse_positive": _mean_of_present(lse_positive),
             "lse_negative": _mean_of_present(lse_negative),
             "sigma_positive": torch.sigmoid(lse_positive).mean(),
@@ -309,12 +311,12 @@ class _Sums:
         }
 
 
-def _cosine_meters(facts: Tensor, labels_BL: Tensor, step_labels: Tensor) -> dict[str, Tensor]:
+def _cosine_meters(facts: Tensor, labels_BL: Tensor, step_labels_NL: Tensor) -> dict[str, Tensor]:
     positives, positive_cosines, negatives, negative_cosines = facts.sum(dim=0)
     return {
         "positive_cosine": positive_cosines / positives,
         "negative_cosine": negative_cosines / negatives,
-        "unique_positives": num_distinct(step_labels).float(),
+        "unique_positives": num_distinct(step_labels_NL).float(),
         "effective_negatives": negatives / len(labels_BL),
     }
 
@@ -328,14 +330,16 @@ def make_scalar(start: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor(start))
 
 
-def _value(number: float | Tensor) -> float:
+def _detach(number: float | Tensor) -> float:
     """Returns the value alone; a tensor takes a number's place in products."""
     return number.detach() if torch.is_tensor(number) else number  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
-class _Job:
-    """The classes of this process and the loss over them, at the present scale and bias."""
+class _OwnLoss:
+    """What this process's part of the loss depends on: its classes, and the settings at the present
+    scale.
+    """
 
     shard: Shard
     config: HeadConfig
@@ -345,24 +349,24 @@ class _Job:
 class _LogSums(torch.autograd.Function):
     """Computes (LSEp [B], LSEn [B], facts [B, 4], slopes [2, B]) over the classes of all processes.
 
-    LSEp is log sum_i w_i exp(-s_i). The log-sums are differentiable in z and weight; slopes are
-    their derivatives by the scale, 0 if it is not learned.
+    LSEp is log sum_i w_i exp(-s_i). The log-sums are differentiable in z and the centers; slopes
+    are their derivatives by the scale, 0 if it is not learned.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         z_BD: Tensor,
-        weight_KD: Tensor,
+        centers_KD: Tensor,
         labels_BL: Tensor,
         weights_BL: Tensor | None,
         drawn_S: Tensor,
-        job: "_Job",
+        own_loss: "_OwnLoss",
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        shard, config, world = job.shard, job.config, job.world
+        shard, config, world = own_loss.shard, own_loss.config, own_loss.world
         local_BL = labels_BL - shard.start
         owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
-        cosine_BL = _positive_cosines(z_BD, weight_KD, local_BL, owned_BL)
+        cosine_BL = _positive_cosines(z_BD, centers_KD, local_BL, owned_BL)
         lowered_BL, slope_BL = _lower_cosines(cosine_BL, config)
         logit_BL = config.scale * lowered_BL
         if weights_BL is not None:
@@ -374,10 +378,10 @@ class _LogSums(torch.autograd.Function):
         slots_BL = own_slots(drawn_S, labels_BL)
         negative_max = z_BD.new_full((z_BD.shape[0],), -torch.inf)
         negative_sum, negative_tilt, count_B, total_B = z_BD.new_zeros((4, z_BD.shape[0]))
-        chunk = _chunk(z_BD)
+        chunk = _choose_chunk(z_BD)
         for start in range(0, len(drawn_S), chunk):
             piece = slice(start, start + chunk)
-            center_CD = normalize(weight_KD[drawn_S[piece] - shard.start].to(z_BD.dtype), dim=1)
+            center_CD = normalize(centers_KD[drawn_S[piece] - shard.start].to(z_BD.dtype), dim=1)
             cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, slots_BL - start, config)
             total_B += cosine_BC.masked_fill(absent_BC, 0.0).sum(dim=1)
             count_B += cosine_BC.shape[1] - absent_BC.sum(dim=1)
@@ -387,18 +391,18 @@ class _LogSums(torch.autograd.Function):
             logit_BC = logits.masked_fill_(absent_BC, -torch.inf)
             new_max = torch.maximum(negative_max, logit_BC.amax(dim=1))
             safe_max = _zero_if_empty(new_max)
-            rescale = torch.exp(_minus(negative_max, safe_max))
-            share_BC = logit_BC.sub_(safe_max[:, None]).exp_()
+            rescale = torch.exp(_subtract(negative_max, safe_max))
+            exponential_BC = logit_BC.sub_(safe_max[:, None]).exp_()
             negative_sum = negative_sum * rescale
-            negative_sum += share_BC.sum(dim=1)
+            negative_sum += exponential_BC.sum(dim=1)
             if config.learn_scale:
-                negative_tilt = negative_tilt * rescale + (share_BC * cosine_BC).sum(dim=1)
+                negative_tilt = negative_tilt * rescale + (exponential_BC * cosine_BC).sum(dim=1)
             negative_max = new_max
         # There are two all-reduces: the maxima, then the sums rescaled to them with the meters'
         # facts.
         maxima = torch.stack([positive_max, negative_max])
         reduced_max = world.max(maxima)
-        rescale = torch.exp(_minus(maxima, _zero_if_empty(reduced_max)))
+        rescale = torch.exp(_subtract(maxima, _zero_if_empty(reduced_max)))
         facts = torch.stack(
             [
                 owned_BL.sum(dim=1).to(z_BD.dtype),
@@ -418,7 +422,7 @@ class _LogSums(torch.autograd.Function):
             slopes = torch.where(sums[:2] > 0, sums[6:] / sums[:2], slopes)
         ctx.save_for_backward(
             z_BD,
-            weight_KD,
+            centers_KD,
             labels_BL,
             drawn_S,
             logit_BL,
@@ -427,66 +431,66 @@ class _LogSums(torch.autograd.Function):
             lse_negative,
             slots_BL,
         )
-        ctx.job, ctx.chunk = job, chunk
+        ctx.own_loss, ctx.chunk = own_loss, chunk
         ctx.mark_non_differentiable(facts_B4, slopes)
         return lse_positive, lse_negative, facts_B4, slopes
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         *_, logit_BL, slope_BL, lse_positive, lse_negative, _ = ctx.saved_tensors
-        d_positive, d_negative, scale = gradients[0], gradients[1], ctx.job.config.scale
+        d_positive, d_negative, scale = gradients[0], gradients[1], ctx.own_loss.config.scale
         # dLSEn/ds_j = softmax(s)_j and ds_j/dcos = scale (method.md 2.8).
         factor_B1 = (d_negative * scale)[:, None]
         shift_B1 = _zero_if_empty(lse_negative)[:, None]
         # dLSEp/ds_i = -softmax(-s)_i, times the slope of the margin.
-        weight_BL = torch.exp(-logit_BL - _zero_if_empty(lse_positive)[:, None]) * slope_BL
-        share_BL = -d_positive[:, None] * weight_BL
+        sloped_softmax_BL = torch.exp(-logit_BL - _zero_if_empty(lse_positive)[:, None]) * slope_BL
+        d_cosine_BL = -d_positive[:, None] * sloped_softmax_BL
         # Not under an autocast of the caller.
-        with torch.autocast(share_BL.device.type, enabled=False):
-            gradients_of_rows = _of_rows(ctx, share_BL, factor_B1, shift_B1)
-        return (*gradients_of_rows, None, None, None, None)
+        with torch.autocast(d_cosine_BL.device.type, enabled=False):
+            gradients_of_inputs = _differentiate_rows(ctx, d_cosine_BL, factor_B1, shift_B1)
+        return (*gradients_of_inputs, None, None, None, None)
 
 
-def _of_rows(
-    ctx: Any, share_BL: Tensor, factor_B1: Tensor, shift_B1: Tensor
+def _differentiate_rows(
+    ctx: Any, d_cosine_BL: Tensor, factor_B1: Tensor, shift_B1: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns the gradients of z and weight.
+    """Returns the gradients of z and of the centers.
 
-    share_BL: the derivatives of the loss by the cosines of the positives. Those by the cosines of
-    negatives are factor exp(scale cosine - shift).
+    d_cosine_BL: the derivatives of the loss by the cosines of the positives. Those by the cosines
+    of negatives are factor exp(scale cosine - shift).
     """
-    z_BD, weight_KD, labels_BL, drawn_S, *_, slots_BL = ctx.saved_tensors
-    shard, config = ctx.job.shard, ctx.job.config
+    z_BD, centers_KD, labels_BL, drawn_S, *_, slots_BL = ctx.saved_tensors
+    shard, config = ctx.own_loss.shard, ctx.own_loss.config
     local_BL = labels_BL - shard.start
     owned_BL = (labels_BL >= shard.start) & (labels_BL < shard.stop)
-    share_BL = torch.where(owned_BL, share_BL, torch.zeros_like(share_BL))
+    d_cosine_BL = torch.where(owned_BL, d_cosine_BL, torch.zeros_like(d_cosine_BL))
     active_A = _list_touched(drawn_S - shard.start, local_BL, owned_BL, len(shard))
-    center_AD = torch.zeros((len(active_A), z_BD.shape[1]), dtype=z_BD.dtype, device=z_BD.device)
+    d_center_AD = torch.zeros((len(active_A), z_BD.shape[1]), dtype=z_BD.dtype, device=z_BD.device)
     dz_BD = torch.zeros_like(z_BD)
     for start in range(0, len(drawn_S), ctx.chunk):
         local_C = drawn_S[start : start + ctx.chunk] - shard.start
-        center_CD = normalize(weight_KD[local_C].to(z_BD.dtype), dim=1)
+        center_CD = normalize(centers_KD[local_C].to(z_BD.dtype), dim=1)
         cosine_BC, absent_BC = _negative_cosines(z_BD, center_CD, slots_BL - start, config)
-        share_BC = cosine_BC.mul_(config.scale).sub_(shift_B1).exp_()
-        share_BC = share_BC.masked_fill_(absent_BC, 0.0).mul_(factor_B1)
-        add_product(dz_BD, share_BC, center_CD, config.products)
+        d_cosine_BC = cosine_BC.mul_(config.scale).sub_(shift_B1).exp_()
+        d_cosine_BC = d_cosine_BC.masked_fill_(absent_BC, 0.0).mul_(factor_B1)
+        add_product(dz_BD, d_cosine_BC, center_CD, config.products)
         slots = torch.searchsorted(active_A, local_C)
-        center_AD[slots] += product(share_BC.T, z_BD, config.products)
+        d_center_AD[slots] += product(d_cosine_BC.T, z_BD, config.products)
     for column in range(labels_BL.shape[1] if len(active_A) else 0):
         local_B, owned_B = local_BL[:, column], owned_BL[:, column]
-        share_B1 = share_BL[:, column, None]
-        dz_BD += share_B1 * _positive_centers(weight_KD, local_B, owned_B, z_BD.dtype)
+        d_cosine_B1 = d_cosine_BL[:, column, None]
+        dz_BD += d_cosine_B1 * _positive_centers(centers_KD, local_B, owned_B, z_BD.dtype)
         slots = torch.searchsorted(active_A, torch.where(owned_B, local_B, active_A[0]))
-        center_AD.index_add_(0, slots, (share_B1 * z_BD).masked_fill(~owned_B[:, None], 0.0))
-    _through_normalization(center_AD, weight_KD, active_A, ctx.chunk)
-    center_AD = center_AD.to(weight_KD.dtype)
+        d_center_AD.index_add_(0, slots, (d_cosine_B1 * z_BD).masked_fill(~owned_B[:, None], 0.0))
+    _differentiate_normalization(d_center_AD, centers_KD, active_A, ctx.chunk)
+    d_center_AD = d_center_AD.to(centers_KD.dtype)
     if config.center_update == "sparse":
-        d_weight = sparse_rows(active_A, center_AD, weight_KD.shape)
+        d_centers = sparse_rows(active_A, d_center_AD, centers_KD.shape)
     else:
-        d_weight = torch.zeros_like(weight_KD).index_add_(0, active_A, center_AD)
+        d_centers = torch.zeros_like(centers_KD).index_add_(0, active_A, d_center_AD)
     # This process computed the part of dL/dz that its classes give, for all samples. The gather's
     # backward adds the parts up. DDP then divides by the number of processes, which is undone here.
-    return dz_BD * ctx.job.world.size, d_weight
+    return dz_BD * ctx.own_loss.world.size, d_centers
 
 
 def _list_touched(drawn_S: Tensor, local_BL: Tensor, owned_BL: Tensor, num_own: int) -> Tensor:
@@ -507,7 +511,7 @@ def _list_touched(drawn_S: Tensor, local_BL: Tensor, owned_BL: Tensor, num_own: 
 _log_sums: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]] = _LogSums.apply
 
 
-def _chunk(z_BD: Tensor) -> int:
+def _choose_chunk(z_BD: Tensor) -> int:
     """Returns how many drawn classes are taken at once."""
     num_rows, dimension = z_BD.shape
     if z_BD.is_cuda:  # neither their logits nor their centers are more entries than this
@@ -516,26 +520,26 @@ def _chunk(z_BD: Tensor) -> int:
 
 
 def _positive_cosines(
-    z_BD: Tensor, weight_KD: Tensor, local_BL: Tensor, owned_BL: Tensor
+    z_BD: Tensor, centers_KD: Tensor, local_BL: Tensor, owned_BL: Tensor
 ) -> Tensor:
     # One column at a time takes [B, D] in memory instead of [B, L, D].
     columns = [
-        (z_BD * _positive_centers(weight_KD, local_B, owned_B, z_BD.dtype)).sum(dim=1)
+        (z_BD * _positive_centers(centers_KD, local_B, owned_B, z_BD.dtype)).sum(dim=1)
         for local_B, owned_B in zip(local_BL.unbind(1), owned_BL.unbind(1), strict=True)
     ]
     return torch.stack(columns, dim=1) if columns else z_BD.new_zeros(local_BL.shape)
 
 
 def _positive_centers(
-    weight_KD: Tensor, local_B: Tensor, owned_B: Tensor, dtype: torch.dtype
+    centers_KD: Tensor, local_B: Tensor, owned_B: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """Returns the unit center of each sample's label, [B, D], and 0 where another process owns it.
 
     Nothing depends on how many are owned, so the host need not know.
     """
-    if len(weight_KD) == 0:
-        return weight_KD.new_zeros((len(local_B), weight_KD.shape[1]), dtype=dtype)
-    centers_BD = normalize(weight_KD[torch.where(owned_B, local_B, 0)].to(dtype), dim=1)
+    if len(centers_KD) == 0:
+        return centers_KD.new_zeros((len(local_B), centers_KD.shape[1]), dtype=dtype)
+    centers_BD = normalize(centers_KD[torch.where(owned_B, local_B, 0)].to(dtype), dim=1)
     return centers_BD.masked_fill(~owned_B[:, None], 0.0)
 
 
@@ -569,13 +573,13 @@ def _negative_cosines(
     return cosine_BC, absent_BC
 
 
-def _through_normalization(
-    gradient_AD: Tensor, weight_KD: Tensor, rows_A: Tensor, chunk: int
+def _differentiate_normalization(
+    gradient_AD: Tensor, centers_KD: Tensor, rows_A: Tensor, chunk: int
 ) -> None:
     """Turns d/d(W/|W|) into d/dW in place: (g - u <u, g>) / |W|."""
     for start in range(0, len(rows_A), chunk):
         piece = slice(start, start + chunk)
-        raw = weight_KD[rows_A[piece]].to(gradient_AD.dtype)
+        raw = centers_KD[rows_A[piece]].to(gradient_AD.dtype)
         # the epsilon of torch.nn.functional.normalize
         norm = raw.norm(dim=1, keepdim=True).clamp_min(1e-12)
         unit = raw / norm
@@ -596,6 +600,6 @@ def _zero_if_empty(maxima: Tensor) -> Tensor:
     return torch.where(maxima == -torch.inf, torch.zeros_like(maxima), maxima)
 
 
-def _minus(old: Tensor, new: Tensor) -> Tensor:
+def _subtract(old: Tensor, new: Tensor) -> Tensor:
     """Returns old - new, where old may be -inf."""
     return torch.where(old == -torch.inf, old, old - new)

@@ -28,7 +28,7 @@ from mlcd.collections.milvus.known_facts import KnownFacts
 from mlcd.collections.milvus.schemas import ITEMS, PinnedCollection
 from mlcd.collections.milvus.versioned_items import VersionedItems
 from mlcd.collections.port import Description, Promises
-from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, chosen_effort
+from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, choose_effort
 from mlcd.collections.search_checks import check_queries
 from mlcd.collections.searcher import SearchAnswer
 from mlcd.collections.waiting_changes import WaitingChanges
@@ -214,7 +214,7 @@ class MilvusCollection(RemoteCollection):
         effort = audit.effort
         if effort is None and matching > MOST_ITEMS:
             effort = self._graph.efforts[-1]
-        return chosen_effort(
+        return choose_effort(
             effort,
             num_answers,
             matching,

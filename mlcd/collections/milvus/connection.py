@@ -232,7 +232,7 @@ class MilvusConnection:
         state = self._ask(lambda client: str(client.get_compaction_state(job, **_OPTIONS)))
         return state == "Completed"
 
-    def unindexed_rows(self, name: str) -> int:
+    def count_unindexed_rows(self, name: str) -> int:
         """Returns how many rows of ended segments are not indexed yet, just merged ones too."""
         facts = self._ask(lambda client: client.describe_index(name, "vector", **_OPTIONS)) or {}
         unindexed = int(facts.get("total_rows", 0)) - int(facts.get("indexed_rows", 0))

@@ -61,7 +61,7 @@ def audit(
 def finish_index(connection: MilvusConnection, name: str, advance: Callable[[int], None]) -> None:
     """Waits until all rows are in an index, as far as Milvus indexes segments of their size."""
     connection.flush(name)
-    _wait(lambda: connection.unindexed_rows(name) == 0, advance)
+    _wait(lambda: connection.count_unindexed_rows(name) == 0, advance)
 
 
 def _merge(connection: MilvusConnection, name: str, advance: Callable[[int], None]) -> None:
@@ -71,7 +71,7 @@ def _merge(connection: MilvusConnection, name: str, advance: Callable[[int], Non
     """
     job = connection.merge(name)
     _wait(lambda: connection.is_merged(job), advance)
-    _wait(lambda: connection.unindexed_rows(name) == 0, advance)
+    _wait(lambda: connection.count_unindexed_rows(name) == 0, advance)
 
 
 def _wait(done: Callable[[], bool], advance: Callable[[int], None]) -> None:

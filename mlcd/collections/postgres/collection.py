@@ -26,7 +26,7 @@ from mlcd.collections.postgres.items_table import ItemsTable, WrittenBatch
 from mlcd.collections.postgres.pinned_facts import Facts, read_facts
 from mlcd.collections.postgres.reused_connections import Connection
 from mlcd.collections.postgres.sql_filters import Where, where
-from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, chosen_effort
+from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, choose_effort
 from mlcd.collections.search_checks import check_queries
 from mlcd.collections.searcher import SearchAnswer, Searcher
 from mlcd.images.thumbnail import Thumbnail
@@ -152,7 +152,7 @@ class PostgresCollection(RemoteCollection):
             effort = (
                 None
                 if exact
-                else chosen_effort(
+                else choose_effort(
                     facts.effort,
                     num_answers,
                     matching,

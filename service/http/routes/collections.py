@@ -230,7 +230,7 @@ async def open_arrived(name: str, request: Request, resources: Resources) -> Non
 
 async def open_all_arrived(store: CollectionsPort, request: Request, resources: Resources) -> None:
     """Opens all collections that are not open, and skips those that cannot be opened."""
-    if await _within(request, resources.compute, store.arrived):
+    if await _within(request, resources.compute, store.find_arrivals):
         await _within(request, resources.opening, store.open_all_arrived)
 
 

@@ -109,8 +109,8 @@ def test_items_come_back_as_they_were_given(collection, opened, place, vectors):
 
 def test_an_item_that_cannot_be_held_keeps_all_others_of_its_call_out(collection, vectors):
     for bad, said in (
-        (Item("bad", np.zeros(DIMENSION)), "no direction"),
-        (Item("bad", np.full(DIMENSION, np.nan)), "no direction"),
+        (Item("bad", np.zeros(DIMENSION)), "needs a direction"),
+        (Item("bad", np.full(DIMENSION, np.nan)), "needs a direction"),
         (Item("bad", np.ones(DIMENSION + 1)), "shape"),
         (Item("", vectors[1]), "no id"),
         (Item("nul\0", vectors[1]), "cannot be used"),

@@ -41,12 +41,12 @@ def test_one_that_arrives_is_opened_by_name_and_with_all(store, arrive):
     assert store.find("a") is None
     for name in ("a", "b", "c"):
         arrive(name)
-    assert store.arrived() == ["a", "b", "c"]
+    assert store.find_arrivals() == ["a", "b", "c"]
     store.open_arrived("a")
     assert len(store.get("a")) == 1
-    assert (store.arrived(), store.names()) == (["b", "c"], ["a"])
+    assert (store.find_arrivals(), store.names()) == (["b", "c"], ["a"])
     store.open_all_arrived()
-    assert (store.arrived(), store.names()) == ([], ["a", "b", "c"])
+    assert (store.find_arrivals(), store.names()) == ([], ["a", "b", "c"])
     store.get("b").add([Item("b", np.array([0.0, 1, 0]))])
 
 
@@ -68,7 +68,7 @@ def test_what_is_no_name_of_a_collection_is_never_looked_at(store, arrive, tmp_p
         store.open_arrived(name)
     for name in ("a.partial", ".hidden", "é"):
         arrive(name)
-    assert store.arrived() == []
+    assert store.find_arrivals() == []
 
 
 def test_ten_that_ask_at_once_open_it_once(store, arrive, monkeypatch):

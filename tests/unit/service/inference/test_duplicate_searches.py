@@ -18,7 +18,7 @@ class State:
         self.rows = unit_rows(np.random.default_rng(0).standard_normal((num, 4)))
         self.rows[1] = self.rows[0]
 
-    def listed(self):
+    def list_rows(self):
         return [f"i{row}" for row in range(len(self.rows))], self.rows.__getitem__
 
 
