@@ -106,9 +106,9 @@ class Exploration:
             self.board.begin("cluster")
         self._wanted.set()
 
-    def skipped(self, most: int) -> list[tuple[SampleKey, SeenPicture]]:
+    def list_skipped(self, most: int) -> list[tuple[SampleKey, SeenPicture]]:
         """Returns the first files that cannot be used."""
-        return self._pictures.skipped()[:most]
+        return self._pictures.list_skipped()[:most]
 
     def read(self, key: SampleKey) -> bytes:
         """Returns the file of a picture. Raises NotFound, ImageRejected where it cannot be read."""
@@ -117,17 +117,17 @@ class Exploration:
             index = entries.find(pa.chunked_array([pa.array([key], pa.large_string())]))[0]
             if index >= 0:
                 return self._source.read(entries[int(index)])
-        raise NotFound("there is no such picture")
+        raise NotFound("the picture does not exist")
 
     def commands(self) -> list[str]:
         """Returns the commands that make the same, one by one."""
         place, state, model = self.place, self.state, self._facts.model
         embeddings, centers = str(state.embeddings), str(state.centers)
         collection = str(state.path / "collections" / COLLECTION)
-        wanted = str(self.board.now.clusters or self._facts.clusters or "K")
+        num_clusters = str(self.board.now.clusters or self._facts.clusters or "K")
         commands = [
             ["embed", place, embeddings, "--model", model],
-            ["cluster", embeddings, centers, "--clusters", wanted, "--hold-out", "0"],
+            ["cluster", embeddings, centers, "--clusters", num_clusters, "--hold-out", "0"],
             ["name", centers, "--words", _WORDS, "--model", model],
             ["label", embeddings, str(state.labels), "--centers", centers],
             ["index", embeddings, collection],
@@ -139,16 +139,16 @@ class Exploration:
 
     def _run(self) -> None:
         try:
-            self._guarded(self._make)
+            self._show_failure_of(self._make)
             while True:
                 self._wanted.wait()
                 self._wanted.clear()
                 self._steps.check()
-                self._guarded(self._make_again)
+                self._show_failure_of(self._make_again)
         except ExplorationStopped:
             pass
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _show_failure_of(self, work: Callable[[], None]) -> None:
         """Does work; an error is shown in the page, and what was made is served."""
         try:
             work()
@@ -201,7 +201,7 @@ class Exploration:
         if changed:
             self._facts = self.state.update(self._facts, changed=self._facts.changed + changed)
         if not len(parts.collection):
-            key, picture = self._pictures.skipped()[0]
+            key, picture = self._pictures.list_skipped()[0]
             raise InvalidInput(
                 f"none of the {len(source.entries)} files in {self.place} can be used",
                 remedy=f"the first: {key}: {picture.detail}",
@@ -234,7 +234,7 @@ class Exploration:
             },
             errors=[
                 {"key": key, "reason": str(picture.reason), "detail": str(picture.detail)}
-                for key, picture in pictures.skipped()
+                for key, picture in pictures.list_skipped()
             ],
         )
         numbers = self._numbers_of_clusters()

@@ -49,15 +49,15 @@ class PictureIntake:
         entries = self.source.entries
         keys = list(entries.keys())
         stamps = dict(zip(keys, stamps_of(self.source, entries), strict=True))
-        held = {item.id for block in self.collection.items() for item in block}
-        gone = [key for key in {*held, *self.pictures.by_key} if key not in stamps]
-        self._delete([key for key in gone if key in held])
-        self.pictures.forget(gone)
-        self._show_newest([key for key in keys if key in held][-_NEWEST:])
-        new = [at for at, key in enumerate(keys) if self._is_new(key, stamps[key], held)]
+        held_keys = {item.id for block in self.collection.items() for item in block}
+        lost_keys = [key for key in {*held_keys, *self.pictures.by_key} if key not in stamps]
+        self._delete([key for key in lost_keys if key in held_keys])
+        self.pictures.forget(lost_keys)
+        self._show_newest([key for key in keys if key in held_keys][-_NEWEST:])
+        new = [at for at, key in enumerate(keys) if self._is_new(key, stamps[key], held_keys)]
         self.board.begin("embed", len(new))
         self._show()
-        selected = entries.select(_mixed(np.array(new, np.int64)))
+        selected = entries.select(_shuffle(np.array(new, np.int64)))
         done = 0
         with self.source.ahead(selected):
             for block in _blocks(selected):
@@ -65,12 +65,14 @@ class PictureIntake:
                 done += len(block)
                 self.board.advance(done)
                 self._show()
-        return len(gone) + len(new)
+        return len(lost_keys) + len(new)
 
-    def _is_new(self, key: SampleKey, stamp: FileStamp, held: set[str]) -> bool:
-        known = self.pictures.by_key.get(key)
+    def _is_new(self, key: SampleKey, stamp: FileStamp, held_keys: set[str]) -> bool:
+        picture = self.pictures.by_key.get(key)
         # one that was looked at and is not held was deleted by a person, unless all are gone
-        return known is None or known.stamp != stamp or (known.reason is None and not held)
+        if picture is None or picture.stamp != stamp:
+            return True
+        return picture.reason is None and not held_keys
 
     def _take(self, entries: Entries, stamps: dict[SampleKey, FileStamp]) -> None:
         """Embeds some pictures and adds them to the collection; then they are durable."""
@@ -120,7 +122,7 @@ class PictureIntake:
             self.collection.delete_all(keys)
 
     def _show(self) -> None:
-        skipped = len(self.pictures.skipped())
+        skipped = len(self.pictures.list_skipped())
         self.board.show(pictures=len(self.collection), skipped=skipped)
 
 
@@ -129,7 +131,7 @@ def _positions(entries: Entries, chosen: list[Entry]) -> np.ndarray[tuple[int], 
     return entries.find(keys).astype(np.int64)
 
 
-def _mixed(
+def _shuffle(
     indices: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Returns the indices in an order in which the first ones are a fair sample of all."""

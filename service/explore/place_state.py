@@ -87,11 +87,11 @@ class PlaceState:
 
         Raises Conflict where the folder is that of other pictures or of another model.
         """
-        wanted = PlaceFacts(absolute(place), model)
+        new_facts = PlaceFacts(absolute(place), model)
         if (facts := self.read()) is None:
-            self.write(wanted)
-            return wanted
-        if (facts.place, facts.model) != (wanted.place, wanted.model):
+            self.write(new_facts)
+            return new_facts
+        if (facts.place, facts.model) != (new_facts.place, new_facts.model):
             raise Conflict(
                 f"{self.path} holds the exploration of {facts.place} by {facts.model}",
                 remedy="give another --state",
@@ -101,8 +101,8 @@ class PlaceState:
     def read(self) -> PlaceFacts | None:
         """Returns the facts; None where nothing was explored. Raises ArtifactInvalid."""
         try:
-            stated: dict[str, Any] = json.loads((self.path / _FACTS).read_text(encoding="utf-8"))
-            return PlaceFacts(**stated)
+            fields: dict[str, Any] = json.loads((self.path / _FACTS).read_text(encoding="utf-8"))
+            return PlaceFacts(**fields)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
@@ -126,12 +126,12 @@ class PlaceState:
 
     def remove_clustering(self) -> None:
         """Removes the artifacts of the last clustering, finished or not; the collection stays."""
-        for path in (self.labels, self.centers, self.embeddings):
-            for each in (path, path.with_name(f"{path.name}.partial")):
-                shutil.rmtree(each, ignore_errors=True)
+        for artifact in (self.labels, self.centers, self.embeddings):
+            for path in (artifact, artifact.with_name(f"{artifact.name}.partial")):
+                shutil.rmtree(path, ignore_errors=True)
 
     @contextmanager
-    def locked(self) -> Iterator["PlaceLock"]:
+    def lock(self) -> Iterator["PlaceLock"]:
         """Holds the exploration for this process. Raises AlreadyOpen where another one has it."""
         with translate_os_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -177,17 +177,17 @@ def states_folder() -> Path:
     return user_cache_path("mlcd") / "explore"
 
 
-def all_states() -> list[tuple[PlaceState, PlaceFacts]]:
+def list_states() -> list[tuple[PlaceState, PlaceFacts]]:
     """Returns every exploration in the user's cache, without damaged ones."""
-    found = []
+    states = []
     for path in sorted(states_folder().glob(f"*/{_FACTS}")):
         state = PlaceState(path.parent)
         try:
             if (facts := state.read()) is not None:
-                found.append((state, facts))
+                states.append((state, facts))
         except ArtifactInvalid:
             continue
-    return found
+    return states
 
 
 def forget(place: str, folder: Path | None = None) -> list[Path]:
@@ -195,17 +195,15 @@ def forget(place: str, folder: Path | None = None) -> list[Path]:
 
     Raises NotFound where there is none, AlreadyOpen where one is open.
     """
-    wanted = absolute(place)
+    place = absolute(place)
     if folder is not None:
         facts = PlaceState(folder).read()
-        states = [PlaceState(folder)] if facts is not None and facts.place == wanted else []
+        states = [PlaceState(folder)] if facts is not None and facts.place == place else []
     else:
-        states = [state for state, facts in all_states() if facts.place == wanted]
+        states = [state for state, facts in list_states() if facts.place == place]
     if not states:
-        raise NotFound(
-            f"nothing of {wanted} is kept", remedy="mlcd explore --list shows the places"
-        )
+        raise NotFound(f"{place} was never explored", remedy="mlcd explore --list shows the places")
     for state in states:
-        with state.locked():
+        with state.lock():
             shutil.rmtree(state.path)
     return [state.path for state in states]

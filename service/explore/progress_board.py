@@ -50,12 +50,12 @@ class ProgressBoard:
     def advance(self, done: int) -> None:
         """Reports that so many of the present stage are done."""
         with self._changing:
-            self._now = replace(self._now, done=done, seconds_left=self._left(done))
+            self._now = replace(self._now, done=done, seconds_left=self._estimate_left(done))
 
     def show(self, **facts: object) -> None:
         with self._changing:
             self._now = replace(self._now, **facts)  # type: ignore[arg-type]
 
-    def _left(self, done: int) -> float | None:
+    def _estimate_left(self, done: int) -> float | None:
         total, spent_s = self._now.total, time.monotonic() - self._began_s
         return None if not done or total is None else spent_s / done * (total - done)

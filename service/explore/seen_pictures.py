@@ -48,12 +48,12 @@ class SeenPictures:
                     self._apply(json.loads(line))
         self._rewrite()
 
-    def _apply(self, stated: dict[str, object]) -> None:
-        key, stamp = str(stated.pop("key")), stated.pop("stamp", None)
+    def _apply(self, fields: dict[str, object]) -> None:
+        key, stamp = str(fields.pop("key")), fields.pop("stamp", None)
         if stamp is None:
             self.by_key.pop(key, None)
         else:
-            self.by_key[key] = SeenPicture(FileStamp(**stamp), **stated)  # type: ignore[arg-type]
+            self.by_key[key] = SeenPicture(FileStamp(**stamp), **fields)  # type: ignore[arg-type]
 
     def _rewrite(self) -> None:
         with replacing(self._path) as temporary, temporary.open("w", encoding="utf-8") as file:
@@ -64,12 +64,14 @@ class SeenPictures:
         self._append(_line(key, picture) for key, picture in pictures.items())
 
     def forget(self, keys: Iterable[SampleKey]) -> None:
-        gone = [key for key in keys if self.by_key.pop(key, None) is not None]
-        self._append(json.dumps({"key": key}) + "\n" for key in gone)
+        forgotten = [key for key in keys if self.by_key.pop(key, None) is not None]
+        self._append(json.dumps({"key": key}) + "\n" for key in forgotten)
 
-    def skipped(self) -> list[tuple[SampleKey, SeenPicture]]:
+    def list_skipped(self) -> list[tuple[SampleKey, SeenPicture]]:
         """Returns the pictures that cannot be used."""
-        return [each for each in self.by_key.items() if each[1].reason is not None]
+        return [
+            (key, picture) for key, picture in self.by_key.items() if picture.reason is not None
+        ]
 
     def _append(self, lines: Iterable[str]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
@@ -83,12 +85,12 @@ def stamps_of(source: Source, entries: Entries) -> list[FileStamp]:
     for entry in entries:
         path = next(iter(source.files_of([entry])), "")
         if path not in times:
-            times[path] = _modified_ns(path)
+            times[path] = _read_modified_ns(path)
         stamps.append(FileStamp(entry.size_bytes, times[path]))
     return stamps
 
 
-def _modified_ns(path: str) -> int | None:
+def _read_modified_ns(path: str) -> int | None:
     try:
         return Path(path).stat().st_mtime_ns
     except (OSError, ValueError):

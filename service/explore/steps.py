@@ -69,9 +69,9 @@ class ExplorationSteps:
         assert process.stdout is not None
         assert process.stderr is not None
         with process:
-            said: list[str] = []
+            error_lines: list[str] = []
             # both pipes are read, or the command would wait for the one that is full
-            reading = threading.Thread(target=lambda: said.extend(process.stderr or ()))
+            reading = threading.Thread(target=lambda: error_lines.extend(process.stderr or ()))
             reading.start()
             for line in process.stdout:
                 result = json.loads(line)
@@ -82,7 +82,11 @@ class ExplorationSteps:
             self._process = None
         self.check()
         if status != 0:
-            last = said[-1].strip().removeprefix("mlcd: ") if said else f"exit status {status}"
+            last = (
+                error_lines[-1].strip().removeprefix("mlcd: ")
+                if error_lines
+                else f"exit status {status}"
+            )
             raise StepFailed(f"`mlcd {arguments[0]}`: {last}")
         return result
 

@@ -18,7 +18,7 @@ from mlcd.errors import MlcdError, NotFound
 from mlcd.export.starter.artifact import STARTER
 from mlcd.locations import is_url
 from mlcd.progress import count_of
-from service.explore.place_state import AlreadyOpen, PlaceState, absolute, all_states, forget
+from service.explore.place_state import AlreadyOpen, PlaceState, absolute, forget, list_states
 from service.explore.progress_board import ExplorationProgress
 from service.host.allocator import pause_collector
 from service.host.signals import end_while_it_starts
@@ -95,7 +95,7 @@ def explore(
         click.echo("mlcd: starting", err=True)
     state = PlaceState.of(photos, model, state_dir)
     try:
-        with state.locked() as lock:
+        with state.lock() as lock:
             options: dict[str, object] = {
                 "model": model,
                 "state_dir": str(state.path),
@@ -244,7 +244,7 @@ def check_place(photos: str) -> None:
 
 
 def _list_states() -> None:
-    states = all_states()
+    states = list_states()
     if not states:
         click.echo("nothing is kept yet: mlcd explore PHOTOS")
     for state, facts in states:

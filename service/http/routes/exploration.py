@@ -71,7 +71,7 @@ async def list_skipped(
     exploration = _exploration(request)
     files = [
         SkippedFile(key=key, reason=picture.reason or "", detail=picture.detail or "")
-        for key, picture in exploration.skipped(limit)
+        for key, picture in exploration.list_skipped(limit)
     ]
     return SkippedFiles(total=exploration.board.now.skipped, files=files)
 

@@ -18,5 +18,5 @@ def test_the_latest_line_holds_and_a_line_cut_short_is_ignored(tmp_path):
         file.write('{"key": "c.jpg", "stamp": {"size_by')
     again = SeenPictures(path)
     assert again.by_key == {"a.jpg": first, "b/ü.jpg": second}
-    assert again.skipped() == [("b/ü.jpg", second)]
+    assert again.list_skipped() == [("b/ü.jpg", second)]
     assert len(path.read_text(encoding="utf-8").splitlines()) == 2  # only what holds is kept
