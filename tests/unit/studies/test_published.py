@@ -14,7 +14,7 @@ from studies.losses.verdict.all_rows import AllRows
 
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "explanation"
 TABLES = "01f8e3704eb3d3b4dabe68f90666aacb9fc5630d067516cba28fcb51d88b75f3"
-"""Of all tables, most of which no page shows; a change of it is a change of the study's answer."""
+"""The SHA-256 of all tables, most of which no page shows; another one is another answer."""
 
 
 @pytest.fixture(scope="module")
