@@ -5,7 +5,7 @@ import pytest
 from studies.losses.stopwatch import Stopwatch
 
 
-def test_time_adds_up_over_processes_that_are_told_to_stop(tmp_path):
+def test_time_adds_up_over_processes_that_are_handle_signal(tmp_path):
     path = tmp_path / "training.json"
     with pytest.raises(KeyboardInterrupt), Stopwatch(path):
         time.sleep(0.05)

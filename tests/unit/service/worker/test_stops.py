@@ -139,7 +139,7 @@ def test_an_idle_worker_says_once_that_jobs_wait_for_others(
             target=lambda: (
                 until(lambda: caplog.records),
                 time.sleep(0.3),
-                worker._told_to_stop(0, None),
+                worker._handle_signal(0, None),
             )
         )
         ending.start()
