@@ -33,7 +33,7 @@ def started_again(monkeypatch, tmp_path, start):
     async def scenario():
         with socket.socket() as listener:
             made = Supervisor(Settings(model="fake"), (None, None), listener, announce=print)
-            return await made._started_again(1, tmp_path, 0.0)
+            return await made._restart(1, tmp_path, 0.0)
 
     monkeypatch.setattr(Child, "start", start)
     return asyncio.run(scenario())

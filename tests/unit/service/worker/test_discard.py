@@ -58,7 +58,7 @@ def test_it_is_told_why_it_stays_and_it_goes_when_it_can(queue, job, tmp_path, c
             seen.append(queue.get(job))
         while queue.get(job).stage is not None:
             time.sleep(0.01)
-        worker._told_to_stop(0, None)
+        worker._handle_signal(0, None)
 
     with working(queue, tmp_path) as worker:
         leaving = threading.Thread(target=leave_after_many_failures, args=(worker,))

@@ -171,7 +171,7 @@ def test_a_job_that_was_left_is_cleared_away_and_begun_anew_by_any_worker(
     beginning.start()
     with working(queue, tmp_path, shard_images=5) as worker:
         ending = threading.Thread(
-            target=lambda: (until(lambda: ended(queue, job)), worker._told_to_stop(0, None))
+            target=lambda: (until(lambda: ended(queue, job)), worker._handle_signal(0, None))
         )
         ending.start()
         worker.run(drain=False)

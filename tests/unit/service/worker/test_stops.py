@@ -139,7 +139,7 @@ def test_an_idle_worker_says_once_that_jobs_wait_for_others(
             target=lambda: (
                 until(lambda: caplog.records),
                 time.sleep(0.3),
-                worker._told_to_stop(0, None),
+                worker._handle_signal(0, None),
             )
         )
         ending.start()
@@ -215,16 +215,16 @@ def test_an_output_that_was_finished_before_the_cancel_stays_and_a_retry_finds_i
     """This happens if a worker is killed between the last rename and its report."""
     job = queue.submit(spec(images, tmp_path, kind=kind))[0]
     with working(queue, tmp_path) as worker:
-        complete = queue.completed
+        complete = queue.complete
 
         def canceled_in_the_moment(task, **facts):
             if task.stage == "publish":
                 queue.cancel(job.id)
             complete(task, **facts)
 
-        queue.completed = canceled_in_the_moment
+        queue.complete = canceled_in_the_moment
         worker.run(drain=True)
-    queue.completed = complete
+    queue.complete = complete
     assert (queue.get(job.id).state, queue.get(job.id).stage) == ("canceled", None)
     left = list_files(tmp_path / "out")
     assert left
