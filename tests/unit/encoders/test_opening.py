@@ -16,7 +16,7 @@ from mlcd.extras import install_command
 
 
 def without(monkeypatch, *packages):
-    installed = mlcd.encoders._installed
+    installed = mlcd.encoders._is_installed
     monkeypatch.setattr(
         mlcd.encoders, "_is_installed", lambda name: name not in packages and installed(name)
     )
