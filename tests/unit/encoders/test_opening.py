@@ -14,7 +14,7 @@ from tests.conftest import run_python
 
 
 def without(monkeypatch, *packages):
-    installed = mlcd.encoders._installed
+    installed = mlcd.encoders._is_installed
     monkeypatch.setattr(
         mlcd.encoders, "_is_installed", lambda name: name not in packages and installed(name)
     )
