@@ -379,7 +379,7 @@ def test_small_or_uniform_folders_get_one_line(digits, tmp_path):
         run=run_mlcd,
     )
     refused("embed", few, few / "out", "--model", "hog", contains="inside the images")
-    refused("evaluate", "knn", tmp_path / "a" / "features", "--images", few, contains="no effect")
+    refused("evaluate", "knn", tmp_path / "a" / "features", "--images", few, contains="got embeddings")
 
 
 def test_a_cached_evaluation_is_of_the_same_images(journey, digits, tmp_path):
