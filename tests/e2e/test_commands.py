@@ -290,5 +290,10 @@ def test_small_or_uniform_folders_get_one_line(digits, tmp_path):
         refuse("demo --no-serve --features hog", *place, contains=told, run=run_mlcd)
     refuse("embed", few, few / "out", "--model", "hog", contains="inside the images")
     refuse(
-        "evaluate", "knn", tmp_path / "demo-few" / "features", "--images", few, contains="no effect"
+        "evaluate",
+        "knn",
+        tmp_path / "demo-few" / "features",
+        "--images",
+        few,
+        contains="got embeddings",
     )

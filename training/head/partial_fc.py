@@ -337,8 +337,8 @@ def _detach(number: float | Tensor) -> float:
 
 @dataclass(frozen=True)
 class _OwnLoss:
-    """What this process's part of the loss depends on: its classes, and the settings at the present
-    scale.
+    """The parameters of this process's part of the loss: its classes, and the settings at the
+    present scale.
     """
 
     shard: Shard

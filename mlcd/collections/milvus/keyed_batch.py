@@ -63,7 +63,7 @@ class KeyedBatch:
     facts: KnownFacts
     pictures: KeptPictures
     ids: Sequence[str]
-    _found: dict[str, StoredItem] = field(default_factory=dict)
+    _stored: dict[str, StoredItem] = field(default_factory=dict)
     _vectors: dict[int, Embeddings] = field(default_factory=dict)
     _ids: dict[int, str] = field(default_factory=dict)
     _removed: set[str] = field(default_factory=set)  # those with another vector, too
@@ -91,7 +91,7 @@ class KeyedBatch:
             self.connection.upsert(identity, part, ITEMS)
 
     def find(self, item_id: str) -> StoredItem | None:
-        return self._found.get(item_id)
+        return self._stored.get(item_id)
 
     def vectors(self, rows: Sequence[int], dimension: int) -> Embeddings:  # noqa: ARG002
         return np.stack([self._vectors[row] for row in rows])
@@ -109,10 +109,10 @@ class KeyedBatch:
 
     def remove(self, row: int) -> None:
         item_id = self._ids[row]
-        self._found.pop(item_id)
+        self._stored.pop(item_id)
         self._removed.add(item_id)
         self._written[item_id] = None
 
     def _hold(self, item_id: str, row: int, vector: Embeddings, metadata: str) -> None:
-        self._found[item_id] = StoredItem(row, item_id, metadata)
+        self._stored[item_id] = StoredItem(row, item_id, metadata)
         self._vectors[row], self._ids[row] = vector, item_id

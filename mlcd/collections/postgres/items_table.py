@@ -155,7 +155,7 @@ class WrittenBatch:
     revision: int
     thumbnails: Mapping[str, Thumbnail]
     fields: set[str] = field(default_factory=set)
-    _found: dict[str, StoredItem] = field(default_factory=dict)
+    _stored: dict[str, StoredItem] = field(default_factory=dict)
     _vectors: dict[int, Embeddings] = field(default_factory=dict)
     _removed: list[int] = field(default_factory=list)
     _described: list[tuple[str, str, int, int]] = field(default_factory=list)
@@ -172,11 +172,11 @@ class WrittenBatch:
             for start in range(0, len(ids), _READ_ROWS):
                 cursor.execute(query, [list(ids[start : start + _READ_ROWS])])
                 for row, item_id, metadata, vector in cursor:
-                    self._found[item_id] = StoredItem(row, item_id, metadata)
+                    self._stored[item_id] = StoredItem(row, item_id, metadata)
                     self._vectors[row] = vector.to_numpy()
 
     def find(self, item_id: str) -> StoredItem | None:
-        return self._found.get(item_id)
+        return self._stored.get(item_id)
 
     def vectors(self, rows: Sequence[int], dimension: int) -> Embeddings:  # noqa: ARG002
         return np.stack([self._vectors[row] for row in rows])

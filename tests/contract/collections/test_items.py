@@ -112,9 +112,9 @@ def test_an_item_that_cannot_be_held_keeps_all_others_of_its_call_out(collection
         (Item("bad", np.zeros(DIMENSION)), "needs a direction"),
         (Item("bad", np.full(DIMENSION, np.nan)), "needs a direction"),
         (Item("bad", np.ones(DIMENSION + 1)), "shape"),
-        (Item("", vectors[1]), "no id"),
+        (Item("", vectors[1]), "needs an id"),
         (Item("nul\0", vectors[1]), "cannot be used"),
-        (Item("good", vectors[1]), "given twice"),
+        (Item("good", vectors[1]), "given once"),
         (Item("bad", vectors[1], {"n": float("nan")}), "number"),
     ):
         with pytest.raises(InvalidInput, match=said):

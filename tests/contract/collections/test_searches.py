@@ -76,7 +76,7 @@ def test_a_search_that_makes_no_sense_is_refused_with_its_reason(filled, vectors
     for arguments, said in (
         ({"top": 0}, "top"),
         ({"top": 10_001}, "top"),
-        ({"threshold": 2}, "no cosine"),
+        ({"threshold": 2}, "must be a cosine"),
         ({"threshold": float("nan")}, "threshold"),
         ({"queries": np.ones((1, 3))}, "dimension"),
         ({"queries": np.full((1, DIMENSION), np.nan)}, "no direction"),

@@ -74,7 +74,7 @@ def test_many_copies_are_one_group():
 
 
 def test_a_similarity_that_is_no_cosine_is_refused():
-    with pytest.raises(InvalidInput, match="no cosine"):
+    with pytest.raises(InvalidInput, match="must be a cosine"):
         duplicate_groups(1, None, 1.5, meter=Counter())
 
 

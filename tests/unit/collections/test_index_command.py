@@ -140,7 +140,7 @@ def test_what_cannot_be_is_said_in_one_line(refused, embeddings, tmp_path):
     refused("exclude each other", embeddings, out, "--export", "--duplicates", "0.9")
     refused("are for building a collection", embeddings, out, "--export", "--recall", "0.9")
     refused("recall must be in", embeddings, out, "--recall", "1.5")
-    refused("no cosine", embeddings, out, "--duplicates", "7")
+    refused("must be a cosine", embeddings, out, "--duplicates", "7")
     refused("no collection at", embeddings, out, "--export")
     refused("other input or settings", embeddings, collection)
     pq.write_table(pa.table({"id": ["a"]}), tmp_path / "other.parquet")

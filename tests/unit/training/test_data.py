@@ -441,7 +441,7 @@ def test_a_mixture_of_other_centers_is_refused(config, digits, labeled, tmp_path
         subprocess.run(
             [sys.executable, "-m", "mlcd", *map(str, command)], check=True, capture_output=True
         )
-    with pytest.raises(ConfigInvalid, match="labels of different centers"):
+    with pytest.raises(ConfigInvalid, match="must have labels of the same"):
         open_dataset(
             mixture(config, (digits, labeled / "labels", 1), (digits, tmp_path / "labels", 1))
         )

@@ -73,7 +73,7 @@ def test_the_bias_starts_where_it_is_asked_to_or_where_both_sides_weigh_alike():
             "loss.learn_bias requires loss.kind=mlcd, got mlc",
         ),
         (["loss.kind=cd", "loss.bias=-1"], "loss.bias requires loss.kind=mlcd, got cd"),
-        (["loss.kind=cd", "loss.label_weights=scores"], "no effect on a single label"),
+        (["loss.kind=cd", "loss.label_weights=scores"], "requires at least 2 labels per image"),
     ],
 )
 def test_dead_options_are_refused(options, message, run_config):

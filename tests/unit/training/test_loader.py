@@ -127,7 +127,7 @@ def test_a_gpu_gets_the_same_batches_in_pinned_memory(config, monkeypatch):
         pinned.append(torch.empty(shape, dtype=dtype))
         return pinned[-1]
 
-    monkeypatch.setattr(loader_module, "_pinned", pin)
+    monkeypatch.setattr(loader_module, "_allocate_pinned", pin)
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     run, gpu = config("compute.accumulation=2", "loss.label_weights=scores"), torch.device("cuda:1")
     with Loader(open_dataset(run), run, rank=0, size=1, start_step=4, device=gpu) as loader:

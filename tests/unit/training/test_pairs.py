@@ -344,7 +344,10 @@ def test_embeddings_of_another_model_are_refused(lit, pairs, tmp_path):
         ({"data": {"cache": False}}, "data.cache=false requires"),
         ({"data": {"embeddings": "E"}}, "data.embeddings requires"),
         ({"data": {"cached_views": 2}}, "data.cached_views requires"),
-        ({"model": {"freeze": "image", "start": "M"}, "augment": {"flip": 0}}, "whole images"),
+        (
+            {"model": {"freeze": "image", "start": "M"}, "augment": {"flip": 0}},
+            "augment requires data.cached_views",
+        ),
         ({"optim": {"center_lr": 0.9}}, "optim.center_lr is for"),
         ({"compute": {"backbone": "fsdp"}}, "must be ddp for pairs"),
         ({"loss": {"bias": 1.0}}, "loss.bias requires loss.kind=siglip, got clip"),

@@ -150,7 +150,7 @@ def test_names_nobody_would_say_are_refused():
             names_of([folder, "dog"], None)
     with pytest.raises(InvalidInput, match="are both called 'dog'"):
         names_of(["a/dog", "b/dog"], None)
-    with pytest.raises(InvalidInput, match="no name for class cat"):
+    with pytest.raises(InvalidInput, match="lacks a name for class cat"):
         names_of(["dog", "cat"], {"dog": ("dog",)})
 
 
