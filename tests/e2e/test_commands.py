@@ -161,7 +161,7 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     (tmp_path / "rubbish" / "a.png").write_bytes(b"rubbish")
     (tmp_path / "file").write_text("in the way")
     features = journey / "features"
-    refuse("embed", tmp_path / "empty", out, "--model", "hog", contains="no images")
+    refuse("embed", tmp_path / "empty", out, "--model", "hog", contains="must hold images")
     refuse("embed", tmp_path / "absent", out, "--model", "hog", contains="no images")
     refuse("embed", tmp_path / "rubbish", out, "--model", "hog", contains="a.png")
     refuse("embed", digits, out, contains="--model is required: give --model starter")

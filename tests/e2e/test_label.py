@@ -195,9 +195,7 @@ def test_what_a_worker_refuses_is_said_in_one_line(made, tmp_path):
     refuse(*arguments, contains=part_name(41))
 
 
-@pytest.mark.parametrize(
-    ("value", "why"), [(np.nan, "holds NaN or Inf"), (0.0, "has no direction")]
-)
+@pytest.mark.parametrize(("value", "why"), [(np.nan, "holds NaN or Inf"), (0.0, "has norm 0")])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_row_that_cannot_be_labeled_is_named_by_its_number_and_key(
     made, tmp_path, value, why, workers
@@ -311,7 +309,7 @@ def test_what_cannot_be_labeled_gets_one_line(images, journey, tmp_path):
     inside = (images / "out", *given[1:])
     refuse("label --model hog", images, *inside, contains="inside the images")
     features = ("label", journey / "features", *given)
-    refuse(*features, "--threshold", 2, contains="no cosine")
+    refuse(*features, "--threshold", 2, contains="must be a cosine")
     refuse(*features, "--probes", 8, contains="leave out --probes")
     refuse(*features, "--mode", "approximate", contains="too few to gain")
     approximate = ("--mode", "approximate", "--model", "hog")

@@ -63,7 +63,7 @@ URI, TEXT = {"images": ["URI"]}, {"type": "text", "text": "a text"}
         ({"images": ["URI"], "input_type": "poem"}, 400, "input_type"),
         ({"images": ["URI"], "output_dimension": 17}, 400, "output_dimension must be at most 16"),
         (URI | {"output_dimension": 4, "embedding_types": ["binary"]}, 400, "divisible by 8"),
-        ({"images": ["URI"], "model": "absent"}, 404, "no such model"),
+        ({"images": ["URI"], "model": "absent"}, 404, "serves another model"),
         ({"images": ["URI"] * 65}, 400, "max_images"),
         ({"images": ["URI"], "fusion": True}, 400, "fusion"),
     ],

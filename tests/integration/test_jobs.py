@@ -260,8 +260,6 @@ def test_a_stream_goes_on_after_the_last_event_that_was_seen(place):
     last = everything[-1][0]
     ended = place.client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": str(last)})
     assert (ended.status_code, ended.content) == (204, b"")
-    # of a queue that was put back: as of none
-    assert read_events(place, job_id, last=last + 1) == everything[-1:]
     for bad in ("x", "-1", str(2**60)):
         refused = place.client.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": bad})
         assert refused.status_code == 400
@@ -279,7 +277,7 @@ def test_a_job_that_cannot_be_read_says_so_and_how_to_be_rid_of_it(place):
         assert answer.json()["type"] == "urn:mlcd:problem:job-damaged"
     told = command(place, "show", job_id)
     assert (told.returncode, told.stdout) == (2, "")
-    assert "DELETE of that job removes it" in told.stderr
+    assert "DELETE of the job removes it" in told.stderr
     assert place.client.delete(f"/v1/jobs/{job_id}").status_code == 404
     assert place.client.get(f"/v1/jobs/{job_id}").status_code == 404
 
@@ -484,7 +482,7 @@ def test_the_client_submits_watches_lists_and_retries(place, jobs):
     assert [seen[-1]] == [*jobs.watch(job.id)] == [jobs.get(job.id)]
     for state in ("succeeded", "queued"):
         assert (job.id in [each.id for each in jobs.list(state=state)]) == (state == "succeeded")
-    other = place.find_submitted()
+    other = place.submitted()
     assert jobs.cancel(other).state == "canceled"
     assert [each.state for each in jobs.watch(other)] == ["canceled"]
     assert jobs.retry(other).state == "queued"

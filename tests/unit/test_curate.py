@@ -185,7 +185,7 @@ def test_a_hierarchical_sample_needs_levels(embeddings, tmp_path):
         contains="needs levels of clusters",
     )
     both = (*options, tmp_path / "levels", "--balance", 9)
-    refuse("curate", embeddings, tmp_path / "x", *both, contains="two samples")
+    refuse("curate", embeddings, tmp_path / "x", *both, contains="exclude each other")
     facts, rows = curated(embeddings, tmp_path / "out", *options, tmp_path / "levels")
     assert facts["kept"] == sum(row["keep"] for row in rows.values()) == 90
     opened, made = EmbeddingsArtifact.open(embeddings), Centers.open(tmp_path / "levels")

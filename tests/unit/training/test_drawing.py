@@ -6,7 +6,7 @@ from training.data.drawing import draw_labels
 
 @pytest.fixture(scope="module")
 def stored():
-    return np.random.default_rng(0).permute_positions(
+    return np.random.default_rng(0).permuted(
         np.tile(np.arange(50, dtype=np.int32), (2000, 1)), axis=1
     )[:, :10]
 

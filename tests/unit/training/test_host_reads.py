@@ -57,7 +57,7 @@ class OneOfTwo(World):
 
     size: int = 2
 
-    def _reduced(self, tensor, operation):
+    def _reduce(self, tensor, operation):
         return tensor
 
     def gather_rows(self, rows, counts=None):

@@ -122,7 +122,7 @@ def test_a_split_file_is_taken_as_it_stands(tmp_path):
     assert given.test.sum() == 15
     for content, error, message in (
         ({"train": keys[:30], "test": keys[29:]}, InvalidInput, "is in two parts"),
-        ({"train": keys[:30], "test": ["other.png"]}, InvalidInput, "of no image"),
+        ({"train": keys[:30], "test": ["other.png"]}, InvalidInput, r"the key 'other\.png'"),
         ({"train": keys[:30]}, InvalidInput, "test must be a list of keys"),
         ({"test": keys}, InvalidInput, "must hold a split"),
         ({"train": keys[::2], "test": keys[1:4:2]}, InvalidInput, "no image to train on has it"),

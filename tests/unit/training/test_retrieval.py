@@ -114,7 +114,7 @@ def test_captions_of_no_image_are_refused_unless_asked_for(two_tower_model, digi
     assert allowed["metrics"] == record["metrics"]
     assert allowed["protocol"]["unmatched"] == 2
     shutil.copy(table, images / "captions.csv")  # the same beside the images
-    assert "'gone.png' is the key" in call_mlcd("evaluate", *command[:4]).stderr
+    assert "has the key 'gone.png'" in call_mlcd("evaluate", *command[:4]).stderr
     table.write_text("path,caption\n" + "".join(row.replace(",", ',"', 1) for row in rows))
     refuse("evaluate", *command, contains="captions.csv, line 2: text follows the closing quote")
 

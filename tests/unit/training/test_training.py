@@ -288,7 +288,14 @@ def test_folders_that_are_parts_are_warned_of(config, digits, tmp_path, caplog):
     shutil.copytree(digits / "3", sides / "test" / "3")
     labels = label_images(sides, tmp_path / "made") / "labels"
     run_training(
-        config("run", f"data.images={sides}", f"data.labels={labels}", "schedule.steps=2"), SILENT
+        config(
+            "run",
+            f"data.images={sides}",
+            f"data.labels={labels}",
+            "schedule.steps=2",
+            "optim.warmup_steps=1",
+        ),
+        SILENT,
     )
     assert f"the folders test, train of {sides} are parts of a data set" in caplog.text
     assert f"such as {sides}/train" in caplog.text

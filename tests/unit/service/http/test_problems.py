@@ -117,7 +117,7 @@ def test_of_the_servers_own_faults_a_client_is_told_of_a_damaged_job_alone():
     _, _, problem = answer("/v1/jobs/1", RecordDamaged())
     assert (problem["status"], problem["type"]) == (500, "urn:mlcd:problem:job-damaged")
     found = problem["detail"]
-    assert found == "the job queue holds something that is no job: DELETE of that job removes it"
+    assert found == "the record of this job is damaged: DELETE of the job removes it"
     _, _, problem = answer("/v1/jobs/1", mlcd.errors.ArtifactInvalid(f"{SECRET} is damaged"))
     assert (problem["status"], problem["type"]) == (500, "urn:mlcd:problem:internal-error")
     assert SECRET not in problem["detail"]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from service.http.dialects.kserve.tensors import read_bytes_elements, read_pixels, split, write
 
 from service.errors import BadRequest
+from service.http.dialects.kserve_tensors import read_bytes_elements, read_pixels, split, write
 
 
 def packed(*elements):

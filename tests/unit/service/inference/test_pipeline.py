@@ -209,7 +209,7 @@ async def test_only_a_lone_small_image_is_decoded_without_a_thread(
         found = await pipe.encode(
             [image.getvalue()] * num_images,
             deadline=math.inf,
-            each=lambda index, _: told.append(index),
+            on_outcome=lambda index, _: told.append(index),
         )
     assert decoders.num_tasks == num_tasks
     assert found.rows == sorted(told) == [*range(num_images)]

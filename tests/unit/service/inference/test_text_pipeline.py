@@ -57,7 +57,7 @@ async def test_tokens_are_those_of_the_tokenizer_and_counted_without_padding():
 async def test_a_text_that_must_stay_whole_is_not_cut():
     cut = await reader().read(["x" * 40, "red"])
     assert cut.num == 33
-    whole = await reader().read(["x" * 40, "red"], whole=True)
+    whole = await reader().read(["x" * 40, "red"], reject_long=True)
     assert (whole.ids[0].reason, whole.num) == ("too-long", 1)
     assert whole.ids[1] == cut.ids[1]
     (long,) = (await reader(max_chars=10).read(["x" * 11])).ids
@@ -110,7 +110,7 @@ async def test_texts_go_in_batches_and_come_back_in_order():
         encoded = await pipeline.encode(
             [*ids, rejected, np.zeros(32, np.int64).tobytes()],
             deadline=math.inf,
-            each=seen.__setitem__,
+            on_outcome=seen.__setitem__,
         )
         assert encoded.rows == list(range(300))
         reasons = {index: error.reason for index, error in encoded.errors.items()}
