@@ -59,7 +59,7 @@ def test_an_answer_that_would_be_huge_is_refused_before_it_is_made(attacked, hea
     assert (answer.status_code, answer.json()["limit"]) == (413, "max_answer_bytes")
     assert "metadata=false" in answer.json()["detail"]
     assert peak_mib(attacked) - before < 200
-    assert max(watch.seconds) < 1.0
+    assert max(watch.seconds) < 2.0
 
 
 def test_without_metadata_it_is_given(heavy):
@@ -86,7 +86,7 @@ def test_answers_as_large_as_they_may_be_stop_nobody(attacked, heavy):
     for results in every:
         assert [result["index"] for result in results] == [0, 1, 2, 3]
         assert all(match["metadata"] == {"text": "m" * 15_000} for match in results[0]["matches"])
-    assert max(watch.seconds) < 1.0
+    assert max(watch.seconds) < 2.0
 
 
 HEAVY = "/v1/collections/heavy"
@@ -127,7 +127,7 @@ def test_clients_that_do_not_read_are_answered_part_by_part(attacked, heavy, tok
         held = attacked.metric('mlcd_held{of="answers"}')
     assert during - before < 120
     assert 0 < held <= 12 * 2**20
-    assert max(watch.seconds) < 1.0
+    assert max(watch.seconds) < 2.0
 
 
 def test_what_no_client_reads_is_bounded_and_leaves_room_for_others(tokens, tmp_path_factory):

@@ -196,7 +196,7 @@ def test_bad_usage_and_bad_input_get_one_line(journey, digits, tmp_path):
     refuse("nonsense", contains="nonsense")
     # Its steps are processes, which write to its standard error themselves.
     demo = ("--images", tmp_path / "empty", "--out", out)
-    refuse("demo --features hog", *demo, contains="no images", run=run_mlcd)
+    refuse("demo --features hog", *demo, contains="must hold images", run=run_mlcd)
     assert not out.exists()
     assert not out.with_name("out.partial").exists()
 
