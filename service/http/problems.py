@@ -136,14 +136,14 @@ def bad_field(
     unknown = (error for error in every if error["type"] == "extra_forbidden")
     # a field that is missing has often been given under another name
     first = next(unknown, every[0]) if every[0]["type"] == "missing" else every[0]
-    places = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
+    path = [part for part in first["loc"] if part not in ("body", "query", "path", "header")]
     # Each branch of a union has an error of its own, under a name that is no field.
-    if first["type"] == "extra_forbidden" and (names := _fields_at(model, places[:-1])):
-        inner = ".".join(map(str, places[:-1]))
+    if first["type"] == "extra_forbidden" and (names := _fields_at(model, path[:-1])):
+        inner = ".".join(map(str, path[:-1]))
         where = f"`{inner}` of the body" if inner else "the body"
-        return unknown_name([str(places[-1])], names, where=where, within=places[:-1])
-    field = list(takewhile(lambda part: isinstance(part, int) or _is_field(part), places))
-    fault = _FAULTS.get(first["type"], _OTHER_FAULT) if len(field) == len(places) else _OTHER_FAULT
+        return unknown_name([str(path[-1])], names, where=where, within=path[:-1])
+    field = list(takewhile(lambda part: isinstance(part, int) or _is_field(part), path))
+    fault = _FAULTS.get(first["type"], _OTHER_FAULT) if len(field) == len(path) else _OTHER_FAULT
     param = ".".join(str(part) for part in field) or None
     return BadRequest(f"{param or 'a field'} {fault.format_map(first.get('ctx', {}))}", param=param)
 
@@ -152,9 +152,9 @@ def _is_field(part: str) -> bool:
     return part not in _BRANCHES and is_shown(part)
 
 
-def _fields_at(model: Any, places: Sequence[int | str]) -> list[str]:
-    """Returns the fields of the object at a place of a body; none where that is not clear."""
-    for place in places:
+def _fields_at(model: Any, path: Sequence[int | str]) -> list[str]:
+    """Returns the fields of the object at a path in a body; none where that is not clear."""
+    for place in path:
         if isinstance(place, str):
             fields = getattr(model, "model_fields", {})
             model = fields[place].annotation if place in fields else None

@@ -30,7 +30,7 @@ from mlcd.errors import ArtifactInvalid, ConfigInvalid
 from mlcd.randomness import hash_counters
 from mlcd.types import Embeddings, Neighbors, least_product, unit_rows
 from service.inference.center_names import CenterNames
-from service.inference.known_labels import KnownLabels
+from service.inference.engine_labels import EngineLabels
 from service.inference.stored_names import StoredNames
 
 _log = logging.getLogger("mlcd.service")
@@ -227,7 +227,7 @@ class Lookup:
         threshold: float | None = None,
         *,
         mode: LookupMode = "exact",
-        engine_labels: KnownLabels | None = None,
+        engine_labels: EngineLabels | None = None,
     ) -> Neighbors:
         """Finds the `top` nearest centers, or all if fewer, of unit rows from the model.
 
@@ -244,7 +244,7 @@ class Lookup:
         top: int,
         least: float | None,
         mode: LookupMode,
-        engine_labels: KnownLabels | None,
+        engine_labels: EngineLabels | None,
     ) -> Neighbors:
         """Returns the nearest centers with their products, of at least `least`."""
         if mode == "exact":
@@ -260,7 +260,7 @@ class Lookup:
 
     def _complete_labels(
         self,
-        engine_labels: KnownLabels,
+        engine_labels: EngineLabels,
         embeddings: Embeddings,
         rows: Embeddings,
         top: int,

@@ -239,6 +239,9 @@ def test_pictures_dropped_on_an_empty_page_are_found_by_words(walk, page, axe, t
         page.shows("mlcd explore")
         page.value(axe)
         assert page.value(AXE_RUN) == []
+        (tmp_path / "empty").mkdir()
+        page.drop(tmp_path / "empty")
+        page.shows("holds no files")
         page.drop(colors)
         page.until("location.hash.startsWith('#/map')")
         assert drawn(page) == 4

@@ -35,7 +35,7 @@ from service.http.center_pages import example_members
 from service.http.openapi import BINARY, image_body
 from service.http.problems import item_error
 from service.http.queries import Queries, check_top, read_queries
-from service.inference.known_labels import KnownLabels
+from service.inference.engine_labels import EngineLabels
 from service.inference.lookup import Lookup, LookupMode
 from service.resources import Resources
 from service.telemetry.request import time_stage
@@ -86,7 +86,7 @@ async def label(
             remedy="use mode=exact, or start the server with MLCD_APPROXIMATE=true",
         )
     check_top(top, resources)
-    engine_labels = KnownLabels(lookup.centers.digest)
+    engine_labels = EngineLabels(lookup.centers.digest)
     with engine_labels.request() if mode == "exact" else nullcontext():
         queries = await read_queries(request, resources)
     if chosen != JSON and queries.errors:
@@ -148,7 +148,7 @@ def _find_labels(
     top: int,
     threshold: float | None,
     mode: LookupMode,
-    engine_labels: KnownLabels,
+    engine_labels: EngineLabels,
 ) -> tuple[Neighbors, int | None]:
     """Returns the nearest centers, and how many images lie beyond their cluster's members; None
     where that is not known.

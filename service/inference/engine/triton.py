@@ -18,7 +18,7 @@ from mlcd.errors import ConfigInvalid, DeadlineExceeded, Overloaded, Unavailable
 from mlcd.extras import install_command
 from mlcd.models.tokenizer import Tokenizer
 from service.inference.contract import Row
-from service.inference.known_labels import KnownLabels, find_requested_labels
+from service.inference.engine_labels import EngineLabels, find_requested_labels
 from service.inference.served import ServedEncoder, ServedTextEncoder, ServedTower
 from service.settings import Settings
 from service.telemetry.request import current_request
@@ -146,7 +146,7 @@ class Direct:
         row: NDArray[np.float32] = labels.embeddings[0]
         return row
 
-    def _find_request_labels(self, timeout_s: float) -> KnownLabels | None:
+    def _find_request_labels(self, timeout_s: float) -> EngineLabels | None:
         request_labels = find_requested_labels()
         if request_labels is None or self._labels is None or timeout_s <= 0 or not self._encoder.up:
             return None

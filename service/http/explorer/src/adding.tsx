@@ -2,7 +2,7 @@
 
 import type { TargetedEvent } from "preact";
 
-import { askJson, collectionPath } from "./api";
+import { askJson, collectionPath, Refused } from "./api";
 import { connection } from "./connection";
 import { go, href } from "./route";
 import type { Session } from "./session";
@@ -12,7 +12,8 @@ import type { Outcomes } from "./wire";
 
 /** The collection that dropped pictures go to. */
 const COLLECTION = "pictures";
-const MOST_TOGETHER = 16; // pictures of one request: the first are there soon
+const MOST_TOGETHER = 16; // pictures of one request, so that progress is shown soon
+const TOO_LARGE = 413;
 
 interface Adding {
   total: number;
@@ -56,17 +57,15 @@ async function filesOf(entry: FileSystemEntry): Promise<NamedFile[]> {
 
 /** Adds pictures to the collection, a few at a time, and shows it. */
 export async function addPictures(files: NamedFile[], { info }: Session): Promise<void> {
-  if (!files.length || isAdding(adding.get())) return;
+  if (isAdding(adding.get())) return;
   let now: Adding = { total: files.length, done: 0, added: 0, errors: [] };
   adding.set(now);
+  if (!files.length) return;
   try {
     const path = collectionPath(COLLECTION);
     await askJson(path, { method: "PUT", json: {} });
     for (const batch of batchesOf(files, info.limits)) {
-      const form = new FormData();
-      for (const { file } of batch) form.append("files", file);
-      form.append("items", JSON.stringify(batch.map(({ id }) => ({ id }))));
-      const { results, errors } = await askJson<Outcomes>(`${path}/items`, { body: form });
+      const { results, errors } = await addBatch(`${path}/items`, batch);
       now = {
         ...now,
         done: now.done + batch.length,
@@ -80,6 +79,19 @@ export async function addPictures(files: NamedFile[], { info }: Session): Promis
   }
   connection.refresh(); // the collection is new to the other views
   if (now.added) go(href(["map"], { collection: COLLECTION }));
+}
+
+/** Adds the files of one request. Files that are too large for one are errors, like any other. */
+async function addBatch(path: string, batch: NamedFile[]): Promise<Outcomes> {
+  const form = new FormData();
+  for (const { file } of batch) form.append("files", file);
+  form.append("items", JSON.stringify(batch.map(({ id }) => ({ id }))));
+  try {
+    return await askJson<Outcomes>(path, { body: form });
+  } catch (error) {
+    if (!(error instanceof Refused) || error.status !== TOO_LARGE) throw error;
+    return { results: [], errors: batch.map((_, index) => ({ index, detail: error.message })) };
+  }
 }
 
 const isAdding = (now: Adding | null) => now !== null && now.done < now.total;
@@ -131,6 +143,7 @@ export function DropZone({ session }: { session: Session }) {
 function Added({ now }: { now: Adding }) {
   return (
     <div class="added">
+      {now.total === 0 && <p role="alert">What was dropped holds no files.</p>}
       {isAdding(now) && (
         <>
           <p role="status">

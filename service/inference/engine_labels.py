@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from mlcd.clustering.exact_scores import exact_scores
 from mlcd.types import Embeddings
 
-_requested: ContextVar["KnownLabels | None"] = ContextVar("requested_labels", default=None)
+_requested: ContextVar["EngineLabels | None"] = ContextVar("requested_labels", default=None)
 
 
-class KnownLabels:
+class EngineLabels:
     """The nearest centers of embeddings, by the very bytes of these.
 
     centers: the digest of the requested centers. num_used: the rows that needed no scan.
@@ -70,6 +70,6 @@ class KnownLabels:
         return is_known, ids, scores
 
 
-def find_requested_labels() -> KnownLabels | None:
+def find_requested_labels() -> EngineLabels | None:
     """Returns the labels of the current request to fill in; None where it needs none."""
     return _requested.get()

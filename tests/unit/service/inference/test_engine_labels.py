@@ -6,7 +6,7 @@ import pytest
 from mlcd.artifacts.centers import Centers
 from mlcd.clustering.nearest import CenterScan
 from mlcd.types import unit_rows
-from service.inference.known_labels import KnownLabels
+from service.inference.engine_labels import EngineLabels
 from service.inference.lookup import Lookup
 
 NUM_CENTERS, TOP, DIGEST = 50, 6, "d" * 64
@@ -27,7 +27,7 @@ def rows():
 
 def found_elsewhere(centers, rows, top=TOP):
     ids, scores, _ = CenterScan(centers.vectors, matmul="numpy").search(centers.align(rows), top)
-    engine_labels = KnownLabels(DIGEST)
+    engine_labels = EngineLabels(DIGEST)
     for row, *near in zip(rows, ids, scores, strict=True):
         engine_labels.add(row, *near)
     return engine_labels, ids, scores
