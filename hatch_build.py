@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-EXPLORER: Final = Path(__file__).parent / "service" / "http" / "explorer"
+EXPLORER: Final = Path(__file__).parent / "mlcd" / "service" / "http" / "explorer"
 _SOURCES: Final = (
     "index.html",
     "package.json",

@@ -290,7 +290,7 @@ def report_shares(seconds: dict[str, list[float]], flop: int, device: str) -> No
     """
     import torch
 
-    from training.telemetry.throughput import Precision, measure_peak_tflops
+    from mlcd.training.telemetry.throughput import Precision, measure_peak_tflops
 
     for name, times in seconds.items():
         precision: Precision = "bf16" if name.endswith("bf16") else "fp32"

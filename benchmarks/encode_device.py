@@ -30,8 +30,8 @@ from mlcd.clustering.nearest import CenterScan
 from mlcd.encoders.encoder import Precision
 from mlcd.encoders.torch import CUDA_BATCH, TorchEncoder, computes_bf16
 from mlcd.models.servable import Servable
+from mlcd.training.telemetry.throughput import measure_peak_tflops
 from mlcd.types import Embeddings, unit_rows
-from training.telemetry.throughput import measure_peak_tflops
 
 _TOP = 8
 _LABELED = (32, 256)  # a million centers by numpy cost a second for a few hundred images

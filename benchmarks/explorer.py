@@ -30,8 +30,8 @@ import numpy as np
 
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
+from mlcd.service.inference.engine.fake import FakeEncoder
 from mlcd.types import unit_rows
-from service.inference.engine.fake import FakeEncoder
 from tests.browser.chromium import Page, browsing
 from tests.conftest import free_port
 from tests.integration.running import serving

@@ -5,7 +5,7 @@
 
 The forms are interleaved in one run, each in a process of its own for its peak memory:
 
-  ours          training.head.partial_fc, negatives in chunks, recomputed in the backward pass
+  ours          mlcd.training.head.partial_fc, negatives in chunks, recomputed in the backward pass
   ours-tf32     the same with products of inputs of 11 significant bits, on a GPU only
   ours-bf16     the same with products of inputs of 8, on a GPU only
   materialized  the same sampled loss with one [B, |S|] product under autograd
@@ -33,8 +33,8 @@ from torch.nn import functional
 from mlcd.losses.discrimination import cd_loss, mlcd_loss
 from mlcd.losses.margins import with_margin
 from mlcd.losses.negatives import draw_negatives
-from training.head.partial_fc import HeadConfig, PartialFC
-from training.parallel.compute_config import Products
+from mlcd.training.head.partial_fc import HeadConfig, PartialFC
+from mlcd.training.parallel.compute_config import Products
 
 FORMS = ("ours", "ours-tf32", "ours-bf16", "materialized", "per_column", "dense")
 SHORTENED: dict[str, Products] = {"ours-tf32": "tf32", "ours-bf16": "bf16"}

@@ -39,11 +39,11 @@ from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.encoders import open_encoder
 from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.unit_rows import MAX_BATCH
+from mlcd.service.jobs.job import Job, JobSpec
+from mlcd.service.jobs.queue import Queue
+from mlcd.service.jobs.service import open_queue
+from mlcd.service.settings import read_settings
 from mlcd.types import unit_rows
-from service.jobs.job import Job, JobSpec
-from service.jobs.queue import Queue
-from service.jobs.service import open_queue
-from service.settings import read_settings
 
 SIZE: Final = (500, 375)
 SMALL: Final = (125, 94)

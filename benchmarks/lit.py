@@ -41,9 +41,9 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from mlcd.progress import Reporter
-from training.pairs.pairs_config import load_any_config
-from training.run.run_files import run_directory
-from training.run.run_pairs import run_pairs
+from mlcd.training.pairs.pairs_config import load_any_config
+from mlcd.training.run.run_files import run_directory
+from mlcd.training.run.run_pairs import run_pairs
 
 DATA = Path(__file__).resolve().parents[2] / "shared/data/fashion_products"
 SILENT = Reporter("silent")

@@ -43,18 +43,18 @@ from torch import nn
 from torch.nn import functional
 
 from mlcd.images.sources import open_source
+from mlcd.training.config import RunConfig, load_config
+from mlcd.training.data.dataset import Dataset, Part
+from mlcd.training.data.loader import Loader, StepBatches
+from mlcd.training.flops import backbone_flops, head_flops, step_flops
+from mlcd.training.head.row_gradients import add_up
+from mlcd.training.head.state import TrainState
+from mlcd.training.optim.groups import parameter_groups
+from mlcd.training.processes import Processes
+from mlcd.training.run.run_training import initial_state
+from mlcd.training.step import train_step
+from mlcd.training.telemetry.throughput import Throughput, measure_peak_tflops
 from mlcd.world import World
-from training.config import RunConfig, load_config
-from training.data.dataset import Dataset, Part
-from training.data.loader import Loader, StepBatches
-from training.flops import backbone_flops, head_flops, step_flops
-from training.head.row_gradients import add_up
-from training.head.state import TrainState
-from training.optim.groups import parameter_groups
-from training.processes import Processes
-from training.run.run_training import initial_state
-from training.step import train_step
-from training.telemetry.throughput import Throughput, measure_peak_tflops
 
 RECIPES: Final = {"small": "small", "b32": "vit-b32-1m", "l14": "vit-l14-1m"}
 NUM_SHARDS: Final = 4

@@ -34,12 +34,12 @@ import torch
 from PIL import Image
 from train import read_dataset, spread, write_shards
 
-from training.config import RunConfig, load_config
-from training.data.augment import crop_boxes
-from training.data.colors import draw_colors
-from training.data.dataset import Dataset
-from training.data.loader import Batch, Loader
-from training.data.recoloring import recolor
+from mlcd.training.config import RunConfig, load_config
+from mlcd.training.data.augment import crop_boxes
+from mlcd.training.data.colors import draw_colors
+from mlcd.training.data.dataset import Dataset
+from mlcd.training.data.loader import Batch, Loader
+from mlcd.training.data.recoloring import recolor
 
 COLORS: Final[dict[str, Any]] = {
     "brightness": 0.4,

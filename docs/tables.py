@@ -11,10 +11,10 @@ from typing import Any, Final, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from service.settings import Settings, as_text, group_model, list_fields
-from training.config import RunConfig
-from training.data.data_config import MixedSource, ReadingConfig
-from training.pairs.pairs_config import PairsConfig
+from mlcd.service.settings import Settings, as_text, group_model, list_fields
+from mlcd.training.config import RunConfig
+from mlcd.training.data.data_config import MixedSource, ReadingConfig
+from mlcd.training.pairs.pairs_config import PairsConfig
 
 _REFERENCE: Final = Path(__file__).parent / "reference"
 _SETTINGS_HEAD: Final = """# Settings

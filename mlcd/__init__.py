@@ -57,9 +57,9 @@ _ELSEWHERE = {
     "ExploredPhotos": "mlcd.explored_photos",
     "MlcdError": "mlcd.errors",
     # of a product: opened by its name, because the core imports none
-    "evaluate": "training.functions",
+    "evaluate": "mlcd.training.functions",
     "explore": "mlcd.explored_photos",
-    "train": "training.functions",
+    "train": "mlcd.training.functions",
 }
 
 

@@ -35,7 +35,7 @@ _COMMANDS: Final = {
     "verify": "verify_artifact",
 }
 # the extra that a product needs, where several have the missing package
-_EXTRAS: Final = {"service": "serve", "training": "train"}
+_EXTRAS: Final = {"mlcd.service": "serve", "mlcd.training": "train"}
 _BAD_USAGE = 2
 _INTERRUPTED = 130
 
@@ -139,12 +139,12 @@ def _usage_message(error: click.UsageError) -> str:
 
 
 def _is_own(error: ModuleNotFoundError) -> bool:
-    return error.name is None or error.name.partition(".")[0] in ("mlcd", "training", "service")
+    return error.name is None or error.name.partition(".")[0] == "mlcd"
 
 
 def _missing(error: ImportError) -> str:
     modules = [
-        frame.f_globals.get("__name__", "").partition(".")[0]
+        ".".join(frame.f_globals.get("__name__", "").split(".")[:2])
         for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
     likely = next((extra for product, extra in _EXTRAS.items() if product in modules), "serve")

@@ -31,7 +31,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
 from mlcd.errors import ConfigInvalid
-from service.timings import QUEUE_CONNECT_S, QUEUE_REDIS_S
+from mlcd.service.timings import QUEUE_CONNECT_S, QUEUE_REDIS_S
 
 _REPLICA: Final = "is a replica, which takes no writes"
 _CLUSTER: Final = "is a node of a Redis Cluster, which is not supported"

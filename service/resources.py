@@ -23,46 +23,46 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.port import CollectionPort
 from mlcd.errors import ConfigInvalid
 from mlcd.extras import install_command
-from mlcd.types import Fingerprint
-from service.fetch.fetcher import Fetcher
-from service.host.threads import ThreadBudget, forbid_tokenizer_threads, limit_blas
-from service.inference.admission import Admission, bound_retry_s
-from service.inference.cache.memory import MemoryCache
-from service.inference.contract import Dispatcher, Engine
-from service.inference.decoding_threads import DecodingThreads
-from service.inference.duplicate_searches import DuplicateSearches
-from service.inference.engine.blocking import IN_FLIGHT, open_blocking_encoder
-from service.inference.engine.opening import find_tokenizer
-from service.inference.engine.process import StartedEngine
-from service.inference.engine.supervised import SupervisedEngine
-from service.inference.engine.triton import TritonEngine, open_triton_engine, open_triton_texts
-from service.inference.found_model import find_model
-from service.inference.lookup import Lookup
-from service.inference.model import OpenedTexts, ServedModel, SharedResources, open_model
-from service.inference.model_data import (
+from mlcd.service.fetch.fetcher import Fetcher
+from mlcd.service.host.threads import ThreadBudget, forbid_tokenizer_threads, limit_blas
+from mlcd.service.inference.admission import Admission, bound_retry_s
+from mlcd.service.inference.cache.memory import MemoryCache
+from mlcd.service.inference.contract import Dispatcher, Engine
+from mlcd.service.inference.decoding_threads import DecodingThreads
+from mlcd.service.inference.duplicate_searches import DuplicateSearches
+from mlcd.service.inference.engine.blocking import IN_FLIGHT, open_blocking_encoder
+from mlcd.service.inference.engine.opening import find_tokenizer
+from mlcd.service.inference.engine.process import StartedEngine
+from mlcd.service.inference.engine.supervised import SupervisedEngine
+from mlcd.service.inference.engine.triton import TritonEngine, open_triton_engine, open_triton_texts
+from mlcd.service.inference.found_model import find_model
+from mlcd.service.inference.lookup import Lookup
+from mlcd.service.inference.model import OpenedTexts, ServedModel, SharedResources, open_model
+from mlcd.service.inference.model_data import (
     check_centers,
     find_centers,
     open_collections,
     open_model_data,
 )
-from service.inference.outcomes import Encoding
-from service.inference.readiness import Readiness
-from service.inference.served import Opening, ServedEncoder
-from service.inference.served_texts import ServedTexts
-from service.inference.stored_names import StoredNames
-from service.inference.switch import ModelSwitch
-from service.inference.views import CollectionViews
-from service.jobs.queue import Queue
-from service.jobs.roots import Roots
-from service.jobs.service import JobService, open_job_service, open_jobs
-from service.keys.rates import RateLimiter, open_rate_limiter
-from service.keys.ring import KeyRing
-from service.settings import Settings
-from service.telemetry.metrics import Metrics
+from mlcd.service.inference.outcomes import Encoding
+from mlcd.service.inference.readiness import Readiness
+from mlcd.service.inference.served import Opening, ServedEncoder
+from mlcd.service.inference.served_texts import ServedTexts
+from mlcd.service.inference.stored_names import StoredNames
+from mlcd.service.inference.switch import ModelSwitch
+from mlcd.service.inference.views import CollectionViews
+from mlcd.service.jobs.queue import Queue
+from mlcd.service.jobs.roots import Roots
+from mlcd.service.jobs.service import JobService, open_job_service, open_jobs
+from mlcd.service.keys.rates import RateLimiter, open_rate_limiter
+from mlcd.service.keys.ring import KeyRing
+from mlcd.service.settings import Settings
+from mlcd.service.telemetry.metrics import Metrics
+from mlcd.types import Fingerprint
 
 if TYPE_CHECKING:  # of workers alone, and an optional package
     from mlcd.pipelines.shard import Equipment, OpenedCenters, ThumbnailChoice
-    from service.telemetry.tracing import RequestTracer
+    from mlcd.service.telemetry.tracing import RequestTracer
 
 
 _WRITERS: Final = 16  # threads; they wait for the disk, which is synced once for all that wait
@@ -391,7 +391,7 @@ def _check_redis(settings: Settings) -> None:
     if settings.redis_url is None:
         return
     try:
-        from service.redis_clients import refuse_unsupported_redis
+        from mlcd.service.redis_clients import refuse_unsupported_redis
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
             "MLCD_REDIS_URL needs the package redis", remedy=install_command("redis")
@@ -405,7 +405,7 @@ def _open_tracer(
     if settings.tracing.endpoint is None:
         return None
     try:
-        from service.telemetry.tracing import RequestTracer
+        from mlcd.service.telemetry.tracing import RequestTracer
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
             "tracing is not installed", remedy=install_command("tracing")

@@ -33,7 +33,7 @@ from mlcd.images.decode import ExifPolicy
 from mlcd.images.thumbnail import DEFAULT_SIDE
 from mlcd.images.transform import DecodeMode
 from mlcd.locations import is_url
-from service.log import Log
+from mlcd.service.log import Log
 
 _COLLECTIONS, _LEDGER = "collections", "items.sqlite"
 _PREFIX = "MLCD_"

@@ -43,10 +43,10 @@ from mlcd.pipelines.label import LabelOptions, label
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
 from mlcd.randomness import hash_counters
+from mlcd.training.config import validate_config
+from mlcd.training.run.run_training import run_training
+from mlcd.training.telemetry.step_logs import NAME as METRICS
 from studies.losses.statistics import paired_difference
-from training.config import validate_config
-from training.run.run_training import run_training
-from training.telemetry.step_logs import NAME as METRICS
 
 SILENT: Final = Reporter("silent")
 ARMS: Final = ("raw", "deduplicated", "balanced")

@@ -13,8 +13,8 @@ import torch.multiprocessing
 
 IMPORTED_ONCE = [
     "mlcd.cli",
-    "training.run.run_training",
-    "training.evaluation.cli",
+    "mlcd.training.run.run_training",
+    "mlcd.training.evaluation.cli",
     "sklearn.linear_model",
 ]
 

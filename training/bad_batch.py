@@ -26,8 +26,8 @@ from torch import Tensor
 from mlcd.artifacts.disk import replacing, sync_path
 from mlcd.errors import ArtifactInvalid
 from mlcd.models.runs import checkpoint_name
-from training.data.loader import StepBatches
-from training.telemetry.step_meters import StepMeters
+from mlcd.training.data.loader import StepBatches
+from mlcd.training.telemetry.step_meters import StepMeters
 
 FOLDER: Final = "bad_batches"
 _BATCH, _FACTS = "batch.safetensors", "batch.json"
@@ -36,7 +36,7 @@ _NAME: Final = re.compile(r"step_(\d+)-(rank\d+|state)")
 
 @dataclass(frozen=True)
 class BadPart:
-    """A micro-batch of all processes; see `training.data.loader.Batch`."""
+    """A micro-batch of all processes; see `mlcd.training.data.loader.Batch`."""
 
     images: Tensor
     labels: Tensor

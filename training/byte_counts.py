@@ -7,11 +7,11 @@ from typing import Final
 import torch
 
 from mlcd.models.vit import ViT, ViTConfig
-from training.config import RunConfig
-from training.flops import estimate_drawn, micro_batch
-from training.head.partial_fc import CHUNK_ENTRIES, CUDA_CHUNK_ENTRIES
-from training.head.shards import Shard
-from training.tower import is_trained
+from mlcd.training.config import RunConfig
+from mlcd.training.flops import estimate_drawn, micro_batch
+from mlcd.training.head.partial_fc import CHUNK_ENTRIES, CUDA_CHUNK_ENTRIES
+from mlcd.training.head.shards import Shard
+from mlcd.training.tower import is_trained
 
 _INDEX_BYTES: Final = 8  # int64
 _PIXEL_BYTES: Final = 4  # augmented images are float32

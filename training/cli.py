@@ -14,15 +14,15 @@ from mlcd.commands.common_options import (
 )
 from mlcd.pipelines.ray.session import RayOptions
 from mlcd.progress import Reporter
+from mlcd.training.evaluation.cli import evaluate
+from mlcd.training.last_word import leaving_the_last_word
+from mlcd.training.preemption import Interrupted, Preempted, preemptible
 from mlcd.world import is_first, torchrun_variable
-from training.evaluation.cli import evaluate
-from training.last_word import leaving_the_last_word
-from training.preemption import Interrupted, Preempted, preemptible
 
 if TYPE_CHECKING:
     from mlcd.artifacts.manifest import Artifact
-    from training.config import RunConfig
-    from training.pairs.pairs_config import PairsConfig
+    from mlcd.training.config import RunConfig
+    from mlcd.training.pairs.pairs_config import PairsConfig
 
 __all__ = ["evaluate", "train"]
 
@@ -133,7 +133,7 @@ def train(
     try:
         # Importing torch alone takes seconds.
         with leaving_the_last_word(), preemptible():
-            from training.replay import replay as run_replay
+            from mlcd.training.replay import replay as run_replay
 
             overrides = _check_overrides(recipe, overrides, resume, replay, (rounds, clusters))
             if not is_first():
@@ -145,9 +145,9 @@ def train(
             if rounds is None:
                 run = _run(_load_config(recipe, overrides, resume), on, reporter)
             else:
-                from training.config import load_config
-                from training.evaluation.while_training import open_evaluation
-                from training.rounds import run_rounds
+                from mlcd.training.config import load_config
+                from mlcd.training.evaluation.while_training import open_evaluation
+                from mlcd.training.rounds import run_rounds
 
                 assert recipe is not None
                 config = load_config(recipe, overrides)
@@ -189,9 +189,9 @@ def _next_commands(run: "Artifact") -> list[str]:
     Held-out images of several classes are classified. If they were clustered, as those of `mlcd
     explore` are, `evaluate knn` counts them only with --seen. Otherwise patches are drawn.
     """
-    from training.evaluation.seen import are_clusters_clean
-    from training.pairs.pairs_config import PairsConfig, validate_any
-    from training.run.run_files import read_run_fields
+    from mlcd.training.evaluation.seen import are_clusters_clean
+    from mlcd.training.pairs.pairs_config import PairsConfig, validate_any
+    from mlcd.training.run.run_files import read_run_fields
 
     path, config = str(run.path), validate_any(read_run_fields(run.path))
     if isinstance(config, PairsConfig):
@@ -230,8 +230,8 @@ def _check_overrides(
 def _load_config(
     recipe: str | None, overrides: tuple[str, ...], resume: str | None
 ) -> "RunConfig | PairsConfig":
-    from training.pairs.pairs_config import load_any_config
-    from training.run.resume import resume_config
+    from mlcd.training.pairs.pairs_config import load_any_config
+    from mlcd.training.run.resume import resume_config
 
     if resume is not None:
         return resume_config(Path(resume), overrides)
@@ -249,15 +249,15 @@ def _refuse_on_ray(only_plan: bool, rounds: int | None, replay: str | None) -> N
 def _run(
     config: "RunConfig | PairsConfig", on: RayOptions | None, reporter: Reporter
 ) -> "Artifact":
-    from training.evaluation.while_training import open_evaluation
+    from mlcd.training.evaluation.while_training import open_evaluation
 
     if on is not None:
-        from training.ray.train_on_ray import train_on_ray
+        from mlcd.training.ray.train_on_ray import train_on_ray
 
         return train_on_ray(config, on, reporter, announce, open_evaluation=open_evaluation)
-    from training.pairs.pairs_config import PairsConfig
-    from training.run.run_pairs import run_pairs
-    from training.run.run_training import run_training
+    from mlcd.training.pairs.pairs_config import PairsConfig
+    from mlcd.training.run.run_pairs import run_pairs
+    from mlcd.training.run.run_training import run_training
 
     if isinstance(config, PairsConfig):
         return run_pairs(config, reporter)
@@ -288,8 +288,8 @@ def _plan_if_asked(
         raise click.UsageError(
             "--plan plans one training: leave out --rounds, --clusters and --replay"
         )
-    from training.evaluation.while_training import open_evaluation
-    from training.plan import plan_recipe
+    from mlcd.training.evaluation.while_training import open_evaluation
+    from mlcd.training.plan import plan_recipe
 
     plan = plan_recipe(recipe, overrides, open_evaluation=open_evaluation, **set_options)
     reporter.result(plan.facts(), str(plan))

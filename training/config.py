@@ -10,17 +10,17 @@ from pydantic import Field, field_validator, model_validator
 
 from mlcd.errors import ConfigInvalid
 from mlcd.locations import is_url
-from training.checkpoint.checkpoint_config import CheckpointConfig
-from training.data.augment_config import AugmentConfig
-from training.data.data_config import DataConfig, ReadingConfig
-from training.data.schedule_config import ScheduleConfig
-from training.head.loss_config import LossConfig
-from training.optim.optim_config import OptimConfig
-from training.parallel.compute_config import ComputeConfig
-from training.recipe import build_config, read_fields
-from training.section import Section
-from training.telemetry.telemetry_config import TelemetryConfig
-from training.tower_config import TowerConfig
+from mlcd.training.checkpoint.checkpoint_config import CheckpointConfig
+from mlcd.training.data.augment_config import AugmentConfig
+from mlcd.training.data.data_config import DataConfig, ReadingConfig
+from mlcd.training.data.schedule_config import ScheduleConfig
+from mlcd.training.head.loss_config import LossConfig
+from mlcd.training.optim.optim_config import OptimConfig
+from mlcd.training.parallel.compute_config import ComputeConfig
+from mlcd.training.recipe import build_config, read_fields
+from mlcd.training.section import Section
+from mlcd.training.telemetry.telemetry_config import TelemetryConfig
+from mlcd.training.tower_config import TowerConfig
 
 # The version of what a run computes from the same settings. Version 1 had other crops, draws and
 # initial centers.
@@ -150,7 +150,7 @@ def load_config(
     data section does not apply to a recipe with data.mix. With model.start the tower's sizes are
     those of the weights, whatever a built-in recipe states. Raises ConfigInvalid, which names the
     key and, for a misspelled one, makes a suggestion, and the errors of
-    `training.start.open_start`.
+    `mlcd.training.start.open_start`.
     """
     return validate_config(read_fields(recipe, overrides, fallback=fallback))
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 
 from mlcd.models.vit import Output, ViTConfig
-from training.config import RunConfig, TrainingConfig
+from mlcd.training.config import RunConfig, TrainingConfig
 
 
 def forward_flops(vit: ViTConfig, output: Output = "projected") -> float:

@@ -18,10 +18,10 @@ def train(
     {"data.images": "photos/", "data.labels": "labels", "out": "run"}. Raises ConfigInvalid for a
     setting that is wrong, Diverged where the loss is not finite.
     """
-    from training.evaluation.while_training import open_evaluation
-    from training.pairs.pairs_config import PairsConfig, load_any_config
-    from training.run.run_pairs import run_pairs
-    from training.run.run_training import run_training
+    from mlcd.training.evaluation.while_training import open_evaluation
+    from mlcd.training.pairs.pairs_config import PairsConfig, load_any_config
+    from mlcd.training.run.run_pairs import run_pairs
+    from mlcd.training.run.run_training import run_training
 
     overrides = [f"{name}={value}" for name, value in (settings or {}).items()]
     config = load_any_config(str(recipe), overrides)
@@ -47,7 +47,7 @@ def evaluate(
     tested on, 0.2 without it. out: also writes the evaluation artifact there. Raises ConfigInvalid
     where no image has a known class, InvalidInput where a run has seen the tested images.
     """
-    from training.evaluation.report import (
+    from mlcd.training.evaluation.report import (
         ClustersProtocol,
         KnnProtocol,
         ProbeProtocol,

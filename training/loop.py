@@ -10,21 +10,21 @@ import torch
 
 from mlcd.errors import Diverged, MlcdError, Unavailable
 from mlcd.progress import Meter
+from mlcd.training.bad_batch import bad_batch_path, bad_state_path, clear_bad_batch, keep_bad_batch
+from mlcd.training.checkpoint.checkpoint_store import CheckpointStore
+from mlcd.training.config import TrainingConfig
+from mlcd.training.data.loader import StepBatches
+from mlcd.training.preemption import Interrupted, Preempted, Signals, receive_signals
+from mlcd.training.processes import Processes
+from mlcd.training.telemetry.step_meters import NotFinite, StepMeters
+from mlcd.training.telemetry.throughput import Throughput
 from mlcd.world import Elsewhere
-from training.bad_batch import bad_batch_path, bad_state_path, clear_bad_batch, keep_bad_batch
-from training.checkpoint.checkpoint_store import CheckpointStore
-from training.config import TrainingConfig
-from training.data.loader import StepBatches
-from training.preemption import Interrupted, Preempted, Signals, receive_signals
-from training.processes import Processes
-from training.telemetry.step_meters import NotFinite, StepMeters
-from training.telemetry.throughput import Throughput
 
 _MOST_MISSING: Final = 256  # images in a row that cannot be read, a whole step at a time
 
 
 class TrainingProgress(Protocol):
-    """The part of a training's state that the loop counts; see `training.head.state.TrainState`."""
+    """The part of `mlcd.training.head.state.TrainState` that the loop counts."""
 
     step: int
     skipped_steps: int
@@ -48,7 +48,7 @@ class LoopWork(Protocol):
         row_counts: Sequence[Sequence[int]],
     ) -> StepMeters:
         """Updates the state once, without counting the step; the arguments are those of
-        `training.step.train_step`.
+        `mlcd.training.step.train_step`.
         """
         ...
 

@@ -14,19 +14,19 @@ from typing import Any, Final
 import torch
 
 from mlcd.errors import ConfigInvalid
-from training.byte_counts import (
+from mlcd.training.byte_counts import (
     Memory,
     checkpoint_bytes,
     num_parameters,
     snapshot_bytes,
     step_memory,
 )
-from training.config import RunConfig, load_config
-from training.data.dataset import label_tables, open_dataset
-from training.flops import head_flops, micro_batch, step_flops
-from training.run.classification import OpenEvaluation, open_no_evaluation
-from training.run.run_training import check_labels, check_run
-from training.telemetry.throughput import measure_peak_tflops
+from mlcd.training.config import RunConfig, load_config
+from mlcd.training.data.dataset import label_tables, open_dataset
+from mlcd.training.flops import head_flops, micro_batch, step_flops
+from mlcd.training.run.classification import OpenEvaluation, open_no_evaluation
+from mlcd.training.run.run_training import check_labels, check_run
+from mlcd.training.telemetry.throughput import measure_peak_tflops
 
 # The share of the matrix limit that a run is assumed to reach. NeMo reaches 0.45 and 0.29 for ViT
 # g/14 (A100, H100).

@@ -13,8 +13,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from mlcd.errors import ConfigInvalid
-from training.section import Section
-from training.start import SIZES, tower_fields
+from mlcd.training.section import Section
+from mlcd.training.start import SIZES, tower_fields
 
 _STEPS = "schedule.steps (epochs x images / schedule.batch_size)"
 

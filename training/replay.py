@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from mlcd.artifacts.centers import Centers
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import PREPROCESS, Servable
-from training.bad_batch import FOLDER, bad_state_path, read_bad_batch
-from training.head.snapshot import load_checkpoint
-from training.head.state import TrainState
-from training.optim.clip import clip_global_norm
-from training.processes import open_processes
-from training.run.run_files import read_run_config, run_directory
-from training.run.run_training import initial_state
-from training.step import backward
-from training.tower import initial_model
+from mlcd.training.bad_batch import FOLDER, bad_state_path, read_bad_batch
+from mlcd.training.head.snapshot import load_checkpoint
+from mlcd.training.head.state import TrainState
+from mlcd.training.optim.clip import clip_global_norm
+from mlcd.training.processes import open_processes
+from mlcd.training.run.run_files import read_run_config, run_directory
+from mlcd.training.run.run_training import initial_state
+from mlcd.training.step import backward
+from mlcd.training.tower import initial_model
 
 
 @dataclass(frozen=True)

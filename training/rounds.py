@@ -29,10 +29,10 @@ from mlcd.pipelines.cluster import ClusterOptions, cluster
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.label import LabelOptions, label
 from mlcd.progress import Reporter
+from mlcd.training.config import RunConfig, validate_config
+from mlcd.training.run.classification import OpenEvaluation, open_no_evaluation
+from mlcd.training.run.run_training import run_training
 from mlcd.world import torchrun_variable
-from training.config import RunConfig, validate_config
-from training.run.classification import OpenEvaluation, open_no_evaluation
-from training.run.run_training import run_training
 
 
 def run_rounds(

@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.losses.positives import check_labels
-from training.config import RunConfig
-from training.data.colors import draw_colors
-from training.data.drop_path import branch_scales
-from training.data.recoloring import recolor
-from training.head.row_gradients import add_up
-from training.head.state import TrainState
-from training.optim.clip import clip_global_norm
-from training.optim.schedule import set_learning_rate
-from training.telemetry.step_meters import NotFinite, numbers
+from mlcd.training.config import RunConfig
+from mlcd.training.data.colors import draw_colors
+from mlcd.training.data.drop_path import branch_scales
+from mlcd.training.data.recoloring import recolor
+from mlcd.training.head.row_gradients import add_up
+from mlcd.training.head.state import TrainState
+from mlcd.training.optim.clip import clip_global_norm
+from mlcd.training.optim.schedule import set_learning_rate
+from mlcd.training.telemetry.step_meters import NotFinite, numbers
 
 
 class MicroBatch(Protocol):
-    """A micro-batch; see `training.data.loader.Batch`."""
+    """A micro-batch; see `mlcd.training.data.loader.Batch`."""
 
     @property
     def images(self) -> Tensor: ...

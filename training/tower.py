@@ -8,8 +8,8 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import VisionTower, ViT
 from mlcd.randomness import Stream, hash_counters
-from training.start import Start, at_size
-from training.tower_config import TowerConfig
+from mlcd.training.start import Start, at_size
+from mlcd.training.tower_config import TowerConfig
 
 _AFTER_BLOCKS: Final = ("norm_post.", "proj.")
 

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from mlcd.models.blocks import Activation
 from mlcd.models.vit import Positions, ViTConfig
-from training.section import Section
+from mlcd.training.section import Section
 
 
 class TowerConfig(Section):

@@ -24,7 +24,7 @@ from mlcd.version import __version__
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 EXTRAS: Final = "serve,starter"
-TOP_LEVEL: Final = {"mlcd", "mlcd_service", "mlcd_training", f"mlcd-{__version__}.dist-info"}
+TOP_LEVEL: Final = {"mlcd", f"mlcd-{__version__}.dist-info"}
 IMAGES: Final = ("api", "worker", "train")
 COLORS: Final = ("red", "green", "blue", "yellow", "black", "white")
 

@@ -22,9 +22,9 @@ class Circuit:
     Only the watcher opens and closes it, by `check`, every quarter of a second and whenever a call
     raised a suspicion: no caller's request is spent on finding out. It belongs to one event loop.
 
-    The cache's circuit (`service.inference.cache.redis_circuit`) is of another kind. A cache that
-    fails is left out and not missed, so nothing watches it while it works, and no call ends because
-    of it.
+    The cache's circuit (`mlcd.service.inference.cache.redis_circuit`) is of another kind. A cache
+    that fails is left out and not missed, so nothing watches it while it works, and no call ends
+    because of it.
     """
 
     def __init__(self, check: Callable[[bool], Awaitable[None]]) -> None:

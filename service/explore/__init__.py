@@ -1,1 +1,1 @@
-"""One person's photographs on one page: `mlcd explore`. Opened by `service.resources`."""
+"""One person's photographs on one page: `mlcd explore`. Opened by `mlcd.service.resources`."""

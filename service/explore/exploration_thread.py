@@ -26,13 +26,13 @@ from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.pipelines.embeddings_of_items import write_embeddings
 from mlcd.pipelines.encoded import check_outside
+from mlcd.service.explore.intake import PictureIntake
+from mlcd.service.explore.kept_names import give_names_again, keep_names
+from mlcd.service.explore.place_state import COLLECTION, PlaceFacts, PlaceState
+from mlcd.service.explore.progress_board import ProgressBoard
+from mlcd.service.explore.seen_pictures import SeenPicture, SeenPictures
+from mlcd.service.explore.steps import ExplorationSteps, ExplorationStopped
 from mlcd.types import SampleKey
-from service.explore.intake import PictureIntake
-from service.explore.kept_names import give_names_again, keep_names
-from service.explore.place_state import COLLECTION, PlaceFacts, PlaceState
-from service.explore.progress_board import ProgressBoard
-from service.explore.seen_pictures import SeenPicture, SeenPictures
-from service.explore.steps import ExplorationSteps, ExplorationStopped
 
 _log = logging.getLogger("mlcd.explore")
 

@@ -17,9 +17,9 @@ from mlcd.images.prefetch import thumbnails_all
 from mlcd.images.source import Source
 from mlcd.pipelines.encoded import encode_entries
 from mlcd.randomness import hash_counters
+from mlcd.service.explore.progress_board import ProgressBoard
+from mlcd.service.explore.seen_pictures import FileStamp, SeenPicture, SeenPictures, stamps_of
 from mlcd.types import SampleKey
-from service.explore.progress_board import ProgressBoard
-from service.explore.seen_pictures import FileStamp, SeenPicture, SeenPictures, stamps_of
 
 _FIRST_BLOCK: Final = 4  # pictures until something is to be seen
 _BLOCK: Final = 64  # pictures of one transaction, which is what a kill loses

@@ -8,7 +8,7 @@ from typing import Any, Final
 from mlcd.artifacts.disk import replacing
 from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST
-from service.explore.place_state import PlaceState
+from mlcd.service.explore.place_state import PlaceState
 
 _FILE: Final = "kept-names.json"
 

@@ -1,6 +1,6 @@
 """The public commands that an exploration runs, each in a process that ends with this one.
 
-`python -m service.explore.steps PARENT ARGUMENTS…` is such a process.
+`python -m mlcd.service.explore.steps PARENT ARGUMENTS…` is such a process.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from mlcd.errors import MlcdError
-from service.timings import STEP_ERROR_S
+from mlcd.service.timings import STEP_ERROR_S
 
 _PR_SET_PDEATHSIG: Final = 1  # <sys/prctl.h>
 

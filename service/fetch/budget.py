@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mlcd.errors import ImageRejected, Overloaded
-from service.settings import Limits
-from service.telemetry.metrics import Metrics
+from mlcd.service.settings import Limits
+from mlcd.service.telemetry.metrics import Metrics
 
 
 class Budget:

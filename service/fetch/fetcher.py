@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from mlcd.errors import ImageRejected, Overloaded
 from mlcd.fetching.resolver import LookUp, system_addresses
 from mlcd.fetching.urls import Url, parse_url
-from service.fetch.budget import Budget, Share
-from service.fetch.given_images import GivenImage, ImageUrl
-from service.settings import Fetch, Limits
-from service.telemetry.metrics import Metrics
-from service.telemetry.request import took
+from mlcd.service.fetch.budget import Budget, Share
+from mlcd.service.fetch.given_images import GivenImage, ImageUrl
+from mlcd.service.settings import Fetch, Limits
+from mlcd.service.telemetry.metrics import Metrics
+from mlcd.service.telemetry.request import took
 
 if TYPE_CHECKING:  # opened only where URLs are fetched
     from mlcd.fetching.url_client import UrlClient

@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from mlcd.child import STOPS
-from service.timings import SIGNAL_ECHO_S
+from mlcd.service.timings import SIGNAL_ECHO_S
 
 # A supervisor sends this to its server processes, which ignore `STOPS`.
 FINISH: Final = signal.SIGUSR1

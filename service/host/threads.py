@@ -10,7 +10,7 @@ from mlcd.clustering.row_threads import allow_threads
 from mlcd.cores import available_cores
 
 if TYPE_CHECKING:  # an engine's process needs none
-    from service.settings import Settings
+    from mlcd.service.settings import Settings
 
 
 @dataclass(frozen=True)

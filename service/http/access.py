@@ -5,9 +5,9 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from mlcd.errors import NotFound
-from service.inference.model_data import missing_collection
-from service.keys.file import Key
-from service.resources import Resources
+from mlcd.service.inference.model_data import missing_collection
+from mlcd.service.keys.file import Key
+from mlcd.service.resources import Resources
 
 
 # Async, because FastAPI would run a plain function on a thread, for which the request would wait.

@@ -13,10 +13,10 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlcd.errors import MlcdError
-from service.errors import TooLarge
-from service.http.problems import handle_mlcd_error
-from service.resources import Resources
-from service.timings import ANSWER_POLL_S
+from mlcd.service.errors import TooLarge
+from mlcd.service.http.problems import handle_mlcd_error
+from mlcd.service.resources import Resources
+from mlcd.service.timings import ANSWER_POLL_S
 
 PART_BYTES: Final = 2**20
 # The connection itself takes as much without a wait. Such answers are not counted: probes, refusals

@@ -18,12 +18,12 @@ from pydantic import BaseModel
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from service.deadline import within_deadline
-from service.errors import NotAcceptable, TooLarge
-from service.http.answer_budget import PART_BYTES, announce_answer
-from service.inference.outcomes import Encoded
-from service.resources import Resources
-from service.settings import Limits
+from mlcd.service.deadline import within_deadline
+from mlcd.service.errors import NotAcceptable, TooLarge
+from mlcd.service.http.answer_budget import PART_BYTES, announce_answer
+from mlcd.service.inference.outcomes import Encoded
+from mlcd.service.resources import Resources
+from mlcd.service.settings import Limits
 
 JSON: Final = "application/json"
 RAW: Final = "application/octet-stream"

@@ -11,28 +11,24 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from mlcd.errors import MlcdError
-from mlcd.version import __version__
-from mlcd.wire.embedding import ClassifyRequest, QueryRequest
-from mlcd.wire.found_items import SearchRequest
-from mlcd.wire.stored_items import AddRequest
-from service.http import openapi
-from service.http.answer_budget import AnswerMiddleware
-from service.http.auth import OriginMiddleware, check_declared
-from service.http.dialects import cohere, kserve, openai, own
-from service.http.explorer import page
-from service.http.middleware import (
+from mlcd.service.http import openapi
+from mlcd.service.http.answer_budget import AnswerMiddleware
+from mlcd.service.http.auth import OriginMiddleware, check_declared
+from mlcd.service.http.dialects import cohere, kserve, openai, own
+from mlcd.service.http.explorer import page
+from mlcd.service.http.middleware import (
     BodyLimitMiddleware,
     HeadMiddleware,
     RequestMiddleware,
     SecurityHeadersMiddleware,
 )
-from service.http.problems import (
+from mlcd.service.http.problems import (
     handle_http_error,
     handle_mlcd_error,
     handle_unexpected,
     handle_validation_error,
 )
-from service.http.routes import (
+from mlcd.service.http.routes import (
     centers,
     classify,
     collections,
@@ -49,8 +45,12 @@ from service.http.routes import (
     texts,
     thumbnails,
 )
-from service.http.short_way import ShortWayMiddleware
-from service.resources import Resources
+from mlcd.service.http.short_way import ShortWayMiddleware
+from mlcd.service.resources import Resources
+from mlcd.version import __version__
+from mlcd.wire.embedding import ClassifyRequest, QueryRequest
+from mlcd.wire.found_items import SearchRequest
+from mlcd.wire.stored_items import AddRequest
 
 _DIALECTS: Final = (openai.DIALECT, cohere.DIALECT, kserve.DIALECT, own.DIALECT)
 _ROUTES: Final = (

@@ -26,12 +26,12 @@ from starlette.types import Scope as Exchange
 
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.fetching.hosts import allows, canonical_host
-from service.errors import BadRequest, Forbidden, ForeignOrigin, Misdirected, Unauthorized
-from service.http.problems import handle_mlcd_error
-from service.http.unknown_names import check_query
-from service.keys.file import Scope
-from service.resources import Resources
-from service.settings import Settings
+from mlcd.service.errors import BadRequest, Forbidden, ForeignOrigin, Misdirected, Unauthorized
+from mlcd.service.http.problems import handle_mlcd_error
+from mlcd.service.http.unknown_names import check_query
+from mlcd.service.keys.file import Scope
+from mlcd.service.resources import Resources
+from mlcd.service.settings import Settings
 
 # The only routes that need no key.
 EXEMPT: Final = frozenset(

@@ -15,13 +15,13 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from mlcd.errors import ImageRejected, InvalidInput
+from mlcd.service.errors import BadRequest, TooLarge, Unsupported
+from mlcd.service.http.json_bounds import check_json
+from mlcd.service.http.problems import bad_field
+from mlcd.service.http.unknown_names import request_query_names, unknown_name
+from mlcd.service.resources import Resources
+from mlcd.service.settings import Limits
 from mlcd.types import Embeddings, unit_rows
-from service.errors import BadRequest, TooLarge, Unsupported
-from service.http.json_bounds import check_json
-from service.http.problems import bad_field
-from service.http.unknown_names import request_query_names, unknown_name
-from service.resources import Resources
-from service.settings import Limits
 
 # The limit on the body bounds the bytes of a form; this bounds the work of parsing it.
 _MAX_FORM_PARTS: Final = 1000

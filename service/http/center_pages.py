@@ -12,6 +12,10 @@ from mlcd.artifacts.centers import Centers
 from mlcd.collections.clusters import Clusters
 from mlcd.collections.port import CollectionPort
 from mlcd.errors import InvalidInput
+from mlcd.service.http.answers import provenance
+from mlcd.service.http.cursors import read_cursor, write_cursor
+from mlcd.service.inference.lookup import Lookup
+from mlcd.service.resources import Resources
 from mlcd.types import Embeddings
 from mlcd.wire.nearest_centers import (
     CenterList,
@@ -22,10 +26,6 @@ from mlcd.wire.nearest_centers import (
     NameGrounds,
     RecentQueries,
 )
-from service.http.answers import provenance
-from service.http.cursors import read_cursor, write_cursor
-from service.inference.lookup import Lookup
-from service.resources import Resources
 
 Sort = Literal["size", "members", "name", "spread", "novelty", "recent", "id"]
 _NUM_NEIGHBORS: Final = 8

@@ -16,10 +16,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from service.http.middleware import PROBES
-from service.http.presence import ClientPresence
-from service.telemetry.metrics import Metrics
-from service.timings import (
+from mlcd.service.http.middleware import PROBES
+from mlcd.service.http.presence import ClientPresence
+from mlcd.service.telemetry.metrics import Metrics
+from mlcd.service.timings import (
     ANSWER_READ_S,
     BODY_REST_S,
     CLIENT_POLL_S,

@@ -7,12 +7,21 @@ from typing import Any, Final
 import pyarrow as pa
 from starlette.responses import Response
 
-from service.errors import StrictBatch
-from service.http.answers import ARROW, JSON, NPY, RAW, headers, list_answer, provenance, to_npy
-from service.http.openapi import BINARY
-from service.http.problems import item_error
-from service.inference.outcomes import Encoded
-from service.resources import Resources
+from mlcd.service.errors import StrictBatch
+from mlcd.service.http.answers import (
+    ARROW,
+    JSON,
+    NPY,
+    RAW,
+    headers,
+    list_answer,
+    provenance,
+    to_npy,
+)
+from mlcd.service.http.openapi import BINARY
+from mlcd.service.http.problems import item_error
+from mlcd.service.inference.outcomes import Encoded
+from mlcd.service.resources import Resources
 
 OFFERED: Final = (JSON, RAW, NPY, ARROW)
 BINARY_CONTENT: Final = {RAW: BINARY, NPY: BINARY, ARROW: BINARY}

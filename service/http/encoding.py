@@ -11,15 +11,15 @@ from fastapi import Request
 
 from mlcd.errors import ImageRejected
 from mlcd.fetching.urls import Url
+from mlcd.service.deadline import within_deadline
+from mlcd.service.errors import BadRequest, StrictBatch
+from mlcd.service.fetch.given_images import GivenImage
+from mlcd.service.inference.contract import refuse_when_down
+from mlcd.service.inference.outcomes import Encoded, Timings
+from mlcd.service.keys.rates import RequestAccount
+from mlcd.service.resources import Resources
+from mlcd.service.telemetry.request import count_images, stage_s
 from mlcd.types import Embeddings, ImageBatch, unit_rows
-from service.deadline import within_deadline
-from service.errors import BadRequest, StrictBatch
-from service.fetch.given_images import GivenImage
-from service.inference.contract import refuse_when_down
-from service.inference.outcomes import Encoded, Timings
-from service.keys.rates import RequestAccount
-from service.resources import Resources
-from service.telemetry.request import count_images, stage_s
 
 # Work on the images of a request, as they were fetched, and on their embeddings.
 After: TypeAlias = Callable[[Sequence[bytes | ImageRejected], Encoded], Awaitable[None]]

@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 
 from mlcd.label_job import OPTIONS
+from mlcd.service.jobs import job as jobs
 from mlcd.wire.queued_jobs import Job, JobFailure, JobProgress
-from service.jobs import job as jobs
 
 
 def describe_job(job: jobs.Job) -> Job:

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import TooLarge
-from service.settings import Limits
+from mlcd.service.errors import TooLarge
+from mlcd.service.settings import Limits
 
 _BLOCK_BYTES: Final = 2**18  # fits into a core's cache
 # The values that a byte announces; lists, objects and their fields take ten times as long to parse.

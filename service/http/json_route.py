@@ -7,9 +7,9 @@ from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
-from service.http.auth import check_access
-from service.http.bodies import read_json, read_optional_json
-from service.resources import Resources
+from mlcd.service.http.auth import check_access
+from mlcd.service.http.bodies import read_json, read_optional_json
+from mlcd.service.resources import Resources
 
 
 class JsonRoute(APIRoute):

@@ -9,8 +9,8 @@ import orjson
 from mlcd.collections.clusters import Clusters
 from mlcd.collections.columns import Scalar
 from mlcd.collections.port import CollectionPort
+from mlcd.service.http.cursors import read_cursor, write_cursor
 from mlcd.wire.nearest_centers import CountedValue
-from service.http.cursors import read_cursor, write_cursor
 
 
 def build_member_page(

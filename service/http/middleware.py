@@ -15,14 +15,14 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlcd.errors import DeadlineExceeded
-from service.errors import BadRequest, TooLarge, TooSlow
-from service.http.presence import presence_of
-from service.http.problems import COMES_BACK, handle_unexpected
-from service.inference.cache.cached import CachedPipeline
-from service.inference.contract import refuse_when_down
-from service.resources import Resources
-from service.telemetry.request import RequestRecord, begin_request, read_trace
-from service.timings import BODY_PATIENCE_S
+from mlcd.service.errors import BadRequest, TooLarge, TooSlow
+from mlcd.service.http.presence import presence_of
+from mlcd.service.http.problems import COMES_BACK, handle_unexpected
+from mlcd.service.inference.cache.cached import CachedPipeline
+from mlcd.service.inference.contract import refuse_when_down
+from mlcd.service.resources import Resources
+from mlcd.service.telemetry.request import RequestRecord, begin_request, read_trace
+from mlcd.service.timings import BODY_PATIENCE_S
 
 _log = logging.getLogger("mlcd.access")
 _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")

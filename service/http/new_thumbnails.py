@@ -10,9 +10,9 @@ from fastapi import Request
 from mlcd.errors import ImageRejected
 from mlcd.images.decode import DecodeLimits, num_pixels
 from mlcd.images.thumbnail import Thumbnail, thumbnail
-from service.deadline import within_deadline
-from service.resources import Resources
-from service.telemetry.request import time_stage
+from mlcd.service.deadline import within_deadline
+from mlcd.service.resources import Resources
+from mlcd.service.telemetry.request import time_stage
 
 _log = logging.getLogger("mlcd.service")
 

@@ -9,10 +9,10 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from service.http.auth import BEARER, HEADER, HEADER_NAME
-from service.http.dialect import Dialect, dialect_of
-from service.http.problems import COMES_BACK, TITLES
-from service.http.route_examples import example_of
+from mlcd.service.http.auth import BEARER, HEADER, HEADER_NAME
+from mlcd.service.http.dialect import Dialect, dialect_of
+from mlcd.service.http.problems import COMES_BACK, TITLES
+from mlcd.service.http.route_examples import example_of
 
 _REFERENCE: Final = "#/components/schemas/{model}"
 _OF_BODIES: Final = (400, 408, 413, 415, 422, 429, 503, 504)

@@ -1,4 +1,4 @@
-"""The status of each error, by its name; `service.http.dialects` gives refusals their shape."""
+"""The status of each error, by its name. Refusals take their shape from the dialects."""
 
 import logging
 import re
@@ -18,10 +18,10 @@ from starlette.routing import Match, Route
 
 from mlcd.collections.item import check_name
 from mlcd.errors import InvalidInput, MlcdError, Unavailable
-from service.errors import BadRequest, RecordDamaged, StrictBatch
-from service.http.dialect import Refusal, dialect_of
-from service.http.unknown_names import is_shown, unknown_name
-from service.telemetry.logs import places
+from mlcd.service.errors import BadRequest, RecordDamaged, StrictBatch
+from mlcd.service.http.dialect import Refusal, dialect_of
+from mlcd.service.http.unknown_names import is_shown, unknown_name
+from mlcd.service.telemetry.logs import places
 
 _log = logging.getLogger("mlcd.service")
 

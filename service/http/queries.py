@@ -9,22 +9,22 @@ from fastapi import Request
 
 from mlcd.collections.filters import parse_filter
 from mlcd.errors import InvalidInput, Rejection
-from mlcd.types import Embeddings
-from service.errors import BadRequest, InvalidField, TooLarge
-from service.fetch.given_images import GivenImage
-from service.http.bodies import (
+from mlcd.service.errors import BadRequest, InvalidField, TooLarge
+from mlcd.service.fetch.given_images import GivenImage
+from mlcd.service.http.bodies import (
     check_count,
     embeddings_from_json,
     media_type,
     read_images,
     read_json,
 )
-from service.http.data_uris import image_from_uri
-from service.http.encoding import encode
-from service.http.text_encoding import encode_texts
-from service.http.unknown_names import request_query_names, unknown_name
-from service.inference.outcomes import Encoded
-from service.resources import Resources
+from mlcd.service.http.data_uris import image_from_uri
+from mlcd.service.http.encoding import encode
+from mlcd.service.http.text_encoding import encode_texts
+from mlcd.service.http.unknown_names import request_query_names, unknown_name
+from mlcd.service.inference.outcomes import Encoded
+from mlcd.service.resources import Resources
+from mlcd.types import Embeddings
 
 # what each list holds
 KINDS: Final = {"images": "data-URIs or URLs", "texts": "strings", "embeddings": "vectors"}

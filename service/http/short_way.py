@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mlcd.errors import MlcdError
-from service.http.auth import check_access
-from service.http.problems import handle_mlcd_error
+from mlcd.service.http.auth import check_access
+from mlcd.service.http.problems import handle_mlcd_error
 
 
 class ShortWayMiddleware:

@@ -9,16 +9,16 @@ import numpy as np
 from fastapi import Request
 
 from mlcd.errors import Rejection
-from service.deadline import within_deadline
-from service.errors import BadRequest, StrictBatch, TextGiven, TooLarge
-from service.fetch.given_images import GivenImage
-from service.http.encoding import encode, encode_strictly
-from service.inference.outcomes import Account, Encoded, slowest
-from service.inference.served_texts import ServedTexts
-from service.inference.text_pipeline import num_chars
-from service.resources import Resources
-from service.settings import Limits
-from service.telemetry.request import count_texts
+from mlcd.service.deadline import within_deadline
+from mlcd.service.errors import BadRequest, StrictBatch, TextGiven, TooLarge
+from mlcd.service.fetch.given_images import GivenImage
+from mlcd.service.http.encoding import encode, encode_strictly
+from mlcd.service.inference.outcomes import Account, Encoded, slowest
+from mlcd.service.inference.served_texts import ServedTexts
+from mlcd.service.inference.text_pipeline import num_chars
+from mlcd.service.resources import Resources
+from mlcd.service.settings import Limits
+from mlcd.service.telemetry.request import count_texts
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from fastapi import Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from service.errors import BadRequest
+from mlcd.service.errors import BadRequest
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 # Names of other services, by which spelling alone does not find ours.

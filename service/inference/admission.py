@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from mlcd.errors import Overloaded
-from service.settings import Limits
-from service.telemetry.metrics import Metrics
-from service.timings import BURST_S, MAX_RETRY_S, MIN_RETRY_S, RATE_MEMORY_S
+from mlcd.service.settings import Limits
+from mlcd.service.telemetry.metrics import Metrics
+from mlcd.service.timings import BURST_S, MAX_RETRY_S, MIN_RETRY_S, RATE_MEMORY_S
 
 # The share of the time left that the work may take: the rate is a measurement, and an admitted
 # image must be answered in time.

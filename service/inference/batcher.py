@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import DeadlineExceeded, MlcdError, Overloaded, Unavailable
-from service.inference.contract import Row
-from service.inference.engine.process import Inference
-from service.inference.engine.slots import NUM_SLOTS
-from service.inference.engine.supervised import BatchEngine
-from service.inference.fair import FairQueue
-from service.telemetry.text_metrics import TowerMetrics
-from service.timings import MAX_BATCH_DELAY_S
+from mlcd.service.inference.contract import Row
+from mlcd.service.inference.engine.process import Inference
+from mlcd.service.inference.engine.slots import NUM_SLOTS
+from mlcd.service.inference.engine.supervised import BatchEngine
+from mlcd.service.inference.fair import FairQueue
+from mlcd.service.telemetry.text_metrics import TowerMetrics
+from mlcd.service.timings import MAX_BATCH_DELAY_S
 
 
 @dataclass(frozen=True)

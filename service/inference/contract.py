@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import Unavailable
-from service.inference.served import ServedTower
-from service.telemetry.request import took
-from service.telemetry.text_metrics import TowerMetrics
+from mlcd.service.inference.served import ServedTower
+from mlcd.service.telemetry.request import took
+from mlcd.service.telemetry.text_metrics import TowerMetrics
 
 
 class Engine(Protocol):

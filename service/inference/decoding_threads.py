@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from service.inference.fair import CostQueue
+from mlcd.service.inference.fair import CostQueue
 
 _Result = TypeVar("_Result")
 _LEAST: Final = 2**16  # pixels; the cost of an image apart from its own pixels

@@ -7,10 +7,10 @@ from concurrent.futures import TimeoutError as NotYet
 import numpy as np
 
 from mlcd.errors import Overloaded, Unavailable
+from mlcd.service.inference.contract import Dispatcher
+from mlcd.service.inference.served import ServedEncoder
+from mlcd.service.timings import ENGINE_PATIENCE_S, ENGINE_PAUSE_S
 from mlcd.types import Embeddings, ImageBatch
-from service.inference.contract import Dispatcher
-from service.inference.served import ServedEncoder
-from service.timings import ENGINE_PATIENCE_S, ENGINE_PAUSE_S
 
 
 class DispatchedEncoder:

@@ -19,8 +19,8 @@ from mlcd.collections.picture_copies import copy_groups, nearest_pair, thumbnail
 from mlcd.collections.port import CollectionPort
 from mlcd.collections.searcher import Searcher
 from mlcd.errors import DeadlineExceeded, InvalidInput, Overloaded
-from service.deadline import within_deadline
-from service.telemetry.metrics import Metrics
+from mlcd.service.deadline import within_deadline
+from mlcd.service.telemetry.metrics import Metrics
 
 _CACHED: Final = 4  # results; each takes about 30 bytes an item
 _MOST_COMPARED: Final = 10_000  # pictures: 15 s of one core, of the 30 s that a request has

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from mlcd.pipelines.resolve import resolve_model
-from service.settings import Settings
+from mlcd.service.settings import Settings
 
 
 def find_model(settings: Settings, announce: Callable[[str], None] = lambda _: None) -> str:

@@ -28,10 +28,10 @@ from mlcd.collections.clusters import LEAST_ORDINARY
 from mlcd.collections.port import CollectionPort
 from mlcd.errors import ArtifactInvalid, ConfigInvalid
 from mlcd.randomness import hash_counters
+from mlcd.service.inference.center_names import CenterNames
+from mlcd.service.inference.engine_labels import EngineLabels
+from mlcd.service.inference.stored_names import StoredNames
 from mlcd.types import Embeddings, Neighbors, least_product, unit_rows
-from service.inference.center_names import CenterNames
-from service.inference.engine_labels import EngineLabels
-from service.inference.stored_names import StoredNames
 
 _log = logging.getLogger("mlcd.service")
 

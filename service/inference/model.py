@@ -12,23 +12,23 @@ import numpy as np
 from mlcd.collections.port import CollectionsPort
 from mlcd.images.decode import DecodeLimits
 from mlcd.models.tokenizer import Tokenizer
-from service.inference.admission import Admission
-from service.inference.batcher import MicroBatcher
-from service.inference.cache.cached import open_cache
-from service.inference.cache.keyspace import KeySpace
-from service.inference.cache.memory import MemoryCache
-from service.inference.contract import Dispatcher, Engine
-from service.inference.engine.supervised import SupervisedEngine
-from service.inference.engine.triton import Direct, TritonEngine
-from service.inference.model_data import ModelData
-from service.inference.outcomes import Encoding
-from service.inference.pipeline import Pipeline
-from service.inference.readiness import Readiness, ReadinessProbe
-from service.inference.served import ServedEncoder
-from service.inference.served_texts import ServedTexts, new_text_tower
-from service.settings import Settings
-from service.telemetry.metrics import Metrics
-from service.telemetry.text_metrics import TowerMetrics
+from mlcd.service.inference.admission import Admission
+from mlcd.service.inference.batcher import MicroBatcher
+from mlcd.service.inference.cache.cached import open_cache
+from mlcd.service.inference.cache.keyspace import KeySpace
+from mlcd.service.inference.cache.memory import MemoryCache
+from mlcd.service.inference.contract import Dispatcher, Engine
+from mlcd.service.inference.engine.supervised import SupervisedEngine
+from mlcd.service.inference.engine.triton import Direct, TritonEngine
+from mlcd.service.inference.model_data import ModelData
+from mlcd.service.inference.outcomes import Encoding
+from mlcd.service.inference.pipeline import Pipeline
+from mlcd.service.inference.readiness import Readiness, ReadinessProbe
+from mlcd.service.inference.served import ServedEncoder
+from mlcd.service.inference.served_texts import ServedTexts, new_text_tower
+from mlcd.service.settings import Settings
+from mlcd.service.telemetry.metrics import Metrics
+from mlcd.service.telemetry.text_metrics import TowerMetrics
 
 # The share of the deadline that a batch may take: an image may wait for the batch that runs and for
 # the one that is ready before its own is taken.

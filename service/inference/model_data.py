@@ -11,9 +11,9 @@ from mlcd.artifacts.manifest import MANIFEST, Artifact, open_artifact
 from mlcd.collections.places import open_place
 from mlcd.collections.port import CollectionPort, CollectionsPort
 from mlcd.errors import ConfigInvalid, Conflict, NotFound
+from mlcd.service.inference.lookup import Lookup
+from mlcd.service.settings import Settings
 from mlcd.types import Fingerprint
-from service.inference.lookup import Lookup
-from service.settings import Settings
 
 _SHOWN: Final = 12  # digits of a fingerprint in a message
 

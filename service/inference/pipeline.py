@@ -19,11 +19,11 @@ from PIL import Image
 from mlcd.errors import DeadlineExceeded, ImageRejected, Rejection
 from mlcd.images.decode import DecodeLimits, OpenedImage, format_of, num_pixels, open_image
 from mlcd.images.transform import PreprocessSpec
-from service.errors import TooLarge
-from service.inference.admission import Admission
-from service.inference.contract import Dispatcher, Engine, refuse_when_down
-from service.inference.decoding_threads import DecodingThreads
-from service.inference.outcomes import (
+from mlcd.service.errors import TooLarge
+from mlcd.service.inference.admission import Admission
+from mlcd.service.inference.contract import Dispatcher, Engine, refuse_when_down
+from mlcd.service.inference.decoding_threads import DecodingThreads
+from mlcd.service.inference.outcomes import (
     Account,
     Anybody,
     Encoded,
@@ -34,8 +34,8 @@ from service.inference.outcomes import (
     report,
     tell,
 )
-from service.telemetry.metrics import Metrics
-from service.telemetry.request import took
+from mlcd.service.telemetry.metrics import Metrics
+from mlcd.service.telemetry.request import took
 
 _LARGE_PIXELS: Final = 16_000_000  # photographs of most cameras are smaller
 # Headers of so few bytes are read on the event loop, in about 0.05 ms: a thread would take as long

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.errors import MlcdError
-from service.inference.contract import Dispatcher, Engine
-from service.timings import READY_FRESH_S
+from mlcd.service.inference.contract import Dispatcher, Engine
+from mlcd.service.timings import READY_FRESH_S
 
 
 class ReadinessProbe:

@@ -9,12 +9,12 @@ from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.options import DEFAULTS, EncoderOptions
 from mlcd.encoders.text_encoder import Calibration, TextEncoder
 from mlcd.images.transform import PreprocessSpec
+from mlcd.service.log import Log
 from mlcd.types import Fingerprint
-from service.log import Log
 
 if TYPE_CHECKING:  # settings are of the server alone, and Triton is an extra
     from mlcd.encoders.triton import TritonEncoder, TritonTextEncoder
-    from service.settings import Settings
+    from mlcd.service.settings import Settings
 
 Tower = Literal["images", "texts"]
 

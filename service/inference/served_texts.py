@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from mlcd.models.tokenizer import Tokenizer
-from service.inference.admission import Places
-from service.inference.cache.cached import TowerCache
-from service.inference.cache.keyspace import KeySpace
-from service.inference.contract import Dispatcher, Engine
-from service.inference.outcomes import Encoding
-from service.inference.readiness import ReadinessProbe
-from service.inference.served import ServedTextEncoder
-from service.inference.text_pipeline import TextPipeline, TextReader
-from service.settings import Limits
-from service.telemetry.text_metrics import TextMetrics
+from mlcd.service.inference.admission import Places
+from mlcd.service.inference.cache.cached import TowerCache
+from mlcd.service.inference.cache.keyspace import KeySpace
+from mlcd.service.inference.contract import Dispatcher, Engine
+from mlcd.service.inference.outcomes import Encoding
+from mlcd.service.inference.readiness import ReadinessProbe
+from mlcd.service.inference.served import ServedTextEncoder
+from mlcd.service.inference.text_pipeline import TextPipeline, TextReader
+from mlcd.service.settings import Limits
+from mlcd.service.telemetry.text_metrics import TextMetrics
 
 TRIAL: Final = "a photo"  # the text of trial inferences
 

@@ -17,12 +17,12 @@ from mlcd.errors import (
     MlcdError,
     Unavailable,
 )
-from service.host.allocator import free_what_was_closed
-from service.inference.engine.triton import TritonEngine, open_triton_engine
-from service.inference.model import ServedModel, SharedResources, open_model
-from service.inference.model_data import open_model_data
-from service.inference.served import ServedTower
-from service.timings import RETIREMENT_S
+from mlcd.service.host.allocator import free_what_was_closed
+from mlcd.service.inference.engine.triton import TritonEngine, open_triton_engine
+from mlcd.service.inference.model import ServedModel, SharedResources, open_model
+from mlcd.service.inference.model_data import open_model_data
+from mlcd.service.inference.served import ServedTower
+from mlcd.service.timings import RETIREMENT_S
 
 _log = logging.getLogger("mlcd.service")
 

@@ -15,11 +15,10 @@ import numpy as np
 
 from mlcd.errors import DeadlineExceeded, Rejection, TextRejected
 from mlcd.models.tokenizer import Tokenizer
-from mlcd.text_checks import check_text, too_long
-from service.inference.admission import Places
-from service.inference.contract import Dispatcher, Engine, refuse_when_down
-from service.inference.decoding_threads import DecodingThreads
-from service.inference.outcomes import (
+from mlcd.service.inference.admission import Places
+from mlcd.service.inference.contract import Dispatcher, Engine, refuse_when_down
+from mlcd.service.inference.decoding_threads import DecodingThreads
+from mlcd.service.inference.outcomes import (
     Account,
     Anybody,
     Encoded,
@@ -29,8 +28,9 @@ from service.inference.outcomes import (
     join_outcomes,
     report,
 )
-from service.telemetry.request import took
-from service.telemetry.text_metrics import TextMetrics
+from mlcd.service.telemetry.request import took
+from mlcd.service.telemetry.text_metrics import TextMetrics
+from mlcd.text_checks import check_text, too_long
 
 # Texts that a thread tokenizes, or that are queued, without a pause: other requests come between.
 _TOGETHER: Final = 128

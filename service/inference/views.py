@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 from mlcd.collections.clusters import Clusters
 from mlcd.collections.plane import Plane
 from mlcd.collections.port import CollectionPort
-from service.deadline import within_deadline
-from service.inference.lookup import Lookup
+from mlcd.service.deadline import within_deadline
+from mlcd.service.inference.lookup import Lookup
 
 
 class CollectionViews:

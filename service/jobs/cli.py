@@ -18,7 +18,7 @@ from mlcd.extras import install_command
 from mlcd.label_job import JobKind
 from mlcd.locations import check_no_credentials, is_url
 from mlcd.progress import Reporter
-from service.jobs.job import JobState, printable
+from mlcd.service.jobs.job import JobState, printable
 
 if TYPE_CHECKING:  # an extra
     from mlcd.client import FailedShard, Job, JobFailure, JobProgress, Jobs

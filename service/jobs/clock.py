@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from service.jobs.job import StoredJob
-from service.timings import CLOCK_MARGIN_S, CLOCK_TOLERANCE_S, LONGEST_PAUSE_S
+from mlcd.service.jobs.job import StoredJob
+from mlcd.service.timings import CLOCK_MARGIN_S, CLOCK_TOLERANCE_S, LONGEST_PAUSE_S
 
 # Further jobs that a claim tries: they seem due so late that the clock must have been set back.
 FAR: Final = 4

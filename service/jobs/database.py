@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol, Self, TypeVar
 
 from mlcd.errors import Conflict
-from mlcd.types import Fingerprint
-from service.errors import RecordDamaged
-from service.jobs.job import (
+from mlcd.service.errors import RecordDamaged
+from mlcd.service.jobs.job import (
     FINISHED,
     Event,
     Failure,
@@ -21,6 +20,7 @@ from service.jobs.job import (
     StoredJob,
     record_from_json,
 )
+from mlcd.types import Fingerprint
 
 Result = TypeVar("Result")
 # Events kept of each job. Each holds the whole job, so a client that missed some has missed only

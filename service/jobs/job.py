@@ -13,9 +13,9 @@ from typing import Annotated, Final, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from mlcd.label_job import LabelJob
+from mlcd.service.errors import RecordDamaged
 from mlcd.types import Fingerprint
 from mlcd.wire import queued_jobs as wire
-from service.errors import RecordDamaged
 
 JobState = wire.JobState
 # plan: list the input and cut it into shards. shard: make one part. publish: write the manifest.
@@ -176,7 +176,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class StoredJob:
-    """A job as the queue stores it. `service.jobs.transitions` makes each from the one before.
+    """A job as the queue stores it. `mlcd.service.jobs.transitions` makes each from the one before.
 
     A job is a row of stages. Each has tasks numbered from 0 (`num_tasks` of them): one at every
     stage but `shard`. A field with an alias is stored under it, as earlier versions named it.

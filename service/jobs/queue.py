@@ -12,10 +12,9 @@ from typing import Final
 
 from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Conflict, InvalidInput, NotFound
-from mlcd.types import Fingerprint
-from service.errors import RecordDamaged
-from service.jobs import transitions
-from service.jobs.database import (
+from mlcd.service.errors import RecordDamaged
+from mlcd.service.jobs import transitions
+from mlcd.service.jobs.database import (
     Ended,
     JobDatabase,
     Listed,
@@ -27,7 +26,7 @@ from service.jobs.database import (
     name_of_key,
     with_key,
 )
-from service.jobs.job import (
+from mlcd.service.jobs.job import (
     Event,
     Failure,
     FailurePage,
@@ -41,6 +40,7 @@ from service.jobs.job import (
     Work,
     printable,
 )
+from mlcd.types import Fingerprint
 
 # The digits of the microseconds since the epoch, hexadecimal: ids are in the order of submission
 # until the year 4253.

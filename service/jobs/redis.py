@@ -20,11 +20,10 @@ from redis.exceptions import RedisError
 
 from mlcd.backoff import Backoff
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, MlcdError, Unavailable
-from mlcd.types import Fingerprint
-from service.errors import RecordDamaged
-from service.jobs.clock import FAR, Clock, far_s
-from service.jobs.database import CANDIDATES, KEPT_EVENTS, Ended, Listed, Result
-from service.jobs.job import (
+from mlcd.service.errors import RecordDamaged
+from mlcd.service.jobs.clock import FAR, Clock, far_s
+from mlcd.service.jobs.database import CANDIDATES, KEPT_EVENTS, Ended, Listed, Result
+from mlcd.service.jobs.job import (
     Event,
     Failure,
     JobState,
@@ -36,14 +35,15 @@ from service.jobs.job import (
     record_from_json,
     record_to_json,
 )
-from service.jobs.redis_keys import Keys
-from service.redis_clients import NotPrimaryError, open_redis_pool
-from service.timings import (
+from mlcd.service.jobs.redis_keys import Keys
+from mlcd.service.redis_clients import NotPrimaryError, open_redis_pool
+from mlcd.service.timings import (
     QUEUE_CONNECT_S,
     QUEUE_FAILOVER_FIRST_S,
     QUEUE_FAILOVER_S,
     QUEUE_REDIS_S,
 )
+from mlcd.types import Fingerprint
 
 _Arguments = ParamSpec("_Arguments")
 

@@ -18,8 +18,8 @@ PREFIX (mlcd:jobs:):
 
 from dataclasses import dataclass
 
+from mlcd.service.jobs.job import JobState
 from mlcd.types import Fingerprint
-from service.jobs.job import JobState
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.fetching.url_options import UrlOptions
 from mlcd.images.names import is_candidate
 from mlcd.locations import is_url
-from service.errors import BadRequest, OutsideRoots, Param
-from service.jobs.stores import StoreRoots, no_embeddings
+from mlcd.service.errors import BadRequest, OutsideRoots, Param
+from mlcd.service.jobs.stores import StoreRoots, no_embeddings
 
 _WILDCARDS: Final = "*?["
 _DRAFT: Final = draft_path(Path("name")).suffix

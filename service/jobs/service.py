@@ -18,14 +18,14 @@ from mlcd.errors import (
     MlcdError,
     Unavailable,
 )
-from service.errors import RecordDamaged
-from service.jobs.job import JobState, QueueStats
-from service.jobs.queue import Queue
-from service.jobs.roots import Roots
-from service.jobs.sqlite import SqliteDatabase
-from service.settings import Settings
-from service.telemetry.metrics import Metrics
-from service.timings import DAY_S, JOBS_COUNT_S
+from mlcd.service.errors import RecordDamaged
+from mlcd.service.jobs.job import JobState, QueueStats
+from mlcd.service.jobs.queue import Queue
+from mlcd.service.jobs.roots import Roots
+from mlcd.service.jobs.sqlite import SqliteDatabase
+from mlcd.service.settings import Settings
+from mlcd.service.telemetry.metrics import Metrics
+from mlcd.service.timings import DAY_S, JOBS_COUNT_S
 
 _Result = TypeVar("_Result")
 _THREADS: Final = 4
@@ -125,7 +125,7 @@ def open_queue(settings: Settings, *, late: bool = False) -> Queue:
     late: a damaged file is refused by each call, until it is mended, and not here.
     """
     if settings.redis_url is not None:
-        from service.jobs.redis import open_redis_database
+        from mlcd.service.jobs.redis import open_redis_database
 
         return Queue(
             open_redis_database(settings.redis_url.get_secret_value(), settings.jobs.redis_prefix)

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from mlcd.errors import ArtifactInvalid
-from mlcd.types import Fingerprint
-from service.errors import RecordDamaged
-from service.jobs.clock import FAR, Clock, far_s
-from service.jobs.database import CANDIDATES, KEPT_EVENTS, Ended, Listed, Result
-from service.jobs.job import (
+from mlcd.service.errors import RecordDamaged
+from mlcd.service.jobs.clock import FAR, Clock, far_s
+from mlcd.service.jobs.database import CANDIDATES, KEPT_EVENTS, Ended, Listed, Result
+from mlcd.service.jobs.job import (
     Event,
     Failure,
     JobState,
@@ -35,7 +34,8 @@ from service.jobs.job import (
     record_from_json,
     record_to_json,
 )
-from service.jobs.sqlite_file import RESTORE, SqliteFile
+from mlcd.service.jobs.sqlite_file import RESTORE, SqliteFile
+from mlcd.types import Fingerprint
 
 # Version 1 had no failures and no index of ended jobs, version 2 no models of workers; both are
 # upgraded.

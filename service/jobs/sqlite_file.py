@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from mlcd.errors import ArtifactInvalid, Unavailable
-from service.timings import SQLITE_LOG_S, SQLITE_TURN_S, SQLITE_WAIT_S
+from mlcd.service.timings import SQLITE_LOG_S, SQLITE_TURN_S, SQLITE_WAIT_S
 
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})

@@ -13,7 +13,7 @@ from mlcd.artifacts.directories import Directory
 from mlcd.artifacts.manifest import MANIFEST, parse_manifest
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput, MlcdError
 from mlcd.locations import artifact_path, check_no_credentials
-from service.errors import BadRequest, OutsideRoots, Param
+from mlcd.service.errors import BadRequest, OutsideRoots, Param
 
 _WILDCARDS: Final = "*?["
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mlcd.errors import Conflict
-from service.jobs.clock import cut_back
-from service.jobs.job import (
+from mlcd.service.jobs.clock import cut_back
+from mlcd.service.jobs.job import (
     FINISHED,
     MAX_ATTEMPTS,
     PAUSE_GROWTH,
@@ -20,7 +20,7 @@ from service.jobs.job import (
     StoredJob,
     Work,
 )
-from service.timings import FIRST_PAUSE_S, LONGEST_PAUSE_S, WORKER_START_S
+from mlcd.service.timings import FIRST_PAUSE_S, LONGEST_PAUSE_S, WORKER_START_S
 
 _LOST = JobProblem(
     "worker-lost",

@@ -10,8 +10,8 @@ import orjson
 
 from mlcd.collections.item import check_name
 from mlcd.errors import InvalidInput
-from service.keys.file import SCOPES, Key, create_key, read_keys, revoke_key
-from service.settings import read_keys_file
+from mlcd.service.keys.file import SCOPES, Key, create_key, read_keys, revoke_key
+from mlcd.service.settings import read_keys_file
 
 _ID: Final = re.compile(r"[0-9a-f]{8}")
 _COLUMNS: Final = ("id", "state", "name", "scopes", "collections", "rate", "created", "expires")

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.extras import install_command
-from service.errors import RateExceeded
-from service.keys.file import Key
-from service.telemetry.metrics import Metrics
-from service.timings import RATE_REDIS_REST_S, RATE_REDIS_S, RATE_WINDOW_S
+from mlcd.service.errors import RateExceeded
+from mlcd.service.keys.file import Key
+from mlcd.service.telemetry.metrics import Metrics
+from mlcd.service.timings import RATE_REDIS_REST_S, RATE_REDIS_S, RATE_WINDOW_S
 
 if TYPE_CHECKING:  # the counter's library and the Redis client take long to import
     from redis.asyncio import ConnectionPool
 
-    from service.keys.window_counter import WindowCounter
+    from mlcd.service.keys.window_counter import WindowCounter
 
 _log = logging.getLogger("mlcd.service")
 _Answer = TypeVar("_Answer")
@@ -176,7 +176,7 @@ async def open_rate_limiter(
 
 def _open_pool(url: str) -> "ConnectionPool":
     try:
-        from service.redis_clients import open_async_redis_pool
+        from mlcd.service.redis_clients import open_async_redis_pool
     except ImportError as error:
         raise ConfigInvalid(
             "MLCD_REDIS_URL needs the package redis", remedy=install_command("redis")
@@ -185,6 +185,6 @@ def _open_pool(url: str) -> "ConnectionPool":
 
 
 def _new_counter(shared: "ConnectionPool | None" = None) -> "WindowCounter":
-    from service.keys.window_counter import WindowCounter
+    from mlcd.service.keys.window_counter import WindowCounter
 
     return WindowCounter(shared)

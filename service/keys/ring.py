@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from mlcd.errors import ConfigInvalid, Unavailable
-from service.errors import Unauthorized
-from service.keys.file import Key, KeySet, read_keys
-from service.timings import KEYS_POLL_S
+from mlcd.service.errors import Unauthorized
+from mlcd.service.keys.file import Key, KeySet, read_keys
+from mlcd.service.timings import KEYS_POLL_S
 
 _log = logging.getLogger("mlcd.service")
 

@@ -11,8 +11,8 @@ from limits.aio.storage import MemoryStorage, RedisStorage
 from limits.aio.storage.base import SlidingWindowCounterSupport
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
-from service.keys.file import Key
-from service.timings import RATE_ROUNDING_S, RATE_WINDOW_S
+from mlcd.service.keys.file import Key
+from mlcd.service.timings import RATE_ROUNDING_S, RATE_WINDOW_S
 
 _PREFIX: Final = "mlcd:rate"
 

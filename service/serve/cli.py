@@ -13,13 +13,13 @@ import click
 
 from mlcd.child import STOPS
 from mlcd.errors import ConfigInvalid, Conflict
-from service.host.allocator import keep_what_is_open, pause_collector
-from service.host.open_files import BACKLOG, allow_descriptors
-from service.host.signals import end_while_it_starts, ignore_hangups
-from service.inference.engine.launched import LaunchedEngine, launch_engine
+from mlcd.service.host.allocator import keep_what_is_open, pause_collector
+from mlcd.service.host.open_files import BACKLOG, allow_descriptors
+from mlcd.service.host.signals import end_while_it_starts, ignore_hangups
+from mlcd.service.inference.engine.launched import LaunchedEngine, launch_engine
 
 if TYPE_CHECKING:  # what takes long to import comes after the engine's launch
-    from service.settings import Auth, Settings
+    from mlcd.service.settings import Auth, Settings
 
 _NEXT_PORTS: Final = 20  # that are tried where another program has the port
 _MAX_PORT: Final = 65_535
@@ -68,13 +68,13 @@ def serve(config: str | None, print_config: bool, **options: object) -> None:
     # The engine's process imports its libraries while this one reads the settings.
     launched = None if print_config else launch_engine()
     pause_collector()
-    from service.settings import read_settings, setting_lines
+    from mlcd.service.settings import read_settings, setting_lines
 
     settings = read_settings(options, file=config)
     if launched is None:
         click.echo("\n".join(setting_lines(settings)))
         return
-    from service.serve.preparation import prepare_process
+    from mlcd.service.serve.preparation import prepare_process
 
     prepare_process(settings)
     listener = listen(settings)
@@ -99,18 +99,18 @@ def _serve(
         click.echo(f"serving {served} on {address}")
 
     if settings.processes > 1:
-        from service.serve.server import SettingsSources
-        from service.serve.supervisor import Supervisor
+        from mlcd.service.serve.server import SettingsSources
+        from mlcd.service.serve.supervisor import Supervisor
 
         launched.dismiss()  # each process has an engine of its own
         source = SettingsSources(options, config)
         keep_what_is_open()  # each process pauses and resumes a collector of its own
         return asyncio.run(Supervisor(settings, source, listener, announce=say).run())
-    from service.serve.preparation import begin
+    from mlcd.service.serve.preparation import begin
 
     begun = begin(settings, lambda line: click.echo(f"mlcd: {line}", err=True), launched)
     # The application takes as long to import as the engine takes to open the model.
-    from service.serve.server import describe, serve_on
+    from mlcd.service.serve.server import describe, serve_on
 
     serve_on(listener, settings, begun, serving=lambda resources: say(describe(resources)))
     return 0

@@ -18,15 +18,15 @@ from mlcd.errors import MlcdError, NotFound
 from mlcd.export.starter.artifact import STARTER
 from mlcd.locations import is_url
 from mlcd.progress import count_of
-from service.explore.place_state import AlreadyOpen, PlaceState, absolute, forget, list_states
-from service.explore.progress_board import ExplorationProgress
-from service.host.allocator import pause_collector
-from service.host.signals import end_while_it_starts
-from service.inference.engine.launched import launch_engine
-from service.timings import EXPLORE_LOOK_S
+from mlcd.service.explore.place_state import AlreadyOpen, PlaceState, absolute, forget, list_states
+from mlcd.service.explore.progress_board import ExplorationProgress
+from mlcd.service.host.allocator import pause_collector
+from mlcd.service.host.signals import end_while_it_starts
+from mlcd.service.inference.engine.launched import launch_engine
+from mlcd.service.timings import EXPLORE_LOOK_S
 
 if TYPE_CHECKING:  # what takes long to import comes after the engine's launch
-    from service.explore.exploration_thread import Exploration
+    from mlcd.service.explore.exploration_thread import Exploration
 
 _STAGES: Final = {
     "list": "looking for pictures",
@@ -127,9 +127,9 @@ def _serve(
     once: bool,
 ) -> None:
     pause_collector()
-    from service.serve.cli import check_exposure, listen
-    from service.serve.preparation import begin, prepare_process
-    from service.settings import read_settings
+    from mlcd.service.serve.cli import check_exposure, listen
+    from mlcd.service.serve.preparation import begin, prepare_process
+    from mlcd.service.settings import read_settings
 
     settings = read_settings(options)
     prepare_process(settings)
@@ -137,9 +137,11 @@ def _serve(
     try:
         check_exposure(settings.auth, listener.getsockname()[0])
         # The first time a model is exported for some seconds; the libraries are imported meanwhile.
-        threading.Thread(target=import_module, args=("service.serve.server",), daemon=True).start()
+        threading.Thread(
+            target=import_module, args=("mlcd.service.serve.server",), daemon=True
+        ).start()
         begun = begin(settings, lambda line: click.echo(f"mlcd: {line}", err=True), launched)
-        from service.serve.server import serve_on
+        from mlcd.service.serve.server import serve_on
 
         address, port = listener.getsockname()[:2]
         url = f"http://[{address}]:{port}/" if ":" in address else f"http://{address}:{port}/"

@@ -12,14 +12,14 @@ from fastapi import FastAPI
 
 from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.manifest import open_artifact
-from service.explore.exploration_thread import Exploration, ExplorationParts
-from service.explore.place_state import COLLECTION, PlaceState
-from service.inference.dispatched_encoder import DispatchedEncoder
-from service.inference.lookup import Lookup
-from service.inference.model_data import check_centers
-from service.inference.stored_names import StoredNames
-from service.resources import Resources
-from service.timings import EXPLORE_END_S
+from mlcd.service.explore.exploration_thread import Exploration, ExplorationParts
+from mlcd.service.explore.place_state import COLLECTION, PlaceState
+from mlcd.service.inference.dispatched_encoder import DispatchedEncoder
+from mlcd.service.inference.lookup import Lookup
+from mlcd.service.inference.model_data import check_centers
+from mlcd.service.inference.stored_names import StoredNames
+from mlcd.service.resources import Resources
+from mlcd.service.timings import EXPLORE_END_S
 
 _log = logging.getLogger("mlcd.explore")
 

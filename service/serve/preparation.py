@@ -8,15 +8,15 @@ from typing import TypeAlias
 from mlcd.child import STOPS
 from mlcd.encoders import has_text
 from mlcd.images.quiet import silence_decoders
-from service.host.allocator import pause_collector, return_large_blocks
-from service.host.signals import end_while_it_starts
-from service.host.threads import ThreadBudget
-from service.inference.engine.launched import LaunchedEngine
-from service.inference.engine.process import StartedEngine, start_engine
-from service.inference.found_model import find_model
-from service.inference.served import Opening
-from service.settings import Settings
-from service.telemetry.logs import configure_logs
+from mlcd.service.host.allocator import pause_collector, return_large_blocks
+from mlcd.service.host.signals import end_while_it_starts
+from mlcd.service.host.threads import ThreadBudget
+from mlcd.service.inference.engine.launched import LaunchedEngine
+from mlcd.service.inference.engine.process import StartedEngine, start_engine
+from mlcd.service.inference.found_model import find_model
+from mlcd.service.inference.served import Opening
+from mlcd.service.settings import Settings
+from mlcd.service.telemetry.logs import configure_logs
 
 Stops: TypeAlias = tuple[signal.Signals, ...]  # the signals that end a process
 

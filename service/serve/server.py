@@ -1,8 +1,8 @@
 """One server process: it opens resources, serves an application on a socket, and ends by a signal.
 
-It is the process of the command, or one of several under a supervisor, as
-`python -m service.serve.server`. There standard input brings one line of JSON, `Order`; standard
-output takes {"serving", "identity"} when it serves, or {"error", "message", "remedy"}. It reads the
+It is the process of the command, or one of several under a supervisor, as `python -m
+mlcd.service.serve.server`. There standard input brings one line of JSON, `Order`; standard output
+takes {"serving", "identity"} when it serves, or {"error", "message", "remedy"}. It reads the
 settings from the supervisor's sources, so that no secret is written anywhere. The signal FINISH,
 and the supervisor's death, make it finish what is in flight and end.
 """
@@ -26,18 +26,18 @@ from uvicorn.loops.auto import auto_loop_factory
 
 from mlcd.child import STOPS, Message, Parent, serve_parent
 from mlcd.errors import ConfigInvalid
-from service.explore.exploration_thread import Exploration
-from service.host.allocator import keep_what_is_imported, keep_what_is_open
-from service.host.open_files import BACKLOG, affordable
-from service.host.signals import FINISH, StopSignals, cancel_on_signal
-from service.http.app import create_app
-from service.http.connections import ConnectionBounds, HttpConnection
-from service.resources import Resources, open_resources
-from service.serve.exploring import run_exploration
-from service.serve.preparation import Begun, Stops, begin, prepare_process
-from service.settings import Settings, read_settings
-from service.telemetry.metrics import use_multiprocess_dir
-from service.timings import SERVER_CLOSE_S
+from mlcd.service.explore.exploration_thread import Exploration
+from mlcd.service.host.allocator import keep_what_is_imported, keep_what_is_open
+from mlcd.service.host.open_files import BACKLOG, affordable
+from mlcd.service.host.signals import FINISH, StopSignals, cancel_on_signal
+from mlcd.service.http.app import create_app
+from mlcd.service.http.connections import ConnectionBounds, HttpConnection
+from mlcd.service.resources import Resources, open_resources
+from mlcd.service.serve.exploring import run_exploration
+from mlcd.service.serve.preparation import Begun, Stops, begin, prepare_process
+from mlcd.service.settings import Settings, read_settings
+from mlcd.service.telemetry.metrics import use_multiprocess_dir
+from mlcd.service.timings import SERVER_CLOSE_S
 
 # Called with an exploration that has begun and with what ends the server; returns its own task.
 Watch: TypeAlias = Callable[[Exploration, Callable[[], None]], "asyncio.Task[None]"]

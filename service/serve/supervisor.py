@@ -21,10 +21,10 @@ from prometheus_client.multiprocess import mark_process_dead
 from mlcd.backoff import Backoff
 from mlcd.child import STOPS, Child
 from mlcd.errors import MlcdError, Unavailable
-from service.host.signals import FINISH, StopSignals
-from service.serve.server import Order, SettingsSources, bound_s
-from service.settings import Settings
-from service.timings import (
+from mlcd.service.host.signals import FINISH, StopSignals
+from mlcd.service.serve.server import Order, SettingsSources, bound_s
+from mlcd.service.settings import Settings
+from mlcd.service.timings import (
     SERVER_BACKOFF_S,
     SERVER_KILL_S,
     SERVER_MAX_BACKOFF_S,
@@ -128,7 +128,9 @@ class Supervisor:
 
         Raises what opening raised.
         """
-        process = await Child.start("service.serve.server", descriptors=(self._listener.fileno(),))
+        process = await Child.start(
+            "mlcd.service.serve.server", descriptors=(self._listener.fileno(),)
+        )
         self._processes[slot] = process
         if self._stopping.is_set():  # the signal came while the process was being started
             process.signal(FINISH)

@@ -18,9 +18,9 @@ from typing import Any, Final, TextIO
 
 import orjson
 
-from service.log import Log
-from service.telemetry.request import current_request
-from service.timings import LOG_FLUSH_S, LOG_REST_S
+from mlcd.service.log import Log
+from mlcd.service.telemetry.request import current_request
+from mlcd.service.timings import LOG_FLUSH_S, LOG_REST_S
 
 _MAX_WAITING: Final = 10_000  # lines; about 3 MB
 _PLACES: Final = 12  # the innermost code lines of an error

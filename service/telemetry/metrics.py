@@ -24,9 +24,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from mlcd.errors import NotFound, StoreUnreachable
-from service.telemetry.instruments import Instruments
-from service.telemetry.text_metrics import TextMetrics
-from service.timings import METRICS_POLL_S
+from mlcd.service.telemetry.instruments import Instruments
+from mlcd.service.telemetry.text_metrics import TextMetrics
+from mlcd.service.timings import METRICS_POLL_S
 
 if TYPE_CHECKING:  # it imports faiss
     from mlcd.collections.port import CollectionPort

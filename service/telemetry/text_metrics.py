@@ -5,7 +5,7 @@ from typing import Protocol
 
 from prometheus_client import Gauge
 
-from service.telemetry.instruments import Instruments
+from mlcd.service.telemetry.instruments import Instruments
 
 
 class TowerMetrics(Protocol):

@@ -17,9 +17,9 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from mlcd.service.telemetry.request import RequestRecord
+from mlcd.service.timings import TRACE_CLOSE_S, TRACE_EXPORT_S
 from mlcd.version import __version__
-from service.telemetry.request import RequestRecord
-from service.timings import TRACE_CLOSE_S, TRACE_EXPORT_S
 
 _SERVER_FAULT: Final = 500
 _INFERENCE: Final = "inference"

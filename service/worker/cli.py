@@ -7,14 +7,14 @@ import click
 
 from mlcd.errors import ConfigInvalid
 from mlcd.images.quiet import silence_decoders
-from service.host.allocator import return_large_blocks
-from service.host.open_files import allow_descriptors
-from service.host.signals import ignore_hangups
-from service.resources import WorkerResources, open_worker_resources
-from service.settings import read_settings
-from service.telemetry.logs import configure_logs
-from service.worker.loop import Worker
-from service.worker.task import TaskRunner
+from mlcd.service.host.allocator import return_large_blocks
+from mlcd.service.host.open_files import allow_descriptors
+from mlcd.service.host.signals import ignore_hangups
+from mlcd.service.resources import WorkerResources, open_worker_resources
+from mlcd.service.settings import read_settings
+from mlcd.service.telemetry.logs import configure_logs
+from mlcd.service.worker.loop import Worker
+from mlcd.service.worker.task import TaskRunner
 
 _LONGEST_NAME = 128
 

@@ -13,10 +13,10 @@ from mlcd.errors import (
 )
 from mlcd.locations import show_location
 from mlcd.pipelines.shard import InputChanged, NotRemoved, OtherSettings, OutputGone
-from service.errors import OutsideRoots
-from service.jobs.job import JobProblem, Stage, printable
-from service.jobs.roots import OtherRoots, PlaceMoved
-from service.telemetry.logs import kinds
+from mlcd.service.errors import OutsideRoots
+from mlcd.service.jobs.job import JobProblem, Stage, printable
+from mlcd.service.jobs.roots import OtherRoots, PlaceMoved
+from mlcd.service.telemetry.logs import kinds
 
 _AGAIN: Final = "retry the job when that is mended"
 _OURS: Final = ("mlcd.", "service.")

@@ -22,11 +22,11 @@ from typing import Final, NoReturn, TypeVar
 from mlcd.backoff import Backoff
 from mlcd.child import STOPS
 from mlcd.errors import Unavailable
-from service.host.signals import StopSignals
-from service.jobs.job import MAX_ATTEMPTS, Work
-from service.jobs.queue import Queue
-from service.telemetry.logs import places
-from service.timings import (
+from mlcd.service.host.signals import StopSignals
+from mlcd.service.jobs.job import MAX_ATTEMPTS, Work
+from mlcd.service.jobs.queue import Queue
+from mlcd.service.telemetry.logs import places
+from mlcd.service.timings import (
     AFTER_FAILURE_S,
     ENGINE_AWAY_S,
     QUEUE_FIRST_WAIT_S,
@@ -39,7 +39,7 @@ from service.timings import (
     WORKER_POLL_S,
     WORKER_STOP_S,
 )
-from service.worker.failures import (
+from mlcd.service.worker.failures import (
     EngineDown,
     Stopped,
     describe_stall,
@@ -49,8 +49,8 @@ from service.worker.failures import (
     problem_of,
     reason_of,
 )
-from service.worker.others import ForeignJobs, LeftJobs
-from service.worker.task import Outcome, TaskRunner, Watch
+from mlcd.service.worker.others import ForeignJobs, LeftJobs
+from mlcd.service.worker.task import Outcome, TaskRunner, Watch
 
 _log = logging.getLogger("mlcd.jobs")
 _STALLED: Final = 1  # exit status after a task that hangs

@@ -6,10 +6,10 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from mlcd.errors import NotFound
+from mlcd.service.jobs.job import Stage, Work
+from mlcd.service.jobs.queue import Queue
+from mlcd.service.timings import FOREIGN_JOBS_POLL_S, LEFT_JOBS_POLL_S
 from mlcd.types import Fingerprint
-from service.jobs.job import Stage, Work
-from service.jobs.queue import Queue
-from service.timings import FOREIGN_JOBS_POLL_S, LEFT_JOBS_POLL_S
 
 _COUNTED: Final = 100  # foreign jobs that are counted at most
 _log = logging.getLogger("mlcd.jobs")

@@ -13,10 +13,10 @@ from mlcd.artifacts.copies import forget
 from mlcd.errors import Overloaded, Unavailable
 from mlcd.locations import artifact_path
 from mlcd.pipelines.shard import Equipment, Shards, discard, open_shards
+from mlcd.service.jobs.job import MAX_ATTEMPTS, Work
+from mlcd.service.jobs.roots import Roots
+from mlcd.service.worker.failures import EngineDown, OtherCenters, Stopped
 from mlcd.types import Fingerprint
-from service.jobs.job import MAX_ATTEMPTS, Work
-from service.jobs.roots import Roots
-from service.worker.failures import EngineDown, OtherCenters, Stopped
 
 
 @dataclass

@@ -28,6 +28,7 @@ from typing import Final
 
 from mlcd.cores import available_cores
 from mlcd.errors import InvalidInput, MlcdError
+from mlcd.training.preemption import Preempted
 from studies.losses.arms import RunSpec
 from studies.losses.data import require
 from studies.losses.frozen.tier import FrozenTier
@@ -41,7 +42,6 @@ from studies.losses.sets import FASHION, SINGLE_LABEL
 from studies.losses.table import RESULTS, gather
 from studies.losses.tiers import TIERS
 from studies.losses.towers.tier import GpuTier, TowersTier
-from training.preemption import Preempted
 
 _SLICED: Final[dict[str, Callable[[Path, Path], SlicedTier]]] = {
     FrozenTier.name: FrozenTier.of,

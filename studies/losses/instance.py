@@ -21,13 +21,13 @@ from torch.nn.functional import normalize
 
 from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.models.servable import Servable
-from training.config import RunConfig
-from training.data.dataset import open_dataset
-from training.data.loader import Batch, Loader, StepBatches
-from training.optim.groups import adamw_settings, parameter_groups
-from training.optim.schedule import learning_rate
-from training.processes import open_processes
-from training.tower import initial_model
+from mlcd.training.config import RunConfig
+from mlcd.training.data.dataset import open_dataset
+from mlcd.training.data.loader import Batch, Loader, StepBatches
+from mlcd.training.optim.groups import adamw_settings, parameter_groups
+from mlcd.training.optim.schedule import learning_rate
+from mlcd.training.processes import open_processes
+from mlcd.training.tower import initial_model
 
 InstanceKind = Literal["instance_softmax", "instance_sigmoid"]
 

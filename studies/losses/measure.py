@@ -17,13 +17,13 @@ from torch.nn.functional import normalize
 
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.models.servable import Servable
+from mlcd.training.evaluation.knn import knn
+from mlcd.training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
+from mlcd.training.evaluation.scores import score
+from mlcd.training.evaluation.splits import LabeledRows, check_probe_split, split_samples
 from mlcd.types import unit_rows
 from studies.losses.multilabel_probe import best_c, multilabel_probe
 from studies.losses.sets import FASHION, EvaluationSet, split_of
-from training.evaluation.knn import knn
-from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
-from training.evaluation.scores import score
-from training.evaluation.splits import LabeledRows, check_probe_split, split_samples
 
 NEIGHBORS: Final = 5
 _BATCH: Final = 256

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from mlcd.errors import InvalidInput
-from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
-from training.evaluation.scores import average_precision
-from training.evaluation.splits import split_samples
+from mlcd.training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
+from mlcd.training.evaluation.scores import average_precision
+from mlcd.training.evaluation.splits import split_samples
 
 GRID: Final = tuple(10.0**power for power in range(-4, 3))
 

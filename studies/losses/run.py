@@ -11,6 +11,9 @@ import torch
 from mlcd.models.runs import find_checkpoint
 from mlcd.models.servable import Servable
 from mlcd.progress import Reporter
+from mlcd.training.config import RunConfig, load_config
+from mlcd.training.run.run_training import run_training
+from mlcd.training.tower import initial_model
 from studies.losses.arms import CLUSTER_ARMS, INSTANCE_ARMS, UNTRAINED, RunSpec, Variant
 from studies.losses.data import PretrainingData
 from studies.losses.hardware import origin_so_far
@@ -20,9 +23,6 @@ from studies.losses.measure import Measurement, encode, measure, measure_neighbo
 from studies.losses.sets import EvaluationSet, open_pretraining, open_sets, pixels
 from studies.losses.stopwatch import Stopwatch
 from studies.losses.tiers import Tier
-from training.config import RunConfig, load_config
-from training.run.run_training import run_training
-from training.tower import initial_model
 
 RESULT: Final = "result.json"
 CURVES: Final = ("loss", "positive_cosine", "negative_cosine")

@@ -21,9 +21,9 @@ from mlcd.images.entries import Entry
 from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import HELD_OUT_FRACTION, mask_held_out, split_positions
+from mlcd.training.evaluation.splits import LabeledRows
 from studies.losses.archive import write_zip
 from studies.losses.tiers import Tier
-from training.evaluation.splits import LabeledRows
 
 PRETRAIN: Final = "pretrain"
 FASHION: Final = "fashion_products"

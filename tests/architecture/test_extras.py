@@ -56,9 +56,9 @@ def installed_with(extras):
         (("client",), "mlcd.client"),
         (
             ("serve",),
-            "mlcd.cli, service.serve.cli, service.http.app, service.worker.cli, service.jobs.cli",
+            "mlcd.cli, mlcd.service.serve.cli, mlcd.service.http.app, mlcd.service.worker.cli, mlcd.service.jobs.cli",
         ),
-        (("train",), "mlcd.cli, training.cli, training.run.run_training"),
+        (("train",), "mlcd.cli, mlcd.training.cli, mlcd.training.run.run_training"),
     ],
 )
 def test_what_an_extra_installs_is_enough(extras, modules, distributions):

@@ -22,9 +22,8 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def copy(tmp_path):
     for package in ("mlcd", "training", "service"):
-        shutil.copytree(
-            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored, symlinks=True)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
@@ -37,8 +36,8 @@ def test_every_contract_holds():
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("service/http/app.py", "import training"),
-        ("training/run/run_training.py", "import service"),
+        ("service/http/app.py", "import mlcd.training"),
+        ("training/run/run_training.py", "import mlcd.service"),
         ("mlcd/artifacts/manifest.py", "import mlcd.pipelines.embed"),
         ("mlcd/images/decode.py", "import torch"),
         ("mlcd/losses/margins.py", "import mlcd.clustering.kmeans"),
@@ -52,23 +51,26 @@ def test_every_contract_holds():
         ("mlcd/client/loop_thread.py", "import torch"),
         ("mlcd/clustering/kmeans.py", "import torch"),
         ("mlcd/clustering/kmeans.py", "import mlcd.clustering.int8_matmul"),
-        ("training/config.py", "import training.step"),
-        ("training/head/loss_config.py", "import training.config"),
-        ("training/pairs/pairs_step.py", "import training.head.state"),
-        ("training/data/loader.py", "import training.pairs.pairs_config"),
-        ("training/optim/groups.py", "import training.head.partial_fc"),
-        ("training/head/state.py", "import training.step"),
-        ("training/run/run_training.py", "import training.evaluation.while_training"),
-        ("training/rounds.py", "import training.evaluation.while_training"),
-        ("training/evaluation/texts/zero_shot.py", "import training.evaluation.suite.definitions"),
-        ("service/http/problems.py", "import service.http.dialects.openai"),
-        ("service/settings.py", "import service.fetch.budget"),
-        ("service/inference/pipeline.py", "import service.jobs.job"),
-        ("service/jobs/service.py", "import service.inference.pipeline"),
-        ("service/keys/ring.py", "import service.http.problems"),
-        ("service/worker/loop.py", "import service.http.app"),
-        ("service/telemetry/metrics.py", "import service.inference.served"),
-        ("service/errors.py", "import service.timings"),
+        ("training/config.py", "import mlcd.training.step"),
+        ("training/head/loss_config.py", "import mlcd.training.config"),
+        ("training/pairs/pairs_step.py", "import mlcd.training.head.state"),
+        ("training/data/loader.py", "import mlcd.training.pairs.pairs_config"),
+        ("training/optim/groups.py", "import mlcd.training.head.partial_fc"),
+        ("training/head/state.py", "import mlcd.training.step"),
+        ("training/run/run_training.py", "import mlcd.training.evaluation.while_training"),
+        ("training/rounds.py", "import mlcd.training.evaluation.while_training"),
+        (
+            "training/evaluation/texts/zero_shot.py",
+            "import mlcd.training.evaluation.suite.definitions",
+        ),
+        ("service/http/problems.py", "import mlcd.service.http.dialects.openai"),
+        ("service/settings.py", "import mlcd.service.fetch.budget"),
+        ("service/inference/pipeline.py", "import mlcd.service.jobs.job"),
+        ("service/jobs/service.py", "import mlcd.service.inference.pipeline"),
+        ("service/keys/ring.py", "import mlcd.service.http.problems"),
+        ("service/worker/loop.py", "import mlcd.service.http.app"),
+        ("service/telemetry/metrics.py", "import mlcd.service.inference.served"),
+        ("service/errors.py", "import mlcd.service.timings"),
         ("service/worker/task.py", "import uvicorn"),
         ("service/resources.py", "from starlette.types import Send"),
         ("service/jobs/job.py", "import fastapi"),
@@ -144,10 +146,10 @@ def test_the_service_runs_without_torch(journey):
     code = f"""
 import asyncio, sys
 sys.modules["torch"] = None
-from service.http.app import create_app
-from service.inference.found_model import find_model
-from service.resources import open_resources
-from service.settings import read_settings
+from mlcd.service.http.app import create_app
+from mlcd.service.inference.found_model import find_model
+from mlcd.service.resources import open_resources
+from mlcd.service.settings import read_settings
 async def main():
     settings = read_settings({{"model": {str(journey / "model")!r}, "state_dir": {str(journey)!r}}})
     async with open_resources(settings, find_model(settings)) as resources:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from service.keys.file import create_key
+from mlcd.service.keys.file import create_key
 from tests.integration.running import serving
 
 

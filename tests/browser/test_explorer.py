@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from mlcd.service.keys.file import create_key
 from mlcd.types import ISSUES
-from service.keys.file import create_key
 from tests.browser.conftest import COLLECTION, GERMAN, JAPANESE, ORIGINAL, fill
 from tests.conftest import run_mlcd
 from tests.integration.running import Server, serving, until

@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 
-from service.jobs.service import open_queue
-from service.settings import read_settings
+from mlcd.service.jobs.service import open_queue
+from mlcd.service.settings import read_settings
 from tests.unit.service.cached import redis_server
 
 
@@ -34,7 +34,7 @@ def where(request, tmp_path):
 def opened(where, monkeypatch):
     """Opens a store on it, as another process would."""
     monkeypatch.setattr(
-        "service.jobs.transitions.FIRST_PAUSE_S", 0.0
+        "mlcd.service.jobs.transitions.FIRST_PAUSE_S", 0.0
     )  # a test that is about them sets its own
     with contextlib.ExitStack() as stack:
 

@@ -2,7 +2,7 @@
 
 import time
 
-from service.jobs.job import JobProblem, JobSpec
+from mlcd.service.jobs.job import JobProblem, JobSpec
 
 MODEL, OTHER = "a" * 64, "b" * 64
 SHORT_S, LONG_S = 0.2, 600.0

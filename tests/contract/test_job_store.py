@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mlcd.errors import Conflict
-from service.jobs.job import MAX_ATTEMPTS, JobProblem
+from mlcd.service.jobs.job import MAX_ATTEMPTS, JobProblem
 from tests.contract.job_stores import (
     BROKEN,
     LONG_S,
@@ -168,8 +168,8 @@ def test_a_hundred_thousand_shards_are_claimed_one_by_one(store):
 def test_a_task_that_failed_is_leased_again_after_ever_longer_pauses_and_the_others_at_once(
     store, monkeypatch
 ):
-    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 1.0)
-    monkeypatch.setattr("service.jobs.transitions.LONGEST_PAUSE_S", 1.5)  # less than the next
+    monkeypatch.setattr("mlcd.service.jobs.transitions.FIRST_PAUSE_S", 1.0)
+    monkeypatch.setattr("mlcd.service.jobs.transitions.LONGEST_PAUSE_S", 1.5)  # less than the next
     job_id = planned(store, [10, 10, 10])
     first = claim(store)
     failed_s = time.monotonic()
@@ -196,7 +196,7 @@ def until_claimed(store):
 
 
 def test_a_pause_keeps_no_other_job_waiting_and_a_retry_ends_it(store, monkeypatch):
-    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", LONG_S)
+    monkeypatch.setattr("mlcd.service.jobs.transitions.FIRST_PAUSE_S", LONG_S)
     job_id = planned(store, [10, 10])
     store.fail(claim(store), BROKEN)
     other = submitted(store, 1)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from mlcd.errors import ArtifactInvalid, ConfigInvalid, NotFound, Unavailable
-from service.jobs.service import open_queue
-from service.settings import read_settings
+from mlcd.service.jobs.service import open_queue
+from mlcd.service.settings import read_settings
 from tests.contract.job_stores import (
     BROKEN,
     LONG_S,
@@ -160,7 +160,7 @@ def test_what_is_left_to_be_done_is_pending_be_it_to_clear_away(store):
 
 
 def test_a_job_says_that_no_worker_has_its_model_until_one_has(store, monkeypatch):
-    monkeypatch.setattr("service.jobs.transitions.WORKER_START_S", 0.0)
+    monkeypatch.setattr("mlcd.service.jobs.transitions.WORKER_START_S", 0.0)
     store.heartbeat("other", OTHER, lease_s=LONG_S)
     ours, theirs = submitted(store), submitted(store, 1, fingerprint=OTHER)
     store.note_served()
@@ -185,8 +185,8 @@ def test_a_job_that_was_just_submitted_waits_for_a_worker_in_silence(store):
 
 
 def test_however_many_jobs_wait_all_come_to_say_that_there_is_no_worker(store, monkeypatch):
-    monkeypatch.setattr("service.jobs.transitions.WORKER_START_S", 0.0)
-    monkeypatch.setattr("service.jobs.queue._SWEPT", 2)
+    monkeypatch.setattr("mlcd.service.jobs.transitions.WORKER_START_S", 0.0)
+    monkeypatch.setattr("mlcd.service.jobs.queue._SWEPT", 2)
     ids = [submitted(store, number) for number in range(5)]
     for _ in range(3):
         store.note_served()
@@ -214,9 +214,9 @@ def test_a_clock_that_is_set_back_keeps_no_task_from_being_leased_again(store):
 
 
 def test_a_pause_is_no_longer_for_a_clock_that_is_set_back(store, monkeypatch):
-    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr("mlcd.service.jobs.transitions.FIRST_PAUSE_S", 0.2)
     for module in ("transitions", "clock"):
-        monkeypatch.setattr(f"service.jobs.{module}.LONGEST_PAUSE_S", 0.3)
+        monkeypatch.setattr(f"mlcd.service.jobs.{module}.LONGEST_PAUSE_S", 0.3)
     clock = Offset(store)
     planned(store, [10])
     store.fail(claim(store), BROKEN)
@@ -255,7 +255,7 @@ def canceled_in_vain(store, job_id):
 
 @sqlite_only
 def test_whoever_reads_does_not_wait_for_who_writes(where, store, monkeypatch):
-    monkeypatch.setattr("service.jobs.sqlite_file.SQLITE_TURN_S", 3.0)
+    monkeypatch.setattr("mlcd.service.jobs.sqlite_file.SQLITE_TURN_S", 3.0)
     job_id = submitted(store)
     with held(where):
         writing = threading.Thread(target=canceled_in_vain, args=(store, job_id))
@@ -270,7 +270,7 @@ def test_whoever_reads_does_not_wait_for_who_writes(where, store, monkeypatch):
 
 @sqlite_only
 def test_a_signal_is_heard_while_another_process_writes(where, store, monkeypatch):
-    monkeypatch.setattr("service.jobs.sqlite_file.SQLITE_TURN_S", 30.0)
+    monkeypatch.setattr("mlcd.service.jobs.sqlite_file.SQLITE_TURN_S", 30.0)
     job_id, heard = submitted(store), []
 
     class Told(Exception):
@@ -327,7 +327,7 @@ def test_a_file_that_was_removed_or_replaced_is_refused_until_a_restart(
 def test_only_the_log_knows_where_a_file_is_that_cannot_be_written_and_not_by_every_request(
     where, store, tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr("service.jobs.sqlite_file.SQLITE_TURN_S", 0.0)
+    monkeypatch.setattr("mlcd.service.jobs.sqlite_file.SQLITE_TURN_S", 0.0)
     job_id = submitted(store)
     with held(where):
         for _ in range(3):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mlcd.errors import Conflict, InvalidInput, NotFound
-from service.jobs.database import KEPT_EVENTS
-from service.jobs.job import JobProblem
-from service.jobs.service import open_queue
-from service.settings import read_settings
+from mlcd.service.jobs.database import KEPT_EVENTS
+from mlcd.service.jobs.job import JobProblem
+from mlcd.service.jobs.service import open_queue
+from mlcd.service.settings import read_settings
 from tests.contract.job_stores import (
     BROKEN,
     LONG_S,
@@ -351,7 +351,7 @@ def content(where, request):
 
 
 def test_a_queue_of_the_version_before_is_brought_up(tmp_path, monkeypatch):
-    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("mlcd.service.jobs.transitions.FIRST_PAUSE_S", 0.0)
     settings = read_settings({"model": "hog", "state_dir": str(tmp_path)})
     with contextlib.closing(open_queue(settings)) as store:
         kept = submitted(store)

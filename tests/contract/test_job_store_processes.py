@@ -12,8 +12,8 @@ from tests.contract.job_stores import MODEL, claim, planned, spec, store_view, s
 WORKER = """
 import json, sys, time
 from mlcd.errors import Unavailable
-from service.jobs.service import open_queue
-from service.settings import read_settings
+from mlcd.service.jobs.service import open_queue
+from mlcd.service.settings import read_settings
 store = open_queue(read_settings(json.loads(sys.argv[1])))
 while True:
     try:
@@ -97,7 +97,7 @@ def until(condition):
 def test_processes_may_open_it_at_one_moment(where):
     """The first of them makes it."""
     code = (
-        "import json, sys; from service.jobs.service import open_queue; from service.settings "
+        "import json, sys; from mlcd.service.jobs.service import open_queue; from mlcd.service.settings "
         "import read_settings;"
     )
     code += "sys.stdin.read(); open_queue(read_settings(json.loads(sys.argv[1]))).depth()"

@@ -14,9 +14,9 @@ from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.collections.collection import Collection
 from mlcd.pipelines.cluster import ClusterOptions, rows_to_cluster
+from mlcd.training.evaluation.representations import digest_rows
+from mlcd.training.evaluation.seen import find_seen
 from tests.conftest import refuse, run_python, succeed, write_digits
-from training.evaluation.representations import digest_rows
-from training.evaluation.seen import find_seen
 
 KILLED = """
 import os, sys

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from mlcd.training.evaluation.representations import locate, open_representation
+from mlcd.training.evaluation.splits import ListedKeys
 from tests.conftest import call_mlcd, refuse, succeed
 from tests.ranks import call_together
-from training.evaluation.representations import locate, open_representation
-from training.evaluation.splits import ListedKeys
 
 
 def evaluated(*arguments):

@@ -20,10 +20,10 @@ from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import draft_path, open_artifact
 from mlcd.collections.collection import Collection
 from mlcd.images.sources import open_source
-from service.inference.engine.fake import FakeEncoder
-from service.jobs.job import JobSpec
-from service.jobs.service import open_queue
-from service.settings import read_settings
+from mlcd.service.inference.engine.fake import FakeEncoder
+from mlcd.service.jobs.job import JobSpec
+from mlcd.service.jobs.service import open_queue
+from mlcd.service.settings import read_settings
 from tests.conftest import call_mlcd, start_mlcd, succeed
 from tests.integration.running import children
 from tests.unit.service.cached import redis_server
@@ -320,7 +320,7 @@ def test_a_worker_whose_engine_hangs_ends_and_another_takes_its_shard(few, tmp_p
         line = next(json.loads(line) for line in output.splitlines() if "hangs" in line)
         assert (line["level"], line["job"], line["attempt"]) == ("error", job_id, 1)
         assert line["message"].startswith("shard 0 hangs: no image was done for 1 s (")
-        assert "service.inference.engine.fake" in line["message"]
+        assert "mlcd.service.inference.engine.fake" in line["message"]
         assert (setting.held(job_id), setting.queue.get(job_id).state) == ([], "running")
         fingerprints = [setting.spec(few, "out").fingerprint]
         taken = None

@@ -147,7 +147,7 @@ def test_a_crash_inside_a_checkpoint_does_not_stop_the_run_for_ever(
     """kill -9 after the nested centers are published and before the checkpoint is."""
     code = """
 import os, sys
-from training.head.classifier_contents import ClassifierContents
+from mlcd.training.head.classifier_contents import ClassifierContents
 original = ClassifierContents._write_centers
 def die(self, snapshot, *rest):
     original(self, snapshot, *rest)

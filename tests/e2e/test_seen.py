@@ -10,9 +10,9 @@ import pytest
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.artifacts.selection import Selection
+from mlcd.training.evaluation.seen import are_clusters_clean
 from tests.conftest import call_mlcd, refuse, succeed
 from tests.unit.training.running import evaluated
-from training.evaluation.seen import are_clusters_clean
 
 
 @pytest.fixture(scope="module")

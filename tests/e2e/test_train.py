@@ -305,7 +305,7 @@ def test_a_process_that_dies_or_hangs_is_named(arguments, tmp_path, number):
     program = tmp_path / "program.py"
     program.write_text(
         "from datetime import timedelta\n"
-        "import training.processes as processes\n"
+        "import mlcd.training.processes as processes\n"
         "from mlcd.cli import main\n"
         "processes._TIMEOUT = timedelta(seconds=20)\n"
         "main()\n"
@@ -333,8 +333,8 @@ def test_a_process_that_dies_or_hangs_while_a_checkpoint_is_written_is_named(
     program.write_text(
         "import os\n"
         "from datetime import timedelta\n"
-        "import training.checkpoint.files as files\n"
-        "import training.processes as processes\n"
+        "import mlcd.training.checkpoint.files as files\n"
+        "import mlcd.training.processes as processes\n"
         "from mlcd.cli import main\n"
         "processes._TIMEOUT = timedelta(seconds=15)\n"
         "original = files._Writer.write_data\n"
@@ -447,7 +447,7 @@ def test_a_run_goes_on_to_another_number_of_steps_and_no_other_setting(
 def test_a_nan_at_step_7_is_caught_by_all_processes_and_replayed_by_one(arguments, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
-        "import torch, training.run.classification as loop\n"
+        "import torch, mlcd.training.run.classification as loop\n"
         "from mlcd.cli import main\n"
         "original = loop.train_step\n"
         "def poisoned(state, *rest):\n"

@@ -14,9 +14,9 @@ from mlcd.artifacts.labels import LabelTable
 from mlcd.artifacts.manifest import MANIFEST, open_artifact
 from mlcd.pipelines.sync import sync
 from mlcd.progress import Reporter
-from service.jobs.job import JobSpec
-from service.jobs.service import open_queue
-from service.settings import read_settings
+from mlcd.service.jobs.job import JobSpec
+from mlcd.service.jobs.service import open_queue
+from mlcd.service.settings import read_settings
 from tests.conftest import succeed
 from tests.e2e.test_jobs import until
 from tests.e2e.test_two_machines import ip, namespace

@@ -16,7 +16,13 @@ def main():
     name, *options = sys.argv[1:]
     sys.path.insert(0, str(ROOT))
     with atheris.instrument_imports(
-        include=["mlcd.images", "service.http", "service.http.problems", "python_multipart", "PIL"]
+        include=[
+            "mlcd.images",
+            "mlcd.service.http",
+            "mlcd.service.http.problems",
+            "python_multipart",
+            "PIL",
+        ]
     ):
         from PIL import Image
 

@@ -6,10 +6,10 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from service.http.app import create_app
-from service.inference.found_model import find_model
-from service.resources import open_resources
-from service.settings import Settings
+from mlcd.service.http.app import create_app
+from mlcd.service.inference.found_model import find_model
+from mlcd.service.resources import open_resources
+from mlcd.service.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Server:
             for child in path.read_text().split():
                 with contextlib.suppress(FileNotFoundError):
                     if (
-                        b"service.inference.engine.worker"
+                        b"mlcd.service.inference.engine.worker"
                         in Path(f"/proc/{child}/cmdline").read_bytes()
                     ):
                         found.append(int(child))

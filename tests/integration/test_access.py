@@ -12,7 +12,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from service.keys.file import SCOPES, create_key, read_keys, revoke_key
+from mlcd.service.keys.file import SCOPES, create_key, read_keys, revoke_key
 from tests.conftest import call_mlcd, run_mlcd, start_mlcd
 from tests.integration.bodies import data_uri, files
 from tests.integration.running import Server, serving, until

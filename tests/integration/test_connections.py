@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.http.connections import MAX_OVERHEAD_BYTES
-from service.timings import REQUEST_HEADERS_S
+from mlcd.service.http.connections import MAX_OVERHEAD_BYTES
+from mlcd.service.timings import REQUEST_HEADERS_S
 from tests.integration.running import serving, until
 
 GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -22,10 +22,10 @@ from mlcd.encoders.pixels import PixelsEncoder
 from mlcd.images.sources import open_source
 from mlcd.pipelines.embed import embed
 from mlcd.progress import Reporter
-from service.jobs.job import JobProblem, JobState
-from service.jobs.service import open_queue
-from service.keys.file import create_key
-from service.settings import read_settings
+from mlcd.service.jobs.job import JobProblem, JobState
+from mlcd.service.jobs.service import open_queue
+from mlcd.service.keys.file import create_key
+from mlcd.service.settings import read_settings
 from tests.conftest import call_mlcd, start_mlcd, write_digits
 from tests.integration.running import asking, serving, until
 from tests.integration.test_client import PAGE
@@ -331,7 +331,7 @@ def test_the_command_submits_lists_shows_cancels_and_retries(place, monkeypatch)
 
 def broken_job(place, num_shards, monkeypatch):
     """A job whose shards have failed, all but the last."""
-    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("mlcd.service.jobs.transitions.FIRST_PAUSE_S", 0.0)
     job_id = place.submitted()
     place.store.finish_plan(place.claim(), [100] * num_shards, damaged_files=2)
     while (work := place.claim()) is not None:
@@ -443,7 +443,7 @@ def test_the_command_prints_no_escapes_of_a_terminal(place):
 
 
 def test_the_command_says_that_no_worker_is_there(place, monkeypatch):
-    monkeypatch.setattr("service.jobs.transitions.WORKER_START_S", 0.0)
+    monkeypatch.setattr("mlcd.service.jobs.transitions.WORKER_START_S", 0.0)
     job_id = place.submitted()
     place.store.heartbeat("hand", place.models[0], lease_s=0.01)
     time.sleep(0.1)

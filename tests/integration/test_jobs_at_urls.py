@@ -13,13 +13,13 @@ from mlcd.errors import Conflict, InvalidInput
 from mlcd.pipelines.sync import sync
 from mlcd.pipelines.verify_at_url import verify_at_url
 from mlcd.progress import Reporter
-from service.errors import BadRequest, OutsideRoots
-from service.inference.engine.fake import FakeEncoder
-from service.jobs.job import JobSpec
-from service.jobs.roots import OtherRoots, Roots
-from service.jobs.service import open_queue
-from service.settings import read_settings
-from service.worker.task import Watch
+from mlcd.service.errors import BadRequest, OutsideRoots
+from mlcd.service.inference.engine.fake import FakeEncoder
+from mlcd.service.jobs.job import JobSpec
+from mlcd.service.jobs.roots import OtherRoots, Roots
+from mlcd.service.jobs.service import open_queue
+from mlcd.service.settings import read_settings
+from mlcd.service.worker.task import Watch
 from tests.conftest import write_digits
 from tests.integration.running import Server
 from tests.integration.s3 import (

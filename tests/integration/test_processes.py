@@ -15,7 +15,7 @@ from dataclasses import asdict
 import httpx
 import pytest
 
-from service.serve.server import Order, SettingsSources
+from mlcd.service.serve.server import Order, SettingsSources
 from tests.integration.running import Server, children, exists, until
 
 
@@ -150,7 +150,7 @@ def test_a_process_that_would_serve_something_else_does_not_serve(tmp_path):
         source = SettingsSources({"model": "fake:latency_ms=1", "engine": "fake"}, None)
         order = Order(source, listener.fileno(), 0, str(tmp_path), identity="of another model")
         told = subprocess.run(
-            [sys.executable, "-m", "service.serve.server", str(os.getpid())],
+            [sys.executable, "-m", "mlcd.service.serve.server", str(os.getpid())],
             input=json.dumps(asdict(order)) + "\n",
             env=os.environ | {"MLCD_ENGINE": "fake"},
             pass_fds=(listener.fileno(),),

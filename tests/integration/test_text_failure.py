@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service.keys.file import create_key
+from mlcd.service.keys.file import create_key
 from tests.integration.running import asking, serving, until
 
 PNG = {"Content-Type": "image/png"}

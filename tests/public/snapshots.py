@@ -85,7 +85,7 @@ def rest_document() -> str:
     """The OpenAPI document without its prose, a line for each parameter, body, response
     and schema.
     """
-    from service.http.app import create_app
+    from mlcd.service.http.app import create_app
 
     document = _without_prose(create_app(None).openapi())
     lines = [

@@ -13,8 +13,8 @@ from mlcd.encoders.unit_rows import unit_or_zero
 from mlcd.errors import ConfigInvalid, Conflict
 from mlcd.export.triton_config import TritonOptions
 from mlcd.export.triton_labels import export_labels
+from mlcd.service.inference.lookup import Lookup
 from mlcd.types import unit_rows
-from service.inference.lookup import Lookup
 from tests.triton.conftest import SILENT, Server, export, require_triton
 
 pytestmark = pytest.mark.triton

@@ -12,9 +12,9 @@ from mlcd.artifacts.manifest import draft_path
 from mlcd.encoders.openvino import OpenVinoEncoder, read_onnx
 from mlcd.images.sources import open_source
 from mlcd.models import zoo
-from service.jobs.job import JobSpec
-from service.jobs.service import open_queue
-from service.settings import read_settings
+from mlcd.service.jobs.job import JobSpec
+from mlcd.service.jobs.service import open_queue
+from mlcd.service.settings import read_settings
 from tests.conftest import start_mlcd, write_digits
 
 pytestmark = pytest.mark.triton

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from mlcd.cli import cli
-from training.config import load_config
+from mlcd.training.config import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy" / "ray"

@@ -39,7 +39,7 @@ from mlcd.pipelines.ownership import claim
 from mlcd.pipelines.shard import Equipment, InputChanged, OpenedCenters, discard, open_shards
 from mlcd.pipelines.verify import verify
 from mlcd.progress import Reporter
-from service.settings import read_settings
+from mlcd.service.settings import read_settings
 from tests.conftest import write_digits
 from tests.image_host import ImageHost, ok
 from tests.written_artifacts import write_centers

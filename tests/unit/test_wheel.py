@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = "service/http/explorer"
+PAGE = "mlcd/service/http/explorer"
 BUILT = ("index.html", "package.json", "package-lock.json", "tsconfig.json", "vite.config.ts")
 
 

@@ -24,10 +24,10 @@ from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.manifest import MANIFEST, Artifact, Parent, Request, open_artifact
 from mlcd.errors import ArtifactInvalid, Unavailable
 from mlcd.models.runs import checkpoint_name, checkpoint_steps
+from mlcd.training.checkpoint.checkpoint_config import CheckpointConfig
+from mlcd.training.checkpoint.files import STATE, write_tensors
+from mlcd.training.processes import Processes
 from mlcd.types import Fingerprint
-from training.checkpoint.checkpoint_config import CheckpointConfig
-from training.checkpoint.files import STATE, write_tensors
-from training.processes import Processes
 
 # Layouts 1 and 2 had files of our own instead of torch.distributed.checkpoint's.
 LAYOUT: Final = 3
@@ -36,7 +36,7 @@ _CLOSE_S: Final = 30.0
 
 
 class Copied(Protocol):
-    """A copy of a training's state in the host's memory; see `training.head.snapshot`."""
+    """A copy of a training's state in the host's memory; see `mlcd.training.head.snapshot`."""
 
     @property
     def step(self) -> int: ...

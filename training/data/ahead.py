@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from training.data.loader import StepBatches, StepPart, begin_thread
+from mlcd.training.data.loader import StepBatches, StepPart, begin_thread
 
 _Part = TypeVar("_Part", bound=StepPart)
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.randomness import Stream, uniform
-from training.data.augment_config import AugmentConfig
+from mlcd.training.data.augment_config import AugmentConfig
 
 _ATTEMPTS: Final = 10  # the number of torchvision
 _DRAWS: Final = 2 * _ATTEMPTS + 3  # area and aspect of each attempt; then left, top, mirror

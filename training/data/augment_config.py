@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from training.section import Section
+from mlcd.training.section import Section
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mlcd.artifacts.disk import replacing
 from mlcd.artifacts.examples import EXAMPLES, Examples
 from mlcd.clustering.members import NearestMembers
-from training.data.dataset import Dataset
+from mlcd.training.data.dataset import Dataset
 
 
 def write_examples(dataset: Dataset, run: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.randomness import Stream, uniform
-from training.data.augment_config import AugmentConfig
+from mlcd.training.data.augment_config import AugmentConfig
 
 JITTERS: Final = ("brightness", "contrast", "saturation", "hue")
 # Whether colors are jittered; the order and the factors of the four; then whether a view is gray,

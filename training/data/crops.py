@@ -13,8 +13,8 @@ from torch import Tensor
 from mlcd.errors import ImageRejected
 from mlcd.images.sources import open_source
 from mlcd.images.transform import DecodeMode
-from training.data.augment import Augmentation, crop_boxes
-from training.data.pictures import DecodedPictures, Picture, Pictures, Sample, picture_side
+from mlcd.training.data.augment import Augmentation, crop_boxes
+from mlcd.training.data.pictures import DecodedPictures, Picture, Pictures, Sample, picture_side
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from mlcd.images.transform import DecodeMode
 from mlcd.keys import HELD_OUT_FRACTION
-from training.section import Section
+from mlcd.training.section import Section
 
 
 class MixedSource(Section):

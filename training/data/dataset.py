@@ -23,9 +23,9 @@ from mlcd.images.matched_keys import match_keys
 from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.keys import mask_held_out, split_positions
-from training.data.data_config import MixedSource
-from training.data.order import block_shares
-from training.data.settings import DatasetSettings
+from mlcd.training.data.data_config import MixedSource
+from mlcd.training.data.order import block_shares
+from mlcd.training.data.settings import DatasetSettings
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from mlcd.errors import Unavailable
 from mlcd.images.transform import DecodeMode
-from training.data.augment import Augmentation
-from training.data.crops import CropReader, Crops, PictureCrops
-from training.data.pictures import Sample
+from mlcd.training.data.augment import Augmentation
+from mlcd.training.data.crops import CropReader, Crops, PictureCrops
+from mlcd.training.data.pictures import Sample
 
 Chunk = Sequence[Sample]
 

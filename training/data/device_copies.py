@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from training.data.ahead import ahead
-from training.data.loader import StepBatches, StepPart
+from mlcd.training.data.ahead import ahead
+from mlcd.training.data.loader import StepBatches, StepPart
 
 
 class _ImagePart(StepPart, Protocol):

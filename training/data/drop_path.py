@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mlcd.randomness import Stream, uniform
-from training.tower_config import TowerConfig
+from mlcd.training.tower_config import TowerConfig
 
 _BRANCHES = 2  # attention and MLP
 

@@ -17,15 +17,20 @@ from torch import Tensor
 
 from mlcd.cores import available_cores
 from mlcd.errors import InvalidInput
+from mlcd.training.data.augment import Augmentation
+from mlcd.training.data.crops import Crops, PictureCrops
+from mlcd.training.data.dataset import Dataset
+from mlcd.training.data.decoders import (
+    Decoders,
+    ProcessDecoders,
+    ThreadDecoders,
+    block_stop_signals,
+)
+from mlcd.training.data.drawing import draw_columns, label_weights
+from mlcd.training.data.order import locate, part_counts, part_indices, step_shares
+from mlcd.training.data.pictures import DecodedPictures, HeldPictures, Sample, picture_side
+from mlcd.training.data.settings import BatchSettings
 from mlcd.types import SampleKey
-from training.data.augment import Augmentation
-from training.data.crops import Crops, PictureCrops
-from training.data.dataset import Dataset
-from training.data.decoders import Decoders, ProcessDecoders, ThreadDecoders, block_stop_signals
-from training.data.drawing import draw_columns, label_weights
-from training.data.order import locate, part_counts, part_indices, step_shares
-from training.data.pictures import DecodedPictures, HeldPictures, Sample, picture_side
-from training.data.settings import BatchSettings
 
 _log = logging.getLogger(__name__)
 

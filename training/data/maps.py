@@ -23,10 +23,10 @@ from platformdirs import user_cache_path
 from mlcd.errors import MlcdError, Unavailable
 from mlcd.images.entries import Entries
 from mlcd.images.sources import open_source
-from training.data.data_config import MixedSource
-from training.data.dataset import Dataset, Part, label_tables, open_dataset
-from training.data.settings import DatasetSettings
-from training.processes import Processes
+from mlcd.training.data.data_config import MixedSource
+from mlcd.training.data.dataset import Dataset, Part, label_tables, open_dataset
+from mlcd.training.data.settings import DatasetSettings
+from mlcd.training.processes import Processes
 
 _log = logging.getLogger(__name__)
 

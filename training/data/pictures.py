@@ -16,7 +16,7 @@ from mlcd.images.entries import Entry
 from mlcd.images.faults import is_fault
 from mlcd.images.source import Source
 from mlcd.images.transform import DecodeMode
-from training.data.augment_config import AugmentConfig
+from mlcd.training.data.augment_config import AugmentConfig
 
 # The smallest crop's side over the model's input side: shrinking twice then loses less than 5 % of
 # the sharpness.

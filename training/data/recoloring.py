@@ -1,4 +1,4 @@
-"""Changes of color as tensor code for any device; the draws are those of `training.data.colors`.
+"""Changes of color as tensor code for any device, with the draws of `mlcd.training.data.colors`.
 
 Shapes: B images, C = 3 channels, H = W the side. Values are float, in 0..255, and are not rounded.
 The operations are torchvision's for floating-point images.
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.data.colors import JITTERS, Colors
+from mlcd.training.data.colors import JITTERS, Colors
 
 _WHITE = 255.0
 _SOLARIZED_FROM = 128.0

@@ -2,10 +2,10 @@
 
 from typing import Literal, Protocol
 
-from training.data.augment_config import AugmentConfig
-from training.data.data_config import DataConfig, ReadingConfig
-from training.data.schedule_config import ScheduleConfig
-from training.tower_config import TowerConfig
+from mlcd.training.data.augment_config import AugmentConfig
+from mlcd.training.data.data_config import DataConfig, ReadingConfig
+from mlcd.training.data.schedule_config import ScheduleConfig
+from mlcd.training.tower_config import TowerConfig
 
 
 class LabelSettings(Protocol):

@@ -14,23 +14,23 @@ from mlcd.commands.common_options import (
     unmatched_option,
 )
 from mlcd.progress import Reporter
-from mlcd.world import is_first
-from training.evaluation.fine_tuning.cli import evaluate_fine_tune
-from training.evaluation.patches.cli import evaluate_pca
-from training.evaluation.robustness.cli import evaluate_robustness
-from training.evaluation.suite.cli import evaluate_suite
-from training.evaluation.texts.cli import (
+from mlcd.training.evaluation.fine_tuning.cli import evaluate_fine_tune
+from mlcd.training.evaluation.patches.cli import evaluate_pca
+from mlcd.training.evaluation.robustness.cli import evaluate_robustness
+from mlcd.training.evaluation.suite.cli import evaluate_suite
+from mlcd.training.evaluation.texts.cli import (
     compare_evaluations,
     evaluate_retrieval,
     evaluate_zero_shot,
 )
-from training.last_word import leaving_the_last_word
+from mlcd.training.last_word import leaving_the_last_word
+from mlcd.world import is_first
 
 if TYPE_CHECKING:
-    from training.evaluation.report import Protocol
-    from training.evaluation.representations import Features
-    from training.evaluation.scores import Metric
-    from training.evaluation.splits import Sides
+    from mlcd.training.evaluation.report import Protocol
+    from mlcd.training.evaluation.representations import Features
+    from mlcd.training.evaluation.scores import Metric
+    from mlcd.training.evaluation.splits import Sides
 
 
 @click.group()
@@ -128,7 +128,7 @@ def evaluate_knn(
     **common: Any,
 ) -> None:
     """Classify held-out images by a weighted vote of their neighbors (cosine, T = 0.07)."""
-    from training.evaluation.report import KnnProtocol
+    from mlcd.training.evaluation.report import KnnProtocol
 
     if leave_one_out:
         if hold_out is not None:
@@ -157,7 +157,7 @@ def evaluate_clusters(
 
     There are as many clusters as classes. The results are purity and normalized mutual information.
     """
-    from training.evaluation.report import ClustersProtocol
+    from mlcd.training.evaluation.report import ClustersProtocol
 
     _measure(ClustersProtocol(features, seed), checkpoints, **common)
 
@@ -191,8 +191,8 @@ def evaluate_linear_probe(
     The tested model is fitted again on all images that are not held out. CLIP's protocol takes
     --features pooled.
     """
-    from training.evaluation.label_tables import read_labels
-    from training.evaluation.report import LabelsProtocol, ProbeProtocol
+    from mlcd.training.evaluation.label_tables import read_labels
+    from mlcd.training.evaluation.report import LabelsProtocol, ProbeProtocol
 
     if (labels is None) != (metric != "map-11"):
         raise click.UsageError("--labels and --metric map-11 go together")
@@ -217,9 +217,9 @@ def _measure(
     out: Path | None,
     reporter: Reporter,
 ) -> None:
-    from training.evaluation.report import Subject, evaluate_all, protocol_line, result_line
-    from training.evaluation.splits import read_split
-    from training.processes import open_processes
+    from mlcd.training.evaluation.report import Subject, evaluate_all, protocol_line, result_line
+    from mlcd.training.evaluation.splits import read_split
+    from mlcd.training.processes import open_processes
 
     if not is_first():
         reporter = Reporter("silent")
@@ -246,7 +246,7 @@ def _measure(
 
 
 def _sides(train: str | None, test: str | None) -> "Sides | None":
-    from training.evaluation.splits import Sides
+    from mlcd.training.evaluation.splits import Sides
 
     if train is None and test is None:
         return None

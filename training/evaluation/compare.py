@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from mlcd.errors import InvalidInput
-from training.evaluation.intervals import Interval, bootstrap
-from training.evaluation.kept import Kept
+from mlcd.training.evaluation.intervals import Interval, bootstrap
+from mlcd.training.evaluation.kept import Kept
 
 # Fine-tuning is tested beside the linear probe.
 _BESIDE: Final = {"fine-tune": "linear-probe"}

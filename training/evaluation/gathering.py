@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from mlcd.training.evaluation.scores import Answers
 from mlcd.world import World
-from training.evaluation.scores import Answers
 
 
 def gather_answers(own: Answers, world: World) -> Answers:

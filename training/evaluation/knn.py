@@ -10,12 +10,12 @@ from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import nearest_centers
 from mlcd.clustering.quality import normalized_mutual_information, purity
 from mlcd.errors import InvalidInput
+from mlcd.training.data.order import own_part
+from mlcd.training.evaluation.gathering import gather_answers
+from mlcd.training.evaluation.scores import Answers, Metric, answers
+from mlcd.training.evaluation.splits import LabeledRows, check_several_classes
 from mlcd.types import Embeddings, unit_rows
 from mlcd.world import World
-from training.data.order import own_part
-from training.evaluation.gathering import gather_answers
-from training.evaluation.scores import Answers, Metric, answers
-from training.evaluation.splits import LabeledRows, check_several_classes
 
 TEMPERATURE: Final = 0.07  # Wu et al., CVPR 2018; unicom's evaluator
 # Served embeddings are unit to float32's rounding; within this tolerance rows are used as they are.

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mlcd.training.data.order import own_part
+from mlcd.training.evaluation.gathering import gather_answers
+from mlcd.training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
+from mlcd.training.evaluation.scores import Answers, Metric, answers
+from mlcd.training.evaluation.splits import LabeledRows, Split, check_probe_split
 from mlcd.world import World
-from training.data.order import own_part
-from training.evaluation.gathering import gather_answers
-from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
-from training.evaluation.scores import Answers, Metric, answers
-from training.evaluation.splits import LabeledRows, Split, check_probe_split
 
 NUM_STEPS: Final = 96  # 8 per decade, as in the appendix
 _DECADES: Final = 12

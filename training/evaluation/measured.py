@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from training.evaluation.intervals import Interval, bootstrap
-from training.evaluation.scores import Answers, Metric
+from mlcd.training.evaluation.intervals import Interval, bootstrap
+from mlcd.training.evaluation.scores import Answers, Metric
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,12 @@ from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION, mask_held_out
 from mlcd.pipelines.encoded import images_parent
 from mlcd.progress import Reporter
-from mlcd.world import World
-from training.evaluation.kept import KeptOutcome, Record, find_results, keep_results
-from training.evaluation.knn import clusters, knn_answers
-from training.evaluation.label_tables import SeveralLabels
-from training.evaluation.linear_probe import fit_probe
-from training.evaluation.measured import Measured, measure_answers, over_folds
-from training.evaluation.representations import (
+from mlcd.training.evaluation.kept import KeptOutcome, Record, find_results, keep_results
+from mlcd.training.evaluation.knn import clusters, knn_answers
+from mlcd.training.evaluation.label_tables import SeveralLabels
+from mlcd.training.evaluation.linear_probe import fit_probe
+from mlcd.training.evaluation.measured import Measured, measure_answers, over_folds
+from mlcd.training.evaluation.representations import (
     Features,
     Representation,
     distinct_names,
@@ -30,9 +29,9 @@ from training.evaluation.representations import (
     locate,
     open_representation,
 )
-from training.evaluation.scores import Metric
-from training.evaluation.seen import SeenAmong, check_seen, find_seen
-from training.evaluation.splits import (
+from mlcd.training.evaluation.scores import Metric
+from mlcd.training.evaluation.seen import SeenAmong, check_seen, find_seen
+from mlcd.training.evaluation.splits import (
     LabeledRows,
     ListedKeys,
     Sides,
@@ -40,7 +39,8 @@ from training.evaluation.splits import (
     check_tested_classes,
     split_digest,
 )
-from training.evaluation.voc_probe import voc_probe
+from mlcd.training.evaluation.voc_probe import voc_probe
+from mlcd.world import World
 
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 _SHOWN: Final = 12  # characters of a digest

@@ -27,9 +27,8 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import split_positions
 from mlcd.models.runs import find_checkpoint, find_training_images, refuse_unfinished
 from mlcd.models.servable import Servable
-from mlcd.world import World
-from training.data.order import own_part
-from training.evaluation.splits import (
+from mlcd.training.data.order import own_part
+from mlcd.training.evaluation.splits import (
     LabeledRows,
     ListedKeys,
     Sides,
@@ -39,6 +38,7 @@ from training.evaluation.splits import (
     join_sides,
     key_split,
 )
+from mlcd.world import World
 
 # embedding: of unit length, as served. pooled: the class token after the last norm, before the
 # projection and not normalized, as in CLIP's protocol.

@@ -21,14 +21,14 @@ from mlcd.artifacts.manifest import Artifact, Parent, open_artifact
 from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.models.runs import parent_path
 from mlcd.pipelines.cluster import ClusterOptions, rows_to_cluster
+from mlcd.training.config import RunConfig, states_pairs
+from mlcd.training.data.dataset import open_dataset
+from mlcd.training.evaluation.representations import digest_rows
+from mlcd.training.pairs.pairs_config import PairsConfig
+from mlcd.training.pairs.pairs_dataset import match_embeddings, open_pairs
+from mlcd.training.recipe import build_config
+from mlcd.training.run.run_files import read_run_config, read_run_fields
 from mlcd.types import SampleKey
-from training.config import RunConfig, states_pairs
-from training.data.dataset import open_dataset
-from training.evaluation.representations import digest_rows
-from training.pairs.pairs_config import PairsConfig
-from training.pairs.pairs_dataset import match_embeddings, open_pairs
-from training.recipe import build_config
-from training.run.run_files import read_run_config, read_run_fields
 
 _MOST_READ: Final = 1 << 20  # images of pairs whose bytes are read to know their digests
 _Digests = NDArray[np.uint8]

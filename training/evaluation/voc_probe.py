@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from mlcd.errors import InvalidInput
-from training.evaluation.intervals import bootstrap
-from training.evaluation.label_tables import DIFFICULT
-from training.evaluation.linear_probe import coarse_to_fine, grid_c
-from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
-from training.evaluation.measured import Measured
-from training.evaluation.scores import Chosen, eleven_point_precision
-from training.evaluation.splits import Split
+from mlcd.training.evaluation.intervals import bootstrap
+from mlcd.training.evaluation.label_tables import DIFFICULT
+from mlcd.training.evaluation.linear_probe import coarse_to_fine, grid_c
+from mlcd.training.evaluation.logistic_regression import LogisticRegression, PrincipalRows, Solution
+from mlcd.training.evaluation.measured import Measured
+from mlcd.training.evaluation.scores import Chosen, eleven_point_precision
+from mlcd.training.evaluation.splits import Split
 
 NAME: Final = "linear_probe_map_11"
 _PARTS: Final = ("train", "validation", "test")

@@ -16,17 +16,17 @@ from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.keys import HELD_OUT_FRACTION
 from mlcd.models.servable import Servable
-from mlcd.world import World
-from training.config import RunConfig
-from training.evaluation.knn import knn
-from training.evaluation.linear_probe import linear_probe
-from training.evaluation.representations import ImageSet, PreparedImages, encode_images
-from training.evaluation.splits import (
+from mlcd.training.config import RunConfig
+from mlcd.training.evaluation.knn import knn
+from mlcd.training.evaluation.linear_probe import linear_probe
+from mlcd.training.evaluation.representations import ImageSet, PreparedImages, encode_images
+from mlcd.training.evaluation.splits import (
     check_probe_split,
     check_several_classes,
     check_tested_classes,
 )
-from training.run.classification import Evaluate
+from mlcd.training.run.classification import Evaluate
+from mlcd.world import World
 
 NEIGHBORS: Final = 5  # the default of `mlcd evaluate knn`
 # The share of data.memory_gib for evaluation; most of it is for the training images.

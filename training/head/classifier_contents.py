@@ -12,17 +12,17 @@ from mlcd.artifacts.centers import Centers
 from mlcd.artifacts.draft import Draft
 from mlcd.artifacts.examples import EXAMPLES, Examples
 from mlcd.artifacts.manifest import Request
-from mlcd.types import Fingerprint
-from training.checkpoint.files import STATE
-from training.head.snapshot import (
+from mlcd.training.checkpoint.files import STATE
+from mlcd.training.head.snapshot import (
     Snapshot,
     read_servable,
     read_unit_centers,
     restore,
     take_snapshot,
 )
-from training.head.state import TrainState
-from training.start import CLASSES
+from mlcd.training.head.state import TrainState
+from mlcd.training.start import CLASSES
+from mlcd.types import Fingerprint
 
 
 @dataclass(frozen=True)

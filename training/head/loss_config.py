@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from mlcd.losses.margins import MarginGrad, MarginKind
 from mlcd.losses.negatives import NegativePolicy
-from training.section import Section
+from mlcd.training.section import Section
 
 _SOME_CLASSES = 500
 

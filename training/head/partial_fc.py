@@ -25,13 +25,13 @@ from mlcd.losses.margins import MarginGrad, MarginKind, with_margin
 from mlcd.losses.negatives import NegativePolicy, draw_negatives, own_slots
 from mlcd.losses.positives import distinct_labels, num_distinct
 from mlcd.randomness import Stream, hash_counters
+from mlcd.training.head.loss_config import CenterUpdate, LossConfig, LossKind
+from mlcd.training.head.products import add_product, product
+from mlcd.training.head.row_gradients import distinct_rows, sparse_rows
+from mlcd.training.head.shards import Shard
+from mlcd.training.parallel.compute_config import Products
 from mlcd.types import Embeddings
 from mlcd.world import World
-from training.head.loss_config import CenterUpdate, LossConfig, LossKind
-from training.head.products import add_product, product
-from training.head.row_gradients import distinct_rows, sparse_rows
-from training.head.shards import Shard
-from training.parallel.compute_config import Products
 
 _INIT_DEVIATION: Final = 0.01  # the initialization of insightface and of the authors
 _INIT_BLOCK: Final = 4096

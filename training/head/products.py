@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from training.parallel.compute_config import Products
+from mlcd.training.parallel.compute_config import Products
 
 
 def product(left_factor: Tensor, right_factor: Tensor, kind: Products) -> Tensor:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.head.partial_fc import PartialFC
-from training.head.row_gradients import entries
-from training.optim.groups import adamw_settings
-from training.optim.optim_config import OptimConfig
+from mlcd.training.head.partial_fc import PartialFC
+from mlcd.training.head.row_gradients import entries
+from mlcd.training.optim.groups import adamw_settings
+from mlcd.training.optim.optim_config import OptimConfig
 
 
 def center_optimizer(centers: PartialFC, config: OptimConfig) -> torch.optim.Optimizer:
@@ -32,7 +32,7 @@ def center_optimizer(centers: PartialFC, config: OptimConfig) -> torch.optim.Opt
 
 class RowAdamW(torch.optim.Optimizer):
     """AdamW for parameters [rows, dimension] with sparse gradients over dimension 0, added up by
-    `training.head.row_gradients`.
+    `mlcd.training.head.row_gradients`.
     """
 
     def __init__(

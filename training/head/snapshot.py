@@ -18,18 +18,18 @@ from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
-from mlcd.world import World
-from training.checkpoint.checkpoint_store import open_checkpoint
-from training.checkpoint.files import STATE, read_tensor_sizes, read_tensors
-from training.checkpoint.state_tensors import (
+from mlcd.training.checkpoint.checkpoint_store import open_checkpoint
+from mlcd.training.checkpoint.files import STATE, read_tensor_sizes, read_tensors
+from mlcd.training.checkpoint.state_tensors import (
     copy_to_host,
     local_part,
     part_of,
     restore_moments,
     under,
 )
-from training.head.shards import Shard
-from training.head.state import TrainState
+from mlcd.training.head.shards import Shard
+from mlcd.training.head.state import TrainState
+from mlcd.world import World
 
 _TRUNK: Final = "trunk."
 _AVERAGE: Final = "average."

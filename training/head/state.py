@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from mlcd.models.servable import Servable
-from training.data.device_copies import DeviceCopies
-from training.head.partial_fc import PartialFC
-from training.optim.average import WeightAverage
-from training.parallel.backbone import Backbone
+from mlcd.training.data.device_copies import DeviceCopies
+from mlcd.training.head.partial_fc import PartialFC
+from mlcd.training.optim.average import WeightAverage
+from mlcd.training.parallel.backbone import Backbone
 
 _HOST: Final = torch.device("cpu")
 

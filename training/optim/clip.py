@@ -20,7 +20,7 @@ def clip_global_norm(
 
     replicated: parameters whose gradients are the same on every process, or sharded by torch
     (DTensor). sharded: parameters of which each process holds its own rows; sparse gradients are
-    those of `training.head.row_gradients.add_up`.
+    those of `mlcd.training.head.row_gradients.add_up`.
     """
     plain = [parameter for parameter in replicated if parameter.grad is not None]
     shards = [parameter for parameter in sharded if parameter.grad is not None]

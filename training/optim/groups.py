@@ -11,8 +11,8 @@ from torch import nn
 
 from mlcd.models.text import TextTower
 from mlcd.models.vit import VisionTower
-from training.optim.optim_config import OptimConfig
-from training.tower import layer_of
+from mlcd.training.optim.optim_config import OptimConfig
+from mlcd.training.tower import layer_of
 
 _TOKENS: Final = ("pos", "rope.cls_angle", "registers")
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from training.section import Section
+from mlcd.training.section import Section
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import torch
 
-from training.optim.optim_config import OptimConfig
+from mlcd.training.optim.optim_config import OptimConfig
 
 
 def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int) -> float:

@@ -22,12 +22,12 @@ from mlcd.errors import ConfigInvalid
 from mlcd.models.servable import Servable
 from mlcd.pipelines.encoded import images_parent
 from mlcd.progress import Meter, Stages
-from training.data.loader import Batch, Loader
-from training.pairs.pairs_config import PairsConfig
-from training.pairs.pairs_dataset import PairSet
-from training.pairs.pairs_state import embed_crops
-from training.parallel.backbone import Backbone
-from training.processes import Processes
+from mlcd.training.data.loader import Batch, Loader
+from mlcd.training.pairs.pairs_config import PairsConfig
+from mlcd.training.pairs.pairs_dataset import PairSet
+from mlcd.training.pairs.pairs_state import embed_crops
+from mlcd.training.parallel.backbone import Backbone
+from mlcd.training.processes import Processes
 
 _BATCH: Final = 64
 

@@ -15,10 +15,10 @@ from mlcd.models.text_part import FOLDER
 from mlcd.models.tokenizer import Tokenizer
 from mlcd.models.two_towers import TwoTowers
 from mlcd.models.vit import VisionTower
+from mlcd.training.checkpoint.files import read_tensor_sizes, read_tensors
+from mlcd.training.checkpoint.state_tensors import copy_to_host, restore_moments, under
+from mlcd.training.pairs.pairs_state import PairState
 from mlcd.types import Fingerprint
-from training.checkpoint.files import read_tensor_sizes, read_tensors
-from training.checkpoint.state_tensors import copy_to_host, restore_moments, under
-from training.pairs.pairs_state import PairState
 
 _Tower = TypeVar("_Tower", TextTower, VisionTower)
 _AVERAGE: Final = "average."

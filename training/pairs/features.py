@@ -19,9 +19,9 @@ from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import PREPROCESS, Servable
 from mlcd.pipelines.embed import embed
 from mlcd.progress import Stages
+from mlcd.training.pairs.pairs_config import PairsConfig
+from mlcd.training.processes import Processes
 from mlcd.types import Fingerprint
-from training.pairs.pairs_config import PairsConfig
-from training.processes import Processes
 
 
 def image_embeddings(

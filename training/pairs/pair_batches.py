@@ -12,14 +12,14 @@ from torch import Tensor
 
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import Artifact
+from mlcd.training.data.ahead import ahead
+from mlcd.training.data.loader import Batch, Loader, StepBatches
+from mlcd.training.data.order import locate, step_shares
+from mlcd.training.pairs.pairs_config import PairsConfig
+from mlcd.training.pairs.pairs_dataset import PairSet
+from mlcd.training.pairs.tokens import CaptionTokens
+from mlcd.training.processes import Processes
 from mlcd.types import SampleKey
-from training.data.ahead import ahead
-from training.data.loader import Batch, Loader, StepBatches
-from training.data.order import locate, step_shares
-from training.pairs.pairs_config import PairsConfig
-from training.pairs.pairs_dataset import PairSet
-from training.pairs.tokens import CaptionTokens
-from training.processes import Processes
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from mlcd.models.blocks import Activation
 from mlcd.models.text import TextConfig
-from training.config import (
+from mlcd.training.config import (
     ARITHMETIC,
     PairLossKind,
     RunConfig,
@@ -16,10 +16,10 @@ from training.config import (
     states_pairs,
     validate_config,
 )
-from training.data.augment_config import AugmentConfig
-from training.data.data_config import ReadingConfig
-from training.recipe import apply_overrides, build_config, read_fields
-from training.section import Section
+from mlcd.training.data.augment_config import AugmentConfig
+from mlcd.training.data.data_config import ReadingConfig
+from mlcd.training.recipe import apply_overrides, build_config, read_fields
+from mlcd.training.section import Section
 
 _SCALES: Final = {"clip": 1 / 0.07, "siglip": 10.0}
 MAX_LOG_SCALE: Final = math.log(100.0)  # as in CLIP
@@ -202,7 +202,7 @@ class PairsConfig(TrainingConfig):
 
 
 def load_any_config(recipe: str, overrides: Sequence[str] = ()) -> RunConfig | PairsConfig:
-    """Reads a recipe with labels or with pairs; raises as `training.config.load_config`."""
+    """Reads a recipe with labels or with pairs; raises as `mlcd.training.config.load_config`."""
     return validate_any(read_fields(recipe, overrides))
 
 

@@ -18,8 +18,8 @@ from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.keys import mask_held_out, split_positions
 from mlcd.randomness import Stream, uniform
-from training.data.dataset import Dataset, Part
-from training.pairs.pairs_config import PairsConfig
+from mlcd.training.data.dataset import Dataset, Part
+from mlcd.training.pairs.pairs_config import PairsConfig
 
 _log = logging.getLogger(__name__)
 _BLOCK: Final = 1 << 16  # captions that are Python objects at a time

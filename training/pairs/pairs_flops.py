@@ -1,10 +1,10 @@
-"""Floating-point operations of a step of training on pairs, counted as `training.flops` does."""
+"""Floating-point operations of a step on pairs, counted as `mlcd.training.flops` does."""
 
 from typing import Final
 
 from mlcd.models.text import TextConfig
-from training.flops import backbone_flops, forward_flops
-from training.pairs.pairs_config import PairsConfig
+from mlcd.training.flops import backbone_flops, forward_flops
+from mlcd.training.pairs.pairs_config import PairsConfig
 
 _TRAINED: Final = 3  # backward takes two products for each forward one
 

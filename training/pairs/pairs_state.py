@@ -14,18 +14,18 @@ from torch.nn.functional import normalize
 from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.models.servable import Servable
 from mlcd.models.text import TextTower
+from mlcd.training.data.colors import draw_colors
+from mlcd.training.data.device_copies import DeviceCopies
+from mlcd.training.data.drop_path import branch_scales
+from mlcd.training.data.recoloring import recolor
+from mlcd.training.optim.average import WeightAverage
+from mlcd.training.optim.groups import adamw_settings, parameter_groups, text_groups
+from mlcd.training.pairs.pair_batches import PairBatch
+from mlcd.training.pairs.pairs_config import MAX_LOG_SCALE, PairsConfig
+from mlcd.training.parallel.backbone import Backbone, TextBackbone
+from mlcd.training.processes import Processes
+from mlcd.training.tower import freeze
 from mlcd.world import World
-from training.data.colors import draw_colors
-from training.data.device_copies import DeviceCopies
-from training.data.drop_path import branch_scales
-from training.data.recoloring import recolor
-from training.optim.average import WeightAverage
-from training.optim.groups import adamw_settings, parameter_groups, text_groups
-from training.pairs.pair_batches import PairBatch
-from training.pairs.pairs_config import MAX_LOG_SCALE, PairsConfig
-from training.parallel.backbone import Backbone, TextBackbone
-from training.processes import Processes
-from training.tower import freeze
 
 
 @dataclass
@@ -35,7 +35,7 @@ class PairState:
     model: the image tower, frozen or not. images: the same as a step uses it; None if its
     embeddings are read instead. scalars: log_scale, and bias for siglip. averages: those of the
     weights of each tower that is trained, if they are asked for. step, skipped_steps,
-    skipped_samples and copies: those of `training.head.state.TrainState`.
+    skipped_samples and copies: those of `mlcd.training.head.state.TrainState`.
     """
 
     model: Servable

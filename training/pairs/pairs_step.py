@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from training.optim.clip import clip_global_norm
-from training.optim.schedule import set_learning_rate
-from training.pairs.pair_batches import PairBatch
-from training.pairs.pairs_config import PairsConfig
-from training.pairs.pairs_state import PairState
-from training.telemetry.step_meters import NotFinite, numbers
+from mlcd.training.optim.clip import clip_global_norm
+from mlcd.training.optim.schedule import set_learning_rate
+from mlcd.training.pairs.pair_batches import PairBatch
+from mlcd.training.pairs.pairs_config import PairsConfig
+from mlcd.training.pairs.pairs_state import PairState
+from mlcd.training.telemetry.step_meters import NotFinite, numbers
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from mlcd.errors import ConfigInvalid
 from mlcd.models.text import TextConfig
 from mlcd.models.tokenizer import Tokenizer
-from training.pairs.pairs_config import TextTowerConfig
+from mlcd.training.pairs.pairs_config import TextTowerConfig
 
 _PROBES: Final = ("", "a", "a red bag")
 

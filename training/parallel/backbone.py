@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from mlcd.models.servable import Servable
 from mlcd.models.text import TextTower
 from mlcd.models.vit import VisionTower, ViT
+from mlcd.training.parallel.compute_config import Gathered, Precision
 from mlcd.world import World
-from training.parallel.compute_config import Gathered, Precision
 
 _BUCKET_MIB: Final = (
     25  # torch's default: gradients that are summed at once, while the backward pass goes on
@@ -64,7 +64,7 @@ class Backbone:
         """Returns embeddings [B, D], not yet unit, for float images [B, 3, S, S] in 0..255; B may
         be 0.
 
-        branch_scales: [blocks, 2, B], see `training.data.drop_path`.
+        branch_scales: [blocks, 2, B], see `mlcd.training.data.drop_path`.
         """
         device = images.device.type
         context: AbstractContextManager[None] = torch.autocast(

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from training.section import Section
+from mlcd.training.section import Section
 
 Precision = Literal["fp32", "bf16", "fp64"]
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Self
 
 from mlcd.errors import Conflict, MlcdError
 from mlcd.progress import Meter, Stages
-from training.preemption import Signals
+from mlcd.training.preemption import Signals
 
 _NO_ROOM_S: Final = 60.0  # the time that workers have to begin; on a busy machine they need it
 _PATIENCE: Final = 3  # times that the workers begin without coming further, before they give up

@@ -25,14 +25,14 @@ from mlcd.extras import install_command
 from mlcd.locations import is_url
 from mlcd.pipelines.ray.session import RayOptions, ray_session
 from mlcd.progress import Reporter, Stages
+from mlcd.training.config import RunConfig
+from mlcd.training.pairs.pairs_config import PairsConfig, validate_any
+from mlcd.training.preemption import Interrupted, Preempted, Signals, receive_signals, use_signals
+from mlcd.training.ray.run_monitor import MonitoredStages, News, RunDisplay, RunMonitor
+from mlcd.training.run.classification import OpenEvaluation, open_no_evaluation
+from mlcd.training.run.run_pairs import run_pairs
+from mlcd.training.run.run_training import run_training
 from mlcd.world import Elsewhere, World
-from training.config import RunConfig
-from training.pairs.pairs_config import PairsConfig, validate_any
-from training.preemption import Interrupted, Preempted, Signals, receive_signals, use_signals
-from training.ray.run_monitor import MonitoredStages, News, RunDisplay, RunMonitor
-from training.run.classification import OpenEvaluation, open_no_evaluation
-from training.run.run_pairs import run_pairs
-from training.run.run_training import run_training
 
 _LOOK_S: Final = 0.5
 _TIMEOUT_S: Final = 300  # the longest wait of one process for another, as under torchrun
@@ -50,7 +50,7 @@ def train_on_ray(
     *,
     open_evaluation: OpenEvaluation = open_no_evaluation,
 ) -> Artifact:
-    """Does what `training.run.run_training.run_training` does, by workers on Ray.
+    """Does what `mlcd.training.run.run_training.run_training` does, by workers on Ray.
 
     Raises what a worker raised, Preempted and Interrupted after a checkpoint that a signal asked
     for, and Unavailable where workers are lost over and over.

@@ -13,15 +13,15 @@ from mlcd.artifacts.manifest import Request
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.models.runs import checkpoint_steps
 from mlcd.progress import Stages
-from training.checkpoint.checkpoint_store import CheckpointStore
-from training.config import TrainingConfig
-from training.loop import Journal, LoopWork, StepLog, train
-from training.processes import Processes
-from training.run.run_files import CHECKPOINTS
-from training.start import Start, open_start, sizes_from
-from training.telemetry.loss_picture import write_losses
-from training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog
-from training.telemetry.throughput import Throughput, measure_peak_tflops
+from mlcd.training.checkpoint.checkpoint_store import CheckpointStore
+from mlcd.training.config import TrainingConfig
+from mlcd.training.loop import Journal, LoopWork, StepLog, train
+from mlcd.training.processes import Processes
+from mlcd.training.run.run_files import CHECKPOINTS
+from mlcd.training.start import Start, open_start, sizes_from
+from mlcd.training.telemetry.loss_picture import write_losses
+from mlcd.training.telemetry.step_logs import KeysLog, MetricsLog, TensorBoardLog
+from mlcd.training.telemetry.throughput import Throughput, measure_peak_tflops
 
 
 def go_on(

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from mlcd.errors import ConfigInvalid
 from mlcd.models.servable import Servable
+from mlcd.training.config import RunConfig
+from mlcd.training.data.dataset import Dataset
+from mlcd.training.data.loader import Batch, Loader, StepBatches
+from mlcd.training.head.state import TrainState
+from mlcd.training.processes import Processes
+from mlcd.training.step import Meters, train_step
 from mlcd.world import World
-from training.config import RunConfig
-from training.data.dataset import Dataset
-from training.data.loader import Batch, Loader, StepBatches
-from training.head.state import TrainState
-from training.processes import Processes
-from training.step import Meters, train_step
 
 
 class Evaluate(Protocol):

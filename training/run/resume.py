@@ -8,16 +8,16 @@ from mlcd.artifacts.draft import change_begun
 from mlcd.artifacts.manifest import MANIFEST, draft_path, final_path
 from mlcd.errors import ConfigInvalid, Conflict
 from mlcd.models.runs import checkpoint_steps
-from mlcd.world import is_first
-from training.config import ARITHMETIC, RunConfig
-from training.pairs.pairs_config import PairsConfig, change_config
-from training.run.changed_settings import (
+from mlcd.training.config import ARITHMETIC, RunConfig
+from mlcd.training.pairs.pairs_config import PairsConfig, change_config
+from mlcd.training.run.changed_settings import (
     describe_changes,
     find_changes,
     read_identity,
     with_changes,
 )
-from training.run.run_files import CHECKPOINTS, read_run_fields, write_config
+from mlcd.training.run.run_files import CHECKPOINTS, read_run_fields, write_config
+from mlcd.world import is_first
 
 # The samples of a step and their order stay the same, and so does the learning rate of each step,
 # but for another schedule.steps: from the resumed step on it is that of the new total.

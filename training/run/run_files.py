@@ -9,9 +9,9 @@ import yaml
 from mlcd.artifacts.disk import write_synced
 from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import ConfigInvalid
-from training.config import RunConfig, TrainingConfig, validate_config
-from training.loop import TrainingProgress
-from training.telemetry.step_logs import read_losses
+from mlcd.training.config import RunConfig, TrainingConfig, validate_config
+from mlcd.training.loop import TrainingProgress
+from mlcd.training.telemetry.step_logs import read_losses
 
 CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"

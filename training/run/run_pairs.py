@@ -21,23 +21,23 @@ from mlcd.models.zoo import LoadOptions
 from mlcd.pipelines.encoded import check_source, images_parent
 from mlcd.progress import Stages
 from mlcd.randomness import Stream, hash_counters
-from training.checkpoint.checkpoint_store import CheckpointStore
-from training.data.loader import StepBatches
-from training.pairs.cached_views import image_views
-from training.pairs.contents import PairContents
-from training.pairs.features import image_embeddings
-from training.pairs.pair_batches import Features, PairBatch, PairedRows, PairReader
-from training.pairs.pairs_config import MAX_LOG_SCALE, PairsConfig
-from training.pairs.pairs_dataset import PairSet, match_embeddings, open_pairs
-from training.pairs.pairs_flops import pair_flops
-from training.pairs.pairs_state import PairState, initial_state
-from training.pairs.pairs_step import PairMeters, pair_step
-from training.pairs.tokens import CaptionTokens, digest, end_of_text, open_tokenizer
-from training.processes import Processes, open_processes
-from training.run.any_run import choose_algorithms, go_on, open_draft, open_tower_start
-from training.run.changed_settings import check_same_settings
-from training.run.run_files import log_paths, outcome, write_config
-from training.tower import initial_model
+from mlcd.training.checkpoint.checkpoint_store import CheckpointStore
+from mlcd.training.data.loader import StepBatches
+from mlcd.training.pairs.cached_views import image_views
+from mlcd.training.pairs.contents import PairContents
+from mlcd.training.pairs.features import image_embeddings
+from mlcd.training.pairs.pair_batches import Features, PairBatch, PairedRows, PairReader
+from mlcd.training.pairs.pairs_config import MAX_LOG_SCALE, PairsConfig
+from mlcd.training.pairs.pairs_dataset import PairSet, match_embeddings, open_pairs
+from mlcd.training.pairs.pairs_flops import pair_flops
+from mlcd.training.pairs.pairs_state import PairState, initial_state
+from mlcd.training.pairs.pairs_step import PairMeters, pair_step
+from mlcd.training.pairs.tokens import CaptionTokens, digest, end_of_text, open_tokenizer
+from mlcd.training.processes import Processes, open_processes
+from mlcd.training.run.any_run import choose_algorithms, go_on, open_draft, open_tower_start
+from mlcd.training.run.changed_settings import check_same_settings
+from mlcd.training.run.run_files import log_paths, outcome, write_config
+from mlcd.training.tower import initial_model
 
 _SAMPLED = 256  # captions by whose length the arithmetic of a step is estimated
 
@@ -92,7 +92,7 @@ class PairTraining:
 def run_pairs(config: PairsConfig, reporter: Stages, *, cores: int | None = None) -> Artifact:
     """Trains, or goes on training, and publishes the run at `config.out`.
 
-    It is called, goes on and ends as `training.run.run_training.run_training`.
+    It is called, goes on and ends as `mlcd.training.run.run_training.run_training`.
     """
     with open_processes(config.device, config.num_threads, cores) as processes:
         processes.meet("the start")

@@ -19,28 +19,33 @@ from mlcd.images.dataset_parts import describe_parts, parts_of_classes, propose_
 from mlcd.models.servable import Servable
 from mlcd.pipelines.encoded import check_outside, images_parent
 from mlcd.progress import Stages
+from mlcd.training.checkpoint.checkpoint_store import CheckpointStore
+from mlcd.training.config import ARITHMETIC, RunConfig
+from mlcd.training.data.class_examples import write_examples
+from mlcd.training.data.dataset import Dataset, Part
+from mlcd.training.data.device_copies import DeviceCopies
+from mlcd.training.data.maps import open_shared_dataset
+from mlcd.training.flops import step_flops
+from mlcd.training.head.classifier_contents import ClassifierContents
+from mlcd.training.head.partial_fc import HeadConfig, PartialFC, check_first_centers
+from mlcd.training.head.row_adamw import center_optimizer
+from mlcd.training.head.state import TrainState
+from mlcd.training.optim.average import WeightAverage
+from mlcd.training.optim.groups import adamw_settings, parameter_groups, scalar_groups
+from mlcd.training.parallel.backbone import Backbone
+from mlcd.training.processes import Processes, open_processes
+from mlcd.training.run.any_run import choose_algorithms, go_on, open_draft, open_tower_start
+from mlcd.training.run.changed_settings import check_same_settings
+from mlcd.training.run.classification import (
+    Classification,
+    Evaluate,
+    OpenEvaluation,
+    open_no_evaluation,
+)
+from mlcd.training.run.run_files import log_paths, outcome, write_config
+from mlcd.training.start import Start, agreeing_centers
+from mlcd.training.tower import freeze, initial_model
 from mlcd.world import World
-from training.checkpoint.checkpoint_store import CheckpointStore
-from training.config import ARITHMETIC, RunConfig
-from training.data.class_examples import write_examples
-from training.data.dataset import Dataset, Part
-from training.data.device_copies import DeviceCopies
-from training.data.maps import open_shared_dataset
-from training.flops import step_flops
-from training.head.classifier_contents import ClassifierContents
-from training.head.partial_fc import HeadConfig, PartialFC, check_first_centers
-from training.head.row_adamw import center_optimizer
-from training.head.state import TrainState
-from training.optim.average import WeightAverage
-from training.optim.groups import adamw_settings, parameter_groups, scalar_groups
-from training.parallel.backbone import Backbone
-from training.processes import Processes, open_processes
-from training.run.any_run import choose_algorithms, go_on, open_draft, open_tower_start
-from training.run.changed_settings import check_same_settings
-from training.run.classification import Classification, Evaluate, OpenEvaluation, open_no_evaluation
-from training.run.run_files import log_paths, outcome, write_config
-from training.start import Start, agreeing_centers
-from training.tower import freeze, initial_model
 
 _log = logging.getLogger(__name__)
 

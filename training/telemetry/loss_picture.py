@@ -8,7 +8,7 @@ from typing import Final
 from PIL import Image, ImageDraw, ImageFont
 
 from mlcd.artifacts.disk import write_synced
-from training.telemetry.step_logs import read_losses
+from mlcd.training.telemetry.step_logs import read_losses
 
 LOSS_PICTURE: Final = "loss.png"
 _WIDTH: Final = 640  # pixels of the curve

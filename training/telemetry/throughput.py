@@ -28,7 +28,7 @@ class Throughput:
     """The rates of this process over a window.
 
     `read` ends a window; the first one begins when the object is made. flops_per_image:
-    `training.flops.step_flops`. peak_tflops: the matrix limit of this process's device.
+    `mlcd.training.flops.step_flops`. peak_tflops: the matrix limit of this process's device.
     """
 
     def __init__(self, flops_per_image: float, peak_tflops: float, device: torch.device) -> None:

@@ -8,27 +8,33 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from mlcd.errors import ImageRejected
-from mlcd.types import Embeddings
-from mlcd.wire.shapes import EXAMPLE_IMAGE, WholeNumber, exactly_one
-from service.errors import BadRequest
-from service.http.access import Opened, check_model
-from service.http.answers import headers, pieces_answer
-from service.http.auth import needs
-from service.http.bodies import check_count
-from service.http.data_uris import image_from_uri
-from service.http.dialect import WITHOUT_CLASS, Dialect, Refusal
-from service.http.dialects.quantization import as_base64, as_binary, as_int8, as_ubinary, as_uint8
-from service.http.embedding_answers import NUMBER_BYTES
-from service.http.encoding import shorten
-from service.http.json_route import JsonRoute
-from service.http.text_encoding import (
+from mlcd.service.errors import BadRequest
+from mlcd.service.http.access import Opened, check_model
+from mlcd.service.http.answers import headers, pieces_answer
+from mlcd.service.http.auth import needs
+from mlcd.service.http.bodies import check_count
+from mlcd.service.http.data_uris import image_from_uri
+from mlcd.service.http.dialect import WITHOUT_CLASS, Dialect, Refusal
+from mlcd.service.http.dialects.quantization import (
+    as_base64,
+    as_binary,
+    as_int8,
+    as_ubinary,
+    as_uint8,
+)
+from mlcd.service.http.embedding_answers import NUMBER_BYTES
+from mlcd.service.http.encoding import shorten
+from mlcd.service.http.json_route import JsonRoute
+from mlcd.service.http.text_encoding import (
     GivenItem,
     GivenText,
     check_num_texts,
     encode_items_strictly,
     rejects_long,
 )
-from service.settings import Limits
+from mlcd.service.settings import Limits
+from mlcd.types import Embeddings
+from mlcd.wire.shapes import EXAMPLE_IMAGE, WholeNumber, exactly_one
 
 Floats: TypeAlias = list[list[float]]
 Integers: TypeAlias = list[list[int]]

@@ -10,30 +10,30 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt
 
 from mlcd.errors import NotFound
-from mlcd.types import ImageBatch
-from mlcd.version import __version__
-from mlcd.wire.shapes import EXAMPLE_IMAGE
-from service.deadline import within_deadline
-from service.errors import BadRequest
-from service.http.access import Opened, check_model
-from service.http.answers import JSON, RAW, headers
-from service.http.auth import needs
-from service.http.bodies import check_count, load_json, read_body, require_object, validate
-from service.http.data_uris import image_from_field
-from service.http.dialect import Dialect
-from service.http.dialects import kserve_tensors as tensors
-from service.http.encoding import encode_pixels
-from service.http.openapi import BINARY, json_body
-from service.http.queries import check_top
-from service.http.text_encoding import (
+from mlcd.service.deadline import within_deadline
+from mlcd.service.errors import BadRequest
+from mlcd.service.http.access import Opened, check_model
+from mlcd.service.http.answers import JSON, RAW, headers
+from mlcd.service.http.auth import needs
+from mlcd.service.http.bodies import check_count, load_json, read_body, require_object, validate
+from mlcd.service.http.data_uris import image_from_field
+from mlcd.service.http.dialect import Dialect
+from mlcd.service.http.dialects import kserve_tensors as tensors
+from mlcd.service.http.encoding import encode_pixels
+from mlcd.service.http.openapi import BINARY, json_body
+from mlcd.service.http.queries import check_top
+from mlcd.service.http.text_encoding import (
     GivenItem,
     GivenText,
     check_num_texts,
     encode_items_strictly,
     require_texts,
 )
-from service.resources import Resources
-from service.telemetry.request import time_stage
+from mlcd.service.resources import Resources
+from mlcd.service.telemetry.request import time_stage
+from mlcd.types import ImageBatch
+from mlcd.version import __version__
+from mlcd.wire.shapes import EXAMPLE_IMAGE
 
 router = APIRouter(tags=["kserve"])
 

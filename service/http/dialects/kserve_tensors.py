@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.service.errors import BadRequest
+from mlcd.service.http.answers import to_json
 from mlcd.types import ImageBatch
-from service.errors import BadRequest
-from service.http.answers import to_json
 
 LENGTH_HEADER: Final = "Inference-Header-Content-Length"
 _DATATYPES: Final = {np.dtype(np.float32): "FP32", np.dtype(np.int32): "INT32"}

@@ -2,8 +2,8 @@
 
 from typing import Any, Final
 
+from mlcd.service.http.dialect import Dialect, Refusal
 from mlcd.wire.shapes import Problem
-from service.http.dialect import Dialect, Refusal
 
 _PREFIX: Final = "urn:mlcd:problem:"
 

@@ -6,8 +6,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.service.errors import BadRequest
 from mlcd.types import Embeddings
-from service.errors import BadRequest
 
 _INT8_MAX: Final = 127
 _UINT8_ZERO: Final = 128

@@ -68,7 +68,7 @@ def _answer(request: Request, file: _File, caching: str) -> Response:
 @cache
 def _files() -> dict[str, _File]:
     """Returns the files of the build by their path in it."""
-    built = resources.files("service.http.explorer") / "static"
+    built = resources.files("mlcd.service.http.explorer") / "static"
     paths = {"index.html": built / "index.html"}
     paths |= {f"assets/{file.name}": file for file in (built / "assets").iterdir()}
     return {path: _read(path, file.read_bytes()) for path, file in paths.items()}

@@ -10,6 +10,23 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from mlcd.artifacts.given_names import check_name
 from mlcd.collections.item import MAX_FIELD_BYTES
 from mlcd.errors import InvalidInput, NotFound
+from mlcd.service.deadline import within_deadline
+from mlcd.service.http.access import Opened, sees
+from mlcd.service.http.answers import compute_answer, headers
+from mlcd.service.http.auth import needs
+from mlcd.service.http.center_pages import (
+    Clustered,
+    ListOptions,
+    Sort,
+    build_center_list,
+    build_described_center,
+)
+from mlcd.service.http.json_route import JsonRoute
+from mlcd.service.http.member_pages import build_member_page, rank_values
+from mlcd.service.http.routes.collections import change, require_collection
+from mlcd.service.http.routes.labels import require_lookup
+from mlcd.service.inference.lookup import Lookup
+from mlcd.service.resources import Resources
 from mlcd.wire.nearest_centers import (
     CenterList,
     CountedValues,
@@ -18,23 +35,6 @@ from mlcd.wire.nearest_centers import (
     NameRequest,
     RenamedCenter,
 )
-from service.deadline import within_deadline
-from service.http.access import Opened, sees
-from service.http.answers import compute_answer, headers
-from service.http.auth import needs
-from service.http.center_pages import (
-    Clustered,
-    ListOptions,
-    Sort,
-    build_center_list,
-    build_described_center,
-)
-from service.http.json_route import JsonRoute
-from service.http.member_pages import build_member_page, rank_values
-from service.http.routes.collections import change, require_collection
-from service.http.routes.labels import require_lookup
-from service.inference.lookup import Lookup
-from service.resources import Resources
 
 router = APIRouter(tags=["labels"], route_class=JsonRoute)
 

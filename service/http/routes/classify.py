@@ -13,32 +13,32 @@ from starlette.responses import Response
 from mlcd.encoders.text_encoder import Calibration
 from mlcd.errors import InvalidInput, Rejection, TextRejected
 from mlcd.models.prompts import class_rows, prompt, templates
-from mlcd.text_checks import check_text
-from mlcd.types import Embeddings, cosines
-from mlcd.wire.embedding import ClassifiedImages, ClassifyOptions, ClassifyRequest
-from service.deadline import within_deadline
-from service.errors import BadRequest, StrictBatch, TooLarge
-from service.http.access import Opened
-from service.http.answers import check_answer_bytes, headers, list_answer, provenance
-from service.http.auth import needs
-from service.http.bodies import media_type, read_form, read_json, validate
-from service.http.encoding import encode
-from service.http.json_route import JsonRoute
-from service.http.openapi import BINARY, json_body
-from service.http.problems import item_error
-from service.http.queries import Queries, check_names, check_top, drop_nulls, queries_from_json
-from service.http.text_encoding import (
+from mlcd.service.deadline import within_deadline
+from mlcd.service.errors import BadRequest, StrictBatch, TooLarge
+from mlcd.service.http.access import Opened
+from mlcd.service.http.answers import check_answer_bytes, headers, list_answer, provenance
+from mlcd.service.http.auth import needs
+from mlcd.service.http.bodies import media_type, read_form, read_json, validate
+from mlcd.service.http.encoding import encode
+from mlcd.service.http.json_route import JsonRoute
+from mlcd.service.http.openapi import BINARY, json_body
+from mlcd.service.http.problems import item_error
+from mlcd.service.http.queries import Queries, check_names, check_top, drop_nulls, queries_from_json
+from mlcd.service.http.text_encoding import (
     both,
     check_num_chars,
     check_num_texts,
     encode_on,
     require_texts,
 )
-from service.inference.served_texts import ServedTexts
-from service.keys.rates import ComputedAccount
-from service.resources import Resources
-from service.settings import Limits
-from service.telemetry.request import count_texts, time_stage
+from mlcd.service.inference.served_texts import ServedTexts
+from mlcd.service.keys.rates import ComputedAccount
+from mlcd.service.resources import Resources
+from mlcd.service.settings import Limits
+from mlcd.service.telemetry.request import count_texts, time_stage
+from mlcd.text_checks import check_text
+from mlcd.types import Embeddings, cosines
+from mlcd.wire.embedding import ClassifiedImages, ClassifyOptions, ClassifyRequest
 
 router = APIRouter(tags=["labels"], route_class=JsonRoute)
 

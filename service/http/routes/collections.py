@@ -17,6 +17,16 @@ from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
 
 from mlcd.collections.port import CollectionPort, CollectionsPort
 from mlcd.errors import InvalidInput, StoreUnreachable, TooManyOpenFiles, Unavailable
+from mlcd.service.deadline import within_deadline
+from mlcd.service.errors import OutsideKey
+from mlcd.service.http.access import Opened, check_seen, sees
+from mlcd.service.http.answers import compute_answer, headers
+from mlcd.service.http.auth import needs
+from mlcd.service.http.cursors import read_cursor, write_cursor
+from mlcd.service.http.json_route import JsonRoute
+from mlcd.service.http.problems import find_name_error
+from mlcd.service.resources import Resources
+from mlcd.service.telemetry.request import time_stage
 from mlcd.wire.stored_items import (
     CollectionList,
     CreateRequest,
@@ -28,16 +38,6 @@ from mlcd.wire.stored_items import (
     IndexRecall,
     UnusableCollection,
 )
-from service.deadline import within_deadline
-from service.errors import OutsideKey
-from service.http.access import Opened, check_seen, sees
-from service.http.answers import compute_answer, headers
-from service.http.auth import needs
-from service.http.cursors import read_cursor, write_cursor
-from service.http.json_route import JsonRoute
-from service.http.problems import find_name_error
-from service.resources import Resources
-from service.telemetry.request import time_stage
 
 router = APIRouter(tags=["collections"], route_class=JsonRoute)
 _Result = TypeVar("_Result")

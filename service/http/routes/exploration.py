@@ -11,6 +11,13 @@ from starlette.responses import Response
 from mlcd.errors import ImageRejected, NotFound
 from mlcd.images.decode import DecodeLimits
 from mlcd.images.thumbnail import Thumbnail, thumbnail
+from mlcd.service.deadline import within_deadline
+from mlcd.service.explore.exploration_thread import Exploration
+from mlcd.service.explore.place_state import COLLECTION
+from mlcd.service.http.access import Opened, check_seen, sees
+from mlcd.service.http.auth import needs
+from mlcd.service.http.json_route import JsonRoute
+from mlcd.service.http.openapi import BINARY
 from mlcd.wire.explored_place import (
     ClusterAgainRequest,
     ExplorationStatus,
@@ -18,13 +25,6 @@ from mlcd.wire.explored_place import (
     SkippedFile,
     SkippedFiles,
 )
-from service.deadline import within_deadline
-from service.explore.exploration_thread import Exploration
-from service.explore.place_state import COLLECTION
-from service.http.access import Opened, check_seen, sees
-from service.http.auth import needs
-from service.http.json_route import JsonRoute
-from service.http.openapi import BINARY
 
 router = APIRouter(tags=["exploration"], route_class=JsonRoute)
 _WEBP: Final = "image/webp"

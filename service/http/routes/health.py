@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.http.access import Opened
-from service.http.auth import names_seen
-from service.timings import COLLECTIONS_SCRAPE_S
+from mlcd.service.http.access import Opened
+from mlcd.service.http.auth import names_seen
+from mlcd.service.timings import COLLECTIONS_SCRAPE_S
 
 router = APIRouter(tags=["health"])
 

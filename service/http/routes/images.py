@@ -5,14 +5,14 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mlcd.service.http.access import Opened
+from mlcd.service.http.answers import negotiate
+from mlcd.service.http.auth import needs
+from mlcd.service.http.bodies import read_images
+from mlcd.service.http.embedding_answers import BINARY_CONTENT, OFFERED, embedding_answer
+from mlcd.service.http.encoding import encode
+from mlcd.service.http.openapi import image_body
 from mlcd.wire.embedding import EmbeddedImages
-from service.http.access import Opened
-from service.http.answers import negotiate
-from service.http.auth import needs
-from service.http.bodies import read_images
-from service.http.embedding_answers import BINARY_CONTENT, OFFERED, embedding_answer
-from service.http.encoding import encode
-from service.http.openapi import image_body
 
 router = APIRouter(tags=["embed"])
 

@@ -5,16 +5,16 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request, Response
 
 from mlcd.images.decode import list_formats
+from mlcd.service.http.access import Opened, sees
+from mlcd.service.http.answers import headers, provenance
+from mlcd.service.http.auth import needs
+from mlcd.service.inference.lookup import Lookup
+from mlcd.service.inference.served_texts import ServedTexts
+from mlcd.service.resources import Resources
 from mlcd.version import __version__
 from mlcd.wire.embedding import PairCalibration
 from mlcd.wire.nearest_centers import Audit
 from mlcd.wire.served_model import CenterSet, DescribedTexts, Info
-from service.http.access import Opened, sees
-from service.http.answers import headers, provenance
-from service.http.auth import needs
-from service.inference.lookup import Lookup
-from service.inference.served_texts import ServedTexts
-from service.resources import Resources
 
 router = APIRouter(tags=["info"])
 

@@ -13,6 +13,24 @@ from mlcd.collections.item import Item, check_new_id, encode_metadata, unit_embe
 from mlcd.collections.port import CollectionPort
 from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.thumbnail import Thumbnail
+from mlcd.service.deadline import within_deadline
+from mlcd.service.errors import BadRequest
+from mlcd.service.fetch.given_images import GivenImage
+from mlcd.service.http.access import Opened
+from mlcd.service.http.answers import compute_answer, headers, json_answer, provenance
+from mlcd.service.http.auth import needs
+from mlcd.service.http.bodies import check_count, media_type, parse_json, read_form, read_json
+from mlcd.service.http.data_uris import image_from_uri
+from mlcd.service.http.encoding import encode
+from mlcd.service.http.json_route import JsonRoute
+from mlcd.service.http.new_thumbnails import thumbnails_of
+from mlcd.service.http.openapi import BINARY, json_body
+from mlcd.service.http.problems import item_error
+from mlcd.service.http.queries import check_names, drop_nulls
+from mlcd.service.http.routes.collections import Name, change, require_collection
+from mlcd.service.http.unknown_names import unknown_name
+from mlcd.service.inference.outcomes import Encoded
+from mlcd.service.resources import Resources
 from mlcd.types import Embeddings
 from mlcd.wire.stored_items import (
     AddedItems,
@@ -23,24 +41,6 @@ from mlcd.wire.stored_items import (
     DescribedItem,
     MetadataRequest,
 )
-from service.deadline import within_deadline
-from service.errors import BadRequest
-from service.fetch.given_images import GivenImage
-from service.http.access import Opened
-from service.http.answers import compute_answer, headers, json_answer, provenance
-from service.http.auth import needs
-from service.http.bodies import check_count, media_type, parse_json, read_form, read_json
-from service.http.data_uris import image_from_uri
-from service.http.encoding import encode
-from service.http.json_route import JsonRoute
-from service.http.new_thumbnails import thumbnails_of
-from service.http.openapi import BINARY, json_body
-from service.http.problems import item_error
-from service.http.queries import check_names, drop_nulls
-from service.http.routes.collections import Name, change, require_collection
-from service.http.unknown_names import unknown_name
-from service.inference.outcomes import Encoded
-from service.resources import Resources
 
 router = APIRouter(tags=["collections"], route_class=JsonRoute)
 

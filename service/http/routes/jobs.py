@@ -17,21 +17,21 @@ from mlcd.collections.item import check_name
 from mlcd.errors import Conflict, MlcdError
 from mlcd.label_job import OPTIONS, OPTIONS_OF, LabelJob
 from mlcd.locations import is_url
+from mlcd.service.errors import BadRequest, OutsideKey
+from mlcd.service.http.access import Opened, sees
+from mlcd.service.http.answers import JSON
+from mlcd.service.http.auth import needs
+from mlcd.service.http.job_answers import describe_failure, describe_job
+from mlcd.service.http.json_route import JsonRoute
+from mlcd.service.http.openapi import reference
+from mlcd.service.http.queries import check_top
+from mlcd.service.jobs import job as jobs
+from mlcd.service.jobs.job import FINISHED, Event, JobSpec
+from mlcd.service.jobs.service import JobService
+from mlcd.service.keys.file import Key
+from mlcd.service.resources import Resources
+from mlcd.service.timings import EVENTS_HEARTBEAT_S, EVENTS_POLL_S, EVENTS_RETRY_MS
 from mlcd.wire.queued_jobs import FailedShard, FailureList, Job, JobList, JobRequest, JobState
-from service.errors import BadRequest, OutsideKey
-from service.http.access import Opened, sees
-from service.http.answers import JSON
-from service.http.auth import needs
-from service.http.job_answers import describe_failure, describe_job
-from service.http.json_route import JsonRoute
-from service.http.openapi import reference
-from service.http.queries import check_top
-from service.jobs import job as jobs
-from service.jobs.job import FINISHED, Event, JobSpec
-from service.jobs.service import JobService
-from service.keys.file import Key
-from service.resources import Resources
-from service.timings import EVENTS_HEARTBEAT_S, EVENTS_POLL_S, EVENTS_RETRY_MS
 
 router = APIRouter(tags=["jobs"], route_class=JsonRoute)
 _Result = TypeVar("_Result")

@@ -13,13 +13,10 @@ from starlette.responses import Response
 from mlcd.artifacts.centers import Centers
 from mlcd.clustering.members import NUM_EXAMPLES
 from mlcd.errors import InvalidInput
-from mlcd.types import Neighbors
-from mlcd.wire.embedding import QueryRequest
-from mlcd.wire.nearest_centers import LabeledImages
-from service.deadline import within_deadline
-from service.errors import StrictBatch
-from service.http.access import Opened
-from service.http.answers import (
+from mlcd.service.deadline import within_deadline
+from mlcd.service.errors import StrictBatch
+from mlcd.service.http.access import Opened
+from mlcd.service.http.answers import (
     JSON,
     NPY,
     RAW,
@@ -30,15 +27,18 @@ from service.http.answers import (
     provenance,
     to_npy,
 )
-from service.http.auth import needs
-from service.http.center_pages import example_members
-from service.http.openapi import BINARY, image_body
-from service.http.problems import item_error
-from service.http.queries import Queries, check_top, read_queries
-from service.inference.engine_labels import EngineLabels
-from service.inference.lookup import Lookup, LookupMode
-from service.resources import Resources
-from service.telemetry.request import time_stage
+from mlcd.service.http.auth import needs
+from mlcd.service.http.center_pages import example_members
+from mlcd.service.http.openapi import BINARY, image_body
+from mlcd.service.http.problems import item_error
+from mlcd.service.http.queries import Queries, check_top, read_queries
+from mlcd.service.inference.engine_labels import EngineLabels
+from mlcd.service.inference.lookup import Lookup, LookupMode
+from mlcd.service.resources import Resources
+from mlcd.service.telemetry.request import time_stage
+from mlcd.types import Neighbors
+from mlcd.wire.embedding import QueryRequest
+from mlcd.wire.nearest_centers import LabeledImages
 
 router = APIRouter(tags=["labels"])
 

@@ -17,11 +17,10 @@ from mlcd.collections.plane import Plane
 from mlcd.collections.port import CollectionPort
 from mlcd.collections.searcher import Searcher
 from mlcd.errors import Conflict, InvalidInput
-from mlcd.wire.found_items import LayoutItems, LayoutItemsRequest, LayoutLegend
-from service.deadline import within_deadline
-from service.http.access import Opened
-from service.http.answer_budget import PART_BYTES
-from service.http.answers import (
+from mlcd.service.deadline import within_deadline
+from mlcd.service.http.access import Opened
+from mlcd.service.http.answer_budget import PART_BYTES
+from mlcd.service.http.answers import (
     JSON,
     RAW,
     PartedAnswer,
@@ -31,16 +30,17 @@ from service.http.answers import (
     list_answer,
     negotiate,
 )
-from service.http.auth import needs
-from service.http.json_route import JsonRoute
-from service.http.layout_files import CSV, PARQUET, csv_parts, parquet_parts
-from service.http.layout_values import LayoutValues, values_by_center, values_by_field
-from service.http.openapi import BINARY
-from service.http.queries import check_filter
-from service.http.routes.collections import Name, require_collection
-from service.http.routes.labels import require_lookup
-from service.inference.lookup import Lookup
-from service.resources import Resources
+from mlcd.service.http.auth import needs
+from mlcd.service.http.json_route import JsonRoute
+from mlcd.service.http.layout_files import CSV, PARQUET, csv_parts, parquet_parts
+from mlcd.service.http.layout_values import LayoutValues, values_by_center, values_by_field
+from mlcd.service.http.openapi import BINARY
+from mlcd.service.http.queries import check_filter
+from mlcd.service.http.routes.collections import Name, require_collection
+from mlcd.service.http.routes.labels import require_lookup
+from mlcd.service.inference.lookup import Lookup
+from mlcd.service.resources import Resources
+from mlcd.wire.found_items import LayoutItems, LayoutItemsRequest, LayoutLegend
 
 router = APIRouter(tags=["collections"], route_class=JsonRoute)
 

@@ -5,13 +5,13 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Body, Request, Response
 
+from mlcd.service.http.access import Opened, check_model
+from mlcd.service.http.answers import headers, provenance
+from mlcd.service.http.auth import needs
+from mlcd.service.http.json_route import JsonRoute
+from mlcd.service.inference.model import ServedModel
+from mlcd.service.resources import Resources
 from mlcd.wire.served_model import Foreign, LoadedModel, LoadRequest
-from service.http.access import Opened, check_model
-from service.http.answers import headers, provenance
-from service.http.auth import needs
-from service.http.json_route import JsonRoute
-from service.inference.model import ServedModel
-from service.resources import Resources
 
 router = APIRouter(tags=["info"], route_class=JsonRoute)
 

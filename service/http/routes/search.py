@@ -14,30 +14,22 @@ from mlcd.collections.port import CollectionPort
 from mlcd.collections.relevance import move_away
 from mlcd.collections.searcher import SearchAnswer
 from mlcd.errors import DeadlineExceeded
-from mlcd.types import Embeddings
-from mlcd.wire.found_items import (
-    DuplicatesRequest,
-    FoundDuplicates,
-    FoundItems,
-    SearchOptions,
-    SearchRequest,
-)
-from service.deadline import within_deadline
-from service.errors import BadRequest
-from service.http.access import Opened
-from service.http.answers import (
+from mlcd.service.deadline import within_deadline
+from mlcd.service.errors import BadRequest
+from mlcd.service.http.access import Opened
+from mlcd.service.http.answers import (
     check_answer_bytes,
     headers,
     list_answer,
     pieces_answer,
     provenance,
 )
-from service.http.auth import needs
-from service.http.bodies import check_count, media_type, read_json, validate
-from service.http.json_route import JsonRoute
-from service.http.openapi import image_body
-from service.http.problems import item_error
-from service.http.queries import (
+from mlcd.service.http.auth import needs
+from mlcd.service.http.bodies import check_count, media_type, read_json, validate
+from mlcd.service.http.json_route import JsonRoute
+from mlcd.service.http.openapi import image_body
+from mlcd.service.http.problems import item_error
+from mlcd.service.http.queries import (
     KINDS,
     Queries,
     check_filter,
@@ -47,10 +39,18 @@ from service.http.queries import (
     queries_from_json,
     read_queries,
 )
-from service.http.routes.collections import Name, require_collection
-from service.inference.duplicate_searches import FoundGroups
-from service.resources import Resources
-from service.telemetry.request import time_stage
+from mlcd.service.http.routes.collections import Name, require_collection
+from mlcd.service.inference.duplicate_searches import FoundGroups
+from mlcd.service.resources import Resources
+from mlcd.service.telemetry.request import time_stage
+from mlcd.types import Embeddings
+from mlcd.wire.found_items import (
+    DuplicatesRequest,
+    FoundDuplicates,
+    FoundItems,
+    SearchOptions,
+    SearchRequest,
+)
 
 router = APIRouter(tags=["search"], route_class=JsonRoute)
 

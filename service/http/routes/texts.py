@@ -5,13 +5,13 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from mlcd.service.http.access import Opened
+from mlcd.service.http.answers import negotiate
+from mlcd.service.http.auth import needs
+from mlcd.service.http.embedding_answers import BINARY_CONTENT, OFFERED, embedding_answer
+from mlcd.service.http.json_route import JsonRoute
+from mlcd.service.http.text_encoding import encode_texts
 from mlcd.wire.embedding import TextsRequest, TextVectors
-from service.http.access import Opened
-from service.http.answers import negotiate
-from service.http.auth import needs
-from service.http.embedding_answers import BINARY_CONTENT, OFFERED, embedding_answer
-from service.http.json_route import JsonRoute
-from service.http.text_encoding import encode_texts
 
 router = APIRouter(tags=["embed"], route_class=JsonRoute)
 

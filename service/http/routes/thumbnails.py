@@ -10,12 +10,12 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from mlcd.errors import NotFound
-from service.deadline import within_deadline
-from service.http.access import Opened
-from service.http.answers import headers
-from service.http.auth import needs
-from service.http.openapi import BINARY
-from service.http.routes.collections import Name, require_collection
+from mlcd.service.deadline import within_deadline
+from mlcd.service.http.access import Opened
+from mlcd.service.http.answers import headers
+from mlcd.service.http.auth import needs
+from mlcd.service.http.openapi import BINARY
+from mlcd.service.http.routes.collections import Name, require_collection
 
 WEBP: Final = "image/webp"
 _LAST: Final = b"/thumbnail"

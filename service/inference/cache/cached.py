@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from mlcd.errors import ConfigInvalid, Rejection
 from mlcd.extras import install_command
-from service.inference.cache.keyspace import KeySpace, redis_prefix
-from service.inference.cache.memory import MemoryCache
-from service.inference.cache.vectors import VectorFormat
-from service.inference.outcomes import Account, Encoded, Pipelined, Timings, slowest
-from service.inference.served import ServedTower
-from service.settings import Settings
-from service.telemetry.metrics import Metrics
-from service.telemetry.request import time_stage
+from mlcd.service.inference.cache.keyspace import KeySpace, redis_prefix
+from mlcd.service.inference.cache.memory import MemoryCache
+from mlcd.service.inference.cache.vectors import VectorFormat
+from mlcd.service.inference.outcomes import Account, Encoded, Pipelined, Timings, slowest
+from mlcd.service.inference.served import ServedTower
+from mlcd.service.settings import Settings
+from mlcd.service.telemetry.metrics import Metrics
+from mlcd.service.telemetry.request import time_stage
 
 if TYPE_CHECKING:
-    from service.inference.cache.redis import RedisCache
+    from mlcd.service.inference.cache.redis import RedisCache
 
 # Up to this size items are hashed at once (0.15 ms): a thread would take longer to wake. Hashing
 # more would block the event loop.
@@ -283,7 +283,7 @@ def _open_redis(
     settings: Settings, encoder: ServedTower, vectors: VectorFormat, metrics: Metrics
 ) -> "RedisCache":
     try:
-        from service.inference.cache.redis import RedisCache
+        from mlcd.service.inference.cache.redis import RedisCache
     except ModuleNotFoundError as error:
         raise ConfigInvalid(
             "MLCD_REDIS_URL needs the package redis", remedy=install_command("redis")

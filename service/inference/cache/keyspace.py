@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from mlcd.images.decode import DecodeLimits
+from mlcd.service.inference.cache.vectors import VectorFormat
+from mlcd.service.inference.served import ServedEncoder, ServedTextEncoder, ServedTower
 from mlcd.types import Fingerprint
-from service.inference.cache.vectors import VectorFormat
-from service.inference.served import ServedEncoder, ServedTextEncoder, ServedTower
 
 _DECODERS: Final = ("mlcd", "pillow", "simplejpeg")
 _NAME: Final = "mlcd:vector:1"  # the prefix of our keys in Redis, with the version of the layout

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from typing import Final
 
-from service.telemetry.metrics import Metrics
+from mlcd.service.telemetry.metrics import Metrics
 
 # Bytes beside the vector's own: its key, two object headers and its slot in the table (measured:
 # 173 to 212).

@@ -14,11 +14,11 @@ from typing import Final, Self
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
-from service.inference.cache.redis_circuit import RedisCircuit
-from service.inference.cache.vectors import VectorFormat
-from service.redis_clients import NotPrimaryError, open_async_redis_pool
-from service.telemetry.metrics import Metrics
-from service.timings import CACHE_ROOM_FRESH_S
+from mlcd.service.inference.cache.redis_circuit import RedisCircuit
+from mlcd.service.inference.cache.vectors import VectorFormat
+from mlcd.service.redis_clients import NotPrimaryError, open_async_redis_pool
+from mlcd.service.telemetry.metrics import Metrics
+from mlcd.service.timings import CACHE_ROOM_FRESH_S
 
 _KEPT_CONNECTIONS: Final = 2  # one that looks up and one that writes
 _MAX_CONNECTIONS: Final = 4

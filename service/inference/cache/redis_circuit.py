@@ -9,7 +9,7 @@ from contextvars import Context
 from typing import Final
 
 from mlcd.backoff import Backoff
-from service.timings import CACHE_MAX_PAUSE_S, CACHE_PAUSE_S, CACHE_STEADY_S
+from mlcd.service.timings import CACHE_MAX_PAUSE_S, CACHE_PAUSE_S, CACHE_STEADY_S
 
 _log = logging.getLogger("mlcd.service")
 # Failures in a row that open the circuit: one alone says little, and each costs a request its

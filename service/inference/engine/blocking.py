@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, cast
 from mlcd.encoders import open_encoder
 from mlcd.encoders.encoder import Encoder
 from mlcd.errors import Overloaded
+from mlcd.service.inference.engine.fake import FakeEncoder
+from mlcd.service.inference.engine.triton import open_triton_engine
+from mlcd.service.settings import Settings
+from mlcd.service.timings import TRITON_BUSY_PAUSE_S
 from mlcd.types import Embeddings, ImageBatch
-from service.inference.engine.fake import FakeEncoder
-from service.inference.engine.triton import open_triton_engine
-from service.settings import Settings
-from service.timings import TRITON_BUSY_PAUSE_S
 
 if TYPE_CHECKING:  # an extra
     from mlcd.encoders.triton import TritonEncoder

@@ -38,7 +38,7 @@ def launch_engine() -> LaunchedEngine:
     """Starts a process. It needs no event loop, and ends when the calling thread does."""
     began, descriptor = time.perf_counter(), os.memfd_create("mlcd-batches")
     try:
-        process = launch("service.inference.engine.worker", descriptors=(descriptor,))
+        process = launch("mlcd.service.inference.engine.worker", descriptors=(descriptor,))
     except BaseException:
         os.close(descriptor)
         raise

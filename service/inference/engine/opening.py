@@ -7,8 +7,8 @@ from mlcd.encoders.encoder import Encoder
 from mlcd.encoders.text_encoder import TextEncoder
 from mlcd.models.text_part import FOLDER
 from mlcd.models.tokenizer import Tokenizer
-from service.inference.engine.fake import PREFIX, FakeEncoder, FakeTextEncoder, fake_tokenizer
-from service.inference.served import Opening
+from mlcd.service.inference.engine.fake import PREFIX, FakeEncoder, FakeTextEncoder, fake_tokenizer
+from mlcd.service.inference.served import Opening
 
 
 def open_images(opening: Opening) -> Encoder:

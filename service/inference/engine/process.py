@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from mlcd.child import Child, Message, to_line
 from mlcd.errors import MlcdError, Unavailable
+from mlcd.service.inference.engine.launched import LaunchedEngine, launch_engine
+from mlcd.service.inference.engine.slots import NUM_SLOTS, Slots
+from mlcd.service.inference.served import TOWERS, Opening, ServedTower
+from mlcd.service.timings import ENGINE_END_S
 from mlcd.types import Embeddings
-from service.inference.engine.launched import LaunchedEngine, launch_engine
-from service.inference.engine.slots import NUM_SLOTS, Slots
-from service.inference.served import TOWERS, Opening, ServedTower
-from service.timings import ENGINE_END_S
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from service.inference.served import ItemLayout
+from mlcd.service.inference.served import ItemLayout
 
 NUM_SLOTS: Final = 2  # one batch runs while the next one is ready
 _ALIGNED: Final = 8  # bytes; the widest type of an item

@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 
 from mlcd.backoff import Backoff
 from mlcd.errors import ConfigInvalid, MlcdError, Unavailable
-from service.inference.contract import down
-from service.inference.engine.process import (
+from mlcd.service.inference.contract import down
+from mlcd.service.inference.engine.process import (
     EngineFailed,
     EngineProcess,
     Inference,
     StartedEngine,
     start_engine,
 )
-from service.inference.served import Opening, ServedTower
-from service.telemetry.text_metrics import TowerMetrics
-from service.timings import (
+from mlcd.service.inference.served import Opening, ServedTower
+from mlcd.service.telemetry.text_metrics import TowerMetrics
+from mlcd.service.timings import (
     ENGINE_BACKOFF_S,
     ENGINE_MAX_BACKOFF_S,
     ENGINE_OPEN_S,

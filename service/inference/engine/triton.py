@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from mlcd.errors import ConfigInvalid, DeadlineExceeded, Overloaded, Unavailable
 from mlcd.extras import install_command
 from mlcd.models.tokenizer import Tokenizer
-from service.inference.contract import Row
-from service.inference.engine_labels import EngineLabels, find_requested_labels
-from service.inference.served import ServedEncoder, ServedTextEncoder, ServedTower
-from service.settings import Settings
-from service.telemetry.request import current_request
-from service.telemetry.text_metrics import TowerMetrics
-from service.timings import TRITON_BACK_S, TRITON_LABELS_S, TRITON_LOAD_S
+from mlcd.service.inference.contract import Row
+from mlcd.service.inference.engine_labels import EngineLabels, find_requested_labels
+from mlcd.service.inference.served import ServedEncoder, ServedTextEncoder, ServedTower
+from mlcd.service.settings import Settings
+from mlcd.service.telemetry.request import current_request
+from mlcd.service.telemetry.text_metrics import TowerMetrics
+from mlcd.service.timings import TRITON_BACK_S, TRITON_LABELS_S, TRITON_LOAD_S
 
 if TYPE_CHECKING:  # an extra
     from mlcd.encoders.labeled_ensemble import LabeledEnsemble
@@ -33,7 +33,7 @@ _log = logging.getLogger("mlcd.service")
 
 
 class TritonEngine:
-    """An `Engine` (see `service.inference.contract`) of images or of texts.
+    """An `Engine` (see `mlcd.service.inference.contract`) of images or of texts.
 
     Its encoder watches Triton's health. labels: the ensemble of the same version, None where Triton
     has none.
@@ -96,7 +96,7 @@ class TritonEngine:
 
 
 class Direct:
-    """A `Dispatcher` (see `service.inference.contract`) that sends every item as one request."""
+    """A `mlcd.service.inference.contract.Dispatcher` that sends every item as one request."""
 
     def __init__(self, engine: TritonEngine, *, timeout_s: float, metrics: TowerMetrics) -> None:
         """Takes the engine. timeout_s: the time limit of an item without a deadline."""

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.child import Message, Parent, serve_parent
+from mlcd.service.host.threads import limit_blas
+from mlcd.service.inference.engine.opening import open_images, open_texts
+from mlcd.service.inference.engine.slots import Slots
+from mlcd.service.inference.served import Opening, ServedEncoder, ServedTextEncoder, ServedTower
+from mlcd.service.telemetry.logs import configure_logs, kinds
+from mlcd.service.timings import ENGINE_TRIAL_S
 from mlcd.types import Embeddings
-from service.host.threads import limit_blas
-from service.inference.engine.opening import open_images, open_texts
-from service.inference.engine.slots import Slots
-from service.inference.served import Opening, ServedEncoder, ServedTextEncoder, ServedTower
-from service.telemetry.logs import configure_logs, kinds
-from service.timings import ENGINE_TRIAL_S
 
 _log = logging.getLogger("mlcd.service")
 _Encode: TypeAlias = Callable[[NDArray[Any]], Embeddings]

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Literal
 
+from mlcd.training.head.partial_fc import HeadConfig
 from studies.losses.frozen.features import TEACHERS
 from studies.losses.instrument.trainable import trainable
-from training.head.partial_fc import HeadConfig
 
 FrozenKind = Literal["mlcd", "mlc", "cd", "per_column", "bce"]
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.clustering.nearest import nearest_centers
+from mlcd.training.evaluation.knn import TEMPERATURE, count_votes
+from mlcd.training.evaluation.scores import average_precision
 from mlcd.types import Embeddings
-from training.evaluation.knn import TEMPERATURE, count_votes
-from training.evaluation.scores import average_precision
 
 # The sets of unseen classes, which weigh alike in the headline.
 ASKED: Final = ("tiny_imagenet_30", "cifar10_jpg", "caltech101_20", "fashion_products")

@@ -17,13 +17,13 @@ from torch.nn.functional import normalize
 
 from mlcd.clustering.kmeans import kmeans
 from mlcd.clustering.nearest import nearest_centers
+from mlcd.training.head.partial_fc import HeadConfig, PartialFC
+from mlcd.training.head.row_adamw import center_optimizer
+from mlcd.training.optim.clip import clip_global_norm
+from mlcd.training.optim.groups import adamw_settings, scalar_groups
+from mlcd.training.optim.optim_config import OptimConfig
+from mlcd.training.optim.schedule import learning_rate
 from mlcd.types import Embeddings, unit_rows
-from training.head.partial_fc import HeadConfig, PartialFC
-from training.head.row_adamw import center_optimizer
-from training.optim.clip import clip_global_norm
-from training.optim.groups import adamw_settings, scalar_groups
-from training.optim.optim_config import OptimConfig
-from training.optim.schedule import learning_rate
 
 DIMENSION: Final = 128
 _BATCH: Final = 128

@@ -17,6 +17,7 @@ import torch
 
 from mlcd.cores import available_cores
 from mlcd.errors import InvalidInput
+from mlcd.training.preemption import Preempted, preemptible
 from studies.losses.data import require
 from studies.losses.hardware import origin
 from studies.losses.instrument.rows import (
@@ -28,7 +29,6 @@ from studies.losses.instrument.rows import (
     table_of,
     write_row,
 )
-from training.preemption import Preempted, preemptible
 
 
 class SlicedTier(Protocol):

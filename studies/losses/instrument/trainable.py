@@ -3,7 +3,7 @@
 from typing import get_args
 
 from mlcd.errors import InvalidInput
-from training.head.loss_config import LossKind
+from mlcd.training.head.loss_config import LossKind
 
 
 def trainable(kind: str) -> LossKind:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from mlcd.training.head.partial_fc import HeadConfig
 from studies.losses.frozen.arms import NAMED_SEEDS, SWEEP_SEEDS
 from studies.losses.scales.instance_head import InstanceConfig
-from training.head.partial_fc import HeadConfig
 
 SCALES_TEACHER: Final = "mobilenet"
 BATCHES: Final = (32, 64, 128, 256, 512, 1024, 2048)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from mlcd.losses.contrastive import clip_loss, siglip_loss
+from mlcd.training.head.partial_fc import HeadOutput, make_scalar
 from mlcd.world import World
-from training.head.partial_fc import HeadOutput, make_scalar
 
 _MAX_SCALE: Final = 100.0  # CLIP's limit
 

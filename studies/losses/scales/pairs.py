@@ -18,6 +18,10 @@ from torch import nn
 
 from mlcd.artifacts.disk import hold_lock
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
+from mlcd.training.optim.clip import clip_global_norm
+from mlcd.training.optim.groups import adamw_settings
+from mlcd.training.optim.optim_config import OptimConfig
+from mlcd.training.optim.schedule import learning_rate
 from mlcd.types import Embeddings, unit_rows
 from studies.losses.data import make
 from studies.losses.frozen.features import Features
@@ -26,10 +30,6 @@ from studies.losses.instrument.rows import Outcome
 from studies.losses.mosaics.tags import FASHION
 from studies.losses.scales.arms import SCALES_TEACHER, PairArm
 from studies.losses.scales.instance_head import InstanceHead
-from training.optim.clip import clip_global_norm
-from training.optim.groups import adamw_settings
-from training.optim.optim_config import OptimConfig
-from training.optim.schedule import learning_rate
 
 _TEXTS: Final = "starter"  # the model whose text tower is at hand without a network
 _OTHER_TOWER: Final = 1 << 31  # added to the seed of the images' network

@@ -20,6 +20,9 @@ from mlcd.keys import HELD_OUT_FRACTION, mask_held_out, split_positions
 from mlcd.models.runs import find_checkpoint
 from mlcd.models.servable import Servable
 from mlcd.progress import Reporter
+from mlcd.training.config import RunConfig, load_config
+from mlcd.training.run.run_training import run_training
+from mlcd.training.telemetry.step_logs import NAME as METRICS
 from studies.losses.data import make
 from studies.losses.frozen.features import PRETRAINING, SHARDS, Features
 from studies.losses.instrument.asked import ASKED, HELD_OUT, Asked, neighbors_right, probe
@@ -27,9 +30,6 @@ from studies.losses.instrument.photographs import Photographs, classes_of, numbe
 from studies.losses.instrument.rows import Outcome
 from studies.losses.measure import encode
 from studies.losses.towers.arms import TowerRun, TowerSize, first_round
-from training.config import RunConfig, load_config
-from training.run.run_training import run_training
-from training.telemetry.step_logs import NAME as METRICS
 
 _LAST_POINTS: Final = 5  # of the curve; a single batch is too few to show where it ends
 _SCALARS: Final = ("scale", "bias")

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, get_args
 
+from mlcd.training.head.loss_config import LossKind
 from studies.losses.frozen.features import PRETRAINING, Features
 from studies.losses.frozen.tier import FROZEN
 from studies.losses.instrument.asked import ASKED
 from studies.losses.instrument.rows import Outcome
 from studies.losses.towers.arms import ON_CPU, ON_GPU, TowerRun, all_tower_runs
 from studies.losses.towers.run import Towers, perform_tower, prepare_towers
-from training.head.loss_config import LossKind
 
 TOWERS: Final = "towers"
 GPU: Final = "gpu"

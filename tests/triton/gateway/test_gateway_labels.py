@@ -14,7 +14,7 @@ from mlcd.artifacts.manifest import Request, open_artifact
 from mlcd.export.triton import export_triton
 from mlcd.export.triton_config import TritonOptions
 from mlcd.export.triton_labels import export_labels
-from service.inference.lookup import Lookup
+from mlcd.service.inference.lookup import Lookup
 from tests.integration.running import serving
 from tests.triton.conftest import SILENT, Server, require_triton
 from tests.triton.gateway.conftest import NAME

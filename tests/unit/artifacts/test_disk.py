@@ -20,11 +20,11 @@ from mlcd.pipelines.index import duplicates
 from mlcd.pipelines.ownership import OWNER, claim
 from mlcd.progress import Reporter
 from mlcd.too_many_files import lacks_open_files
+from mlcd.training.bad_batch import keep_bad_batch
+from mlcd.training.data.loader import Batch, StepBatches
+from mlcd.training.step import Meters
+from mlcd.training.telemetry.step_logs import MetricsLog
 from tests.unit.disk_order import check_durable, recorded
-from training.bad_batch import keep_bad_batch
-from training.data.loader import Batch, StepBatches
-from training.step import Meters
-from training.telemetry.step_logs import MetricsLog
 
 
 def collection_at(path):

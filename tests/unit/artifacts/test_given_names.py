@@ -20,7 +20,7 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.errors import ArtifactInvalid, Conflict, InvalidInput, NotFound
 from mlcd.pipelines.name import set_names
 from mlcd.pipelines.verify import verify
-from service.inference.lookup import Lookup
+from mlcd.service.inference.lookup import Lookup
 from tests.written_artifacts import write_centers
 
 

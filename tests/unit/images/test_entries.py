@@ -137,9 +137,9 @@ import pyarrow as pa
 from pathlib import Path
 from mlcd.artifacts.labels import LabelTable
 from types import SimpleNamespace
-from training.data.data_config import MixedSource
-from training.head.loss_config import LossConfig
-from training.data.dataset import _join
+from mlcd.training.data.data_config import MixedSource
+from mlcd.training.head.loss_config import LossConfig
+from mlcd.training.data.dataset import _join
 
 mixed = MixedSource(images=sys.argv[1], labels=sys.argv[2])
 config = SimpleNamespace(data=SimpleNamespace(hold_out=0.1), loss=LossConfig())

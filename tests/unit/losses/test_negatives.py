@@ -6,10 +6,10 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.losses.negatives import draw_negatives, hash_classes, own_slots
 from mlcd.losses.positives import check_labels, distinct_labels
 from mlcd.randomness import Stream, hash_counters
-from training.data.augment import crop_boxes
-from training.data.augment_config import AugmentConfig
-from training.data.drawing import draw_labels
-from training.data.order import BLOCK, locate, part_indices
+from mlcd.training.data.augment import crop_boxes
+from mlcd.training.data.augment_config import AugmentConfig
+from mlcd.training.data.drawing import draw_labels
+from mlcd.training.data.order import BLOCK, locate, part_indices
 
 
 def test_the_hash_is_that_of_the_core_in_unsigned_order():

@@ -17,12 +17,12 @@ import pytest
 
 from mlcd.images.decode import DecodeLimits
 from mlcd.images.transform import PreprocessSpec
-from service.inference.cache.cached import CachedPipeline
-from service.inference.cache.keyspace import KeySpace, redis_prefix
-from service.inference.cache.memory import MemoryCache
-from service.inference.cache.redis import RedisCache
-from service.inference.cache.vectors import VectorFormat
-from service.inference.served import ServedEncoder
+from mlcd.service.inference.cache.cached import CachedPipeline
+from mlcd.service.inference.cache.keyspace import KeySpace, redis_prefix
+from mlcd.service.inference.cache.memory import MemoryCache
+from mlcd.service.inference.cache.redis import RedisCache
+from mlcd.service.inference.cache.vectors import VectorFormat
+from mlcd.service.inference.served import ServedEncoder
 from tests.conftest import free_port
 
 PREFIX = redis_prefix("f" * 64)

@@ -9,11 +9,11 @@ import numpy as np
 from mlcd.errors import Unavailable
 from mlcd.images.decode import DecodeLimits
 from mlcd.images.transform import PreprocessSpec
-from service.inference.admission import Admission, Capacity, Places
-from service.inference.batcher import MicroBatcher
-from service.inference.engine.process import EngineFailed, Inference
-from service.inference.pipeline import Pipeline
-from service.telemetry.metrics import Metrics
+from mlcd.service.inference.admission import Admission, Capacity, Places
+from mlcd.service.inference.batcher import MicroBatcher
+from mlcd.service.inference.engine.process import EngineFailed, Inference
+from mlcd.service.inference.pipeline import Pipeline
+from mlcd.service.telemetry.metrics import Metrics
 
 
 class LocalEngine:

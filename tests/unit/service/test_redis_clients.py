@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mlcd.errors import ConfigInvalid, Unavailable
-from service.jobs.service import open_queue
-from service.keys import rates
-from service.keys.rates import open_rate_limiter
-from service.redis_clients import refuse_unsupported_redis
-from service.settings import read_settings
+from mlcd.service.jobs.service import open_queue
+from mlcd.service.keys import rates
+from mlcd.service.keys.rates import open_rate_limiter
+from mlcd.service.redis_clients import refuse_unsupported_redis
+from mlcd.service.settings import read_settings
 from tests.conftest import run_mlcd
 from tests.contract.job_stores import MODEL, submitted
 from tests.integration.running import until as wait_until

@@ -1,8 +1,8 @@
 import pytest
 
 from mlcd.errors import ConfigInvalid, ImageRejected
-from service.http.problems import status_of
-from service.settings import read_settings, setting_names
+from mlcd.service.http.problems import status_of
+from mlcd.service.settings import read_settings, setting_names
 
 
 def test_settings_come_from_the_environment_and_options_win(monkeypatch):

@@ -11,12 +11,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard as Sharded
 
 from mlcd.losses.contrastive import clip_loss, siglip_loss
+from mlcd.training.checkpoint.files import read_tensor_sizes, read_tensors, write_tensors
+from mlcd.training.head.partial_fc import HeadConfig, PartialFC
+from mlcd.training.head.row_adamw import RowAdamW
+from mlcd.training.head.shards import Shard
+from mlcd.training.optim.clip import clip_global_norm
 from mlcd.world import World
-from training.checkpoint.files import read_tensor_sizes, read_tensors, write_tensors
-from training.head.partial_fc import HeadConfig, PartialFC
-from training.head.row_adamw import RowAdamW
-from training.head.shards import Shard
-from training.optim.clip import clip_global_norm
 
 DIMENSION, INPUT = 8, 6
 

@@ -7,12 +7,12 @@ from mlcd.images.sources import open_source
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
+from mlcd.training.config import validate_config
+from mlcd.training.evaluation.knn import knn
+from mlcd.training.evaluation.linear_probe import linear_probe
+from mlcd.training.evaluation.representations import ImageSet, PreparedImages, encode_images
+from mlcd.training.evaluation.while_training import check_evaluation, evaluate_model
 from mlcd.world import World
-from training.config import validate_config
-from training.evaluation.knn import knn
-from training.evaluation.linear_probe import linear_probe
-from training.evaluation.representations import ImageSet, PreparedImages, encode_images
-from training.evaluation.while_training import check_evaluation, evaluate_model
 
 
 def model(seed=0):

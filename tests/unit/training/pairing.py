@@ -15,14 +15,14 @@ from mlcd.losses.contrastive import clip_loss, siglip_loss
 from mlcd.models.servable import Servable
 from mlcd.models.text import TextTower
 from mlcd.models.vit import ViT
+from mlcd.training.pairs.pair_batches import PairBatch
+from mlcd.training.pairs.pairs_config import validate_any
+from mlcd.training.pairs.pairs_state import initial_state
+from mlcd.training.pairs.pairs_step import backward, pair_step
+from mlcd.training.processes import Processes
 from mlcd.world import World
 from tests.conftest import write_digits
 from tests.open_clip_files import open_clip_module
-from training.pairs.pair_batches import PairBatch
-from training.pairs.pairs_config import validate_any
-from training.pairs.pairs_state import initial_state
-from training.pairs.pairs_step import backward, pair_step
-from training.processes import Processes
 
 NUM_IMAGES = 40
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT
+from mlcd.training.config import validate_config
+from mlcd.training.head.partial_fc import HeadConfig, PartialFC
+from mlcd.training.head.row_adamw import center_optimizer
+from mlcd.training.head.state import TrainState
+from mlcd.training.optim.groups import parameter_groups
+from mlcd.training.optim.optim_config import OptimConfig
+from mlcd.training.parallel.backbone import Backbone
+from mlcd.training.step import backward, train_step
 from mlcd.world import World
-from training.config import validate_config
-from training.head.partial_fc import HeadConfig, PartialFC
-from training.head.row_adamw import center_optimizer
-from training.head.state import TrainState
-from training.optim.groups import parameter_groups
-from training.optim.optim_config import OptimConfig
-from training.parallel.backbone import Backbone
-from training.step import backward, train_step
 
 CLASSES, IMAGE = 11, 8
 CONFIG = validate_config(

@@ -3,8 +3,8 @@
 import json
 
 from mlcd.progress import Reporter
+from mlcd.training.config import RunConfig, load_config
 from tests.conftest import succeed
-from training.config import RunConfig, load_config
 
 SILENT = Reporter("silent")
 
@@ -41,7 +41,7 @@ def read_log(run):
 
 def before_step(monkeypatch, number, strike):
     """Call `strike(state)` when step `number` begins; returns the list of steps begun."""
-    from training.run import classification
+    from mlcd.training.run import classification
 
     original, begun = classification.train_step, []
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mlcd.errors import ArtifactInvalid
-from training.checkpoint.files import read_tensor_sizes, read_tensors, write_tensors
+from mlcd.training.checkpoint.files import read_tensor_sizes, read_tensors, write_tensors
 
 
 def some_tensors():

@@ -10,9 +10,9 @@ from PIL import Image, ImageEnhance, ImageOps
 from scipy.ndimage import gaussian_filter
 from scipy.stats import chisquare, kstest
 
-from training.data.augment_config import AugmentConfig
-from training.data.colors import JITTERS, draw_colors
-from training.data.recoloring import recolor
+from mlcd.training.data.augment_config import AugmentConfig
+from mlcd.training.data.colors import JITTERS, draw_colors
+from mlcd.training.data.recoloring import recolor
 
 ALL = {"brightness": 0.4, "contrast": 1.2, "saturation": 0.2, "hue": 0.1, "grayscale": 0.2}
 ALL |= {"blur": 0.5, "solarize": 0.2}

@@ -13,13 +13,13 @@ from mlcd.errors import ConfigInvalid
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
+from mlcd.training.cli import train
+from mlcd.training.config import load_config, validate_config
+from mlcd.training.head.loss_config import LossConfig
+from mlcd.training.pairs.pairs_config import load_any_config
+from mlcd.training.recipe import list_recipes
+from mlcd.training.run.any_run import choose_algorithms, is_deterministic
 from tests.unit.training.running import VIEWS
-from training.cli import train
-from training.config import load_config, validate_config
-from training.head.loss_config import LossConfig
-from training.pairs.pairs_config import load_any_config
-from training.recipe import list_recipes
-from training.run.any_run import choose_algorithms, is_deterministic
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
 

@@ -5,8 +5,8 @@ import torch
 
 from mlcd.clustering.device_scan import DeviceScan
 from mlcd.losses.negatives import draw_negatives
-from training.head.partial_fc import HeadConfig, PartialFC
-from training.head.products import add_product, product
+from mlcd.training.head.partial_fc import HeadConfig, PartialFC
+from mlcd.training.head.products import add_product, product
 
 GPU = torch.device("cuda")
 CPU = torch.device("cpu")

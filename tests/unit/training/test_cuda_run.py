@@ -11,8 +11,8 @@ from PIL import Image
 
 from mlcd.encoders.torch import TorchEncoder
 from mlcd.models.servable import Servable
+from mlcd.training.run.run_training import run_training
 from tests.unit.training.running import SILENT, before_step, configured, read_log, saved_bytes
-from training.run.run_training import run_training
 
 GPU = "cuda"
 pytestmark = [

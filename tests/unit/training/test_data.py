@@ -22,14 +22,12 @@ from mlcd.artifacts.labels import LabelTable, write_part
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.progress import Reporter
 from mlcd.randomness import permute_positions
-from mlcd.types import Neighbors
-from tests.unit.training.running import configured
-from training.config import RunConfig
-from training.data.augment import Augmentation, crop_boxes
-from training.data.augment_config import AugmentConfig
-from training.data.crops import crop_pictures
-from training.data.dataset import open_dataset
-from training.data.order import (
+from mlcd.training.config import RunConfig
+from mlcd.training.data.augment import Augmentation, crop_boxes
+from mlcd.training.data.augment_config import AugmentConfig
+from mlcd.training.data.crops import crop_pictures
+from mlcd.training.data.dataset import open_dataset
+from mlcd.training.data.order import (
     BLOCK,
     block_shares,
     locate,
@@ -38,9 +36,11 @@ from training.data.order import (
     part_indices,
     step_positions,
 )
-from training.data.pictures import open_picture, picture_side
-from training.optim.schedule import learning_rate
-from training.run.run_training import run_training
+from mlcd.training.data.pictures import open_picture, picture_side
+from mlcd.training.optim.schedule import learning_rate
+from mlcd.training.run.run_training import run_training
+from mlcd.types import Neighbors
+from tests.unit.training.running import configured
 
 
 @given(num=st.integers(1, 3000), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10**6))

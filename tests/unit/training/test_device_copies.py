@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from mlcd.errors import InvalidInput
+from mlcd.training.data.ahead import ahead
+from mlcd.training.data.device_copies import DeviceCopies
+from mlcd.training.data.loader import StepBatches
 from tests.unit.training.waiting import no_waiting
-from training.data.ahead import ahead
-from training.data.device_copies import DeviceCopies
-from training.data.loader import StepBatches
 
 CPU = torch.device("cpu")
 

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from mlcd.errors import Diverged
+from mlcd.training.bad_batch import read_bad_batch
+from mlcd.training.preemption import Preempted
+from mlcd.training.replay import replay
+from mlcd.training.run.run_training import run_training
 from tests.unit.training.running import SILENT, VIEWS, before_step, read_log
-from training.bad_batch import read_bad_batch
-from training.preemption import Preempted
-from training.replay import replay
-from training.run.run_training import run_training
 
 
 def poison_weight(state):
@@ -77,7 +77,7 @@ def test_what_is_not_finite_is_caught_before_the_update_and_replayed(
 @pytest.mark.parametrize("options", [(), VIEWS])
 def test_a_replayed_batch_gives_the_loss_that_it_had(config, monkeypatch, options):
     """The guard alone is struck: what it saved is a sound batch, whose loss is known."""
-    import training.step as step_module
+    import mlcd.training.step as step_module
 
     whole = run_training(config("whole", "log_every=1", "schedule.steps=8", *options), SILENT)
     original = step_module.clip_global_norm
@@ -119,7 +119,7 @@ def test_a_batch_kept_on_more_processes_before_is_not_mixed_in(config, monkeypat
 
 
 def test_a_budget_of_skips_is_spent_and_survives_an_interruption(config, monkeypatch):
-    from training import step as step_module
+    from mlcd.training import step as step_module
 
     recipe = config("run", "optim.max_skips=2", "log_every=1", "checkpoint.every_steps=5")
     original = step_module.backward

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from training.data.drawing import draw_labels
+from mlcd.training.data.drawing import draw_labels
 
 
 @pytest.fixture(scope="module")

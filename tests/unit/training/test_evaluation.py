@@ -14,16 +14,21 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.images.sources import open_source
 from mlcd.models.servable import Servable
 from mlcd.progress import Reporter
+from mlcd.training.evaluation.knn import count_votes, knn
+from mlcd.training.evaluation.report import KnnProtocol, Subject, evaluate_all
+from mlcd.training.evaluation.representations import ImageSet, encode, encode_images
+from mlcd.training.evaluation.splits import (
+    VALIDATION_FRACTION,
+    LabeledRows,
+    split_digest,
+    split_samples,
+)
+from mlcd.training.evaluation.while_training import check_evaluation, evaluate_model
 from mlcd.types import unit_rows
 from mlcd.world import World
 from tests.conftest import succeed
 from tests.ranks import run_ranks
 from tests.unit.training import evaluating
-from training.evaluation.knn import count_votes, knn
-from training.evaluation.report import KnnProtocol, Subject, evaluate_all
-from training.evaluation.representations import ImageSet, encode, encode_images
-from training.evaluation.splits import VALIDATION_FRACTION, LabeledRows, split_digest, split_samples
-from training.evaluation.while_training import check_evaluation, evaluate_model
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 from mlcd.artifacts.examples import EXAMPLES, Examples
 from mlcd.artifacts.labels import LabelTable
+from mlcd.training.config import load_config
+from mlcd.training.data.class_examples import class_examples, write_examples
+from mlcd.training.data.dataset import open_dataset
 from tests.unit.disk_order import check_durable, recorded
-from training.config import load_config
-from training.data.class_examples import class_examples, write_examples
-from training.data.dataset import open_dataset
 
 
 def dataset_of(tiny_recipe, *places):

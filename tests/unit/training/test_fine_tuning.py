@@ -5,8 +5,8 @@ import shutil
 
 from mlcd.models.runs import find_checkpoint
 from mlcd.models.servable import Servable
+from mlcd.training.evaluation.kept import read_kept
 from tests.conftest import refuse, succeed
-from training.evaluation.kept import read_kept
 
 SHORT = ("schedule.steps=12", "schedule.batch_size=16", "optim.warmup_steps=2", "optim.ema=null")
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from mlcd.losses.negatives import draw_negatives
-from training.head.partial_fc import HeadConfig, PartialFC
+from mlcd.training.head.partial_fc import HeadConfig, PartialFC
 
 KINDS = ("mlcd", "mlc", "cd")
 CLASSES, STEP = 23, 3
@@ -91,7 +91,7 @@ def test_it_is_the_written_out_loss_in_value_and_every_gradient(kind, ratio, wei
 
 
 def test_chunks_change_nothing(monkeypatch):
-    import training.head.partial_fc as module
+    import mlcd.training.head.partial_fc as module
 
     z, labels, weights = problem("mlcd")
 

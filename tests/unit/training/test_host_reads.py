@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import training.head.partial_fc as head_module
-import training.step as step_module
+import mlcd.training.head.partial_fc as head_module
+import mlcd.training.step as step_module
+from mlcd.training.head.partial_fc import HeadConfig, PartialFC
 from mlcd.world import World
 from tests.unit.training import replicas
 from tests.unit.training.waiting import no_waiting
-from training.head.partial_fc import HeadConfig, PartialFC
 
 _READS = {
     "_local_scalar_dense", "nonzero", "masked_select", "equal", "unique_dim", "unique_consecutive",

@@ -14,10 +14,10 @@ from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.pipelines.label_captions import label_captions
 from mlcd.pipelines.label_classes import label_classes
 from mlcd.pipelines.verify import verify
+from mlcd.training.data.drawing import label_weights
+from mlcd.training.head.loss_config import LossConfig
+from mlcd.training.run.run_training import run_training
 from tests.unit.training.running import SILENT, before_step, configured, read_log
-from training.data.drawing import label_weights
-from training.head.loss_config import LossConfig
-from training.run.run_training import run_training
 
 
 @pytest.fixture
@@ -93,8 +93,8 @@ def test_weights_are_scores_relative_to_their_mean():
 
 
 def test_the_loader_s_weights_are_those_of_the_labels_that_it_drew(run_config):
-    from training.data.dataset import open_dataset
-    from training.data.loader import Loader
+    from mlcd.training.data.dataset import open_dataset
+    from mlcd.training.data.loader import Loader
 
     config = run_config(
         "run", "loss.labels_per_image=1", "loss.drawn_from=2", "loss.kind=mlc"

@@ -13,12 +13,12 @@ from sklearn.metrics import balanced_accuracy_score
 
 from mlcd.errors import InvalidInput
 from mlcd.keys import split_positions
+from mlcd.training.evaluation.linear_probe import NUM_STEPS, coarse_to_fine, grid_c, linear_probe
+from mlcd.training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
+from mlcd.training.evaluation.scores import score
+from mlcd.training.evaluation.splits import LabeledRows, split_samples
 from tests.ranks import run_ranks
 from tests.unit.training import evaluating
-from training.evaluation.linear_probe import NUM_STEPS, coarse_to_fine, grid_c, linear_probe
-from training.evaluation.logistic_regression import LogisticRegression, PrincipalRows
-from training.evaluation.scores import score
-from training.evaluation.splits import LabeledRows, split_samples
 
 DATA_SETS = ("digits", "wine", "breast_cancer", "iris")
 

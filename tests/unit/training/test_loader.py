@@ -20,16 +20,16 @@ import torch
 from PIL import Image
 
 from mlcd.errors import InvalidInput, Unavailable
+from mlcd.training.data import decoders as decoders_module
+from mlcd.training.data import loader as loader_module
+from mlcd.training.data.augment import Augmentation
+from mlcd.training.data.crops import crop_pictures
+from mlcd.training.data.dataset import open_dataset
+from mlcd.training.data.loader import Loader
+from mlcd.training.data.order import locate, step_positions
+from mlcd.training.data.pictures import open_picture, picture_side
 from tests.unit.training.conftest import label_images
 from tests.unit.training.running import configured
-from training.data import decoders as decoders_module
-from training.data import loader as loader_module
-from training.data.augment import Augmentation
-from training.data.crops import crop_pictures
-from training.data.dataset import open_dataset
-from training.data.loader import Loader
-from training.data.order import locate, step_positions
-from training.data.pictures import open_picture, picture_side
 
 HELD = ("data.memory_gib=1",)
 THREADS = ("data.memory_gib=0", "data.workers=0")
@@ -41,11 +41,11 @@ ENDS_WITHOUT_CLOSING = """
 import sys
 from pathlib import Path
 
-from training.config import RunConfig
-from training.data.augment import Augmentation
-from training.data.crops import crop_pictures
-from training.data.dataset import open_dataset
-from training.data.loader import Loader
+from mlcd.training.config import RunConfig
+from mlcd.training.data.augment import Augmentation
+from mlcd.training.data.crops import crop_pictures
+from mlcd.training.data.dataset import open_dataset
+from mlcd.training.data.loader import Loader
 
 if __name__ == "__main__":
     run = RunConfig.model_validate_json(Path(sys.argv[1]).read_text())

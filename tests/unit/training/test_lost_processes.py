@@ -3,8 +3,8 @@ import torch
 from torch.distributed import DistNetworkError, DistStoreError
 
 from mlcd.errors import Unavailable
+from mlcd.training.processes import Processes
 from mlcd.world import World
-from training.processes import Processes
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from mlcd.errors import NotFound
+from mlcd.training.data import maps
+from mlcd.training.data.dataset import open_dataset
+from mlcd.training.data.maps import open_maps, open_shared_dataset, write_maps
+from mlcd.training.processes import Processes
 from mlcd.world import World
-from training.data import maps
-from training.data.dataset import open_dataset
-from training.data.maps import open_maps, open_shared_dataset, write_maps
-from training.processes import Processes
 
 
 @pytest.fixture

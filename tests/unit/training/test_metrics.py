@@ -7,14 +7,14 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from mlcd.errors import InvalidInput, NotFound
+from mlcd.training.evaluation.intervals import bootstrap
+from mlcd.training.evaluation.label_tables import DIFFICULT, read_labels
+from mlcd.training.evaluation.linear_probe import fit_probe
+from mlcd.training.evaluation.measured import measure_answers, over_folds
+from mlcd.training.evaluation.scores import answers, eleven_point_precision, roc_auc
+from mlcd.training.evaluation.splits import LabeledRows, Split, read_split
+from mlcd.training.evaluation.voc_probe import Rankings, voc_probe
 from mlcd.types import unit_rows
-from training.evaluation.intervals import bootstrap
-from training.evaluation.label_tables import DIFFICULT, read_labels
-from training.evaluation.linear_probe import fit_probe
-from training.evaluation.measured import measure_answers, over_folds
-from training.evaluation.scores import answers, eleven_point_precision, roc_auc
-from training.evaluation.splits import LabeledRows, Split, read_split
-from training.evaluation.voc_probe import Rankings, voc_probe
 
 
 def devkit(ranking, positive):

@@ -3,12 +3,12 @@ import itertools
 import pytest
 import torch
 
+from mlcd.training.head.partial_fc import HeadConfig, PartialFC
+from mlcd.training.head.row_adamw import RowAdamW
+from mlcd.training.head.row_gradients import add_up, distinct_rows
+from mlcd.training.head.shards import Shard
+from mlcd.training.optim.clip import clip_global_norm
 from mlcd.world import World
-from training.head.partial_fc import HeadConfig, PartialFC
-from training.head.row_adamw import RowAdamW
-from training.head.row_gradients import add_up, distinct_rows
-from training.head.shards import Shard
-from training.optim.clip import clip_global_norm
 
 
 def sparse(rows, values, shape):

@@ -18,6 +18,17 @@ from mlcd.images.sources import open_source
 from mlcd.models.runs import find_checkpoint
 from mlcd.models.servable_text import ServableText
 from mlcd.pipelines.embed import embed
+from mlcd.training.data.order import locate
+from mlcd.training.evaluation.seen import find_seen
+from mlcd.training.pairs import cached_views
+from mlcd.training.pairs.pair_batches import PairReader
+from mlcd.training.pairs.pairs_dataset import open_pairs
+from mlcd.training.pairs.pairs_flops import pair_flops
+from mlcd.training.pairs.pairs_step import backward, pair_step
+from mlcd.training.pairs.tokens import CaptionTokens, open_tokenizer
+from mlcd.training.processes import Processes
+from mlcd.training.run import run_pairs as pairs_run
+from mlcd.training.run.run_pairs import run_pairs
 from mlcd.world import World
 from tests.open_clip_files import open_clip_module
 from tests.ranks import run_ranks
@@ -35,17 +46,6 @@ from tests.unit.training.pairing import (
 )
 from tests.unit.training.running import SILENT, read_log
 from tests.unit.training.test_plan import counted
-from training.data.order import locate
-from training.evaluation.seen import find_seen
-from training.pairs import cached_views
-from training.pairs.pair_batches import PairReader
-from training.pairs.pairs_dataset import open_pairs
-from training.pairs.pairs_flops import pair_flops
-from training.pairs.pairs_step import backward, pair_step
-from training.pairs.tokens import CaptionTokens, open_tokenizer
-from training.processes import Processes
-from training.run import run_pairs as pairs_run
-from training.run.run_pairs import run_pairs
 
 LIT = {"start": None, "freeze": "image", "embedding_dim": 32, "width": 32, "mlp_width": 64}
 
@@ -103,7 +103,7 @@ def test_lit_trains_the_texts_alone_over_embeddings_made_once(
     assert first == last
     # What was embedded is found again, and no image is decoded any more.
     assert (tmp_path / "run-embeddings" / "manifest.json").is_file()
-    monkeypatch.setattr("training.pairs.features.embed", None)
+    monkeypatch.setattr("mlcd.training.pairs.features.embed", None)
     again = run_pairs(lit("again", data={"embeddings": str(tmp_path / "run-embeddings")}), SILENT)
     assert read_numbers(again) == read_numbers(done)
     # The artifact that the service reads embeds texts as the trained tower does.

@@ -8,13 +8,13 @@ import torch
 
 from mlcd.errors import ConfigInvalid
 from mlcd.losses.negatives import draw_negatives
+from mlcd.training.head.partial_fc import HeadConfig, PartialFC
+from mlcd.training.head.row_adamw import center_optimizer
+from mlcd.training.optim.optim_config import OptimConfig
 from mlcd.types import unit_rows
 from mlcd.world import World
 from tests.ranks import run_ranks
 from tests.unit.training import distributed
-from training.head.partial_fc import HeadConfig, PartialFC
-from training.head.row_adamw import center_optimizer
-from training.optim.optim_config import OptimConfig
 
 CONFIG = HeadConfig(scale=16.0, negative_ratio=1.0, margin_grad="exact")
 

@@ -11,9 +11,9 @@ from mlcd.errors import InvalidInput
 from mlcd.images.transform import PreprocessSpec
 from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig, resize_positions
+from mlcd.training.evaluation.patches.pca import border_of, color_patches, components
+from mlcd.training.evaluation.patches.picture import embed_patches
 from tests.conftest import refuse, succeed
-from training.evaluation.patches.pca import border_of, color_patches, components
-from training.evaluation.patches.picture import embed_patches
 
 SIDE = 8  # patches
 INSIDE = ~border_of(SIDE).reshape(SIDE, SIDE)

@@ -14,10 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlcd.errors import ConfigInvalid
 from mlcd.models.vit import ViT
-from tests.conftest import call_mlcd, refuse, succeed
-from training.byte_counts import activation_bytes, backbone_bytes, center_bytes, step_memory
-from training.config import load_config
-from training.flops import (
+from mlcd.training.byte_counts import activation_bytes, backbone_bytes, center_bytes, step_memory
+from mlcd.training.config import load_config
+from mlcd.training.flops import (
     backbone_flops,
     estimate_distinct,
     estimate_drawn,
@@ -25,12 +24,13 @@ from training.flops import (
     head_flops,
     step_flops,
 )
-from training.head.partial_fc import HeadConfig, PartialFC
-from training.head.row_adamw import center_optimizer
-from training.optim.average import WeightAverage
-from training.optim.groups import parameter_groups
-from training.plan import DeviceProfile, list_checkpoints, plan_training
-from training.tower import freeze
+from mlcd.training.head.partial_fc import HeadConfig, PartialFC
+from mlcd.training.head.row_adamw import center_optimizer
+from mlcd.training.optim.average import WeightAverage
+from mlcd.training.optim.groups import parameter_groups
+from mlcd.training.plan import DeviceProfile, list_checkpoints, plan_training
+from mlcd.training.tower import freeze
+from tests.conftest import call_mlcd, refuse, succeed
 
 PLACES = ["data.images=i", "data.labels=l", "out=o"]
 SMALL = [
@@ -217,10 +217,10 @@ PEAK = """
 import sys, torch
 from pathlib import Path
 from tests.unit.training.test_plan import small, tower
-from training.head.partial_fc import HeadConfig, PartialFC
-from training.telemetry.throughput import peak_memory_bytes
-from training.head.row_adamw import center_optimizer
-from training.optim.groups import parameter_groups
+from mlcd.training.head.partial_fc import HeadConfig, PartialFC
+from mlcd.training.telemetry.throughput import peak_memory_bytes
+from mlcd.training.head.row_adamw import center_optimizer
+from mlcd.training.optim.groups import parameter_groups
 config = small(*sys.argv[1:])
 size, batch = config.model.image_size, config.schedule.batch_size
 trunk, centers = tower(config), PartialFC(3000, 24, HeadConfig.of(config.loss, 3000, 0))

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from mlcd.errors import ConfigInvalid
+from mlcd.training.head.partial_fc import HeadConfig, PartialFC
+from mlcd.training.head.products import add_product, product
+from mlcd.training.processes import Processes
+from mlcd.training.run.run_training import initial_state
 from mlcd.world import World
-from training.head.partial_fc import HeadConfig, PartialFC
-from training.head.products import add_product, product
-from training.processes import Processes
-from training.run.run_training import initial_state
 
 
 def test_bf16_rounds_inputs_and_sums_in_float32():

@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
+from mlcd.training.evaluation.texts.retrieval import retrieval_figures, retrieval_ranks
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, refuse
 from tests.unit.training.running import evaluated
-from training.evaluation.texts.retrieval import retrieval_figures, retrieval_ranks
 
 
 def brute_force(images, captions, image_of, cutoff):

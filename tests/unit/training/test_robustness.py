@@ -8,13 +8,13 @@ import pytest
 from PIL import Image
 
 from mlcd.errors import InvalidInput, NotFound
+from mlcd.training.evaluation.robustness import classify_variants, variants
+from mlcd.training.evaluation.robustness.classify_variants import choose_classes
+from mlcd.training.evaluation.robustness.variants import VARIANTS, class_map
+from mlcd.training.evaluation.texts.class_names import names_of, table_of_set
+from mlcd.training.evaluation.texts.imagenet import imagenet_names, variant_ids
+from mlcd.training.evaluation.texts.tested import open_tested
 from tests.conftest import refuse, succeed
-from training.evaluation.robustness import classify_variants, variants
-from training.evaluation.robustness.classify_variants import choose_classes
-from training.evaluation.robustness.variants import VARIANTS, class_map
-from training.evaluation.texts.class_names import names_of, table_of_set
-from training.evaluation.texts.imagenet import imagenet_names, variant_ids
-from training.evaluation.texts.tested import open_tested
 
 V2, A, R, SKETCH, OBJECTNET = VARIANTS
 NAMES = {"n00000001": "cat", "n00000002": "dog", "n00000003": "cow"}

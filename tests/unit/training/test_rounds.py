@@ -4,7 +4,7 @@ import pytest
 
 from mlcd.errors import ConfigInvalid
 from mlcd.progress import Reporter
-from training.rounds import run_rounds
+from mlcd.training.rounds import run_rounds
 
 
 @pytest.mark.parametrize(

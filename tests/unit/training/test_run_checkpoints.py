@@ -11,11 +11,11 @@ import pytest
 from mlcd.artifacts.manifest import open_artifact
 from mlcd.errors import ArtifactInvalid, InvalidInput, Unavailable
 from mlcd.models.runs import checkpoint_steps, find_checkpoint
+from mlcd.training.checkpoint.checkpoint_store import CheckpointStore
+from mlcd.training.evaluation.while_training import open_evaluation
+from mlcd.training.preemption import Preempted
+from mlcd.training.run.run_training import run_training
 from tests.unit.training.running import SILENT, before_step, saved_bytes
-from training.checkpoint.checkpoint_store import CheckpointStore
-from training.evaluation.while_training import open_evaluation
-from training.preemption import Preempted
-from training.run.run_training import run_training
 
 
 def test_which_checkpoints_stay(config):
@@ -53,7 +53,7 @@ def test_an_unwritable_checkpoint_stops_the_run_and_the_last_one_stays(
     config, monkeypatch, asynchronous
 ):
     """A library reports a full disk in this way."""
-    from training.checkpoint import checkpoint_store
+    from mlcd.training.checkpoint import checkpoint_store
 
     original = checkpoint_store.write_tensors
 
@@ -73,7 +73,7 @@ def test_an_unwritable_checkpoint_stops_the_run_and_the_last_one_stays(
 
 
 def test_training_goes_on_while_a_checkpoint_of_the_state_before_is_written(config, monkeypatch):
-    from training.checkpoint import checkpoint_store
+    from mlcd.training.checkpoint import checkpoint_store
 
     original, reached = checkpoint_store.write_tensors, threading.Event()
 
@@ -103,7 +103,7 @@ def test_a_crash_just_before_the_rename_leaves_no_checkpoint(config):
 
 
 def test_a_checkpoint_of_a_newer_layout_is_refused(config, monkeypatch):
-    from training.checkpoint import checkpoint_store
+    from mlcd.training.checkpoint import checkpoint_store
 
     recipe = config("run")
     before_step(monkeypatch, 12, lambda _: os.kill(os.getpid(), signal.SIGTERM))

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from mlcd.errors import Conflict, InvalidInput, Unavailable
-from training.preemption import Signals
-from training.ray import run_monitor
-from training.ray.run_monitor import MonitoredStages, News, RunDisplay, RunMonitor
+from mlcd.training.preemption import Signals
+from mlcd.training.ray import run_monitor
+from mlcd.training.ray.run_monitor import MonitoredStages, News, RunDisplay, RunMonitor
 
 
 def test_workers_begin_again_as_long_as_they_come_further():

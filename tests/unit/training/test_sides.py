@@ -14,11 +14,11 @@ from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.pipelines.sync import sync
 from mlcd.progress import Reporter
+from mlcd.training.evaluation.splits import folder_split
+from mlcd.training.evaluation.while_training import check_evaluation
 from tests.conftest import call_mlcd, succeed, write_digits
 from tests.unit.training import evaluating
 from tests.unit.training.running import evaluated
-from training.evaluation.splits import folder_split
-from training.evaluation.while_training import check_evaluation
 
 
 @pytest.fixture(scope="module")

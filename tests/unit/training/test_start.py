@@ -23,11 +23,11 @@ from mlcd.models.servable import Servable
 from mlcd.models.vit import ViT, ViTConfig
 from mlcd.models.zoo import load
 from mlcd.pipelines.verify import verify
+from mlcd.training.config import load_config
+from mlcd.training.evaluation.seen import find_seen
+from mlcd.training.pairs.pairs_config import load_any_config
+from mlcd.training.run.run_training import run_training
 from tests.unit.training.running import SILENT, before_step, configured, read_log
-from training.config import load_config
-from training.evaluation.seen import find_seen
-from training.pairs.pairs_config import load_any_config
-from training.run.run_training import run_training
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -297,8 +297,8 @@ def test_dead_options_are_refused(options, message, scratch):
 
 
 def test_a_layer_s_rate_falls_from_the_last_to_the_first():
-    from training.optim.groups import parameter_groups
-    from training.optim.optim_config import OptimConfig
+    from mlcd.training.optim.groups import parameter_groups
+    from mlcd.training.optim.optim_config import OptimConfig
 
     trunk = ViT(TOWER)
     groups = parameter_groups(trunk, OptimConfig(lr=1.0, layer_decay=0.5))
@@ -310,8 +310,8 @@ def test_a_layer_s_rate_falls_from_the_last_to_the_first():
 
 
 def test_branches_are_left_out_as_often_as_asked_and_for_any_process_alike():
-    from training.data.drop_path import branch_scales
-    from training.tower_config import TowerConfig
+    from mlcd.training.data.drop_path import branch_scales
+    from mlcd.training.tower_config import TowerConfig
 
     config = TowerConfig(
         image_size=8, patch_size=4, width=8, depth=3, heads=1, mlp_width=8, embedding_dim=4,

@@ -15,14 +15,14 @@ from PIL import Image
 
 from mlcd.errors import InvalidInput
 from mlcd.images.sources import open_source
+from mlcd.training.evaluation.label_tables import read_labels
+from mlcd.training.evaluation.suite import definitions, set_files
+from mlcd.training.evaluation.suite.definitions import AVERAGED, SETS
+from mlcd.training.evaluation.suite.radar import radar
+from mlcd.training.evaluation.suite.set_files import check_hashes, check_set, find_sets
+from mlcd.training.evaluation.texts.clip_prompts import set_prompts
 from tests.conftest import refuse, start_mlcd, succeed
 from tests.saved_datasets import write_saved_parts
-from training.evaluation.label_tables import read_labels
-from training.evaluation.suite import definitions, set_files
-from training.evaluation.suite.definitions import AVERAGED, SETS
-from training.evaluation.suite.radar import radar
-from training.evaluation.suite.set_files import check_hashes, check_set, find_sets
-from training.evaluation.texts.clip_prompts import set_prompts
 
 TINY = (2, 4, 2)  # classes, images to train on, images to test on
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-import training.telemetry.throughput as measuring
+import mlcd.training.telemetry.throughput as measuring
 from mlcd.errors import ConfigInvalid
+from mlcd.training.telemetry.loss_picture import write_losses
+from mlcd.training.telemetry.step_logs import TENSORBOARD, MetricsLog, TensorBoardLog
+from mlcd.training.telemetry.throughput import Throughput, measure_peak_tflops, peak_memory_bytes
 from tests.conftest import run_python
-from training.telemetry.loss_picture import write_losses
-from training.telemetry.step_logs import TENSORBOARD, MetricsLog, TensorBoardLog
-from training.telemetry.throughput import Throughput, measure_peak_tflops, peak_memory_bytes
 
 CPU = torch.device("cpu")
 
@@ -47,7 +47,7 @@ def test_reading_begins_a_new_window():
 
 def test_peak_memory_counts_what_was_freed():
     code = (
-        "import torch; from training.telemetry.throughput import peak_memory_bytes as peak\n"
+        "import torch; from mlcd.training.telemetry.throughput import peak_memory_bytes as peak\n"
         "before = peak(torch.device('cpu')); large = torch.ones(50_000_000); del large\n"
         "print(peak(torch.device('cpu')) - before)"
     )

@@ -18,12 +18,12 @@ from mlcd.errors import (
 )
 from mlcd.extras import install_command
 from mlcd.pipelines.ray.session import RayOptions
+from mlcd.training.config import load_config
+from mlcd.training.pairs.pairs_config import load_any_config, validate_any
+from mlcd.training.preemption import Signals, receive_signals, use_signals
+from mlcd.training.ray import train_on_ray as module
+from mlcd.training.ray.run_monitor import News, RunMonitor
 from tests.conftest import call_mlcd, refuse
-from training.config import load_config
-from training.pairs.pairs_config import load_any_config, validate_any
-from training.preemption import Signals, receive_signals, use_signals
-from training.ray import train_on_ray as module
-from training.ray.run_monitor import News, RunMonitor
 
 PLACES = ("data.images=photos/*.tar", "data.labels=work/labels", "out=work/run")
 

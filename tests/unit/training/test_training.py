@@ -16,16 +16,16 @@ from mlcd.artifacts.manifest import open_artifact
 from mlcd.errors import ConfigInvalid, Conflict, Unavailable
 from mlcd.models.runs import find_checkpoint
 from mlcd.progress import Reporter
+from mlcd.training.evaluation.knn import count_votes
+from mlcd.training.evaluation.seen import find_seen
+from mlcd.training.evaluation.while_training import open_evaluation
+from mlcd.training.preemption import Interrupted, Preempted
+from mlcd.training.processes import Processes
+from mlcd.training.run.run_files import read_run_config
+from mlcd.training.run.run_training import initial_state, run_training
 from mlcd.world import World
 from tests.unit.training.conftest import label_images
 from tests.unit.training.running import SILENT, VIEWS, before_step, read_log, saved_bytes
-from training.evaluation.knn import count_votes
-from training.evaluation.seen import find_seen
-from training.evaluation.while_training import open_evaluation
-from training.preemption import Interrupted, Preempted
-from training.processes import Processes
-from training.run.run_files import read_run_config
-from training.run.run_training import initial_state, run_training
 
 
 def test_the_loss_falls_and_the_positives_come_nearer(config):
@@ -245,7 +245,7 @@ def test_a_finished_run_is_not_repeated_and_not_overwritten(config):
 
 def test_what_is_held_out_is_never_trained_on_or_clustered(config, journey):
     from mlcd.artifacts.embeddings import EmbeddingsArtifact
-    from training.data.dataset import open_dataset
+    from mlcd.training.data.dataset import open_dataset
 
     features = EmbeddingsArtifact.open(journey / "features")
     out = {key for key, held in zip(features.keys, features.held_out(0.2), strict=True) if held}
@@ -315,7 +315,7 @@ def test_what_was_trained_on_is_not_known_once_images_were_added(config, digits,
 
 
 def test_gradients_are_clipped(config, monkeypatch):
-    import training.step as step_module
+    import mlcd.training.step as step_module
 
     seen = []
     original = step_module.clip_global_norm
@@ -340,8 +340,8 @@ def test_gradients_are_clipped(config, monkeypatch):
 
 def test_only_matrices_decay():
     from mlcd.models.vit import ViT, ViTConfig
-    from training.optim.groups import parameter_groups
-    from training.optim.optim_config import OptimConfig
+    from mlcd.training.optim.groups import parameter_groups
+    from mlcd.training.optim.optim_config import OptimConfig
 
     trunk = ViT(ViTConfig(16, 8, 32, 1, 2, 64, 16))
     decayed, plain = parameter_groups(trunk, OptimConfig(weight_decay=0.1))
@@ -361,8 +361,8 @@ def test_only_matrices_decay():
 
 def test_a_held_out_image_never_votes_for_itself():
     """With random vectors a leak of the queries into the known rows would give accuracy 1."""
-    from training.evaluation.knn import knn
-    from training.evaluation.splits import LabeledRows
+    from mlcd.training.evaluation.knn import knn
+    from mlcd.training.evaluation.splits import LabeledRows
 
     generator = np.random.default_rng(0)
     rows = generator.standard_normal((400, 64)).astype(np.float32)
@@ -396,8 +396,8 @@ def test_a_run_of_an_earlier_version_is_refused_by_name(config, monkeypatch):
     """It cropped and drew otherwise: what went on would be half of one run and half of another."""
     unfinished, finished = config("unfinished"), config("finished", "schedule.steps=5")
     with monkeypatch.context() as earlier:
-        earlier.setattr("training.config.ARITHMETIC", 1)
-        earlier.setattr("training.run.run_training.ARITHMETIC", 1)
+        earlier.setattr("mlcd.training.config.ARITHMETIC", 1)
+        earlier.setattr("mlcd.training.run.run_training.ARITHMETIC", 1)
         run_training(finished, SILENT)
         before_step(earlier, 12, lambda _: signal.raise_signal(signal.SIGINT))
         with pytest.raises(Interrupted):

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from mlcd.errors import ConfigInvalid
+from mlcd.training.data.augment_config import AugmentConfig
+from mlcd.training.data.colors import draw_colors
+from mlcd.training.data.drop_path import branch_scales
+from mlcd.training.data.recoloring import recolor
 from mlcd.world import World
 from tests.unit.training import replicas
-from training.data.augment_config import AugmentConfig
-from training.data.colors import draw_colors
-from training.data.drop_path import branch_scales
-from training.data.recoloring import recolor
 
 
 def test_the_loss_of_classes_is_the_mean_over_views():
@@ -48,7 +48,7 @@ def test_options_that_contradict_each_other_are_refused(config, override, messag
 
 
 def test_views_are_counted_in_what_a_run_takes(config):
-    from training.plan import DeviceProfile, plan_training
+    from mlcd.training.plan import DeviceProfile, plan_training
 
     def plan(*options):
         return plan_training(config("run", *options), 20, 1000, 1, DeviceProfile(1.0))

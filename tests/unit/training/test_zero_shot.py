@@ -10,14 +10,19 @@ import pytest
 
 from mlcd.encoders import open_encoder, open_text_encoder
 from mlcd.errors import InvalidInput, NotFound
+from mlcd.training.evaluation.intervals import bootstrap
+from mlcd.training.evaluation.texts.class_names import names_of, read_names, table_of_set
+from mlcd.training.evaluation.texts.clip_prompts import set_prompts
+from mlcd.training.evaluation.texts.prompt_sets import read_prompts
+from mlcd.training.evaluation.texts.zero_shot import (
+    class_prompts,
+    classifier,
+    ranks,
+    zero_shot_figures,
+)
 from mlcd.types import unit_rows
 from tests.conftest import call_mlcd, refuse, succeed
 from tests.unit.training.running import evaluated
-from training.evaluation.intervals import bootstrap
-from training.evaluation.texts.class_names import names_of, read_names, table_of_set
-from training.evaluation.texts.clip_prompts import set_prompts
-from training.evaluation.texts.prompt_sets import read_prompts
-from training.evaluation.texts.zero_shot import class_prompts, classifier, ranks, zero_shot_figures
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +141,7 @@ def test_two_evaluations_of_the_same_images_are_compared(two_tower_model, animal
 def test_mcnemars_test_is_the_binomial_one():
     from scipy.stats import binomtest
 
-    from training.evaluation.compare import mcnemar
+    from mlcd.training.evaluation.compare import mcnemar
 
     for one, other in ((0, 0), (3, 9), (40, 17), (5, 5), (700, 641)):
         expected = binomtest(one, one + other).pvalue if one + other else 1.0

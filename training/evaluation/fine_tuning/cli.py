@@ -17,7 +17,7 @@ from mlcd.encoders.options import EncoderOptions
 from mlcd.progress import Reporter
 
 if TYPE_CHECKING:
-    from training.evaluation.scores import Metric
+    from mlcd.training.evaluation.scores import Metric
 
 _METRICS = ("accuracy", "mean-per-class", "mean-top1-top5", "roc-auc")
 
@@ -64,9 +64,9 @@ def evaluate_fine_tune(
     OUT/linear-probe OUT/fine-tune` compares them image by image. The same command goes on after an
     interruption.
     """
-    from training.evaluation.fine_tuning.fine_tune import FineTuning, fine_tune
-    from training.evaluation.report import protocol_line, result_line
-    from training.evaluation.splits import read_split
+    from mlcd.training.evaluation.fine_tuning.fine_tune import FineTuning, fine_tune
+    from mlcd.training.evaluation.report import protocol_line, result_line
+    from mlcd.training.evaluation.splits import read_split
 
     if split is not None and hold_out is not None:
         raise click.UsageError("--split says what is held out: leave out --hold-out")

@@ -28,22 +28,22 @@ from mlcd.pipelines.encoded import images_parent
 from mlcd.pipelines.label_classes import label_by
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
-from mlcd.types import SampleKey
-from training.config import RunConfig, load_config
-from training.evaluation.kept import KeptOutcome, Record, find_or_make
-from training.evaluation.measured import measure_answers
-from training.evaluation.report import ProbeProtocol, Subject, evaluate_all
-from training.evaluation.representations import locate, open_representation
-from training.evaluation.scores import Metric, answers
-from training.evaluation.seen import check_seen, find_seen
-from training.evaluation.splits import (
+from mlcd.training.config import RunConfig, load_config
+from mlcd.training.evaluation.kept import KeptOutcome, Record, find_or_make
+from mlcd.training.evaluation.measured import measure_answers
+from mlcd.training.evaluation.report import ProbeProtocol, Subject, evaluate_all
+from mlcd.training.evaluation.representations import locate, open_representation
+from mlcd.training.evaluation.scores import Metric, answers
+from mlcd.training.evaluation.seen import check_seen, find_seen
+from mlcd.training.evaluation.splits import (
     LabeledRows,
     ListedKeys,
     SplitFile,
     check_probe_split,
     split_digest,
 )
-from training.run.run_training import run_training
+from mlcd.training.run.run_training import run_training
+from mlcd.types import SampleKey
 
 RECIPE: Final = "finetune"
 

@@ -41,7 +41,7 @@ def evaluate_pca(
     MODEL is a run, a checkpoint, a model artifact with weights, or other weights as `mlcd export`
     takes them. Patches at the border are on the negative side of each component.
     """
-    from training.evaluation.patches.picture import draw
+    from mlcd.training.evaluation.patches.picture import draw
 
     drawn = draw(model, images, out, side=side, num=most, foreground=foreground)
     reporter.result(drawn.facts(), str(drawn))

@@ -21,7 +21,7 @@ from mlcd.images.quiet import silence_decoders
 from mlcd.images.sources import open_source
 from mlcd.models.servable import Servable
 from mlcd.models.zoo import LoadOptions, at_resolution
-from training.evaluation.patches.pca import Colored, color_patches
+from mlcd.training.evaluation.patches.pca import Colored, color_patches
 
 _SUFFIXES: Final = {".png": "PNG", ".webp": "WEBP", ".jpg": "JPEG"}
 

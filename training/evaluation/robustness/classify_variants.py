@@ -11,12 +11,12 @@ import numpy as np
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.progress import Reporter
-from training.evaluation.kept import Record
-from training.evaluation.robustness.variants import VARIANTS, ClassMap, Variant, class_map
-from training.evaluation.texts.evaluate import Asked, evaluate_classes
-from training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
-from training.evaluation.texts.prompt_sets import Prompts, read_prompts
-from training.evaluation.texts.tested import Tested, TestedClasses, open_tested
+from mlcd.training.evaluation.kept import Record
+from mlcd.training.evaluation.robustness.variants import VARIANTS, ClassMap, Variant, class_map
+from mlcd.training.evaluation.texts.evaluate import Asked, evaluate_classes
+from mlcd.training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
+from mlcd.training.evaluation.texts.prompt_sets import Prompts, read_prompts
+from mlcd.training.evaluation.texts.tested import Tested, TestedClasses, open_tested
 
 _IMAGES: Final = "images"
 _SEVEN: Final = "simple"  # those that CLIP's prompts for ImageNet were reduced to

@@ -39,8 +39,8 @@ def evaluate_robustness(
 
     MODEL is as for zero-shot. Of the variants all that are there are measured.
     """
-    from training.evaluation.report import protocol_line, result_line
-    from training.evaluation.robustness.classify_variants import run_robustness
+    from mlcd.training.evaluation.report import protocol_line, result_line
+    from mlcd.training.evaluation.robustness.classify_variants import run_robustness
 
     robustness = run_robustness(
         data,

@@ -6,7 +6,7 @@
     DATA/objectnet/mappings/*.json       the names, and those of ImageNet's classes: the data set's
 
 ObjectNet's map is read from the data set itself; the others are in
-`training.evaluation.texts.imagenet`.
+`mlcd.training.evaluation.texts.imagenet`.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from mlcd.errors import InvalidInput, NotFound
-from training.evaluation.texts.imagenet import imagenet_names, variant_ids
+from mlcd.training.evaluation.texts.imagenet import imagenet_names, variant_ids
 
 _OBJECTNET: Final = "objectnet"
 _LABELS: Final = "folder_to_objectnet_label.json"

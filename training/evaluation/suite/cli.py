@@ -43,8 +43,8 @@ def evaluate_suite(
     Features are computed once. The linear probe has each data set's own metric and split; a model
     of images and texts is measured zero-shot, too. The same command goes on after an interruption.
     """
-    from training.evaluation.suite.run_suite import run_suites
-    from training.evaluation.suite.suite_report import facts, page, write_page
+    from mlcd.training.evaluation.suite.run_suite import run_suites
+    from mlcd.training.evaluation.suite.suite_report import facts, page, write_page
 
     suites = run_suites(
         data, models, out, names=names, options=encoder, announce=announce, reporter=reporter

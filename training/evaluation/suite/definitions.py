@@ -6,7 +6,7 @@ Sizes are those of CLIP's table 9, but for the ones of which `trap` says otherwi
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from training.evaluation.texts.imagenet import IMAGENET
+from mlcd.training.evaluation.texts.imagenet import IMAGENET
 
 SetMetric = Literal["accuracy", "mean-per-class", "mean-top1-top5", "roc-auc", "map-11"]
 

@@ -21,24 +21,24 @@ from mlcd.images.sources import open_source
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
-from training.evaluation.kept import Record
-from training.evaluation.label_tables import SeveralLabels, read_labels
-from training.evaluation.report import (
+from mlcd.training.evaluation.kept import Record
+from mlcd.training.evaluation.label_tables import SeveralLabels, read_labels
+from mlcd.training.evaluation.report import (
     LabelsProtocol,
     ProbeProtocol,
     Protocol,
     Subject,
     evaluate_all,
 )
-from training.evaluation.representations import digest_rows, distinct_names
-from training.evaluation.seen import find_seen
-from training.evaluation.suite.definitions import SETS
-from training.evaluation.suite.set_files import FoundSet, check_hashes, check_set, find_sets
-from training.evaluation.texts.evaluate import Asked, evaluate_zero_shot
-from training.evaluation.texts.imagenet import IMAGENET
-from training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
-from training.evaluation.texts.prompt_sets import Prompts, read_prompts
-from training.evaluation.texts.tested import open_tested
+from mlcd.training.evaluation.representations import digest_rows, distinct_names
+from mlcd.training.evaluation.seen import find_seen
+from mlcd.training.evaluation.suite.definitions import SETS
+from mlcd.training.evaluation.suite.set_files import FoundSet, check_hashes, check_set, find_sets
+from mlcd.training.evaluation.texts.evaluate import Asked, evaluate_zero_shot
+from mlcd.training.evaluation.texts.imagenet import IMAGENET
+from mlcd.training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
+from mlcd.training.evaluation.texts.prompt_sets import Prompts, read_prompts
+from mlcd.training.evaluation.texts.tested import open_tested
 
 _OWN_PROMPTS = "simple"
 _Made = TypeVar("_Made")

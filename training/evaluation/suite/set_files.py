@@ -27,11 +27,11 @@ from mlcd.images.matched_keys import match_keys
 from mlcd.images.sidecars import Spellings
 from mlcd.images.source import Source
 from mlcd.text_tables import decode_text, split_lines
+from mlcd.training.evaluation.label_tables import SeveralLabels
+from mlcd.training.evaluation.splits import SplitFile, folder_split, key_split, read_split
+from mlcd.training.evaluation.suite.definitions import SETS, DataSet
+from mlcd.training.evaluation.texts.class_names import NameTable, check_table, table_of_set
 from mlcd.types import SampleKey
-from training.evaluation.label_tables import SeveralLabels
-from training.evaluation.splits import SplitFile, folder_split, key_split, read_split
-from training.evaluation.suite.definitions import SETS, DataSet
-from training.evaluation.texts.class_names import NameTable, check_table, table_of_set
 
 LABELS: Final = "labels.jsonl"
 _SPLITS: Final = "splits"

@@ -8,15 +8,15 @@ from typing import Any, Final
 import numpy as np
 
 from mlcd.artifacts.disk import write_synced
-from training.evaluation.kept import Record
-from training.evaluation.suite.definitions import (
+from mlcd.training.evaluation.kept import Record
+from mlcd.training.evaluation.suite.definitions import (
     AVERAGED,
     PUBLISHED,
     PUBLISHED_ZERO_SHOT,
 )
-from training.evaluation.suite.radar import MIN_AXES, radar
-from training.evaluation.suite.run_suite import Line, Suite
-from training.evaluation.texts.imagenet import IMAGENET
+from mlcd.training.evaluation.suite.radar import MIN_AXES, radar
+from mlcd.training.evaluation.suite.run_suite import Line, Suite
+from mlcd.training.evaluation.texts.imagenet import IMAGENET
 
 _NONE: Final = "-"
 _COLUMNS: Final = (

@@ -9,8 +9,8 @@ from typing import Any, Final, TypeAlias
 from mlcd.errors import InvalidInput, NotFound
 from mlcd.keys import normalize_class
 from mlcd.text_tables import csv_rows, decode_text
-from training.evaluation.texts.clip_prompts import set_prompts
-from training.evaluation.texts.imagenet import IMAGENET, imagenet_names
+from mlcd.training.evaluation.texts.clip_prompts import set_prompts
+from mlcd.training.evaluation.texts.imagenet import IMAGENET, imagenet_names
 
 # The names of each class, by the class's folder.
 NameTable: TypeAlias = Mapping[str, tuple[str, ...]]

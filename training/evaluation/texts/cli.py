@@ -74,11 +74,11 @@ def evaluate_zero_shot(
     MODEL embeds images and texts: a model artifact, other weights as `mlcd export` takes them, or
     starter. Top-1, top-5 and the mean per class come with their 95 % intervals over images.
     """
-    from training.evaluation.texts import evaluate
-    from training.evaluation.texts.class_names import read_names
-    from training.evaluation.texts.images_and_texts import open_model
-    from training.evaluation.texts.prompt_sets import read_prompts
-    from training.evaluation.texts.tested import open_tested
+    from mlcd.training.evaluation.texts import evaluate
+    from mlcd.training.evaluation.texts.class_names import read_names
+    from mlcd.training.evaluation.texts.images_and_texts import open_model
+    from mlcd.training.evaluation.texts.prompt_sets import read_prompts
+    from mlcd.training.evaluation.texts.tested import open_tested
 
     templates, table = read_prompts(prompts), None if names is None else read_names(names)
     request = evaluate.Asked(open_tested(test), may_be_seen, out)
@@ -120,10 +120,10 @@ def evaluate_retrieval(
     An image is right if any of its captions is among the first K. Images without a caption are left
     out. MODEL is as for zero-shot. Each number comes with its 95 % interval over images.
     """
-    from training.evaluation.texts import evaluate
-    from training.evaluation.texts.images_and_texts import open_model
-    from training.evaluation.texts.tested import open_tested
-    from training.evaluation.texts.tested_captions import captions_of
+    from mlcd.training.evaluation.texts import evaluate
+    from mlcd.training.evaluation.texts.images_and_texts import open_model
+    from mlcd.training.evaluation.texts.tested import open_tested
+    from mlcd.training.evaluation.texts.tested_captions import captions_of
 
     request = evaluate.Asked(open_tested(test), may_be_seen, out)
     texts = captions_of(
@@ -144,14 +144,14 @@ def compare_evaluations(first: Path, second: Path, reporter: Reporter) -> None:
     The difference of their shares of right images comes with its 95 % interval and with the p of
     McNemar's exact test.
     """
-    from training.evaluation.compare import compare
-    from training.evaluation.kept import read_kept
+    from mlcd.training.evaluation.compare import compare
+    from mlcd.training.evaluation.kept import read_kept
 
     comparison = compare(read_kept(first), read_kept(second))
     reporter.result(comparison.facts(), str(comparison))
 
 
 def _report(record: dict[str, Any], reporter: Reporter) -> None:
-    from training.evaluation.report import protocol_line, result_line
+    from mlcd.training.evaluation.report import protocol_line, result_line
 
     reporter.result({"results": [record]}, f"{result_line(record)}\n{protocol_line(record)}")

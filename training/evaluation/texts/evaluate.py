@@ -12,23 +12,23 @@ import numpy as np
 from mlcd.artifacts.manifest import Request
 from mlcd.errors import InvalidInput
 from mlcd.progress import Reporter
-from mlcd.types import SampleKey
-from training.evaluation.kept import KeptOutcome, Record, find_or_make
-from training.evaluation.seen import check_seen, find_seen
-from training.evaluation.splits import check_several_classes, split_digest
-from training.evaluation.texts.class_names import NameTable, names_of
-from training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
-from training.evaluation.texts.prompt_sets import Prompts
-from training.evaluation.texts.retrieval import retrieval_figures, retrieval_ranks
-from training.evaluation.texts.tested import Tested, TestedClasses, choose_classes
-from training.evaluation.texts.tested_captions import TestedCaptions
-from training.evaluation.texts.zero_shot import (
+from mlcd.training.evaluation.kept import KeptOutcome, Record, find_or_make
+from mlcd.training.evaluation.seen import check_seen, find_seen
+from mlcd.training.evaluation.splits import check_several_classes, split_digest
+from mlcd.training.evaluation.texts.class_names import NameTable, names_of
+from mlcd.training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
+from mlcd.training.evaluation.texts.prompt_sets import Prompts
+from mlcd.training.evaluation.texts.retrieval import retrieval_figures, retrieval_ranks
+from mlcd.training.evaluation.texts.tested import Tested, TestedClasses, choose_classes
+from mlcd.training.evaluation.texts.tested_captions import TestedCaptions
+from mlcd.training.evaluation.texts.zero_shot import (
     Figures,
     class_prompts,
     classifier,
     ranks,
     zero_shot_figures,
 )
+from mlcd.types import SampleKey
 
 
 @dataclass(frozen=True)

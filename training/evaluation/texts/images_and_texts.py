@@ -23,8 +23,8 @@ from mlcd.pipelines.resolve import resolve_model
 from mlcd.pipelines.text_files import MAX_CHARS
 from mlcd.progress import Reporter
 from mlcd.text_checks import check_text
+from mlcd.training.evaluation.representations import digest_rows
 from mlcd.types import Embeddings, SampleKey
-from training.evaluation.representations import digest_rows
 
 # Texts between two steps of the progress bar; the encoder cuts them into batches of like length.
 _CHUNK: Final = 256

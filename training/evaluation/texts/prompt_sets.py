@@ -10,7 +10,7 @@ from mlcd.errors import InvalidInput, NotFound
 from mlcd.keys import normalize_class
 from mlcd.models.prompts import PLACE, prompt, templates
 from mlcd.text_tables import decode_text, split_lines
-from training.evaluation.texts.clip_prompts import set_prompts
+from mlcd.training.evaluation.texts.clip_prompts import set_prompts
 
 _SETS: Final = ("simple", "clip")
 _REMEDY: Final = "give simple, clip, a data set of CLIP's such as food101, or a .txt or .json file"

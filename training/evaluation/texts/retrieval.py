@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mlcd.training.evaluation.intervals import Interval, bootstrap
+from mlcd.training.evaluation.texts.zero_shot import Figures
 from mlcd.types import Embeddings
-from training.evaluation.intervals import Interval, bootstrap
-from training.evaluation.texts.zero_shot import Figures
 
 CUTOFFS: Final = (1, 5, 10)
 _CELLS: Final = 1 << 24  # cosines in memory at one time

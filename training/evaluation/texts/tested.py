@@ -15,10 +15,10 @@ from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.pipelines.encoded import images_parent
 from mlcd.progress import Reporter
+from mlcd.training.evaluation.representations import digest_rows
+from mlcd.training.evaluation.splits import folder_split
+from mlcd.training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
 from mlcd.types import SampleKey
-from training.evaluation.representations import digest_rows
-from training.evaluation.splits import folder_split
-from training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
 
 
 class Tested(Protocol):

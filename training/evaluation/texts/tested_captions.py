@@ -9,8 +9,8 @@ from mlcd.errors import ConfigInvalid, InvalidInput, NotFound
 from mlcd.images.caption_files import captions_in_table
 from mlcd.images.captions import read_captions
 from mlcd.images.matched_keys import Unmatched, match_keys
-from training.evaluation.texts.karpathy import read_tested_captions
-from training.evaluation.texts.tested import Tested, TestedSource
+from mlcd.training.evaluation.texts.karpathy import read_tested_captions
+from mlcd.training.evaluation.texts.tested import Tested, TestedSource
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlcd.models.prompts import prompt
+from mlcd.training.evaluation.intervals import Interval, bootstrap
+from mlcd.training.evaluation.scores import right_share
 from mlcd.types import Embeddings, unit_rows
-from training.evaluation.intervals import Interval, bootstrap
-from training.evaluation.scores import right_share
 
 TOP: Final = 5
 

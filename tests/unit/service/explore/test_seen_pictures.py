@@ -1,6 +1,6 @@
 """The list of pictures that were looked at survives a crash in the middle of a line."""
 
-from service.explore.seen_pictures import FileStamp, SeenPicture, SeenPictures
+from mlcd.service.explore.seen_pictures import FileStamp, SeenPicture, SeenPictures
 
 
 def test_the_latest_line_holds_and_a_line_cut_short_is_ignored(tmp_path):

@@ -5,7 +5,7 @@ from ipaddress import ip_network
 import pytest
 
 from mlcd.errors import ConfigInvalid
-from service.settings import read_settings
+from mlcd.service.settings import read_settings
 
 
 def read(monkeypatch, **given):

@@ -14,9 +14,9 @@ import time
 import pytest
 
 from mlcd.errors import ImageRejected, Overloaded, TooManyOpenFiles
-from service.fetch.fetcher import Fetcher
-from service.fetch.given_images import ImageUrl
-from service.settings import Fetch, Limits
+from mlcd.service.fetch.fetcher import Fetcher
+from mlcd.service.fetch.given_images import ImageUrl
+from mlcd.service.settings import Fetch, Limits
 from tests.image_host import ImageHost, endless, ok, redirect, status
 from tests.unit.service.engines import new_metrics, run, sample, until
 

@@ -10,9 +10,9 @@ import socket
 
 import pytest
 
-from service.fetch.fetcher import Fetcher
-from service.fetch.given_images import ImageUrl
-from service.settings import Fetch, Limits
+from mlcd.service.fetch.fetcher import Fetcher
+from mlcd.service.fetch.given_images import ImageUrl
+from mlcd.service.settings import Fetch, Limits
 from tests.image_host import ImageHost, ok, redirect
 from tests.unit.service.engines import new_metrics
 

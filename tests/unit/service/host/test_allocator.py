@@ -3,8 +3,8 @@ import sys
 
 PROGRAM = """
 import gc
-import service.http.app
-from service.host.allocator import (
+import mlcd.service.http.app
+from mlcd.service.host.allocator import (
     free_what_was_closed,
     keep_what_is_imported,
     keep_what_is_open,

@@ -10,9 +10,9 @@ import pytest
 
 OPENING = """
 import asyncio, json, os, signal, subprocess, sys, time
-from service.inference.engine.process import EngineProcess, start_engine
-from service.inference.served import Opening
-from service.host.signals import cancel_on_signal
+from mlcd.service.inference.engine.process import EngineProcess, start_engine
+from mlcd.service.inference.served import Opening
+from mlcd.service.host.signals import cancel_on_signal
 
 start = subprocess.Popen.__init__
 
@@ -32,7 +32,7 @@ print("closed")
 """
 BUSY = """
 import asyncio, signal, time
-from service.host.signals import cancel_on_signal
+from mlcd.service.host.signals import cancel_on_signal
 
 async def main():
     with cancel_on_signal(within_s=0.5):
@@ -43,14 +43,14 @@ asyncio.run(main())
 """
 DEAF = """
 import signal
-from service.host.signals import end_at_once
+from mlcd.service.host.signals import end_at_once
 # It stays alive, as the first process of a container does.
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 end_at_once(signal.SIGTERM)
 """
 IMPORTING = """
 import signal
-from service.host.signals import end_while_it_starts
+from mlcd.service.host.signals import end_while_it_starts
 
 class Told:
     def __set_name__(self, owner, name):
@@ -63,7 +63,7 @@ raise SystemExit(7)
 """
 EXPORTING = """
 import signal, subprocess, sys
-from service.host.signals import end_while_it_starts
+from mlcd.service.host.signals import end_while_it_starts
 
 end_while_it_starts(signal.SIGTERM)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -105,7 +105,7 @@ def test_the_first_process_of_a_container_ends_too():
 
 ECHO = """
 import signal, time
-from service.host.signals import StopSignals
+from mlcd.service.host.signals import StopSignals
 
 signals = StopSignals(last=lambda: print("last", flush=True))
 begins = []

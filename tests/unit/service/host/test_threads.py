@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-import service.host.threads
-from service.host.threads import ThreadBudget, limit_blas
-from service.settings import Settings
+from mlcd.service.host.threads import ThreadBudget, limit_blas
+from mlcd.service.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -19,7 +18,7 @@ from service.settings import Settings
     ],
 )
 def test_processes_share_the_cores(monkeypatch, cores, processes, given, expected):
-    monkeypatch.setattr(service.host.threads, "available_cores", lambda: cores)
+    monkeypatch.setattr("mlcd.service.host.threads.available_cores", lambda: cores)
     budget = ThreadBudget.of(Settings(model="hog", processes=processes, **given))
     assert (budget.engine, budget.decode, budget.compute, budget.blas) == expected
 

@@ -11,10 +11,10 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.responses import Response, StreamingResponse
 
-from service.http.answer_budget import PART_BYTES, AnswerMiddleware, announce_answer
-from service.http.app import create_app
-from service.http.json_route import JsonRoute
-from service.settings import Limits
+from mlcd.service.http.answer_budget import PART_BYTES, AnswerMiddleware, announce_answer
+from mlcd.service.http.app import create_app
+from mlcd.service.http.json_route import JsonRoute
+from mlcd.service.settings import Limits
 from tests.unit.service.engines import new_admission, new_metrics, sample, until
 
 ROUTES = Path(__file__).parents[4] / "service" / "http"

@@ -7,8 +7,8 @@ from fastapi import Request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.errors import NotAcceptable
-from service.http.answers import ARROW, JSON, NPY, RAW, negotiate
+from mlcd.service.errors import NotAcceptable
+from mlcd.service.http.answers import ARROW, JSON, NPY, RAW, negotiate
 
 OFFERED = (JSON, RAW, NPY, ARROW)
 

@@ -4,10 +4,10 @@ import pytest
 from fastapi import APIRouter
 
 from mlcd.errors import ConfigInvalid
-from service.http.app import create_app
-from service.http.auth import EXEMPT, check_declared, needs
-from service.serve.cli import check_exposure
-from service.settings import Auth
+from mlcd.service.http.app import create_app
+from mlcd.service.http.auth import EXEMPT, check_declared, needs
+from mlcd.service.serve.cli import check_exposure
+from mlcd.service.settings import Auth
 
 
 def routes(path, **given):
@@ -26,7 +26,7 @@ def test_a_route_declares_its_scope_or_is_exempt():
 
 
 def test_an_application_with_an_undeclared_route_does_not_start(monkeypatch):
-    from service.http.routes import health
+    from mlcd.service.http.routes import health
 
     monkeypatch.setattr(health, "router", APIRouter())
     health.router.add_api_route("/v1/forgotten", lambda: None)

@@ -6,9 +6,9 @@ import tempfile
 import pytest
 from starlette.requests import Request
 
-from service.errors import BadRequest
-from service.http.bodies import read_form
-from service.settings import Limits
+from mlcd.service.errors import BadRequest
+from mlcd.service.http.bodies import read_form
+from mlcd.service.settings import Limits
 
 
 def form(*files, content_type="multipart/form-data; boundary=x", **texts):

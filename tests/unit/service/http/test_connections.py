@@ -9,9 +9,9 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from service.http.connections import MAX_OVERHEAD_BYTES, ConnectionBounds, HttpConnection
-from service.http.presence import presence_of
-from service.telemetry.metrics import Metrics
+from mlcd.service.http.connections import MAX_OVERHEAD_BYTES, ConnectionBounds, HttpConnection
+from mlcd.service.http.presence import presence_of
+from mlcd.service.telemetry.metrics import Metrics
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from service.http.job_answers import describe_progress
-from service.jobs.job import JobSpec, StoredJob
-from service.jobs.transitions import cancel, complete, cut, extend, lease_task
+from mlcd.service.http.job_answers import describe_progress
+from mlcd.service.jobs.job import JobSpec, StoredJob
+from mlcd.service.jobs.transitions import cancel, complete, cut, extend, lease_task
 
 
 def with_all_images_done(kind):

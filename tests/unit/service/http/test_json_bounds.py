@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from service.errors import BadRequest, TooLarge
-from service.http.bodies import load_json
-from service.http.json_bounds import check_json
-from service.settings import Limits
+from mlcd.service.errors import BadRequest, TooLarge
+from mlcd.service.http.bodies import load_json
+from mlcd.service.http.json_bounds import check_json
+from mlcd.service.settings import Limits
 
 LIMITS = Limits(max_json_bytes=2**20, max_json_text_bytes=2**14, max_json_values=20_000)
 LONG = 2**19  # bytes of a string that is an image, far more than there may be text

@@ -5,11 +5,11 @@ import threading
 
 import httpx
 
-from service.http.app import create_app
-from service.inference.found_model import find_model
-from service.resources import open_resources
-from service.settings import Settings
-from service.telemetry.metrics import Metrics
+from mlcd.service.http.app import create_app
+from mlcd.service.inference.found_model import find_model
+from mlcd.service.resources import open_resources
+from mlcd.service.settings import Settings
+from mlcd.service.telemetry.metrics import Metrics
 
 
 def test_a_store_that_does_not_answer_takes_its_own_metrics_alone(monkeypatch):

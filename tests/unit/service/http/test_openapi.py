@@ -6,8 +6,8 @@ import re
 import pytest
 from openapi_spec_validator import validate
 
-from service.http.app import create_app
-from service.http.dialect import dialect_of
+from mlcd.service.http.app import create_app
+from mlcd.service.http.dialect import dialect_of
 
 APP = create_app(None)
 POSTS = {
@@ -136,9 +136,9 @@ def test_no_schema_of_the_framework_is_left(document):
 
 
 def test_examples_are_valid_requests(document):
-    from service.http.dialects.cohere import EmbedRequest
-    from service.http.dialects.kserve import InferRequest
-    from service.http.dialects.openai import EmbeddingsRequest
+    from mlcd.service.http.dialects.cohere import EmbedRequest
+    from mlcd.service.http.dialects.kserve import InferRequest
+    from mlcd.service.http.dialects.openai import EmbeddingsRequest
 
     for model in (EmbeddingsRequest, EmbedRequest, InferRequest):
         examples = document["components"]["schemas"][model.__name__]["examples"]

@@ -7,21 +7,21 @@ from fastapi import Request
 from pydantic import ValidationError
 
 import mlcd.errors
-import service.errors
+import mlcd.service.errors
 from mlcd.errors import ImageRejected, MlcdError, NotFound
+from mlcd.service.errors import BadRequest, RecordDamaged, StrictBatch, TooLarge, Unsupported
+from mlcd.service.http import problems
+from mlcd.service.http.app import create_app
+from mlcd.service.http.bodies import validate
+from mlcd.service.http.dialects.cohere import EmbedRequest
+from mlcd.service.http.dialects.kserve import InferRequest
+from mlcd.service.http.dialects.openai import EmbeddingsRequest
+from mlcd.service.http.problems import STATUS, bad_field, handle_mlcd_error, handle_unexpected
 from mlcd.wire.embedding import TextsRequest
 from mlcd.wire.found_items import LayoutItemsRequest, SearchOptions
 from mlcd.wire.queued_jobs import JobRequest
 from mlcd.wire.served_model import LoadRequest
 from mlcd.wire.stored_items import CreateRequest, DeleteRequest
-from service.errors import BadRequest, RecordDamaged, StrictBatch, TooLarge, Unsupported
-from service.http import problems
-from service.http.app import create_app
-from service.http.bodies import validate
-from service.http.dialects.cohere import EmbedRequest
-from service.http.dialects.kserve import InferRequest
-from service.http.dialects.openai import EmbeddingsRequest
-from service.http.problems import STATUS, bad_field, handle_mlcd_error, handle_unexpected
 
 APP = create_app(None)
 INPUT = {"name": "image", "shape": [1], "datatype": "BYTES", "data": ["x"]}
@@ -77,7 +77,7 @@ def test_every_error_has_a_stable_name_and_that_a_status():
     known = {
         cls
         for cls in subclasses(MlcdError)
-        if cls.__module__ in (mlcd.errors.__name__, service.errors.__name__)
+        if cls.__module__ in (mlcd.errors.__name__, mlcd.service.errors.__name__)
     }
     found = {(str(STATUS[cls.name]), cls.name, cls.__name__) for cls in known}
     assert found == {(status, name, each) for status, name, *errors in ROWS for each in errors}

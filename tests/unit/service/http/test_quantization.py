@@ -3,9 +3,15 @@ import base64
 import numpy as np
 import pytest
 
+from mlcd.service.errors import BadRequest
+from mlcd.service.http.dialects.quantization import (
+    as_base64,
+    as_binary,
+    as_int8,
+    as_ubinary,
+    as_uint8,
+)
 from mlcd.types import unit_rows
-from service.errors import BadRequest
-from service.http.dialects.quantization import as_base64, as_binary, as_int8, as_ubinary, as_uint8
 
 ROWS = unit_rows(np.random.default_rng(0).standard_normal((5, 768)))
 

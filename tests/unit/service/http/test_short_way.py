@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from service.errors import Unauthorized
-from service.http.app import create_app
-from service.http.auth import needs
-from service.http.short_way import ShortWayMiddleware
+from mlcd.service.errors import Unauthorized
+from mlcd.service.http.app import create_app
+from mlcd.service.http.auth import needs
+from mlcd.service.http.short_way import ShortWayMiddleware
 
 SHORT = {("POST", "/v1/images/embed"), ("POST", "/v1/labels"), ("POST", "/v1/classify")}
 LONG = {("POST", "/v1/embeddings"), ("GET", "/v1/info"), ("POST", "/v2/embed")}

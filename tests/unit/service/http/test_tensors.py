@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.errors import BadRequest
-from service.http.dialects.kserve_tensors import read_bytes_elements, read_pixels, split, write
+from mlcd.service.errors import BadRequest
+from mlcd.service.http.dialects.kserve_tensors import read_bytes_elements, read_pixels, split, write
 
 
 def packed(*elements):

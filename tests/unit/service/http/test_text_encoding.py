@@ -2,9 +2,9 @@
 
 import pytest
 
-from service.errors import TooLarge
-from service.http.text_encoding import _num_charged, check_num_chars
-from service.settings import Limits
+from mlcd.service.errors import TooLarge
+from mlcd.service.http.text_encoding import _num_charged, check_num_chars
+from mlcd.service.settings import Limits
 
 LIMITS = Limits(max_text_chars=5000, rate_chars=1000, max_request_chars=10_000)
 

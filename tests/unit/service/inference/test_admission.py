@@ -4,8 +4,8 @@ import math
 import pytest
 
 from mlcd.errors import Overloaded
-from service.inference.admission import Capacity, DrainRate, bound_retry_s
-from service.inference.fair import FairQueue
+from mlcd.service.inference.admission import Capacity, DrainRate, bound_retry_s
+from mlcd.service.inference.fair import FairQueue
 from tests.unit.service.engines import new_admission, new_metrics
 
 

@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from service.inference.decoding_threads import DecodingThreads
-from service.inference.fair import CostQueue
+from mlcd.service.inference.decoding_threads import DecodingThreads
+from mlcd.service.inference.fair import CostQueue
 from tests.unit.service.engines import until
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mlcd.errors import DeadlineExceeded, InvalidInput, Overloaded
+from mlcd.service.inference import duplicate_searches
+from mlcd.service.inference.duplicate_searches import DuplicateSearches
 from mlcd.types import unit_rows
-from service.inference import duplicate_searches
-from service.inference.duplicate_searches import DuplicateSearches
 from tests.unit.service.engines import new_metrics
 
 

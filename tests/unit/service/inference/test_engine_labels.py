@@ -5,9 +5,9 @@ import pytest
 
 from mlcd.artifacts.centers import Centers
 from mlcd.clustering.nearest import CenterScan
+from mlcd.service.inference.engine_labels import EngineLabels
+from mlcd.service.inference.lookup import Lookup
 from mlcd.types import unit_rows
-from service.inference.engine_labels import EngineLabels
-from service.inference.lookup import Lookup
 
 NUM_CENTERS, TOP, DIGEST = 50, 6, "d" * 64
 

@@ -14,8 +14,8 @@ from mlcd.clustering.nearest import nearest_centers
 from mlcd.collections.collection import Collection
 from mlcd.collections.item import Item
 from mlcd.errors import ConfigInvalid, Conflict
+from mlcd.service.inference.lookup import Lookup, QueryNovelty
 from mlcd.types import unit_rows
-from service.inference.lookup import Lookup, QueryNovelty
 
 
 def random_centers(num, seed=0, mean=None, audit_rows=None):

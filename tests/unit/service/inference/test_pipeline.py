@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from mlcd.errors import DeadlineExceeded, ImageRejected, Overloaded, Unavailable
-from service.deadline import within_deadline
-from service.errors import RateExceeded, TooLarge
+from mlcd.service.deadline import within_deadline
+from mlcd.service.errors import RateExceeded, TooLarge
 from tests.unit.service.engines import (
     LocalEngine,
     new_admission,

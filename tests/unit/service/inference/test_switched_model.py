@@ -3,9 +3,9 @@
 import gc
 import weakref
 
-from service.inference.found_model import find_model
-from service.resources import open_resources
-from service.settings import Settings
+from mlcd.service.inference.found_model import find_model
+from mlcd.service.resources import open_resources
+from mlcd.service.settings import Settings
 
 
 async def test_nothing_keeps_a_model_that_a_switch_has_closed():

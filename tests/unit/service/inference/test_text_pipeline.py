@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from mlcd.errors import DeadlineExceeded, Overloaded, TextRejected, Unavailable
-from service.inference import text_pipeline
-from service.inference.engine.fake import fake_tokenizer
-from service.inference.engine.process import Inference
-from service.inference.text_pipeline import TextPipeline, TextReader, num_chars
+from mlcd.service.inference import text_pipeline
+from mlcd.service.inference.engine.fake import fake_tokenizer
+from mlcd.service.inference.engine.process import Inference
+from mlcd.service.inference.text_pipeline import TextPipeline, TextReader, num_chars
 from tests.unit.service.engines import LocalEngine, new_admission, new_batcher, new_metrics
 
 TOKENIZER = fake_tokenizer("fake:text=true")

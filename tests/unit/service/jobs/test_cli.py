@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from mlcd.errors import MlcdError
-from service.jobs.cli import jobs
+from mlcd.service.jobs.cli import jobs
 from tests.conftest import free_port
 
 COMMANDS = {"submit": ["in", "out"], "list": [], "show": ["j"], "failures": ["j"], "cancel": ["j"]}

@@ -10,8 +10,8 @@ import pytest
 
 from mlcd.errors import ConfigInvalid, Conflict, InvalidInput
 from mlcd.fetching.url_options import UrlOptions
-from service.errors import BadRequest, OutsideRoots
-from service.jobs.roots import Roots
+from mlcd.service.errors import BadRequest, OutsideRoots
+from mlcd.service.jobs.roots import Roots
 from tests.conftest import write_digits
 from tests.unit.nobody import nobody, open_folder
 

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from service.errors import RecordDamaged
-from service.jobs.job import (
+from mlcd.service.errors import RecordDamaged
+from mlcd.service.jobs.job import (
     Failure,
     JobProblem,
     JobSpec,

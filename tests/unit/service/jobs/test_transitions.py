@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mlcd.errors import Conflict
-from service.jobs.job import (
+from mlcd.service.jobs.job import (
     FINISHED,
     MAX_ATTEMPTS,
     JobProblem,
@@ -18,7 +18,7 @@ from service.jobs.job import (
     record_from_json,
     record_to_json,
 )
-from service.jobs.transitions import (
+from mlcd.service.jobs.transitions import (
     cancel,
     complete,
     cut,
@@ -29,7 +29,7 @@ from service.jobs.transitions import (
     release_task,
     retry,
 )
-from service.timings import LONGEST_PAUSE_S
+from mlcd.service.timings import LONGEST_PAUSE_S
 
 SPEC = JobSpec("label", "/in", "/out", fingerprint="f" * 64)
 PROBLEM, MISFIT = JobProblem("broken", "…"), JobProblem("misfit", "…")

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from mlcd.errors import ConfigInvalid, NotFound
-from service.keys.file import SCOPES, Key, KeySet, create_key, read_keys, revoke_key
+from mlcd.service.keys.file import SCOPES, Key, KeySet, create_key, read_keys, revoke_key
 from tests.conftest import call_mlcd, run_mlcd
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -77,7 +77,7 @@ def test_a_scope_grants_itself_and_admin_grants_all(path):
 def test_writers_do_not_lose_each_other_s_keys(path):
     code = (
         "import sys; from datetime import UTC, datetime; from pathlib import Path;"
-        "from service.keys.file import create_key, read_keys, revoke_key\n"
+        "from mlcd.service.keys.file import create_key, read_keys, revoke_key\n"
         "path, now = Path(sys.argv[1]), datetime.now(UTC)\n"
         "for _ in range(20):\n"
         "    key, _ = create_key(path, 'x', scopes=['embed'], now=now); read_keys(path)\n"

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 import pytest
 
 from mlcd.errors import ConfigInvalid, InvalidInput
-from service.errors import RateExceeded
-from service.keys import rates
-from service.keys.file import Key
-from service.keys.rates import RateLimiter, RequestAccount, open_rate_limiter
+from mlcd.service.errors import RateExceeded
+from mlcd.service.keys import rates
+from mlcd.service.keys.file import Key
+from mlcd.service.keys.rates import RateLimiter, RequestAccount, open_rate_limiter
 from tests.unit.service.cached import RedisServer, redis_server
 from tests.unit.service.engines import new_metrics, sample
 

@@ -2,8 +2,8 @@ import socket
 
 import pytest
 
-from service.serve.cli import describe_address, listen
-from service.settings import Settings
+from mlcd.service.serve.cli import describe_address, listen
+from mlcd.service.settings import Settings
 
 
 def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledged():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mlcd.errors import ConfigInvalid
-from service.settings import read_settings, setting_lines, setting_names
+from mlcd.service.settings import read_settings, setting_lines, setting_names
 from tests.conftest import run_mlcd
 
 DOCS = Path(__file__).parents[4] / "docs"

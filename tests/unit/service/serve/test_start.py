@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from service.inference.engine.launched import launch_engine
+from mlcd.service.inference.engine.launched import launch_engine
 from tests.conftest import run_mlcd
 
 LATER = ("faiss", "httpcore", "rich", "torch", "openvino", "mlcd.pipelines.shard")
@@ -18,11 +18,11 @@ def imported_by(module):
 
 
 def test_a_server_imports_no_more_than_its_first_request_needs():
-    assert not imported_by("service.serve.server").intersection(LATER)
+    assert not imported_by("mlcd.service.serve.server").intersection(LATER)
 
 
 def test_the_engine_is_launched_before_the_libraries_are_imported():
-    assert not imported_by("service.serve.cli").intersection(("numpy", "pydantic", "fastapi"))
+    assert not imported_by("mlcd.service.serve.cli").intersection(("numpy", "pydantic", "fastapi"))
 
 
 def test_a_launched_engine_without_an_order_ends_by_itself():

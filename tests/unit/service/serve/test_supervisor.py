@@ -8,9 +8,9 @@ import socket
 import pytest
 
 from mlcd.child import Child
-from service.serve import supervisor
-from service.serve.supervisor import Supervisor
-from service.settings import Settings
+from mlcd.service.serve import supervisor
+from mlcd.service.serve.supervisor import Supervisor
+from mlcd.service.settings import Settings
 
 
 class Hanging:

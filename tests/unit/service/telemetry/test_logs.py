@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from service.log import Log
-from service.telemetry.logs import JsonLines, PlainLines, QueuedLines, configure_logs
-from service.telemetry.request import RequestRecord, begin_request
+from mlcd.service.log import Log
+from mlcd.service.telemetry.logs import JsonLines, PlainLines, QueuedLines, configure_logs
+from mlcd.service.telemetry.request import RequestRecord, begin_request
 
 
 def raised(message):
@@ -181,8 +181,8 @@ def test_libraries_are_heard_from_warnings_on_and_ours_as_the_level_says(root):
 
 OPENED_LATER = """
 import importlib, logging.config
-from service.log import Log
-from service.telemetry.logs import configure_logs
+from mlcd.service.log import Log
+from mlcd.service.telemetry.logs import configure_logs
 
 configure, _ = logging.config.dictConfig, configure_logs(Log(format="text"))
 importlib.import_module("{module}")

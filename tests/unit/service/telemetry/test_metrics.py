@@ -7,7 +7,7 @@ from tests.unit.service.engines import new_metrics, sample
 COUNT = """
 import sys
 from pathlib import Path
-from service.telemetry.metrics import Metrics, use_multiprocess_dir
+from mlcd.service.telemetry.metrics import Metrics, use_multiprocess_dir
 
 directory, slot = Path(sys.argv[1]), int(sys.argv[2])
 use_multiprocess_dir(directory, slot)

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from service.telemetry.request import (
+from mlcd.service.telemetry.request import (
     RequestRecord,
     begin_request,
     count_images,

@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from mlcd.errors import ConfigInvalid
-from service.settings import Tracing, read_settings
-from service.telemetry.request import RequestRecord
-from service.telemetry.tracing import RequestTracer
+from mlcd.service.settings import Tracing, read_settings
+from mlcd.service.telemetry.request import RequestRecord
+from mlcd.service.telemetry.tracing import RequestTracer
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -38,7 +38,7 @@ def test_a_request_without_a_trace_begins_one(tracer):
 
 def test_nothing_of_it_is_loaded_unless_it_is_configured():
     code = (
-        "import sys, service.serve.cli, service.serve.server; print([name for name in sys.modules "
+        "import sys, mlcd.service.serve.cli, mlcd.service.serve.server; print([name for name in sys.modules "
         "if name.startswith('opentelemetry.sdk')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from service.jobs.queue import Queue
-from service.jobs.sqlite import SqliteDatabase
+from mlcd.service.jobs.queue import Queue
+from mlcd.service.jobs.sqlite import SqliteDatabase
 from tests.conftest import write_digits
 
 
@@ -27,9 +27,9 @@ def queue(tmp_path):
 @pytest.fixture
 def short_pauses(monkeypatch):
     for name in ("AFTER_FAILURE_S", "WORKER_IDLE_S", "ENGINE_AWAY_S"):
-        monkeypatch.setattr(f"service.worker.loop.{name}", 0.05)
-    monkeypatch.setattr("service.worker.loop.QUEUE_FIRST_WAIT_S", 0.02)
-    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.05)
+        monkeypatch.setattr(f"mlcd.service.worker.loop.{name}", 0.05)
+    monkeypatch.setattr("mlcd.service.worker.loop.QUEUE_FIRST_WAIT_S", 0.02)
+    monkeypatch.setattr("mlcd.service.jobs.transitions.FIRST_PAUSE_S", 0.05)
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import pytest
 from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Conflict
 from mlcd.pipelines.shard import Equipment
-from service.inference.engine.fake import FakeEncoder
-from service.jobs.roots import Roots
-from service.worker.failures import problem_of
-from service.worker.task import TaskRunner, Watch
+from mlcd.service.inference.engine.fake import FakeEncoder
+from mlcd.service.jobs.roots import Roots
+from mlcd.service.worker.failures import problem_of
+from mlcd.service.worker.task import TaskRunner, Watch
 from tests.conftest import write_digits
 from tests.unit.service.worker.working import MODEL, planned_by_hand, spec, work, working
 
@@ -22,9 +22,9 @@ from tests.unit.service.worker.working import MODEL, planned_by_hand, spec, work
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
     for name in ("AFTER_FAILURE_S", "WORKER_IDLE_S"):
-        monkeypatch.setattr(f"service.worker.loop.{name}", 0.02)
-    monkeypatch.setattr("service.jobs.transitions.FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr("service.jobs.transitions.LONGEST_PAUSE_S", 0.1)
+        monkeypatch.setattr(f"mlcd.service.worker.loop.{name}", 0.02)
+    monkeypatch.setattr("mlcd.service.jobs.transitions.FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("mlcd.service.jobs.transitions.LONGEST_PAUSE_S", 0.1)
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ def slowly_in_small_steps(monkeypatch):
     """Splits adding and indexing into steps, as with millions of images; events may come between
     them.
     """
-    monkeypatch.setattr("service.worker.loop.RENEWAL_S", 0.02)
-    monkeypatch.setattr("service.worker.loop.WORKER_IDLE_S", 0.02)
+    monkeypatch.setattr("mlcd.service.worker.loop.RENEWAL_S", 0.02)
+    monkeypatch.setattr("mlcd.service.worker.loop.WORKER_IDLE_S", 0.02)
     monkeypatch.setattr("mlcd.pipelines.index._BLOCK_ROWS", 4)
     add = Collection.add
     monkeypatch.setattr(

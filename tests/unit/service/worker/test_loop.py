@@ -13,8 +13,8 @@ from PIL import Image
 from mlcd.artifacts.embeddings import EmbeddingsArtifact
 from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Overloaded, Unavailable
-from service.inference.engine.fake import FakeEncoder
-from service.worker.task import Watch
+from mlcd.service.inference.engine.fake import FakeEncoder
+from mlcd.service.worker.task import Watch
 from tests.unit.service.worker.working import (
     MODEL,
     archived,
@@ -156,7 +156,7 @@ def test_a_worker_with_other_settings_leaves_a_job_to_those_it_was_begun_with(
 def test_a_job_that_was_left_is_cleared_away_and_begun_anew_by_any_worker(
     queue, images, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("service.worker.others.LEFT_JOBS_POLL_S", 0.05)
+    monkeypatch.setattr("mlcd.service.worker.others.LEFT_JOBS_POLL_S", 0.05)
     job = queue.submit(spec(images, tmp_path))[0]
     queue.finish_plan(*planned_by_hand(queue, tmp_path, shard_images=8))
     assert draft_path(tmp_path / "out").exists()
@@ -212,7 +212,7 @@ class Waiting:
 
 def test_only_images_that_are_to_be_done_and_are_not_count_as_a_hang(monkeypatch):
     clock = Waiting()
-    monkeypatch.setattr("service.worker.task.time", clock)
+    monkeypatch.setattr("mlcd.service.worker.task.time", clock)
     watch = Watch(until_s=1e9)
 
     def waits(seconds):

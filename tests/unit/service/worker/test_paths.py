@@ -11,7 +11,7 @@ import pytest
 
 from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Conflict
-from service.worker.failures import problem_of
+from mlcd.service.worker.failures import problem_of
 from tests.unit.service.worker.working import archived, planned_by_hand, spec, work, working
 
 pytestmark = pytest.mark.usefixtures("short_pauses")

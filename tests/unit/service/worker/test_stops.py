@@ -12,8 +12,8 @@ import pytest
 
 from mlcd.artifacts.manifest import draft_path
 from mlcd.errors import Unavailable
-from service.inference.engine.fake import FakeEncoder
-from service.worker.loop import RetryingQueue
+from mlcd.service.inference.engine.fake import FakeEncoder
+from mlcd.service.worker.loop import RetryingQueue
 from tests.conftest import write_digits
 from tests.unit.service.worker.working import (
     MODEL,
@@ -121,7 +121,7 @@ def test_a_queue_that_answers_some_questions_and_not_others_is_told_of_once(capl
     assert [record.message.split(",")[0] for record in caplog.records] == ["the job queue is away"]
     assert pauses == sorted(pauses)
     assert pauses[-1] > 4 * pauses[0]
-    monkeypatch.setattr("service.worker.loop.QUEUE_SETTLED_S", 0.0)
+    monkeypatch.setattr("mlcd.service.worker.loop.QUEUE_SETTLED_S", 0.0)
     assert (link.once(lambda: 1), link.wait_s) == (1, 0.0)
     assert caplog.records[-1].message == "the job queue is back"
 
@@ -129,7 +129,7 @@ def test_a_queue_that_answers_some_questions_and_not_others_is_told_of_once(capl
 def test_an_idle_worker_says_once_that_jobs_wait_for_others(
     queue, images, tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr("service.worker.others.FOREIGN_JOBS_POLL_S", 0.05)
+    monkeypatch.setattr("mlcd.service.worker.others.FOREIGN_JOBS_POLL_S", 0.05)
     for number in range(2):
         queue.submit(
             spec(images, tmp_path, output=str(tmp_path / f"o{number}"), fingerprint="f" * 64)
@@ -167,7 +167,7 @@ def test_a_worker_that_drains_clears_away_what_a_canceled_job_of_a_dead_one_has_
 def test_a_queue_that_comes_and_goes_is_asked_again_and_told_of_once(
     queue, images, tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr("service.worker.loop.QUEUE_SETTLED_S", 0.0)
+    monkeypatch.setattr("mlcd.service.worker.loop.QUEUE_SETTLED_S", 0.0)
     job = queue.submit(spec(images, tmp_path))[0]
     with caplog.at_level(logging.WARNING):
         work(Leaving(queue), tmp_path)

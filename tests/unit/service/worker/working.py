@@ -6,11 +6,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from mlcd.pipelines.shard import Equipment
-from service.inference.engine.fake import FakeEncoder
-from service.jobs.job import JobSpec
-from service.jobs.roots import Roots
-from service.worker.loop import Worker
-from service.worker.task import TaskRunner, Watch
+from mlcd.service.inference.engine.fake import FakeEncoder
+from mlcd.service.jobs.job import JobSpec
+from mlcd.service.jobs.roots import Roots
+from mlcd.service.worker.loop import Worker
+from mlcd.service.worker.task import TaskRunner, Watch
 
 MODEL = "fake:sick_s=0.05"
 SLOW = "fake:latency_ms=100"

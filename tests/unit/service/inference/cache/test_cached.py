@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from mlcd.errors import ImageRejected, MlcdError, Overloaded, Unavailable
+from mlcd.service.inference.engine.process import Inference
 from mlcd.types import unit_rows
-from service.inference.engine.process import Inference
 from tests.unit.service.cached import cached
 from tests.unit.service.engines import (
     LocalEngine,

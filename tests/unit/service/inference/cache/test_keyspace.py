@@ -4,8 +4,8 @@ import pytest
 
 from mlcd.images.decode import DecodeLimits
 from mlcd.images.transform import PreprocessSpec
-from service.inference.cache.keyspace import redis_prefix
-from service.inference.cache.vectors import VectorFormat
+from mlcd.service.inference.cache.keyspace import redis_prefix
+from mlcd.service.inference.cache.vectors import VectorFormat
 from tests.unit.service.cached import served, space
 
 
@@ -41,11 +41,11 @@ def test_another_version_of_a_decoder_or_an_engine_shares_no_key(monkeypatch):
     for package in ("pillow", "openvino"):
         with monkeypatch.context() as patch:
             patch.setattr(
-                "service.inference.cache.keyspace.version",
+                "mlcd.service.inference.cache.keyspace.version",
                 lambda name, changed=package: "9" if name == changed else "1",
             )
             one = space().keys([b"a"])
-            patch.setattr("service.inference.cache.keyspace.version", lambda name: "1")
+            patch.setattr("mlcd.service.inference.cache.keyspace.version", lambda name: "1")
             assert one != space().keys([b"a"]) != before
 
 

@@ -1,7 +1,7 @@
 import sys
 import tracemalloc
 
-from service.inference.cache.memory import MemoryCache
+from mlcd.service.inference.cache.memory import MemoryCache
 from tests.unit.service.engines import new_metrics, sample
 
 EACH = 100 + 256

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlcd.errors import ConfigInvalid
-from service.inference.cache.vectors import VectorFormat
+from mlcd.service.inference.cache.vectors import VectorFormat
 from tests.unit.service.cached import (
     PREFIX,
     RedisServer,

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from mlcd.service.inference.cache.vectors import VectorFormat
 from mlcd.types import unit_rows
-from service.inference.cache.vectors import VectorFormat
 
 KEY = bytes(range(32))
 EXACT, ROUNDED = VectorFormat(5), VectorFormat(5, "float16")

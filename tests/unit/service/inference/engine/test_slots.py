@@ -3,8 +3,8 @@ import os
 import numpy as np
 import pytest
 
-from service.inference.engine.slots import NUM_SLOTS, Slots
-from service.inference.served import ItemLayout
+from mlcd.service.inference.engine.slots import NUM_SLOTS, Slots
+from mlcd.service.inference.served import ItemLayout
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ import pytest
 
 from mlcd.encoders import open_encoder
 from mlcd.errors import ConfigInvalid, NotFound, Unavailable
-from service.inference.engine.process import EngineFailed
-from service.inference.engine.supervised import SupervisedEngine
-from service.inference.served import Opening
+from mlcd.service.inference.engine.process import EngineFailed
+from mlcd.service.inference.engine.supervised import SupervisedEngine
+from mlcd.service.inference.served import Opening
 from tests.unit.service.engines import until
 
 
@@ -151,8 +151,8 @@ async def test_a_process_that_does_not_live_long_is_started_again_after_a_pause(
 
 _PARENT = """
 import asyncio
-from service.inference.engine.supervised import SupervisedEngine
-from service.inference.served import Opening
+from mlcd.service.inference.engine.supervised import SupervisedEngine
+from mlcd.service.inference.served import Opening
 
 async def main():
     engine = SupervisedEngine(Opening("fake:latency_ms=1", 1), batch_timeout_s=1)

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from service.inference.engine import worker
+from mlcd.service.inference.engine import worker
 
 
 @pytest.fixture
