@@ -35,7 +35,7 @@ from mlcd.service.inference.engine.opening import find_tokenizer
 from mlcd.service.inference.engine.process import StartedEngine
 from mlcd.service.inference.engine.supervised import SupervisedEngine
 from mlcd.service.inference.engine.triton import TritonEngine, open_triton_engine, open_triton_texts
-from mlcd.service.inference.found_model import find_model
+from mlcd.service.inference.find_model import find_model
 from mlcd.service.inference.lookup import Lookup
 from mlcd.service.inference.model import OpenedTexts, ServedModel, SharedResources, open_model
 from mlcd.service.inference.model_data import (

@@ -31,8 +31,8 @@ from mlcd.client.results import (
 )
 from mlcd.client.synchronous import Client
 from mlcd.image_bytes import ImageInput
-from mlcd.wire.found_items import ItemMatch as Match
-from mlcd.wire.found_items import LayoutItems
+from mlcd.wire.item_search import ItemMatch as Match
+from mlcd.wire.item_search import LayoutItems
 from mlcd.wire.nearest_centers import Audit, Example, Label, ListedCenter, Member, RenamedCenter
 from mlcd.wire.queued_jobs import FailedShard, Job, JobFailure, JobProgress
 from mlcd.wire.served_model import CenterSet, DescribedTexts, Info

@@ -11,7 +11,7 @@ from mlcd.client.refusals import not_our_api
 from mlcd.client.results import Answer, Center, Item, Layout, Origin, Row
 from mlcd.errors import ImageReason, ImageRejected, Rejection, TextReason, TextRejected
 from mlcd.wire.embedding import ClassifiedImages, EmbeddedImages, FittingName, TextVectors
-from mlcd.wire.found_items import FoundDuplicates, FoundItems, ItemMatch, LayoutItems
+from mlcd.wire.item_search import FoundDuplicates, FoundItems, ItemMatch, LayoutItems
 from mlcd.wire.nearest_centers import (
     Audit,
     CenterList,

@@ -36,7 +36,7 @@ from mlcd.client.results import Answer, Center, Item, Layout, Row
 from mlcd.client.text_batches import Texts
 from mlcd.errors import Rejection
 from mlcd.wire.embedding import FittingName
-from mlcd.wire.found_items import ItemMatch, LayoutItems
+from mlcd.wire.item_search import ItemMatch, LayoutItems
 from mlcd.wire.nearest_centers import Label, LabelMode, ListedCenter, Member, RenamedCenter
 from mlcd.wire.served_model import Info
 from mlcd.wire.stored_items import DeletedItem, DescribedCollection

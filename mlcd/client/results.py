@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mlcd.errors import Rejection
 from mlcd.types import Embeddings, Fingerprint, ShortRepr
 from mlcd.wire.embedding import FittingName
-from mlcd.wire.found_items import ItemMatch
+from mlcd.wire.item_search import ItemMatch
 from mlcd.wire.nearest_centers import Audit, Example, Label
 
 Row: TypeAlias = NDArray[np.float32]

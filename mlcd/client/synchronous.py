@@ -31,7 +31,7 @@ from mlcd.client.text_batches import Texts, check_texts
 from mlcd.client.waiting import SyncBase, SyncSeries
 from mlcd.errors import Rejection
 from mlcd.image_bytes import ImageInput, check_images
-from mlcd.wire.found_items import LayoutItems
+from mlcd.wire.item_search import LayoutItems
 from mlcd.wire.nearest_centers import Label, LabelMode, ListedCenter, Member, RenamedCenter
 from mlcd.wire.served_model import Info
 from mlcd.wire.stored_items import DeletedItem, DescribedCollection

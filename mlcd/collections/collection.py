@@ -35,13 +35,13 @@ from mlcd.collections.folder import (
 from mlcd.collections.generation import remove_before
 from mlcd.collections.growth import regrown
 from mlcd.collections.item import Item, check_id, encode_metadata
-from mlcd.collections.kept_views import KeptViews
 from mlcd.collections.locks import LOCK
 from mlcd.collections.open_ledgers import OpenLedgers
 from mlcd.collections.plane import Plane
 from mlcd.collections.port import DEFAULT_RECALL, Description, Promises, Rows
 from mlcd.collections.search_checks import check_creation, check_model, check_queries
 from mlcd.collections.searcher import SearchAnswer, Searcher
+from mlcd.collections.stored_views import StoredViews
 from mlcd.collections.thumbnail_store import DEFAULT_MAX_BYTES, THUMBNAILS, Stored, ThumbnailStore
 from mlcd.collections.upkeep import Upkeep
 from mlcd.collections.write_queue import WriteQueue
@@ -73,7 +73,7 @@ class Collection:
         self._ledger, self._thumbnails, self._lock = folder.ledger, folder.thumbnails, folder.lock
         self._ledgers = ledgers
         self._writes = WriteQueue(path.name, folder)
-        self._views = KeptViews(path, self._writes, writable=self.writable)
+        self._views = StoredViews(path, self._writes, writable=self.writable)
         self._indexing = threading.Lock()
         self._upkeep = Upkeep(path.name, damaged=folder.damaged)
 

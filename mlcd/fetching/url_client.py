@@ -9,10 +9,10 @@ from weakref import WeakValueDictionary
 import httpcore
 
 from mlcd.errors import MlcdError
+from mlcd.fetching.connection_pool import ConnectionPool
 from mlcd.fetching.domain_places import DomainPlaces
 from mlcd.fetching.fetch_refusals import fetch_failed, host_refused
 from mlcd.fetching.hosts import allows
-from mlcd.fetching.kept_connections import KeptConnections
 from mlcd.fetching.network import CheckedNetwork, MeteredStream
 from mlcd.fetching.policy import FetchPolicy
 from mlcd.fetching.resolver import LookUp, Resolver, system_addresses
@@ -46,7 +46,7 @@ class UrlClient:
 
     async def __aenter__(self) -> Self:
         policy = self._policy
-        self.kept = KeptConnections(
+        self.kept = ConnectionPool(
             CheckedNetwork(policy.networks, self._resolver),
             # The certificates of the system and of certifi, which take long to load: once, and only
             # where images are fetched.

@@ -26,8 +26,8 @@ from mlcd.images.source import Source
 from mlcd.images.sources import open_source
 from mlcd.pipelines.embeddings_of_items import write_embeddings
 from mlcd.pipelines.encoded import check_outside
+from mlcd.service.explore.group_names import restore_names, save_names
 from mlcd.service.explore.intake import PictureIntake
-from mlcd.service.explore.kept_names import give_names_again, keep_names
 from mlcd.service.explore.place_state import COLLECTION, PlaceFacts, PlaceState
 from mlcd.service.explore.progress_board import ProgressBoard
 from mlcd.service.explore.seen_pictures import SeenPicture, SeenPictures
@@ -220,7 +220,7 @@ class Exploration:
         self.board.begin("cluster")
         state, parts, pictures = self.state, self._parts, self._pictures
         if (state.centers / MANIFEST).is_file():
-            keep_names(state, parts.names_by_hand(state.centers))
+            save_names(state, parts.names_by_hand(state.centers))
         state.remove_clustering()
         write_embeddings(
             source,
@@ -277,7 +277,7 @@ class Exploration:
             self.board.begin("label")
             rows = [str(state.embeddings), str(state.labels)]
             self._steps.run(["label", *rows, "--centers", str(state.centers)], self._report)
-        give_names_again(state, partial(self._parts.give_name, state.centers))
+        restore_names(state, partial(self._parts.give_name, state.centers))
         if is_new:
             self._show_centers()
         if self._parts.has_texts and not (state.centers / "names").is_dir():

@@ -10,7 +10,7 @@ from mlcd.errors import ImageRejected, Overloaded
 from mlcd.fetching.resolver import LookUp, system_addresses
 from mlcd.fetching.urls import Url, parse_url
 from mlcd.service.fetch.budget import Budget, Share
-from mlcd.service.fetch.given_images import GivenImage, ImageUrl
+from mlcd.service.fetch.image_url import GivenImage, ImageUrl
 from mlcd.service.settings import Fetch, Limits
 from mlcd.service.telemetry.metrics import Metrics
 from mlcd.service.telemetry.request import took

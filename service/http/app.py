@@ -49,7 +49,7 @@ from mlcd.service.http.short_way import ShortWayMiddleware
 from mlcd.service.resources import Resources
 from mlcd.version import __version__
 from mlcd.wire.embedding import ClassifyRequest, QueryRequest
-from mlcd.wire.found_items import SearchRequest
+from mlcd.wire.item_search import SearchRequest
 from mlcd.wire.stored_items import AddRequest
 
 _DIALECTS: Final = (openai.DIALECT, cohere.DIALECT, kserve.DIALECT, own.DIALECT)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pybase64
 
 from mlcd.errors import ImageRejected
-from mlcd.service.fetch.given_images import GivenImage, ImageUrl
+from mlcd.service.fetch.image_url import GivenImage, ImageUrl
 
 _SAYS_BASE64: Final = re.compile(r"; *base64 *$", re.IGNORECASE)
 _WHITESPACE: Final = " \t\r\n\f"

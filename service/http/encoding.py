@@ -13,7 +13,7 @@ from mlcd.errors import ImageRejected
 from mlcd.fetching.urls import Url
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import BadRequest, StrictBatch
-from mlcd.service.fetch.given_images import GivenImage
+from mlcd.service.fetch.image_url import GivenImage
 from mlcd.service.inference.contract import refuse_when_down
 from mlcd.service.inference.outcomes import Encoded, Timings
 from mlcd.service.keys.rates import RequestAccount

@@ -10,7 +10,7 @@ from mlcd.artifacts.centers import Centers
 from mlcd.collections.clusters import Clusters
 from mlcd.collections.columns import Scalar
 from mlcd.collections.plane import Plane
-from mlcd.wire.found_items import LayoutLegendEntry
+from mlcd.wire.item_search import LayoutLegendEntry
 
 _MOST_NAMED: Final = 1000
 

@@ -10,7 +10,7 @@ from fastapi import Request
 from mlcd.collections.filters import parse_filter
 from mlcd.errors import InvalidInput, Rejection
 from mlcd.service.errors import BadRequest, InvalidField, TooLarge
-from mlcd.service.fetch.given_images import GivenImage
+from mlcd.service.fetch.image_url import GivenImage
 from mlcd.service.http.bodies import (
     check_count,
     embeddings_from_json,

@@ -11,7 +11,7 @@ from fastapi import Request
 from mlcd.errors import Rejection
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import BadRequest, StrictBatch, TextGiven, TooLarge
-from mlcd.service.fetch.given_images import GivenImage
+from mlcd.service.fetch.image_url import GivenImage
 from mlcd.service.http.encoding import encode, encode_strictly
 from mlcd.service.inference.outcomes import Account, Encoded, slowest
 from mlcd.service.inference.served_texts import ServedTexts

@@ -13,7 +13,7 @@ from mlcd.service.host.signals import end_while_it_starts
 from mlcd.service.host.threads import ThreadBudget
 from mlcd.service.inference.engine.launched import LaunchedEngine
 from mlcd.service.inference.engine.process import StartedEngine, start_engine
-from mlcd.service.inference.found_model import find_model
+from mlcd.service.inference.find_model import find_model
 from mlcd.service.inference.served import Opening
 from mlcd.service.settings import Settings
 from mlcd.service.telemetry.logs import configure_logs

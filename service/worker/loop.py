@@ -49,7 +49,7 @@ from mlcd.service.worker.failures import (
     problem_of,
     reason_of,
 )
-from mlcd.service.worker.others import ForeignJobs, LeftJobs
+from mlcd.service.worker.skipped_jobs import ForeignJobs, LeftJobs
 from mlcd.service.worker.task import Outcome, TaskRunner, Watch
 
 _log = logging.getLogger("mlcd.jobs")

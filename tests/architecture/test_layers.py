@@ -147,7 +147,7 @@ def test_the_service_runs_without_torch(journey):
 import asyncio, sys
 sys.modules["torch"] = None
 from mlcd.service.http.app import create_app
-from mlcd.service.inference.found_model import find_model
+from mlcd.service.inference.find_model import find_model
 from mlcd.service.resources import open_resources
 from mlcd.service.settings import read_settings
 async def main():

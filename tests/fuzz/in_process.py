@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from mlcd.service.http.app import create_app
-from mlcd.service.inference.found_model import find_model
+from mlcd.service.inference.find_model import find_model
 from mlcd.service.resources import open_resources
 from mlcd.service.settings import Settings
 

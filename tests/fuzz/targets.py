@@ -10,7 +10,7 @@ from mlcd.errors import ImageRejected
 from mlcd.fetching.urls import Url, parse_url
 from mlcd.images.decode import DecodeLimits, decode
 from mlcd.images.transform import PreprocessSpec
-from mlcd.service.fetch.given_images import ImageUrl
+from mlcd.service.fetch.image_url import ImageUrl
 from mlcd.service.http.data_uris import image_from_field, image_from_uri
 from tests.fuzz.in_process import Service
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlcd.errors import InvalidInput
 from mlcd.training.evaluation.intervals import Interval, bootstrap
-from mlcd.training.evaluation.kept import Kept
+from mlcd.training.evaluation.stored_results import StoredResults
 
 # Fine-tuning is tested beside the linear probe.
 _BESIDE: Final = {"fine-tune": "linear-probe"}
@@ -45,7 +45,7 @@ class Comparison:
         )
 
 
-def compare(first: Kept, second: Kept) -> Comparison:
+def compare(first: StoredResults, second: StoredResults) -> Comparison:
     """Compares two evaluations. Raises InvalidInput unless both tested the same images alike."""
     _check_alike(first, second)
     place = {key: row for row, key in enumerate(second.keys)}
@@ -72,7 +72,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return min(1.0, float(Fraction(2 * tail, 2**num)))
 
 
-def _check_alike(first: Kept, second: Kept) -> None:
+def _check_alike(first: StoredResults, second: StoredResults) -> None:
     ours, theirs = first.record["protocol"], second.record["protocol"]
     if ours["split"] != theirs["split"]:
         raise InvalidInput(

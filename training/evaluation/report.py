@@ -16,7 +16,6 @@ from mlcd.images.sources import open_source
 from mlcd.keys import HELD_OUT_FRACTION, mask_held_out
 from mlcd.pipelines.encoded import images_parent
 from mlcd.progress import Reporter
-from mlcd.training.evaluation.kept import KeptOutcome, Record, find_results, keep_results
 from mlcd.training.evaluation.knn import clusters, knn_answers
 from mlcd.training.evaluation.label_tables import SeveralLabels
 from mlcd.training.evaluation.linear_probe import fit_probe
@@ -38,6 +37,12 @@ from mlcd.training.evaluation.splits import (
     SplitFile,
     check_tested_classes,
     split_digest,
+)
+from mlcd.training.evaluation.stored_results import (
+    Record,
+    StoredOutcome,
+    find_results,
+    write_results,
 )
 from mlcd.training.evaluation.voc_probe import voc_probe
 from mlcd.world import World
@@ -166,7 +171,7 @@ def evaluate_all(
             ]
     with reporter.stage("evaluate", None) as meter:
 
-        def evaluate_one(artifact: Artifact, name: str) -> tuple[Record, KeptOutcome | None]:
+        def evaluate_one(artifact: Artifact, name: str) -> tuple[Record, StoredOutcome | None]:
             record, outcome = _evaluate(
                 artifact, protocol, settings, subject, world, device, lambda: meter.advance(1)
             )
@@ -175,7 +180,7 @@ def evaluate_all(
         results = [evaluate_one(artifact, name) for artifact, name in named_artifacts]
     records = [record for record, _ in results]
     if out is not None and request is not None and world.rank == 0:
-        keep_results(out, request, records, [outcome for _, outcome in results])
+        write_results(out, request, records, [outcome for _, outcome in results])
     return records
 
 
@@ -305,7 +310,7 @@ def _evaluate(
     world: World,
     device: torch.device,
     on_image: Callable[[], None],
-) -> tuple[Record, KeptOutcome | None]:
+) -> tuple[Record, StoredOutcome | None]:
     representation = open_representation(
         artifact,
         images=subject.images,
@@ -336,7 +341,7 @@ def _evaluate(
         return record, None
     rows = np.flatnonzero(tested).tolist()
     keys, names = ([column[row] for row in rows] for column in (samples.keys, samples.class_names))
-    return record, KeptOutcome(keys, names, measured.right, {})
+    return record, StoredOutcome(keys, names, measured.right, {})
 
 
 def _list_keys(protocol: Protocol, subject: Subject) -> ListedKeys | None:

@@ -22,10 +22,10 @@ from mlcd.collections.milvus.connection import AnswerTooLarge, MilvusConnection
 from mlcd.collections.milvus.expressions import EVERY, Wish, quote_list, wish_of
 from mlcd.collections.milvus.graph_kinds import GRAPHS
 from mlcd.collections.milvus.item_records import WHOLE, Record, key_of, read_rows
-from mlcd.collections.milvus.kept_pictures import MAX_BYTES, KeptPictures, new_pictures
 from mlcd.collections.milvus.keyed_batch import KeyedBatch, in_parts, read_keys, rows_at_once
 from mlcd.collections.milvus.known_facts import KnownFacts
 from mlcd.collections.milvus.schemas import ITEMS, PinnedCollection
+from mlcd.collections.milvus.thumbnails import MAX_BYTES, MilvusThumbnails, new_pictures
 from mlcd.collections.milvus.versioned_items import VersionedItems
 from mlcd.collections.port import Description, Promises
 from mlcd.collections.remote_collection import COPIED_ROWS, RemoteCollection, choose_effort
@@ -85,7 +85,7 @@ class MilvusCollection(RemoteCollection):
         )
         self._connection, self._graph = connection, GRAPHS[pinned.index]
         self._pool, self._background = pool, background
-        self._pictures = KeptPictures(connection, pinned.identity)
+        self._pictures = MilvusThumbnails(connection, pinned.identity)
         self._facts = KnownFacts(connection, pinned.identity, pinned.dimension)
         # asking Milvus what it has of the items takes as long for many as for one
         self._changes = WaitingChanges(self._write, most=_WRITTEN_ITEMS, size=_num_items)

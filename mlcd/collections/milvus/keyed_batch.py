@@ -20,9 +20,9 @@ from mlcd.collections.milvus.item_records import (
     new_row,
     record_of,
 )
-from mlcd.collections.milvus.kept_pictures import KeptPictures
 from mlcd.collections.milvus.known_facts import KnownFacts
 from mlcd.collections.milvus.schemas import ITEMS
+from mlcd.collections.milvus.thumbnails import MilvusThumbnails
 from mlcd.types import Embeddings
 
 # of one request to Milvus, which takes 64 MB
@@ -61,7 +61,7 @@ class KeyedBatch:
 
     connection: MilvusConnection
     facts: KnownFacts
-    pictures: KeptPictures
+    pictures: MilvusThumbnails
     ids: Sequence[str]
     _stored: dict[str, StoredItem] = field(default_factory=dict)
     _vectors: dict[int, Embeddings] = field(default_factory=dict)

@@ -6,7 +6,6 @@ from typing import Final, Self
 from mlcd.collections.milvus.address import MilvusAddress
 from mlcd.collections.milvus.collection import MilvusCollection
 from mlcd.collections.milvus.connection import MilvusConnection
-from mlcd.collections.milvus.kept_pictures import KeptPictures
 from mlcd.collections.milvus.schemas import (
     PinnedCollection,
     alias_of,
@@ -14,6 +13,7 @@ from mlcd.collections.milvus.schemas import (
     new_name,
     read_pinned,
 )
+from mlcd.collections.milvus.thumbnails import MilvusThumbnails
 from mlcd.collections.remote_store import RemoteCollections
 from mlcd.collections.store import TooManyCollections
 from mlcd.errors import ConfigInvalid, Conflict
@@ -88,7 +88,7 @@ class MilvusCollections(RemoteCollections[PinnedCollection, MilvusCollection]):
         if pinned is None:
             return False
         self._connection.withdraw(alias_of(name))
-        KeptPictures(self._connection, pinned.identity).drop()
+        MilvusThumbnails(self._connection, pinned.identity).drop()
         self._connection.drop(pinned.identity)
         return True
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mlcd.errors import ImageRejected
 from mlcd.service.errors import BadRequest
-from mlcd.service.fetch.given_images import GivenImage
+from mlcd.service.fetch.image_url import GivenImage
 from mlcd.service.http.access import Opened, check_model
 from mlcd.service.http.answers import headers, list_answer
 from mlcd.service.http.auth import needs

@@ -15,7 +15,7 @@ from mlcd.errors import ImageRejected, InvalidInput
 from mlcd.images.thumbnail import Thumbnail
 from mlcd.service.deadline import within_deadline
 from mlcd.service.errors import BadRequest
-from mlcd.service.fetch.given_images import GivenImage
+from mlcd.service.fetch.image_url import GivenImage
 from mlcd.service.http.access import Opened
 from mlcd.service.http.answers import compute_answer, headers, json_answer, provenance
 from mlcd.service.http.auth import needs

@@ -40,7 +40,7 @@ from mlcd.service.http.routes.collections import Name, require_collection
 from mlcd.service.http.routes.labels import require_lookup
 from mlcd.service.inference.lookup import Lookup
 from mlcd.service.resources import Resources
-from mlcd.wire.found_items import LayoutItems, LayoutItemsRequest, LayoutLegend
+from mlcd.wire.item_search import LayoutItems, LayoutItemsRequest, LayoutLegend
 
 router = APIRouter(tags=["collections"], route_class=JsonRoute)
 

@@ -44,7 +44,7 @@ from mlcd.service.inference.duplicate_searches import FoundGroups
 from mlcd.service.resources import Resources
 from mlcd.service.telemetry.request import time_stage
 from mlcd.types import Embeddings
-from mlcd.wire.found_items import (
+from mlcd.wire.item_search import (
     DuplicatesRequest,
     FoundDuplicates,
     FoundItems,

@@ -6,7 +6,7 @@ import pytest
 from mlcd.client.call import Call
 from mlcd.client.results import Answer, Embedded, Found, Labeled, Origin
 from mlcd.errors import Conflict, ImageRejected
-from mlcd.wire.found_items import ItemMatch
+from mlcd.wire.item_search import ItemMatch
 from mlcd.wire.nearest_centers import Label
 
 ORIGIN = Origin("m", "a" * 64, 1)

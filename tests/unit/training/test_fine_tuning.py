@@ -5,7 +5,7 @@ import shutil
 
 from mlcd.models.runs import find_checkpoint
 from mlcd.models.servable import Servable
-from mlcd.training.evaluation.kept import read_kept
+from mlcd.training.evaluation.stored_results import read_stored_results
 from tests.conftest import refuse, succeed
 
 SHORT = ("schedule.steps=12", "schedule.batch_size=16", "optim.warmup_steps=2", "optim.ema=null")
@@ -26,7 +26,7 @@ def test_a_tower_is_fine_tuned_beside_its_probe_on_the_same_split(journey, digit
     assert accuracy > 0.5
     assert tuned["seen"]["images"] == 0  # neither here nor in the making of the tower
     succeed("evaluate", "compare", out / "linear-probe", out / "fine-tune")
-    assert read_kept(out / "fine-tune").right.mean() == accuracy
+    assert read_stored_results(out / "fine-tune").right.mean() == accuracy
     before, after = (
         Servable.read(folder).trunk.state_dict()
         for folder in (model, find_checkpoint(out / "run") / "weights")

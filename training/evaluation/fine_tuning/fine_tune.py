@@ -29,7 +29,6 @@ from mlcd.pipelines.label_classes import label_by
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
 from mlcd.training.config import RunConfig, load_config
-from mlcd.training.evaluation.kept import KeptOutcome, Record, find_or_make
 from mlcd.training.evaluation.measured import measure_answers
 from mlcd.training.evaluation.report import ProbeProtocol, Subject, evaluate_all
 from mlcd.training.evaluation.representations import locate, open_representation
@@ -42,6 +41,7 @@ from mlcd.training.evaluation.splits import (
     check_probe_split,
     split_digest,
 )
+from mlcd.training.evaluation.stored_results import Record, StoredOutcome, find_or_make
 from mlcd.training.run.run_training import run_training
 from mlcd.types import SampleKey
 
@@ -164,7 +164,7 @@ def _classify_tested(
         "split": digest,
     }
 
-    def make() -> tuple[Record, KeptOutcome]:
+    def make() -> tuple[Record, StoredOutcome]:
         tested = open_representation(
             checkpoint, images=request.images, listed=ListedKeys(keys, "the split")
         ).samples
@@ -189,7 +189,7 @@ def _classify_tested(
             "protocol": settings,
         }
         assert measured.right is not None
-        return record, KeptOutcome(keys, class_names, measured.right, {})
+        return record, StoredOutcome(keys, class_names, measured.right, {})
 
     def describe(place: Path) -> Request:
         parents = (

@@ -11,8 +11,8 @@ import numpy as np
 from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import InvalidInput, MlcdError, NotFound
 from mlcd.progress import Reporter
-from mlcd.training.evaluation.kept import Record
 from mlcd.training.evaluation.robustness.variants import VARIANTS, ClassMap, Variant, class_map
+from mlcd.training.evaluation.stored_results import Record
 from mlcd.training.evaluation.texts.evaluate import Asked, evaluate_classes
 from mlcd.training.evaluation.texts.images_and_texts import ImagesAndTexts, open_model
 from mlcd.training.evaluation.texts.prompt_sets import Prompts, read_prompts

@@ -21,7 +21,6 @@ from mlcd.images.sources import open_source
 from mlcd.pipelines.embed import embed
 from mlcd.pipelines.resolve import resolve_model
 from mlcd.progress import Reporter
-from mlcd.training.evaluation.kept import Record
 from mlcd.training.evaluation.label_tables import SeveralLabels, read_labels
 from mlcd.training.evaluation.report import (
     LabelsProtocol,
@@ -32,6 +31,7 @@ from mlcd.training.evaluation.report import (
 )
 from mlcd.training.evaluation.representations import digest_rows, distinct_names
 from mlcd.training.evaluation.seen import find_seen
+from mlcd.training.evaluation.stored_results import Record
 from mlcd.training.evaluation.suite.definitions import SETS
 from mlcd.training.evaluation.suite.set_files import FoundSet, check_hashes, check_set, find_sets
 from mlcd.training.evaluation.texts.evaluate import Asked, evaluate_zero_shot

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlcd.artifacts.disk import write_synced
-from mlcd.training.evaluation.kept import Record
+from mlcd.training.evaluation.stored_results import Record
 from mlcd.training.evaluation.suite.definitions import (
     AVERAGED,
     PUBLISHED,

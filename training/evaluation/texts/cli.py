@@ -145,9 +145,9 @@ def compare_evaluations(first: Path, second: Path, reporter: Reporter) -> None:
     McNemar's exact test.
     """
     from mlcd.training.evaluation.compare import compare
-    from mlcd.training.evaluation.kept import read_kept
+    from mlcd.training.evaluation.stored_results import read_stored_results
 
-    comparison = compare(read_kept(first), read_kept(second))
+    comparison = compare(read_stored_results(first), read_stored_results(second))
     reporter.result(comparison.facts(), str(comparison))
 
 

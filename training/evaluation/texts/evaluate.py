@@ -12,9 +12,9 @@ import numpy as np
 from mlcd.artifacts.manifest import Request
 from mlcd.errors import InvalidInput
 from mlcd.progress import Reporter
-from mlcd.training.evaluation.kept import KeptOutcome, Record, find_or_make
 from mlcd.training.evaluation.seen import check_seen, find_seen
 from mlcd.training.evaluation.splits import check_several_classes, split_digest
+from mlcd.training.evaluation.stored_results import Record, StoredOutcome, find_or_make
 from mlcd.training.evaluation.texts.class_names import NameTable, names_of
 from mlcd.training.evaluation.texts.images_and_texts import ImageRows, ImagesAndTexts
 from mlcd.training.evaluation.texts.prompt_sets import Prompts
@@ -85,7 +85,7 @@ def evaluate_classes(
         "class_names": dict(zip(chosen.folders, map(list, names), strict=True)),
     }
 
-    def make() -> tuple[Record, KeptOutcome]:
+    def make() -> tuple[Record, StoredOutcome]:
         images = request.tested.rows(model, chosen.chosen, reporter)
         texts, counts = class_prompts(names, prompts.templates)
         classes = classifier(model.text_rows(texts, reporter), counts)
@@ -106,7 +106,7 @@ def evaluate_classes(
                 ),
             },
         )
-        return record, KeptOutcome(images.keys, class_names, rank == 0, {"rank": rank})
+        return record, StoredOutcome(images.keys, class_names, rank == 0, {"rank": rank})
 
     return find_or_make(request.out, lambda out: _request(model, request, settings, out), make)
 
@@ -132,7 +132,7 @@ def evaluate_retrieval(
         "captions_sha256": captions_digest((keys[at], captions[at]) for at in chosen.tolist()),
     }
 
-    def make() -> tuple[Record, KeptOutcome]:
+    def make() -> tuple[Record, StoredOutcome]:
         images = request.tested.rows(model, chosen, reporter)
         caption_of = {keys[at]: captions[at] for at in chosen.tolist()}
         texts = [text for key in images.keys for text in caption_of[key]]
@@ -149,7 +149,7 @@ def evaluate_retrieval(
         figures = retrieval_figures(rank_of, image_of)
         record = _record(model, request, images, figures, protocol)
         none = [None] * len(images.keys)
-        return record, KeptOutcome(
+        return record, StoredOutcome(
             images.keys, none, rank_of.of_image == 0, {"rank": rank_of.of_image, "captions": counts}
         )
 

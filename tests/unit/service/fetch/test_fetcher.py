@@ -15,7 +15,7 @@ import pytest
 
 from mlcd.errors import ImageRejected, Overloaded, TooManyOpenFiles
 from mlcd.service.fetch.fetcher import Fetcher
-from mlcd.service.fetch.given_images import ImageUrl
+from mlcd.service.fetch.image_url import ImageUrl
 from mlcd.service.settings import Fetch, Limits
 from tests.image_host import ImageHost, endless, ok, redirect, status
 from tests.unit.service.engines import new_metrics, run, sample, until

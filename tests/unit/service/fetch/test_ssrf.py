@@ -11,7 +11,7 @@ import socket
 import pytest
 
 from mlcd.service.fetch.fetcher import Fetcher
-from mlcd.service.fetch.given_images import ImageUrl
+from mlcd.service.fetch.image_url import ImageUrl
 from mlcd.service.settings import Fetch, Limits
 from tests.image_host import ImageHost, ok, redirect
 from tests.unit.service.engines import new_metrics

@@ -3,7 +3,7 @@ import base64
 import pytest
 
 from mlcd.errors import ImageRejected
-from mlcd.service.fetch.given_images import ImageUrl
+from mlcd.service.fetch.image_url import ImageUrl
 from mlcd.service.http.data_uris import image_from_field, image_from_uri
 
 TEXT = base64.b64encode(b"\x00\xffimage").decode()

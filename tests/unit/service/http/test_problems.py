@@ -18,7 +18,7 @@ from mlcd.service.http.dialects.kserve import InferRequest
 from mlcd.service.http.dialects.openai import EmbeddingsRequest
 from mlcd.service.http.problems import STATUS, bad_field, handle_mlcd_error, handle_unexpected
 from mlcd.wire.embedding import TextsRequest
-from mlcd.wire.found_items import LayoutItemsRequest, SearchOptions
+from mlcd.wire.item_search import LayoutItemsRequest, SearchOptions
 from mlcd.wire.queued_jobs import JobRequest
 from mlcd.wire.served_model import LoadRequest
 from mlcd.wire.stored_items import CreateRequest, DeleteRequest

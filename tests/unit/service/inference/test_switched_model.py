@@ -3,7 +3,7 @@
 import gc
 import weakref
 
-from mlcd.service.inference.found_model import find_model
+from mlcd.service.inference.find_model import find_model
 from mlcd.service.resources import open_resources
 from mlcd.service.settings import Settings
 

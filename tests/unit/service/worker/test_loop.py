@@ -156,7 +156,7 @@ def test_a_worker_with_other_settings_leaves_a_job_to_those_it_was_begun_with(
 def test_a_job_that_was_left_is_cleared_away_and_begun_anew_by_any_worker(
     queue, images, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("mlcd.service.worker.others.LEFT_JOBS_POLL_S", 0.05)
+    monkeypatch.setattr("mlcd.service.worker.skipped_jobs.LEFT_JOBS_POLL_S", 0.05)
     job = queue.submit(spec(images, tmp_path))[0]
     queue.finish_plan(*planned_by_hand(queue, tmp_path, shard_images=8))
     assert draft_path(tmp_path / "out").exists()

@@ -129,7 +129,7 @@ def test_a_queue_that_answers_some_questions_and_not_others_is_told_of_once(capl
 def test_an_idle_worker_says_once_that_jobs_wait_for_others(
     queue, images, tmp_path, caplog, monkeypatch
 ):
-    monkeypatch.setattr("mlcd.service.worker.others.FOREIGN_JOBS_POLL_S", 0.05)
+    monkeypatch.setattr("mlcd.service.worker.skipped_jobs.FOREIGN_JOBS_POLL_S", 0.05)
     for number in range(2):
         queue.submit(
             spec(images, tmp_path, output=str(tmp_path / f"o{number}"), fingerprint="f" * 64)

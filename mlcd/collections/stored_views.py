@@ -13,7 +13,7 @@ from mlcd.types import Embeddings, Neighbors
 _log = logging.getLogger("mlcd.collections")
 
 
-class KeptViews:
+class StoredViews:
     """The views of one collection; of its items only new ones are looked at."""
 
     def __init__(self, path: Path, writes: WriteQueue, *, writable: bool) -> None:

@@ -19,7 +19,7 @@ _Place: TypeAlias = tuple[str, str, int]
 _KEPT_S: Final = 2.0
 
 
-class KeptConnections:
+class ConnectionPool:
     """The connections that no request uses now. most: how many are kept."""
 
     def __init__(

@@ -42,7 +42,7 @@ _SCHEMA: Final = Schema(
 
 
 @dataclass
-class KeptPictures:
+class MilvusThumbnails:
     """The thumbnails of the collection with this name in Milvus."""
 
     connection: MilvusConnection

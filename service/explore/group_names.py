@@ -13,7 +13,7 @@ from mlcd.service.explore.place_state import PlaceState
 _FILE: Final = "kept-names.json"
 
 
-def keep_names(state: PlaceState, names: Mapping[int, str]) -> None:
+def save_names(state: PlaceState, names: Mapping[int, str]) -> None:
     """Writes which pictures each name belongs to, before their grouping is removed.
 
     names: those that people gave, by the center's id. Without labels nothing is written, and what
@@ -30,7 +30,7 @@ def keep_names(state: PlaceState, names: Mapping[int, str]) -> None:
         temporary.write_text(json.dumps(groups), encoding="utf-8")
 
 
-def give_names_again(state: PlaceState, give: Callable[[int, str], None]) -> None:
+def restore_names(state: PlaceState, give: Callable[[int, str], None]) -> None:
     """Gives each kept name to the new group that holds more than half of its pictures.
 
     give: names a center. Of two names for one group the one of more pictures is given.

@@ -26,7 +26,7 @@ Record: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class KeptOutcome:
+class StoredOutcome:
     """The tested images of one record, in order.
 
     right: bool [N]. columns: more facts of each image, [N] each.
@@ -58,8 +58,8 @@ def read_results(artifact: Artifact) -> list[Record]:
     return records
 
 
-def keep_results(
-    out: Path, request: Request, records: Sequence[Record], outcomes: Sequence[KeptOutcome | None]
+def write_results(
+    out: Path, request: Request, records: Sequence[Record], outcomes: Sequence[StoredOutcome | None]
 ) -> None:
     """Writes the artifact."""
     with Draft(out, request) as draft:
@@ -72,7 +72,7 @@ def keep_results(
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredResults:
     """One record that was read back, with what it says of each image."""
 
     record: Record
@@ -80,7 +80,7 @@ class Kept:
     right: NDArray[np.bool_]
 
 
-def read_kept(path: Path) -> Kept:
+def read_stored_results(path: Path) -> StoredResults:
     """Opens an evaluation of one representation.
 
     Raises InvalidInput if it has several, or says nothing of single images.
@@ -98,13 +98,13 @@ def read_kept(path: Path) -> Kept:
             remedy="of the kinds of evaluation, knn, linear-probe, zero-shot and retrieval keep it",
         )
     table = pq.read_table(artifact.file(outcomes_name(0)), columns=["key", "right"])
-    return Kept(records[0], table["key"].to_pylist(), table["right"].to_numpy())
+    return StoredResults(records[0], table["key"].to_pylist(), table["right"].to_numpy())
 
 
 def find_or_make(
     out: Path | None,
     request: Callable[[Path], Request],
-    make: Callable[[], tuple[Record, KeptOutcome]],
+    make: Callable[[], tuple[Record, StoredOutcome]],
 ) -> Record:
     """Returns the record that is kept at `out`, or makes it and keeps it there."""
     if out is None:
@@ -113,5 +113,5 @@ def find_or_make(
     if (records := find_results(out, request_here)) is not None:
         return records[0]
     record, outcome = make()
-    keep_results(out, request_here, [record], [outcome])
+    write_results(out, request_here, [record], [outcome])
     return record
