@@ -89,19 +89,23 @@ def call(command):
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory):
     """The wheel of this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    code = f"from hatchling.build import build_wheel; build_wheel({str(folder)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    return build_wheel(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+def build_wheel(source, folder):
+    """Builds the wheel of a checkout into this folder."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(command, cwd=source, check=True)
     (built,) = folder.glob("*.whl")
     return built
 
 
 @pytest.fixture(scope="session")
 def installation(wheel, tmp_path_factory):
-    """Returns the environment with the wheel and these extras, and eight images to work on."""
+    """Returns the environment with a wheel and these extras, and eight images to work on."""
     cache = tmp_path_factory.mktemp("cache")
 
-    def installed(*extras):
+    def installed(*extras, wheel=wheel):
         folder = tmp_path_factory.mktemp("-".join(extras) or "none")
         make, install = installer()
         call([*make, folder / "env"])
