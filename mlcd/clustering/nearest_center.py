@@ -36,10 +36,10 @@ _SAMPLED_CENTERS: Final = 8192
 _ONE_IN: Final = 8  # components that are in a head
 _LEAST_HEAD: Final = 16
 _MOST_WORK: Final = 0.25
-# A center that is multiplied out by itself costs as much as 32 in one product: with more than these
-# for one row, or half as much as all centers in one product, the row is multiplied by all.
+# A center that is multiplied by itself costs as much as 32 in one product: a row with more than
+# these, or with more than cost as much as all centers in one product, is multiplied by all.
 _MOST_KNOWN: Final = 64
-_CENTERS_EACH: Final = 64
+_CENTERS_EACH: Final = 32
 _MOST_OPEN: Final = 0.5  # of a batch's rows, above which the next batches do without heads
 
 
@@ -88,20 +88,29 @@ class NearestCenter:
         ids = np.empty(len(embeddings), dtype=np.int32)
         is_open = np.ones(len(embeddings), dtype=np.bool_)
 
-        def prune(batch: slice) -> None:
-            if (heads := self._heads) is not None:
-                known = None if previous is None else previous[batch]
-                ids[batch], is_open[batch] = self._prune(heads, embeddings[batch], known)
-                if is_open[batch].mean() > _MOST_OPEN:
-                    self._heads = None
+        def search(batch: slice) -> None:
+            known = None if previous is None else previous[batch]
+            ids[batch], is_open[batch] = self._search(embeddings[batch], known)
 
-        if self._heads is not None:
-            self._in_batches(prune, len(embeddings))
+        if self._heads is not None or self._search_all is None:
+            self._in_batches(search, len(embeddings))
         if is_open.any():
-            rows = embeddings if is_open.all() else embeddings[is_open]
-            search = self._search_all or self._in_float32
-            ids[is_open] = search(rows)
+            search_all = self._search_all or self._search_exactly
+            ids[is_open] = search_all(embeddings if is_open.all() else embeddings[is_open])
         return ids
+
+    def _search(
+        self, z_BD: Embeddings, previous: NDArray[np.int32] | None
+    ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Returns the nearest center of each row, and of which rows it is still open."""
+        ids_B, is_open_B = np.zeros(len(z_BD), np.int32), np.ones(len(z_BD), np.bool_)
+        if (heads := self._heads) is not None:
+            ids_B, is_open_B = self._prune(heads, z_BD, previous)
+            if is_open_B.mean() > _MOST_OPEN:
+                self._heads = None
+        if self._search_all is None and is_open_B.any():  # now, while the rows are in the cache
+            ids_B[is_open_B], is_open_B[is_open_B] = self._multiply(z_BD[is_open_B])
+        return ids_B, is_open_B
 
     def _in_batches(self, work: Callable[[slice], object], num_rows: int) -> None:
         if num_rows * self._centers_KD.size >= _WORTH_THREADS:
@@ -112,24 +121,15 @@ class NearestCenter:
         for start in range(0, num_rows, _BATCH_ROWS):
             work(slice(start, min(start + _BATCH_ROWS, num_rows)))
 
-    def _in_float32(self, rows: Embeddings) -> NDArray[np.int32]:
-        ids = np.empty(len(rows), dtype=np.int32)
-        is_proven = np.empty(len(rows), dtype=np.bool_)
-
-        def multiply(batch: slice) -> None:
-            ids[batch], is_proven[batch] = self._multiply(rows[batch])
-
-        self._in_batches(multiply, len(rows))
-        if not is_proven.all():
-            ids[~is_proven] = self._exact.nearest(rows[~is_proven], 1).ids[:, 0]
-        return ids
+    def _search_exactly(self, rows: Embeddings) -> NDArray[np.int32]:
+        return self._exact_scan.nearest(rows, 1).ids[:, 0].astype(np.int32)
 
     @cached_property
-    def _exact(self) -> CenterScan:
+    def _exact_scan(self) -> CenterScan:
         return CenterScan(self._centers_KD, matmul="numpy")
 
     def _multiply(self, z_BD: Embeddings) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Returns the center of the largest product of each row, and whether it is proven."""
+        """Returns the center of the largest product of each row, and where it is not proven."""
         rows = np.arange(len(z_BD))
         best_B = np.full(len(z_BD), -np.inf, dtype=np.float32)
         second_B = best_B.copy()
@@ -144,7 +144,7 @@ class NearestCenter:
             )
             ids_B = np.where(largest > best_B, columns + start, ids_B).astype(np.int32)
             best_B = np.maximum(best_B, largest)
-        return ids_B, best_B - second_B > 2 * self._slack
+        return ids_B, best_B - second_B <= 2 * self._slack
 
     def _prune(
         self, heads: Heads, z_BD: Embeddings, previous: NDArray[np.int32] | None
