@@ -73,7 +73,6 @@ SLICES: Final[Sequence[Slice]] = (
     Slice("train-b32", _train("b32", 1024, 1_000_000)),
     # With 256 images the activations take 66 GiB by the plan, and three forms hold their state.
     Slice("train-l14", _train("l14", 64, 1_000_000)),
-    Slice("views", ("benchmarks/views.py", "--device", "cuda", "--runs", "3")),
     Slice(
         "head",
         ("benchmarks/head.py", "--device", "cuda", "--classes", "1000000", "--batch", "4096"),
