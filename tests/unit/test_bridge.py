@@ -2,11 +2,14 @@
 towers.
 """
 
+import hashlib
 import json
 import shutil
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 
@@ -19,6 +22,8 @@ from mlcd.encoders.options import EncoderOptions
 from mlcd.errors import ConfigInvalid, InvalidInput
 from mlcd.export.bridge_fit import Pivots, fit_bridge, ridge
 from mlcd.export.model_artifact import export_model
+from mlcd.export.onnx_graph import GraphWriter, embedding_output, opset_of, pixels_input
+from mlcd.images.transform import PreprocessSpec
 from mlcd.models.text_part import digest_of_both, text_digest
 from mlcd.pipelines.bridge import bridge_model
 from mlcd.pipelines.verify import verify
@@ -233,3 +238,47 @@ def test_options_without_effect_are_refused(tmp_path, options, message):
     done = CliRunner().invoke(export, ["model", str(tmp_path / "out"), *options])
     assert done.exit_code == 2
     assert message in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "least"), [("mixture", 0.8), ("ridge", 0.75)])
+def test_real_photographs_are_recognized_by_name(
+    starter, shared_data, wrapped_mobilenet, tmp_path, kind, least
+):
+    """MobileNetV2 with the starter's texts; 20 classes, so chance is 0.05."""
+    artifact = bridge_model(
+        str(wrapped_mobilenet),
+        tmp_path / "out",
+        text_from=str(starter),
+        kind=kind,
+        images=str(shared_data / "caltech101_20"),
+        reporter=SILENT,
+    )
+    assert artifact.summary["bridge_zero_shot"] >= least
+
+
+@pytest.fixture
+def wrapped_mobilenet(shared_data, tmp_path) -> Path:
+    """MobileNetV2 as a model artifact of images only."""
+    out = tmp_path / "mobilenet"
+    graph = GraphWriter()
+    inner = onnx.load(shared_data / "encoders/mobilenet_v2_imagenet/mobilenet_v2_1.0_224.onnx")
+    scale = graph.number(127.5)
+    pixels = graph.add("Sub", graph.add("Cast", "image_u8", to=1), scale)
+    features, _ = graph.include(
+        inner, "mobilenet", {"pixel_values": graph.add("Div", pixels, scale)}
+    )
+    graph.rename(graph.unit_rows(features), "embedding")
+    model = graph.model(
+        inputs=[pixels_input(224)], outputs=[embedding_output(1280)], opset=opset_of(inner)
+    )
+    spec = PreprocessSpec(256, 224, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    with Draft(out, Request("model", {"name": "mobilenet"})) as draft:
+        with draft.write("model.onnx") as path:
+            onnx.save(model, path)
+        with draft.write("preprocess.json") as path:
+            path.write_text(spec.to_json())
+        digest = hashlib.sha256(draft.path.joinpath("model.onnx").read_bytes()).hexdigest()
+        summary = {"dimension": 1280, "weights_digest": digest}
+        draft.publish(fingerprint=spec.fingerprint(digest), summary=summary)
+    return out
