@@ -124,19 +124,19 @@ class _Doors:
             for start in range(0, len(block), most):
                 self.ask(block[start : start + most], numbers[start : start + most], width)
             return
-        found = self._scan.nearest(block, width)
-        least = self._least[found.ids]
-        takes = (found.scores > least) | (
-            (found.scores == least) & (numbers[:, None] <= self._last[found.ids])
+        neighbors = self._scan.nearest(block, width)
+        least = self._least[neighbors.ids]
+        takes = (neighbors.scores > least) | (
+            (neighbors.scores == least) & (numbers[:, None] <= self._last[neighbors.ids])
         )
         choice = takes.argmax(axis=1)
-        taken = takes[np.arange(len(numbers)), choice]
-        joined, choice = numbers[taken], choice[taken]
-        self.own[joined] = found.ids[taken, choice]
-        self._scores[joined] = found.scores[taken, choice]
-        if not taken.all():
+        is_taken = takes[np.arange(len(numbers)), choice]
+        joined, choice = numbers[is_taken], choice[is_taken]
+        self.own[joined] = neighbors.ids[is_taken, choice]
+        self._scores[joined] = neighbors.scores[is_taken, choice]
+        if not is_taken.all():
             wider = min(4 * width, len(self._least))
-            self.ask(block[~taken], numbers[~taken], wider)
+            self.ask(block[~is_taken], numbers[~is_taken], wider)
 
     def close(self) -> NDArray[np.int64]:
         """Leaves each center its nearest rows, as many as it may have, and returns the others."""

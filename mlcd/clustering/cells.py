@@ -91,6 +91,6 @@ def _pivots(num_rows: int, take: Take) -> Embeddings:
         return take(np.arange(min(1, num_rows)))
     num = min(math.isqrt(num_rows), num_rows // _LEAST_MEMBERS, _MOST_BITS // num_rows)
     sample = take(np.arange(0, num_rows, max(1, num_rows // (num * _ROWS_OF_A_PIVOT))))
-    distinct = sample[sorted({row.tobytes(): each for each, row in enumerate(sample)}.values())]
-    found = kmeans([distinct], min(num, len(distinct)), iterations=_ITERATIONS, seed=0)
-    return found.centers
+    distinct = sample[sorted({row.tobytes(): index for index, row in enumerate(sample)}.values())]
+    clustering = kmeans([distinct], min(num, len(distinct)), iterations=_ITERATIONS, seed=0)
+    return clustering.centers

@@ -140,24 +140,24 @@ class CertifiedScan:
         """
         rows = self.matmul.load(z_BD)
         slack = Slack.of(rows, self.matmul.rounding, self.norms)
-        candidates, known = Candidates(len(z_BD), room), None
+        candidates, best_known = Candidates(len(z_BD), room), None
         for number, part in enumerate(self._all_blocks() if parts is None else parts):
             reached_B = self._collect(candidates, rows.data, slack, part, top)
             if number == 0 and reached_B is not None and self.matmul.rounding.inputs:
                 ids = candidates.reaching(reached_B, top)
             elif number > 0:
-                known = None
+                best_known = None
                 if not candidates.many_are_fresh:
                     continue
                 ids = candidates.best(top)
             else:
                 continue
-            known = self._known(z_BD, ids)
-            candidates.raise_threshold(known.beyond(slack))
-        if known is None:
-            known = self._known(z_BD, candidates.best(top))
-            candidates.raise_threshold(known.beyond(slack))
-        ids, scores = self._first_of(z_BD, known, candidates, slack)
+            best_known = self._score_known(z_BD, ids)
+            candidates.raise_threshold(best_known.beyond(slack))
+        if best_known is None:
+            best_known = self._score_known(z_BD, candidates.best(top))
+            candidates.raise_threshold(best_known.beyond(slack))
+        ids, scores = self._first_of(z_BD, best_known, candidates, slack)
         left_out_B = candidates.threshold.astype(np.float64) + slack.with_any
         last_B = scores[:, -1] - slack.offset - DOUBLE_MARGIN
         sure_B = (left_out_B < last_B) | np.isneginf(left_out_B)  # nothing is left out
@@ -193,11 +193,11 @@ class CertifiedScan:
         candidates.add(rows if chosen is None else chosen[rows], ids, products)
         return reached_B if chosen is None and fresh.all() else None
 
-    def _known(self, z_BD: Embeddings, ids_BL: _Ids) -> _Known:
+    def _score_known(self, z_BD: Embeddings, ids_BL: _Ids) -> _Known:
         return _Known(ids_BL, scores_of_each(z_BD, self.centers, ids_BL))
 
     def _first_of(
-        self, z_BD: Embeddings, known: _Known, candidates: Candidates, slack: Slack
+        self, z_BD: Embeddings, best_known: _Known, candidates: Candidates, slack: Slack
     ) -> tuple[_Ids, NDArray[np.float64]]:
         """Returns the first of each row among the known centers and the candidates, as many as are
         known.
@@ -205,10 +205,10 @@ class CertifiedScan:
         Only candidates that may be in the answer despite rounding are scored.
         """
         rows, ids, products = candidates.pairs()
-        is_able = (known.ids[rows] != ids[:, None]).all(axis=1)
+        is_able = (best_known.ids[rows] != ids[:, None]).all(axis=1)
         rows, ids, products = rows[is_able], ids[is_able], products[is_able]
         if self.matmul.rounding.inputs:
-            least_B = known.scores.min(axis=1) - DOUBLE_MARGIN
+            least_B = best_known.scores.min(axis=1) - DOUBLE_MARGIN
             bounds = products.astype(np.float64) + slack.of_pairs(rows, ids) + slack.offset[rows]
             is_able = bounds >= least_B[rows]
             rows, ids = rows[is_able], ids[is_able]
@@ -216,11 +216,11 @@ class CertifiedScan:
             scores = single_scores(z_BD, self.centers, rows, ids)
             is_able = scores + slack.single()[rows] >= least_B[rows]
             rows, ids = rows[is_able], ids[is_able]
-        top = known.ids.shape[1]
+        top = best_known.ids.shape[1]
         places = top + ranks(rows, len(z_BD))
         ids_BM = np.full((len(z_BD), places.max(initial=top - 1) + 1), -1, np.int64)
         scores_BM = np.full(ids_BM.shape, -np.inf)
-        ids_BM[:, :top], scores_BM[:, :top] = known.ids, known.scores
+        ids_BM[:, :top], scores_BM[:, :top] = best_known.ids, best_known.scores
         ids_BM[rows, places] = ids
         scores_BM[rows, places] = exact_scores(z_BD, self.centers, rows, ids)
         return first_in_order(ids_BM, scores_BM, top)

@@ -65,12 +65,12 @@ def _measure(rows: Rows, num: int, seed: int) -> Candidate:
     halves = np.array_split(np.argsort(hash_counters(seed, numbers), kind="stable"), 2)
     first, second = (SelectedRows(rows, np.sort(half)) for half in halves)
     sums, objectives = np.zeros(2), []
-    for own, others in ((first, second), (second, first)):
+    for own, other_half in ((first, second), (second, first)):
         starts = (kmeans(own, num, seed=seed + start) for start in range(_STARTS))
         result = max(starts, key=lambda start: start.objective[-1])
         objectives.append(result.objective[-1])
         scan = CenterScan(result.centers)
-        for _, block in others.blocks(0, others.num_rows):
+        for _, block in other_half.blocks(0, other_half.num_rows):
             scores = scan.nearest(block, 2).scores.astype(np.float64)
             near, next_to = np.maximum(1 - scores.T, 0)
             apart = next_to > _SMALL  # else the row lies on both centers

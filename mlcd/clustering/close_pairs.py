@@ -79,7 +79,10 @@ class PairSearch:
         self.cells: PivotCells = find_cells(num_rows, take, math.acos(self._least), tick=tick)
         dimension = take(np.empty(0, np.int64)).shape[1]
         widths = [width for width in _HEADS if width < dimension and self.cells.num_cells > 1]
-        self._stages: list[Take] = [*(_Heads(num_rows, take, each, tick) for each in widths), take]
+        self._stages: list[Take] = [
+            *(_Heads(num_rows, take, width, tick) for width in widths),
+            take,
+        ]
         self._first = 0  # the stage that most tiles are settled by
         self._pairs_at_once = max(1, _EXACT_ENTRIES // dimension)
 
@@ -88,14 +91,14 @@ class PairSearch:
         cells.
         """
         members = self.cells.members(cell)
-        for rows, others in self._sides(members, self.cells.earlier_near(cell)):
+        for rows, other_rows in self._sides(members, self.cells.earlier_near(cell)):
             for start in range(0, len(rows), _BLOCK_ROWS):
-                left, rest = rows[start : start + _BLOCK_ROWS], others
-                if rows is others:
-                    yield self._of_tile(left, left)
-                    rest = others[start + _BLOCK_ROWS :]
-                for other in range(0, len(rest), _BLOCK_ROWS):
-                    yield self._of_tile(left, rest[other : other + _BLOCK_ROWS])
+                first_rows, other_part = rows[start : start + _BLOCK_ROWS], other_rows
+                if rows is other_rows:
+                    yield self._of_tile(first_rows, first_rows)
+                    other_part = other_rows[start + _BLOCK_ROWS :]
+                for offset in range(0, len(other_part), _BLOCK_ROWS):
+                    yield self._of_tile(first_rows, other_part[offset : offset + _BLOCK_ROWS])
 
     def _sides(self, members: _Rows, earlier: _Rows) -> Iterator[tuple[_Rows, _Rows]]:
         """Yields rows and the others that each of them is compared with."""
@@ -108,54 +111,68 @@ class PairSearch:
         yield earlier[~theirs], members[~own]
         yield members[own], members[~own]
 
-    def _of_tile(self, left: _Rows, right: _Rows) -> ClosePairs:
+    def _of_tile(self, first_rows: _Rows, second_rows: _Rows) -> ClosePairs:
         """Returns the close pairs of a row on the left and one on the right, each once."""
         self._tick()
         for number in range(self._first, len(self._stages)):
             stage = self._stages[number]
-            scores = stage(left) @ stage(right).T
+            scores = stage(first_rows) @ stage(second_rows).T
             near = scores >= self._least - SLACK
-            if left is right:
+            if first_rows is second_rows:
                 near = np.triu(near, 1)
             num_near = np.count_nonzero(near)
             if num_near <= _FEW * near.size:
                 break
         self._first = max(0, number - 1) if num_near <= _FEWEST * near.size else number
         at, other_at = np.nonzero(near)
-        one, other, known = left[at], right[other_at], scores[at, other_at]
+        first_ids, second_ids, pair_scores = (
+            first_rows[at],
+            second_rows[other_at],
+            scores[at, other_at],
+        )
         for stage in self._stages[number + 1 :]:
-            known = self._each(lambda x, y: np.einsum("nd,nd->n", x, y), stage, one, other)
-            close = known >= self._least - SLACK
-            one, other, known = one[close], other[close], known[close]
-        return self._settled(one, other, known.astype(np.float64))
+            pair_scores = self._each(
+                lambda x, y: np.einsum("nd,nd->n", x, y), stage, first_ids, second_ids
+            )
+            close = pair_scores >= self._least - SLACK
+            first_ids, second_ids, pair_scores = (
+                first_ids[close],
+                second_ids[close],
+                pair_scores[close],
+            )
+        return self._resolve(first_ids, second_ids, pair_scores.astype(np.float64))
 
-    def _settled(self, one: _Rows, other: _Rows, scores: NDArray[np.float64]) -> ClosePairs:
+    def _resolve(
+        self, first_ids: _Rows, second_ids: _Rows, scores: NDArray[np.float64]
+    ) -> ClosePairs:
         """Returns those of the pairs that reach the similarity: a score within the slack of it is
         replaced by that of float64.
         """
 
-        def exact(rows: Embeddings, others: Embeddings) -> NDArray[np.float64]:
-            each = np.arange(len(rows))
-            return exact_scores(rows, others, each, each)
+        def exact(rows: Embeddings, other_rows: Embeddings) -> NDArray[np.float64]:
+            indices = np.arange(len(rows))
+            return exact_scores(rows, other_rows, indices, indices)
 
         unsure = np.flatnonzero(np.abs(scores - self._least) <= SLACK)
-        scores[unsure] = self._each(exact, self._take, one[unsure], other[unsure])
+        scores[unsure] = self._each(exact, self._take, first_ids[unsure], second_ids[unsure])
         close = scores >= self._least
-        one, other = one[close], other[close]
-        return ClosePairs(np.minimum(one, other), np.maximum(one, other), scores[close])
+        first_ids, second_ids = first_ids[close], second_ids[close]
+        return ClosePairs(
+            np.minimum(first_ids, second_ids), np.maximum(first_ids, second_ids), scores[close]
+        )
 
     def _each(
         self,
         score: Callable[[Embeddings, Embeddings], NDArray[Any]],
         stage: Take,
-        one: _Rows,
-        other: _Rows,
+        first_ids: _Rows,
+        second_ids: _Rows,
     ) -> NDArray[Any]:
         """Returns the score of each pair, [n]; a part of their rows is in memory at a time."""
         parts = [np.empty(0, np.float32)]
-        for start in range(0, len(one), self._pairs_at_once):
-            some = slice(start, start + self._pairs_at_once)
-            parts.append(score(stage(one[some]), stage(other[some])))
+        for start in range(0, len(first_ids), self._pairs_at_once):
+            part = slice(start, start + self._pairs_at_once)
+            parts.append(score(stage(first_ids[part]), stage(second_ids[part])))
         return np.concatenate(parts)
 
 
@@ -178,9 +195,9 @@ class _Heads:
         for start in range(0, self._num_rows, _BLOCK_ROWS):
             rows = self._take(np.arange(start, min(start + _BLOCK_ROWS, self._num_rows)))
             head = rows @ basis
-            rest = np.einsum("nd,nd->n", rows, rows) - np.einsum("nh,nh->n", head, head)
+            squared_tails = np.einsum("nd,nd->n", rows, rows) - np.einsum("nh,nh->n", head, head)
             part = heads[start : start + len(rows)]
             part[:, :-1] = head
-            part[:, -1] = np.sqrt(np.maximum(rest, 0) + np.float32(SLACK / 4))
+            part[:, -1] = np.sqrt(np.maximum(squared_tails, 0) + np.float32(SLACK / 4))
             self._tick()
         return heads

@@ -142,32 +142,32 @@ def keep(
     Where nothing is known of a row, some of its largest products are scored first, as many as it
     takes for an answer and few more.
     """
-    query, kept = Query(*query_fields), KeptEntries(*kept_fields)
+    query, entries = Query(*query_fields), KeptEntries(*kept_fields)
     values_BC, scales_B, terms_C = sums
     num = len(terms_C)
     num_groups = num // _GROUP if num >= _GROUP * _GROUPS_EACH * query.top else 0
     # of each group, then the entries that are in none
-    maxima = kept.maxima[: num - (_GROUP - 1) * num_groups]
-    columns, num_given_up = kept.columns, 0
+    maxima = entries.maxima[: num - (_GROUP - 1) * num_groups]
+    columns, num_given_up = entries.columns, 0
     for row in range(len(values_BC)):
-        if kept.threshold[row] == _ALL:
+        if entries.threshold[row] == _ALL:
             num_given_up += 1
             continue
         products = Products(values_BC[row], scales_B[row], terms_C, num_groups)
         below = _ALL
         _write_maxima(products, maxima)
-        if kept.threshold[row] == _NONE:
+        if entries.threshold[row] == _NONE:
             below = np.nextafter(_reached(maxima, query.top), _NONE)
             num_found = _find(products, maxima, below, _ALL, columns)
-            num_scored = _score_first(row, start, columns[:num_found], query, kept)
-            _hold(row, products, columns[num_scored:num_found], start, query, kept)
-        num_found = _find(products, maxima, kept.threshold[row], below, columns)
-        _hold(row, products, columns[:num_found], start, query, kept)
-        if kept.num_scored[row] > query.most:
-            kept.threshold[row], kept.num[row] = _ALL, 0
+            num_scored = _score_first(row, start, columns[:num_found], query, entries)
+            _hold(row, products, columns[num_scored:num_found], start, query, entries)
+        num_found = _find(products, maxima, entries.threshold[row], below, columns)
+        _hold(row, products, columns[:num_found], start, query, entries)
+        if entries.num_scored[row] > query.most:
+            entries.threshold[row], entries.num[row] = _ALL, 0
             num_given_up += 1
         elif num_left == 0:
-            _score_all(row, query, kept)
+            _score_all(row, query, entries)
     return num_given_up
 
 
@@ -176,22 +176,22 @@ def settle(query_fields: tuple[Any, ...], kept_fields: tuple[Any, ...]) -> None:
     """Tells of which rows the answer is sure, and clear. Of a row that is given up nothing is known
     then.
     """
-    query, kept = Query(*query_fields), KeptEntries(*kept_fields)
+    query, entries = Query(*query_fields), KeptEntries(*kept_fields)
     last = query.top - 1
-    for row in range(len(kept.num)):
-        scores, order = kept.best_scores[row], query.order[row]
-        if kept.threshold[row] == _ALL:
+    for row in range(len(entries.num)):
+        scores, order = entries.best_scores[row], query.order[row]
+        if entries.threshold[row] == _ALL:
             for place in range(len(scores)):
-                kept.best_ids[row, place] = -1
+                entries.best_ids[row, place] = -1
         # beyond the last that is known, none is nearer than it
         none_beyond = scores[-1] < scores[last] - order
-        kept.sure[row] = kept.best_ids[row, last] >= 0 and none_beyond
-        kept.clear[row] = kept.sure[row] and _is_clear(row, query, kept)
+        entries.sure[row] = entries.best_ids[row, last] >= 0 and none_beyond
+        entries.clear[row] = entries.sure[row] and _is_clear(row, query, entries)
 
 
 @_compiled()
-def _is_clear(row: int, query: Query, kept: KeptEntries) -> bool:
-    ids, scores, order = kept.best_ids[row], kept.best_scores[row], query.order[row]
+def _is_clear(row: int, query: Query, entries: KeptEntries) -> bool:
+    ids, scores, order = entries.best_ids[row], entries.best_scores[row], query.order[row]
     for place in range(query.top):
         score, following = scores[place], scores[place + 1]
         if np.float32(score - order) != np.float32(score + order):
@@ -204,9 +204,9 @@ def _is_clear(row: int, query: Query, kept: KeptEntries) -> bool:
 
 
 @_compiled()
-def _is_same(centers: _Singles, one: int, other: int) -> bool:
+def _is_same(centers: _Singles, first: int, second: int) -> bool:
     for component in range(centers.shape[1]):
-        if centers[one, component] != centers[other, component]:
+        if centers[first, component] != centers[second, component]:
             return False
     return True
 
@@ -285,16 +285,16 @@ def _write_numbers(
         number = np.rint(vector[component] * inverse)
         unsigned[component] = np.uint8(np.int32(number + zero))
         squares += number * number
-        rest = vector[component] - number * scale
-        left_out += rest * rest
+        left_out_part = vector[component] - number * scale
+        left_out += left_out_part * left_out_part
     return squares, left_out
 
 
 @_compiled("reassoc", "contract")
-def _inner_product(vector: _Singles, other: _Singles) -> np.float32:
+def _inner_product(vector: _Singles, second_vector: _Singles) -> np.float32:
     total = np.float32(0)
     for component in range(len(vector)):
-        total += vector[component] * other[component]
+        total += vector[component] * second_vector[component]
     return total
 
 
@@ -359,82 +359,82 @@ def _hold(
     columns: NDArray[np.int64],
     start: int,
     query: Query,
-    kept: KeptEntries,
+    entries: KeptEntries,
 ) -> None:
     """Holds the entries of these columns."""
-    num, threshold = kept.num[row], kept.threshold[row]
+    num, threshold = entries.num[row], entries.threshold[row]
     for at in range(len(columns)):
         product = _product(products, columns[at])
         if product <= threshold:
             continue
-        kept.ids[row, num], kept.products[row, num] = start + columns[at], product
+        entries.ids[row, num], entries.products[row, num] = start + columns[at], product
         num += 1
-        if num == kept.ids.shape[1]:
-            kept.num[row] = num
-            _make_room(row, query, kept)
-            num, threshold = kept.num[row], kept.threshold[row]
-    kept.num[row] = num
+        if num == entries.ids.shape[1]:
+            entries.num[row] = num
+            _make_room(row, query, entries)
+            num, threshold = entries.num[row], entries.threshold[row]
+    entries.num[row] = num
 
 
 @_compiled()
 def _score_first(
-    row: int, start: int, columns: NDArray[np.int64], query: Query, kept: KeptEntries
+    row: int, start: int, columns: NDArray[np.int64], query: Query, entries: KeptEntries
 ) -> int:
     """Scores the centers of the first of these columns, eight by eight until an answer is known,
     and returns how many.
     """
-    num, waiting = 0, kept.waiting
+    num, waiting = 0, entries.waiting
     while num < min(query.top, len(columns)):
         num_waiting = min(AT_ONCE, len(columns) - num)
         for place in range(num_waiting):
             waiting[place] = start + columns[num + place]
-        _score_some(row, waiting, num_waiting, query, kept)
+        _score_some(row, waiting, num_waiting, query, entries)
         num += num_waiting
     return num
 
 
 @_compiled()
-def _score_all(row: int, query: Query, kept: KeptEntries) -> None:
+def _score_all(row: int, query: Query, entries: KeptEntries) -> None:
     """Scores the entries that are held and may be in the answer."""
-    if kept.num[row] > _FEW:
-        _score_upper(row, _UPPER, query, kept)
-    _score(row, _NONE, query, kept)
+    if entries.num[row] > _FEW:
+        _score_upper(row, _UPPER, query, entries)
+    _score(row, _NONE, query, entries)
 
 
 @_compiled()
-def _make_room(row: int, query: Query, kept: KeptEntries) -> None:
+def _make_room(row: int, query: Query, entries: KeptEntries) -> None:
     """Scores the entries of largest products, more and more of them, until few are left."""
     share = _UPPER
-    _score_upper(row, share, query, kept)
-    while kept.num[row] > kept.ids.shape[1] // 2:
+    _score_upper(row, share, query, entries)
+    while entries.num[row] > entries.ids.shape[1] // 2:
         share *= 2
-        _score_upper(row, share, query, kept)
+        _score_upper(row, share, query, entries)
 
 
 @_compiled()
-def _score_upper(row: int, share: np.float32, query: Query, kept: KeptEntries) -> None:
+def _score_upper(row: int, share: np.float32, query: Query, entries: KeptEntries) -> None:
     """Scores those that are held whose products are in this share of their range, the upper."""
-    lowest = largest = kept.products[row, 0]
-    for held in range(kept.num[row]):
-        largest = max(largest, kept.products[row, held])
-        lowest = min(lowest, kept.products[row, held])
-    _score(row, largest - share * (largest - lowest), query, kept)
+    lowest = largest = entries.products[row, 0]
+    for place in range(entries.num[row]):
+        largest = max(largest, entries.products[row, place])
+        lowest = min(lowest, entries.products[row, place])
+    _score(row, largest - share * (largest - lowest), query, entries)
 
 
 @_compiled()
-def _score(row: int, lowest: np.float32, query: Query, kept: KeptEntries) -> None:
+def _score(row: int, lowest: np.float32, query: Query, entries: KeptEntries) -> None:
     """Scores the entries that are held and may be in the answer, and whose products are not below
     `lowest`. The others that may be in it are held as before.
     """
-    ids, products, best_scores = kept.ids[row], kept.products[row], kept.best_scores[row]
+    ids, products, best_scores = entries.ids[row], entries.products[row], entries.best_scores[row]
     error, length, last = query.error[row], query.length[row], query.top - 1
     common = query.offset[row] + query.margin + query.of_row[row]
-    num_left, num_waiting, waiting = 0, 0, kept.waiting
-    for held in range(kept.num[row]):
-        center, product = ids[held], products[held]
+    num_left, num_waiting, waiting = 0, 0, entries.waiting
+    for place in range(entries.num[row]):
+        center, product = ids[place], products[place]
         upper = common + product
         upper += error * query.center_lengths[center] + length * query.center_errors[center]
-        if product <= kept.threshold[row] or upper < best_scores[last]:
+        if product <= entries.threshold[row] or upper < best_scores[last]:
             continue
         if product < lowest:
             ids[num_left], products[num_left] = center, product
@@ -443,28 +443,28 @@ def _score(row: int, lowest: np.float32, query: Query, kept: KeptEntries) -> Non
         waiting[num_waiting] = center
         num_waiting += 1
         if num_waiting == AT_ONCE:
-            _score_some(row, waiting, num_waiting, query, kept)
+            _score_some(row, waiting, num_waiting, query, entries)
             num_waiting = 0
     if num_waiting:
-        _score_some(row, waiting, num_waiting, query, kept)
-    kept.num[row] = num_left
+        _score_some(row, waiting, num_waiting, query, entries)
+    entries.num[row] = num_left
 
 
 @_compiled()
 def _score_some(
-    row: int, ids: NDArray[np.int64], num: int, query: Query, kept: KeptEntries
+    row: int, ids: NDArray[np.int64], num: int, query: Query, entries: KeptEntries
 ) -> None:
     """Scores the first of these centers, and raises the threshold by them."""
-    best_ids, best_scores = kept.best_ids[row], kept.best_scores[row]
+    best_ids, best_scores = entries.best_ids[row], entries.best_scores[row]
     for place in range(num, AT_ONCE):  # what is in the cache costs little
         ids[place] = ids[0]
     _score_eight(
-        query.rows[row], query.centers, ids, num, kept.num_scored[row], best_ids, best_scores
+        query.rows[row], query.centers, ids, num, entries.num_scored[row], best_ids, best_scores
     )
-    kept.num_scored[row] += num
+    entries.num_scored[row] += num
     bound = best_scores[query.top - 1] - query.offset[row] - query.with_any[row] - 2 * query.margin
     # as in `mlcd.clustering.certificate.beyond_reach`
-    kept.threshold[row] = max(kept.threshold[row], np.nextafter(np.float32(bound), _NONE))
+    entries.threshold[row] = max(entries.threshold[row], np.nextafter(np.float32(bound), _NONE))
 
 
 @_compiled()

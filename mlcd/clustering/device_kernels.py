@@ -40,11 +40,11 @@ def _maxima(
     # neighbors share their centers: all blocks of TOGETHER blocks of rows, then the next tile
     number = tl.program_id(0)
     num_blocks = tl.cdiv(num_rows, BLOCK_ROWS)
-    each = TOGETHER * num_tiles
-    first = number // each * TOGETHER
+    tile_blocks = TOGETHER * num_tiles
+    first = number // tile_blocks * TOGETHER
     height = min(num_blocks - first, TOGETHER)
-    block = first + number % each % height
-    tile = number % each // height
+    block = first + number % tile_blocks % height
+    tile = number % tile_blocks // height
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     center = tile.to(tl.int64) * TILE + tl.arange(0, TILE)
     component = tl.arange(0, BLOCK_DIMENSION)
@@ -83,10 +83,10 @@ def _of_members(
     if group >= 0:
         for start in range(0, DIMENSION, LOADED):
             component = start + tl.arange(0, LOADED)
-            there = component < DIMENSION
-            row = tl.load(rows + number // EACH * DIMENSION + component, mask=there, other=0.0)
+            in_range = component < DIMENSION
+            row = tl.load(rows + number // EACH * DIMENSION + component, mask=in_range, other=0.0)
             center_at = centers + (group * GROUP + member)[:, None] * DIMENSION + component[None, :]
-            center = tl.load(center_at, mask=there[None, :], other=0.0)
+            center = tl.load(center_at, mask=in_range[None, :], other=0.0)
             total += tl.sum(row.to(tl.float32)[None, :] * center.to(tl.float32), axis=1)
     else:
         total += float("-inf")
@@ -109,9 +109,9 @@ def _in_float64(
     if center >= 0:
         for start in range(0, DIMENSION, LOADED):
             component = start + tl.arange(0, LOADED)
-            there = component < DIMENSION
-            row = tl.load(rows + number // EACH * DIMENSION + component, mask=there, other=0.0)
-            values = tl.load(centers + center * DIMENSION + component, mask=there, other=0.0)
+            in_range = component < DIMENSION
+            row = tl.load(rows + number // EACH * DIMENSION + component, mask=in_range, other=0.0)
+            values = tl.load(centers + center * DIMENSION + component, mask=in_range, other=0.0)
             total += row.to(tl.float64) * values.to(tl.float64)
         tl.store(scores + number, tl.sum(total, axis=0))
     else:
@@ -141,14 +141,14 @@ def maxima(
 def of_members(
     rows_BD: Tensor, centers_KD: Tensor, chosen_BW: Tensor, products_BWE: Tensor
 ) -> None:
-    each, dimension, group = chosen_BW.shape[1], rows_BD.shape[1], products_BWE.shape[2]
+    num_each, dimension, group = chosen_BW.shape[1], rows_BD.shape[1], products_BWE.shape[2]
     _of_members[(chosen_BW.numel(),)](
-        rows_BD, centers_KD, chosen_BW, products_BWE, each, dimension, group, _LOADED
+        rows_BD, centers_KD, chosen_BW, products_BWE, num_each, dimension, group, _LOADED
     )
 
 
 def in_float64(rows_BD: Tensor, centers_KD: Tensor, chosen_BW: Tensor, scores_BW: Tensor) -> None:
-    each, dimension = chosen_BW.shape[1], rows_BD.shape[1]
+    num_each, dimension = chosen_BW.shape[1], rows_BD.shape[1]
     _in_float64[(chosen_BW.numel(),)](
-        rows_BD, centers_KD, chosen_BW, scores_BW, each, dimension, _LOADED
+        rows_BD, centers_KD, chosen_BW, scores_BW, num_each, dimension, _LOADED
     )

@@ -190,11 +190,11 @@ def row_levels() -> int:
 def _exact(levels: int) -> bool:
     """Tells whether sums of the largest products are exact, for rows of either sign."""
     shape = (_PACKED_FOR, 256)
-    ones = np.ones((_BLOCK_CENTERS, shape[1]), dtype=np.float32)
-    packed, _ = _packed(ones, np.zeros(shape[1], dtype=np.float32))
+    matrix = np.ones((_BLOCK_CENTERS, shape[1]), dtype=np.float32)
+    packed, _ = _packed(matrix, np.zeros(shape[1], dtype=np.float32))
     for sign in (1, -1):
         numbers = torch.full(shape, levels + 1 + sign * levels, dtype=torch.uint8)
-        found = _product(numbers, levels + 1, *packed)
-        if (found - sign * levels * shape[1]).abs().max() > _NEAR * shape[1]:
+        products = _product(numbers, levels + 1, *packed)
+        if (products - sign * levels * shape[1]).abs().max() > _NEAR * shape[1]:
             return False
     return True

@@ -183,11 +183,11 @@ class _OwnMembers:
         moved = np.zeros(1, dtype=np.int64)
         for start, block in self._blocks():
             own = self.assignment[start - self._start :][: len(block)]
-            known = own[0] >= 0
-            nearest = nearest_to(block, own if known else None)
+            has_ids = own[0] >= 0
+            nearest = nearest_to(block, own if has_ids else None)
             changed = np.flatnonzero(nearest != own)
-            rows = block[changed] if known else block
-            if known:
+            rows = block[changed] if has_ids else block
+            if has_ids:
                 self._sums.subtract(rows, own[changed])
             self._sums.add(rows, nearest[changed])
             moved += len(changed)
@@ -247,8 +247,8 @@ def nearest_of_blocks(
 
     blocks: what `assign_in_block` returns, in ascending order of the blocks.
     """
-    (best, highest), *others = ((ids.copy(), scores.copy()) for ids, scores in blocks)
-    for ids, scores in others:
+    (best, highest), *other_blocks = ((ids.copy(), scores.copy()) for ids, scores in blocks)
+    for ids, scores in other_blocks:
         higher = scores > highest
         best[higher], highest[higher] = ids[higher], scores[higher]
     return best
@@ -259,8 +259,8 @@ def sum_in_block(rows: Rows, assignment: NDArray[np.int32], centers: range) -> C
     sums = ClusterSums.zeros(len(centers), rows.dimension)
     own = np.flatnonzero((assignment >= centers.start) & (assignment < centers.stop))
     for start in range(0, len(own), BLOCK_ROWS):
-        some = own[start : start + BLOCK_ROWS]
-        sums.add(rows.read(some), assignment[some] - centers.start)
+        part = own[start : start + BLOCK_ROWS]
+        sums.add(rows.read(part), assignment[part] - centers.start)
     return sums
 
 
@@ -371,10 +371,10 @@ def check_equal(world: World, centers: Embeddings, iteration: int) -> None:
         hashlib.sha256(np.ascontiguousarray(centers).data).digest(), dtype=np.int64
     )
     digests = world.sum_integers(digests)
-    if other := [rank for rank in range(world.size) if (digests[rank] != digests[0]).any()]:
+    if differing := [rank for rank in range(world.size) if (digests[rank] != digests[0]).any()]:
         raise Unavailable(
-            f"after iteration {iteration} the centers of process {other[0]} differ from those of"
-            " process 0",
+            f"after iteration {iteration} the centers of process {differing[0]} differ from those"
+            " of process 0",
             remedy="run the same versions of mlcd and numpy on the same kind of CPU in all"
             " processes",
         )

@@ -63,16 +63,17 @@ def build_levels(
     finest, finest_weights = centers, weights
     for depth, num in enumerate(nums):
         starts = (
-            finest[_drawn(finest_weights, num, (seed, depth, start))] for start in range(_STARTS)
+            finest[_draw_rows(finest_weights, num, (seed, depth, start))]
+            for start in range(_STARTS)
         )
         # the finest centers, which no level between has joined yet, lead to better optima
         free = [
-            _grouped(finest, finest_weights, start, num_rows, exchanges=False) for start in starts
+            _group(finest, finest_weights, start, num_rows, exchanges=False) for start in starts
         ]
-        whole = [
-            _grouped(centers, weights, each.centers, num_rows, exchanges=True) for each in free
+        exchanged = [
+            _group(centers, weights, level.centers, num_rows, exchanges=True) for level in free
         ]
-        best = max(whole, key=lambda level: level.objective)
+        best = max(exchanged, key=lambda level: level.objective)
         levels.append(best)
         centers, weights = best.centers, best.weights
     return levels
@@ -96,7 +97,7 @@ def composed(levels: list[Level]) -> list[NDArray[np.int32]]:
     return of_centers
 
 
-def _grouped(
+def _group(
     rows: Embeddings,
     weights: NDArray[np.float64],
     centers: Embeddings,
@@ -153,14 +154,14 @@ def _exchange(
         for row in np.argsort(-gains, kind="stable").tolist():
             if gains[row] <= least or touched.all():
                 break
-            here, there = int(groups[row]), int(to[row])
-            if touched[here] or touched[there]:
+            source, target = int(groups[row]), int(to[row])
+            if touched[source] or touched[target]:
                 continue
-            touched[[here, there]] = True
+            touched[[source, target]] = True
             step = weights[row] * rows[row].astype(np.float64)
-            sums[here] -= step
-            sums[there] += step
-            groups[row], gained = there, gained + gains[row]
+            sums[source] -= step
+            sums[target] += step
+            groups[row], gained = target, gained + gains[row]
         if gained < _TOLERANCE * lengths.sum():
             return
 
@@ -181,8 +182,8 @@ def _best_moves(
         with limited_blas():  # another number of threads would add in another order
             products = (rows[part] @ of_sums).astype(np.float64) * (2 * w)
         leaving = np.take_along_axis(products, own.astype(np.int64), axis=1)
-        here = lengths[own]
-        lost = np.sqrt(np.maximum(here**2 - leaving + w**2, 0.0)) - here
+        own_lengths = lengths[own]
+        lost = np.sqrt(np.maximum(own_lengths**2 - leaving + w**2, 0.0)) - own_lengths
         won = np.sqrt(np.maximum(lengths**2 + products + w**2, 0.0)) - lengths
         np.put_along_axis(won, own.astype(np.int64), -np.inf, axis=1)
         to[part] = won.argmax(axis=1)
@@ -190,7 +191,9 @@ def _best_moves(
     return to, gains
 
 
-def _drawn(weights: NDArray[np.float64], num: int, counters: tuple[int, ...]) -> NDArray[np.int64]:
+def _draw_rows(
+    weights: NDArray[np.float64], num: int, counters: tuple[int, ...]
+) -> NDArray[np.int64]:
     """Draws rows by their weight, without repetition (Efraimidis and Spirakis, 2006)."""
     drawn = uniform(*counters, np.arange(len(weights)))
     keys = -np.log1p(-drawn) / weights

@@ -158,10 +158,10 @@ class NumpyMatmul:
         """Returns memory that is reused: fresh pages for every block would cost a tenth of the
         product.
         """
-        held: NDArray[np.float32] | None = getattr(self._memory, "held", None)
-        if held is None or len(held) < size:
-            held = self._memory.held = np.empty(size, dtype=np.float32)
-        return held[:size]
+        buffer: NDArray[np.float32] | None = getattr(self._memory, "held", None)
+        if buffer is None or len(buffer) < size:
+            buffer = self._memory.held = np.empty(size, dtype=np.float32)
+        return buffer[:size]
 
     def sums(self, rows: Embeddings, start: int, stop: int) -> Sums:
         return Sums.of_products(self.multiply(rows, start, stop))

@@ -42,9 +42,9 @@ class NearestMembers:
         of = of[order]
         rank = np.arange(len(of)) - np.searchsorted(of, of)
         # Every touched center keeps at least as many entries as it had.
-        kept = order[rank < num_each]
-        self.rows[touched] = candidate_rows[kept].reshape(-1, num_each)
-        self.scores[touched] = candidate_scores[kept].reshape(-1, num_each)
+        chosen = order[rank < num_each]
+        self.rows[touched] = candidate_rows[chosen].reshape(-1, num_each)
+        self.scores[touched] = candidate_scores[chosen].reshape(-1, num_each)
 
     def gather(self, world: World) -> None:
         """Takes in the rows that the other processes have seen; afterwards all processes have the

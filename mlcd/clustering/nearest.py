@@ -96,8 +96,8 @@ def nearest_with_distances(
     rows: Embeddings, centers: Embeddings
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Returns the nearest center of each row and the distance to it, 1 - cosine, [N] each."""
-    found = nearest_centers(rows, centers, 1)
-    return found.ids[:, 0].astype(np.int32), 1 - found.scores[:, 0]
+    neighbors = nearest_centers(rows, centers, 1)
+    return neighbors.ids[:, 0].astype(np.int32), 1 - neighbors.scores[:, 0]
 
 
 class CenterScan:

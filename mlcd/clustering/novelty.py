@@ -56,10 +56,10 @@ def _without_itself(
     sqrt(|s|^2 - 2 |s| c.x + 1), and x.(s - x) is |s| c.x - 1.
     """
     cosines = 1 - distances.astype(np.float64)
-    left = np.sqrt(np.maximum(length**2 - 2 * length * cosines + 1, 0))
-    alone = left < _ALONE
+    rest_lengths = np.sqrt(np.maximum(length**2 - 2 * length * cosines + 1, 0))
+    alone = rest_lengths < _ALONE
     without: NDArray[np.float64] = 1 - np.where(alone, 0, length * cosines - 1) / np.where(
-        alone, 1, left
+        alone, 1, rest_lengths
     )
     return without
 
@@ -85,19 +85,19 @@ def new_centers(
     spacing = _spacing(centers)
     chosen, new, last = aside, centers[:0], 0
     for _ in range(_ROUNDS):
-        wanted = num or max(1, round(int(chosen.sum()) / max(1, typical)))
-        wanted = min(wanted, int(chosen.sum()) // least)
-        if wanted == last:
+        num_parts = num or max(1, round(int(chosen.sum()) / max(1, typical)))
+        num_parts = min(num_parts, int(chosen.sum()) // least)
+        if num_parts == last:
             break
-        divided = _divided(rows[chosen], wanted, seed)
-        new = _settled(rows, centers, _apart(divided, centers, spacing), least)
+        divided = _split_rows(rows[chosen], num_parts, seed)
+        new = _move_centers(rows, centers, _apart(divided, centers, spacing), least)
         if not len(new):
             break
-        last = wanted
+        last = num_parts
         chosen = aside | (
             nearest_with_distances(rows, np.concatenate([centers, new]))[0] >= len(centers)
         )
-    return _settled(rows, centers, _apart(new, centers, spacing), least), aside
+    return _move_centers(rows, centers, _apart(new, centers, spacing), least), aside
 
 
 def _spacing(centers: Embeddings) -> float:
@@ -108,7 +108,7 @@ def _spacing(centers: Embeddings) -> float:
     return float(np.quantile(1 - scores, _FEW))
 
 
-def _divided(rows: Embeddings, num: int, seed: int) -> Embeddings:
+def _split_rows(rows: Embeddings, num: int, seed: int) -> Embeddings:
     num = min(num, len(np.unique(rows, axis=0)))
     starts = (kmeans([rows], num, seed=seed + start) for start in range(_STARTS))
     return max(starts, key=lambda result: result.objective[-1]).centers
@@ -122,7 +122,7 @@ def _apart(new: Embeddings, centers: Embeddings, spacing: float) -> Embeddings:
     return new[nearest_with_distances(new, centers)[1] >= spacing] if len(new) else new
 
 
-def _settled(rows: Embeddings, centers: Embeddings, new: Embeddings, least: int) -> Embeddings:
+def _move_centers(rows: Embeddings, centers: Embeddings, new: Embeddings, least: int) -> Embeddings:
     """Moves the new centers to the means of all rows that are nearest to them; the old ones stay.
 
     New ones of fewer than `least` rows are dropped.
@@ -135,10 +135,10 @@ def _settled(rows: Embeddings, centers: Embeddings, new: Embeddings, least: int)
         totals = ClusterSums.zeros(len(new), rows.shape[1])
         totals.add(rows[theirs], joined[theirs] - len(centers))
         means, lengths = totals.directions()
-        kept = (totals.sizes >= least) & (lengths > 0)
-        if kept.all() and (means == new).all():
+        is_large = (totals.sizes >= least) & (lengths > 0)
+        if is_large.all() and (means == new).all():
             break
-        new = means[kept]
+        new = means[is_large]
     return new
 
 
@@ -191,9 +191,9 @@ def _match_trees(
         parent, rows = parents.get(cluster, (cluster, 0))
         if rows - gains[cluster] > gains[parent]:
             gains[parent], partners[parent] = rows - gains[cluster], cluster
-    pairs, taken = [], set()
+    pairs, used_partners = [], set()
     for cluster in reversed(upwards):
-        if partners[cluster] >= 0 and cluster not in taken:
+        if partners[cluster] >= 0 and cluster not in used_partners:
             pairs.append((cluster, partners[cluster]))
-            taken.add(partners[cluster])
+            used_partners.add(partners[cluster])
     return pairs

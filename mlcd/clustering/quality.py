@@ -43,11 +43,11 @@ def adjusted_rand_index(assignment: NDArray[np.integer], class_names: Sequence[s
     Arabie 1985).
     """
     table = _Contingency.of(assignment, class_names)
-    both, one, other = (
+    both, by_cluster, by_class = (
         _pairs(counts) for counts in (table.counts, table.by_cluster, table.by_class)
     )
-    chance = one * other / max(_pairs(np.array([table.total])), 1.0)
-    best = (one + other) / 2
+    chance = by_cluster * by_class / max(_pairs(np.array([table.total])), 1.0)
+    best = (by_cluster + by_class) / 2
     return 1.0 if best == chance else (both - chance) / (best - chance)
 
 
@@ -95,10 +95,10 @@ def near_duplicates(centers: Embeddings) -> dict[str, Any]:
     if len(centers) < 2:
         return {"asked": 0}
     asked = lowest_hashed(len(centers), _ASKED_CENTERS, 0)
-    found = CenterScan(centers).nearest(np.ascontiguousarray(centers[asked]), 2)
-    itself = found.ids == asked[:, None]
+    neighbors = CenterScan(centers).nearest(np.ascontiguousarray(centers[asked]), 2)
+    itself = neighbors.ids == asked[:, None]
     itself[~itself.any(axis=1), 1] = True  # its equals have lower ids
-    nearest = found.scores[~itself].astype(np.float64)
+    nearest = neighbors.scores[~itself].astype(np.float64)
     above = {f"above_{bound}": int((nearest > bound).sum()) for bound in _NEAR}
     return {"asked": len(asked), **above, "quantiles": _quantiles(nearest)}
 

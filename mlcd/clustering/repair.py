@@ -44,13 +44,13 @@ def duplicates(centers: Embeddings, usable: NDArray[np.bool_]) -> list[tuple[int
     """Returns (center, the first one equal to it) for every usable center that has an equal before
     it.
     """
-    first: dict[bytes, int] = {}
-    found = []
+    first_of_content: dict[bytes, int] = {}
+    pairs = []
     for center in np.flatnonzero(usable):
         content = hashlib.blake2b(centers[center].data, digest_size=16).digest()
-        if (known := first.setdefault(content, int(center))) != center:
-            found.append((int(center), known))
-    return found
+        if (earlier := first_of_content.setdefault(content, int(center))) != center:
+            pairs.append((int(center), earlier))
+    return pairs
 
 
 def _split_largest(

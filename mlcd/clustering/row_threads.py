@@ -41,9 +41,9 @@ def batches(num: int, *, most: int, least: int) -> list[slice]:
 
     most: those of a batch. least: those that are worth a thread.
     """
-    each = max(least, -(-num // allowed_threads())) if num > least else least
-    each = min(most, each)
-    return [slice(start, min(start + each, num)) for start in range(0, num, each)]
+    size = max(least, -(-num // allowed_threads())) if num > least else least
+    size = min(most, size)
+    return [slice(start, min(start + size, num)) for start in range(0, num, size)]
 
 
 def allow_threads(num_threads: int) -> None:
@@ -64,7 +64,7 @@ def allowed_threads() -> int:
 def _threads_of_blas() -> int:
     """Returns as many as there are cores where the process cannot look at its libraries now."""
     try:
-        of_each = [each.num_threads for each in _libraries("blas")]
+        of_each = [library.num_threads for library in _libraries("blas")]
     except OSError:
         return available_cores()
     return max(of_each) if of_each else available_cores()
@@ -106,8 +106,8 @@ def _one_thread_of_blas() -> list[tuple[LibController, int]]:
         libraries = _libraries("blas")
     except OSError:
         return []
-    before = [(each, each.num_threads) for each in libraries]
-    _set_threads([(each, 1) for each in libraries])
+    before = [(library, library.num_threads) for library in libraries]
+    _set_threads([(library, 1) for library in libraries])
     return before
 
 
@@ -139,4 +139,4 @@ def _libraries(kind: Literal["blas", "openmp"]) -> list[LibController]:
     with_torch = "torch" in sys.modules
     if with_torch not in _loaded:
         _loaded[with_torch] = ThreadpoolController().lib_controllers
-    return [each for each in _loaded[with_torch] if each.user_api == kind]
+    return [library for library in _loaded[with_torch] if library.user_api == kind]

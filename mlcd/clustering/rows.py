@@ -141,8 +141,8 @@ class FileRows:
         for part in np.unique(part_of):
             mine = order[part_of == part]
             for start in range(0, len(mine), _READ_TOGETHER):
-                wanted = mine[start : start + _READ_TOGETHER]
-                out[wanted] = self._gather(int(part), rows[wanted] - self._offsets[part])
+                positions = mine[start : start + _READ_TOGETHER]
+                out[positions] = self._gather(int(part), rows[positions] - self._offsets[part])
         return out
 
     def describe(self, row: int) -> str:
@@ -238,10 +238,10 @@ class UnitRows:
             squares = _squares(block)
         if not squares.all():
             self._refuse(numbers, squares == 0, "has no direction (norm 0)")
-        other = np.abs(squares - 1) > _UNIT_TOLERANCE
-        if not other.any():
+        is_scaled = np.abs(squares - 1) > _UNIT_TOLERANCE
+        if not is_scaled.any():
             return block
-        return np.where(other[:, None], unit_rows(block), block)
+        return np.where(is_scaled[:, None], unit_rows(block), block)
 
     def _refuse(
         self, numbers: Sequence[int] | NDArray[np.int64], bad: NDArray[np.bool_], why: str
@@ -270,16 +270,16 @@ def lowest_hashed(num_rows: int, num_wanted: int, *counters: int) -> NDArray[np.
         return _by_hash(np.arange(num_rows), *counters)
     share = min(1.0, (num_wanted + 6 * num_wanted**0.5 + 16) / num_rows)
     limit = np.uint64(int(share * (2**64 - 2**11)))
-    found = []
+    parts = []
     for start in range(0, num_rows, _HASHED_AT_ONCE):
         rows = np.arange(start, min(start + _HASHED_AT_ONCE, num_rows))
-        found.append(rows[hash_counters(*counters, rows) <= limit])
-    kept = np.concatenate(found)
+        parts.append(rows[hash_counters(*counters, rows) <= limit])
+    chosen_rows = np.concatenate(parts)
     # A miss by six standard deviations is next to impossible, but the answer must be right then
     # too.
-    if len(kept) < num_wanted:
-        kept = np.arange(num_rows)
-    return _by_hash(kept, *counters)[:num_wanted]
+    if len(chosen_rows) < num_wanted:
+        chosen_rows = np.arange(num_rows)
+    return _by_hash(chosen_rows, *counters)[:num_wanted]
 
 
 def _by_hash(rows: NDArray[np.int64], *counters: int) -> NDArray[np.int64]:

@@ -21,9 +21,9 @@ def outliers(
     """
     away = distances - _medians(assignment, distances)
     beyond = away / np.maximum(_medians(assignment, np.abs(away)), _SMALL)
-    found = np.zeros(len(beyond), np.bool_)
-    found[np.argsort(-beyond, kind="stable")[: round(share * len(beyond))]] = True
-    return found
+    is_outlier = np.zeros(len(beyond), np.bool_)
+    is_outlier[np.argsort(-beyond, kind="stable")[: round(share * len(beyond))]] = True
+    return is_outlier
 
 
 def balanced(
@@ -44,9 +44,9 @@ def balanced(
         order = np.lexsort((keys, turns, clusters))
         of = clusters[order]
         turns[order] = np.arange(len(of)) - np.searchsorted(of, of)
-    kept = np.zeros(len(keys), np.bool_)
-    kept[np.lexsort((keys, turns))[:num]] = True
-    return kept
+    is_selected = np.zeros(len(keys), np.bool_)
+    is_selected[np.lexsort((keys, turns))[:num]] = True
+    return is_selected
 
 
 def _medians(assignment: NDArray[np.integer], values: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -55,5 +55,5 @@ def _medians(assignment: NDArray[np.integer], values: NDArray[np.floating]) -> N
     ids, starts, counts = np.unique(assignment[order], return_index=True, return_counts=True)
     in_order = values[order].astype(np.float64)
     medians = (in_order[starts + (counts - 1) // 2] + in_order[starts + counts // 2]) / 2
-    each: NDArray[np.float64] = medians[np.searchsorted(ids, assignment)]
-    return each
+    row_medians: NDArray[np.float64] = medians[np.searchsorted(ids, assignment)]
+    return row_medians

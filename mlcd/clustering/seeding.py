@@ -33,16 +33,16 @@ def distinct_rows(rows: Rows, num_clusters: int, seed: int) -> Embeddings:
     Raises InvalidInput when there are fewer distinct rows than clusters.
     """
     chosen = np.empty((min(num_clusters, rows.num_rows), rows.dimension), dtype=np.float32)
-    seen: set[bytes] = set()
+    contents: set[bytes] = set()
     for candidate in _in_hash_order(rows, num_clusters, seed):
-        if (content := (candidate + 0.0).tobytes()) not in seen:
-            chosen[len(seen)] = candidate
-            seen.add(content)
-            if len(seen) == num_clusters:
+        if (content := (candidate + 0.0).tobytes()) not in contents:
+            chosen[len(contents)] = candidate
+            contents.add(content)
+            if len(contents) == num_clusters:
                 return chosen
     raise InvalidInput(
-        f"{num_clusters} clusters were asked of {len(seen)} distinct embeddings",
-        remedy=f"ask for at most {len(seen)} clusters",
+        f"{num_clusters} clusters were asked of {len(contents)} distinct embeddings",
+        remedy=f"ask for at most {len(contents)} clusters",
     )
 
 
@@ -55,9 +55,9 @@ def two_level(
     """
     sample = sampled(rows, SAMPLE_PER_CENTER * num_clusters, seed)
     num_coarse = max(2, round(num_clusters**0.5))
-    held = _held(sampled(sample, _COARSE_SAMPLE * num_coarse, seed + 1))
-    num_coarse = min(num_coarse, _num_distinct(held))
-    coarse = cluster(held, num_coarse, seed)
+    sample_rows = _load_rows(sampled(sample, _COARSE_SAMPLE * num_coarse, seed + 1))
+    num_coarse = min(num_coarse, _num_distinct(sample_rows))
+    coarse = cluster(sample_rows, num_coarse, seed)
     cell_of, content_of = _cells(sample, coarse)
     num_distinct = _distinct_per_cell(cell_of, content_of, num_coarse)
     if num_distinct.sum() < num_clusters:
@@ -70,7 +70,7 @@ def two_level(
             members: Rows = SelectedRows(sample, np.flatnonzero(cell_of == cell))
             # in memory these rows take no more than the centers
             if members.num_rows <= max(num_clusters, BLOCK_ROWS):
-                members = _held(members)
+                members = _load_rows(members)
             centers[firsts[cell] : firsts[cell + 1]] = cluster(members, int(shares[cell]), seed)
     # Each row is zero in all processes but one, so the sum of the bits is the row of that process.
     bits: Embeddings = world.sum_integers(centers.view(np.int32)).view(np.float32)
@@ -84,15 +84,15 @@ def shared_out(num: int, mass: NDArray[np.int64], limit: NDArray[np.int64]) -> N
     be between the number of cells with rows and the sum of the limits.
     """
     shares = np.minimum((mass > 0).astype(np.int64), limit)
-    while (left := num - int(shares.sum())) > 0:
+    while (num_open := num - int(shares.sum())) > 0:
         open_cells = shares < limit
-        exact = np.where(open_cells, mass, 0) * (left / mass[open_cells].sum())
-        whole = np.minimum(np.floor(exact).astype(np.int64), limit - shares)
-        shares += whole
-        left -= int(whole.sum())
+        exact = np.where(open_cells, mass, 0) * (num_open / mass[open_cells].sum())
+        floor_shares = np.minimum(np.floor(exact).astype(np.int64), limit - shares)
+        shares += floor_shares
+        num_open -= int(floor_shares.sum())
         remainders = np.where(shares < limit, exact - np.floor(exact), -1.0)
         for cell in np.argsort(-remainders, kind="stable")[
-            : min(left, int((remainders >= 0).sum()))
+            : min(num_open, int((remainders >= 0).sum()))
         ]:
             shares[cell] += 1
     return shares
@@ -109,7 +109,7 @@ def sampled(rows: Rows, num_wanted: int, seed: int) -> Rows:
     )
 
 
-def _held(rows: Rows) -> Rows:
+def _load_rows(rows: Rows) -> Rows:
     return ArrayRows([rows.read(np.arange(rows.num_rows))])
 
 

@@ -72,5 +72,5 @@ def test_errors_arrive_as_its_own(client, model, samples):
     given.set_data_from_numpy(np.array([samples[0].image, b"no image"], object))
     with pytest.raises(InferenceServerException, match="image 1: not one of"):
         client.infer(model, [given])
-    with pytest.raises(InferenceServerException, match="no such model"):
+    with pytest.raises(InferenceServerException, match="this server serves another model"):
         client.infer("absent", [given])
