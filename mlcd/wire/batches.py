@@ -128,7 +128,7 @@ class BatchRequest(WireRequest):
 
 
 class BatchFault(WireAnswer):
-    """What is wrong with a line of the input."""
+    """A fault of a line of the input."""
 
     code: str
     message: str

@@ -25,7 +25,7 @@ from starlette.types import Message, Scope
 from mlcd.errors import ArtifactInvalid, MlcdError, NotFound
 from mlcd.service.http.auth import CALLER
 from mlcd.service.http.problems import COMES_BACK
-from mlcd.service.jobs.batches import Batch, BatchStore, InputFault
+from mlcd.service.jobs.batches import StoredBatch, BatchStore, InputFault
 from mlcd.service.jobs.files import new_id
 from mlcd.service.resources import Resources
 from mlcd.service.settings import Files
@@ -152,7 +152,7 @@ class BatchRunner:
             _log.error("%s cannot continue now: %s", batch_id, kind)
             await asyncio.sleep(BATCH_LONGEST_WAIT_S)
 
-    async def _answer_all(self, batch: Batch) -> None:
+    async def _answer_all(self, batch: StoredBatch) -> None:
         source = self._store.files.path(batch.input_file_id)
         if batch.state == "validating":
             batch = await self._validate(batch, source)
@@ -180,7 +180,7 @@ class BatchRunner:
         await self._in_thread(_finish, self._store, batch)
         _log.info("%s: %d answers, %d errors", batch.id, batch.completed, batch.failed)
 
-    async def _validate(self, batch: Batch, source: Path) -> Batch:
+    async def _validate(self, batch: StoredBatch, source: Path) -> StoredBatch:
         total, faults = await self._in_thread(
             validate, source, batch.endpoint, self._settings.max_batch_lines
         )
@@ -188,18 +188,18 @@ class BatchRunner:
             failed = replace(batch, faults=tuple(faults)).become("failed")
             return await self._in_thread(self._store.update, batch.id, lambda _: failed)
 
-        def begin(stored: Batch) -> Batch:
+        def begin(stored: StoredBatch) -> StoredBatch:
             counted = replace(stored, total=total)
             return counted if stored.state == "cancelling" else counted.become("in_progress")
 
         return await self._in_thread(self._store.update, batch.id, begin)
 
-    async def _answer_window(self, batch: Batch, window: Sequence[_Line]) -> list[_Result]:
+    async def _answer_window(self, batch: StoredBatch, window: Sequence[_Line]) -> list[_Result]:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._answer(batch, line)) for line in window]
         return [task.result() for task in tasks]
 
-    async def _answer(self, batch: Batch, line: _Line) -> _Result:
+    async def _answer(self, batch: StoredBatch, line: _Line) -> _Result:
         """Answers a line; one that is refused for load is tried again until the batch expires."""
         while True:
             request_id = f"{batch.id}-{new_id('')}"
@@ -209,7 +209,7 @@ class BatchRunner:
             await asyncio.sleep(min(retry_after_s, BATCH_LONGEST_WAIT_S))
 
     async def _call(
-        self, batch: Batch, body: bytes, request_id: str
+        self, batch: StoredBatch, body: bytes, request_id: str
     ) -> tuple[int, float, bytearray]:
         """Returns the status of an answer, its Retry-After in seconds, and its body."""
         status, retry_after_s, answer = 0, 1.0, bytearray()
@@ -238,7 +238,7 @@ class BatchRunner:
         return await loop.run_in_executor(self._threads, call, *arguments)
 
 
-def order_fairly(batches: Sequence[Batch], num_running: Counter[str | None]) -> list[Batch]:
+def order_fairly(batches: Sequence[StoredBatch], num_running: Counter[str | None]) -> list[StoredBatch]:
     """Orders batches so that owners take turns; of one owner the oldest is first.
 
     num_running: the batches of each owner that are worked on already.
@@ -316,19 +316,19 @@ def _take(lines: Iterator[_Line], num: int) -> list[_Line]:
 class _Drafts:
     """The drafts of the output and error file of a batch."""
 
-    def __init__(self, store: BatchStore, batch: Batch) -> None:
+    def __init__(self, store: BatchStore, batch: StoredBatch) -> None:
         self._store = store
         self._output = _open_at(store, batch.output_file_id, batch.output_bytes)
         self._errors = _open_at(store, batch.error_file_id, batch.error_bytes)
 
-    def count(self, batch: Batch, results: Sequence[_Result]) -> Batch:
+    def count(self, batch: StoredBatch, results: Sequence[_Result]) -> StoredBatch:
         """Writes results to the disk, and then counts them; returns the batch as it is then."""
         for result in results:
             (self._output if result.is_success else self._errors).write(result.content)
         sizes = [self._sync(file) for file in (self._output, self._errors)]
         num_good = sum(result.is_success for result in results)
 
-        def add(stored: Batch) -> Batch:
+        def add(stored: StoredBatch) -> StoredBatch:
             return replace(
                 stored,
                 completed=batch.completed + num_good,
@@ -361,7 +361,7 @@ def _open_at(store: BatchStore, file_id: str, num_bytes: int) -> BinaryIO:
     return file
 
 
-def _give_up(drafts: _Drafts, batch: Batch, lines: Iterator[_Line]) -> Batch:
+def _give_up(drafts: _Drafts, batch: StoredBatch, lines: Iterator[_Line]) -> StoredBatch:
     """Writes the lines without an answer to the error file of a batch that ends early."""
     code = "batch_expired" if "expired" in batch.times else "batch_cancelled"
     message = "the batch ended before this request was answered"
@@ -379,7 +379,7 @@ def _give_up(drafts: _Drafts, batch: Batch, lines: Iterator[_Line]) -> Batch:
     return batch
 
 
-def _finish(store: BatchStore, batch: Batch) -> None:
+def _finish(store: BatchStore, batch: StoredBatch) -> None:
     """Publishes the files of a batch whose lines are all counted, and ends it."""
     names = {batch.output_file_id: "output", batch.error_file_id: "error"}
     counts = {batch.output_file_id: batch.output_bytes, batch.error_file_id: batch.error_bytes}
@@ -390,7 +390,7 @@ def _finish(store: BatchStore, batch: Batch) -> None:
         else:
             store.files.draft_path(file_id).unlink(missing_ok=True)
 
-    def end(stored: Batch) -> Batch:
+    def end(stored: StoredBatch) -> StoredBatch:
         if stored.state == "cancelling":
             return stored.become("cancelled")
         return stored.become("expired" if "expired" in stored.times else "completed")
@@ -398,19 +398,19 @@ def _finish(store: BatchStore, batch: Batch) -> None:
     store.update(batch.id, end)
 
 
-def _begin(batch: Batch) -> Batch:
+def _begin(batch: StoredBatch) -> StoredBatch:
     if batch.state == "cancelling" and not batch.total:
         return batch.become("cancelled")  # before its input was read
     return batch
 
 
-def _end_early(batch: Batch) -> Batch:
+def _end_early(batch: StoredBatch) -> StoredBatch:
     if batch.state == "cancelling":
         return batch
     return replace(batch, times={**batch.times, "expired": time.time()}).become("finalizing")
 
 
-def _unchanged(batch: Batch) -> Batch:
+def _unchanged(batch: StoredBatch) -> StoredBatch:
     return batch
 
 
@@ -439,7 +439,7 @@ def _to_line(custom_id: str, response: bytes | None, error: dict[str, str] | Non
     )
 
 
-def _scope(batch: Batch, num_bytes: int, request_id: str) -> Scope:
+def _scope(batch: StoredBatch, num_bytes: int, request_id: str) -> Scope:
     return {
         "type": "http",
         "asgi": {"version": "3.0"},

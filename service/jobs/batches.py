@@ -46,7 +46,7 @@ class InputFault:
 
 
 @dataclass(frozen=True)
-class Batch:
+class StoredBatch:
     """A batch as it is stored. Times are seconds since the epoch; those in `times` are by state.
 
     owner: the id of the API key that made it; None without keys. total: lines of the input, 0
@@ -86,12 +86,12 @@ class Batch:
     def expires_s(self) -> float:
         return self.created_s + self.window_s
 
-    def become(self, state: BatchState) -> "Batch":
+    def become(self, state: BatchState) -> "StoredBatch":
         times = {**self.times, state: time.time()}
         return self if state == self.state else replace(self, state=state, times=times)
 
 
-_BATCH: Final = TypeAdapter(Batch)
+_BATCH: Final = TypeAdapter(StoredBatch)
 
 
 class BatchStore:
@@ -111,10 +111,10 @@ class BatchStore:
         window_s: float,
         metadata: dict[str, str] | None,
         fingerprint: Fingerprint,
-    ) -> Batch:
+    ) -> StoredBatch:
         """Adds a batch. Raises NotFound for a file that the owner does not have."""
         self.files.find(input_file_id, owner)
-        batch = Batch(
+        batch = StoredBatch(
             new_id("batch_"),
             owner,
             endpoint,
@@ -134,7 +134,7 @@ class BatchStore:
             )
         return batch
 
-    def find(self, batch_id: str, owner: str | None) -> Batch:
+    def find(self, batch_id: str, owner: str | None) -> StoredBatch:
         """Returns the batch. Raises NotFound where this owner has none of this id."""
         rows = self._database.rows(
             "SELECT record FROM batches WHERE id = ? AND owner IS ?", batch_id, owner
@@ -143,7 +143,7 @@ class BatchStore:
             raise NotFound("unknown batch", remedy="GET /v1/batches lists yours")
         return _BATCH.validate_json(rows[0][0])
 
-    def page(self, owner: str | None, *, limit: int, after: str | None) -> tuple[list[Batch], bool]:
+    def page(self, owner: str | None, *, limit: int, after: str | None) -> tuple[list[StoredBatch], bool]:
         """Returns some batches, newest first, and whether more follow. after: the last before."""
         rows = self._database.rows(
             "SELECT record FROM batches WHERE owner IS ? AND (? IS NULL OR id < ?)"
@@ -152,26 +152,26 @@ class BatchStore:
         )
         return [_BATCH.validate_json(record) for (record,) in rows[:limit]], len(rows) > limit
 
-    def open_batches(self) -> list[Batch]:
+    def open_batches(self) -> list[StoredBatch]:
         """Returns the batches that have not ended, oldest first."""
         rows = self._database.rows("SELECT record FROM batches WHERE is_open ORDER BY id")
         return [_BATCH.validate_json(record) for (record,) in rows]
 
-    def cancel(self, batch_id: str, owner: str | None) -> Batch:
+    def cancel(self, batch_id: str, owner: str | None) -> StoredBatch:
         """Asks for the end of a batch; what is answered already stays in its files.
 
         Raises NotFound, and Conflict where it has ended otherwise.
         """
         self.find(batch_id, owner)
 
-        def ask(batch: Batch) -> Batch:
+        def ask(batch: StoredBatch) -> StoredBatch:
             if batch.has_ended and batch.state != "cancelled":
                 raise Conflict(f"the batch is {batch.state} already")
             return batch if batch.state == "cancelled" else batch.become("cancelling")
 
         return self.update(batch_id, ask)
 
-    def update(self, batch_id: str, change: Callable[[Batch], Batch]) -> Batch:
+    def update(self, batch_id: str, change: Callable[[StoredBatch], StoredBatch]) -> StoredBatch:
         """Changes a batch in one transaction, and returns it as it is then."""
         with self._database.writing() as writer:
             ((record,),) = writer.execute(
@@ -218,5 +218,5 @@ class BatchStore:
         return not (rows and rows[0][0])
 
 
-def _to_json(batch: Batch) -> str:
+def _to_json(batch: StoredBatch) -> str:
     return _BATCH.dump_json(batch).decode()

@@ -10,7 +10,7 @@ from mlcd.service.http.access import Opened
 from mlcd.service.http.auth import needs
 from mlcd.service.http.json_route import JsonRoute
 from mlcd.service.http.routes.files import owner_of, require_batches
-from mlcd.service.jobs.batches import Batch
+from mlcd.service.jobs.batches import StoredBatch
 from mlcd.service.timings import DAY_S
 from mlcd.wire.batches import (
     BatchFault,
@@ -82,7 +82,7 @@ async def cancel(batch_id: str, request: Request, resources: Opened) -> BatchObj
     return _describe(await asyncio.to_thread(end, batch_id, owner_of(request)))
 
 
-def _describe(batch: Batch) -> BatchObject:
+def _describe(batch: StoredBatch) -> BatchObject:
     def at(state: str) -> int | None:
         return int(batch.times[state]) if state in batch.times else None
 

@@ -39,7 +39,7 @@ _MOST_FIELD_BYTES: Final = 4096
 _NAME_CHARS: Final = 255
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {409: {}, 503: {}}
 _ONE: Final[dict[int | str, dict[str, Any]]] = {404: {}, **_REFUSALS}
-_STORES: Final[dict[int | str, dict[str, Any]]] = {413: {}, 415: {}, 507: {}, **_REFUSALS}
+_STORES: Final[dict[int | str, dict[str, Any]]] = {507: {}, **_REFUSALS}
 _CONTENT: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string"}}}},
     **_ONE,
