@@ -34,7 +34,10 @@ def new_resources(most=10 * MIB, *, keys=None):
     return SimpleNamespace(
         admission=new_admission(metrics, answers=most),
         settings=SimpleNamespace(
-            limits=Limits(), files=Files(), hosts=(), auth=SimpleNamespace(keys_file="k", mode="keys")
+            limits=Limits(),
+            files=Files(),
+            hosts=(),
+            auth=SimpleNamespace(keys_file="k", mode="keys"),
         ),
         metrics=metrics,
         keys=keys,
