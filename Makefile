@@ -105,6 +105,7 @@ test-sdk: setup $(SDK)/.installed ## the real clients of OpenAI, Cohere, LangCha
 $(SDK)/.installed: tests/sdk/requirements.txt | setup
 	@test -x $(SDK)/bin/python || $(PYTHON) -m venv $(SDK)
 	@$(SDK)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@! command -v npm >/dev/null || npm install --silent --no-audit --no-fund --prefix $(SDK)/node openai@6.49.0
 	@touch $@
 
 test-postgres: setup $(POSTGRES)/.installed ## collections in a real Postgres with pgvector, killed and started again

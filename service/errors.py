@@ -44,6 +44,27 @@ class TooLarge(InvalidInput):
         self.limit = limit
 
 
+class QuotaExceeded(TooLarge):
+    """An API key would have more files, or more bytes of them, than it may."""
+
+    name = "too-large"
+
+    def __init__(self, most: str, *, limit: str) -> None:
+        super().__init__(f"an API key may have at most {most}; delete some first", limit=limit)
+
+
+class StorageFull(MlcdError):
+    """The disk, or the quota of all files together, has no room for a file."""
+
+    name = "insufficient-storage"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the server has no room for this file",
+            remedy="delete files, or ask the operator: MLCD_FILES__MAX_BYTES and the disk",
+        )
+
+
 class TooSlow(InvalidInput):
     """A body comes so slowly that it keeps memory for too long."""
 

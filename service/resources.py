@@ -3,6 +3,7 @@ closes them.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import (
@@ -51,6 +52,8 @@ from mlcd.service.inference.served_texts import ServedTexts
 from mlcd.service.inference.stored_names import StoredNames
 from mlcd.service.inference.switch import ModelSwitch
 from mlcd.service.inference.views import CollectionViews
+from mlcd.service.jobs.batches import BatchStore
+from mlcd.service.jobs.files import FileStore
 from mlcd.service.jobs.queue import Queue
 from mlcd.service.jobs.roots import Roots
 from mlcd.service.jobs.service import JobService, open_job_service, open_jobs
@@ -78,7 +81,7 @@ class Resources:
     on a thread of their own. rendering: threads that make thumbnails, shared fairly. views:
     clusters and layouts. opening: one thread for collections that arrive. scraping: one thread for
     metrics of a store that may not answer. keys: None where no key is needed. jobs: None where no
-    folders for jobs are named.
+    folders for jobs are named. batches: with their files; None without a state directory.
     """
 
     settings: Settings
@@ -99,6 +102,7 @@ class Resources:
     rate_limiter: RateLimiter
     fetcher: Fetcher
     jobs: JobService | None
+    batches: BatchStore | None
 
     @property
     def engine(self) -> Engine:
@@ -283,7 +287,19 @@ async def _open_all(
         rate_limiter=rate_limiter,
         fetcher=fetcher,
         jobs=jobs,
+        batches=_open_batches(stack, settings),
     )
+
+
+def _open_batches(stack: AsyncExitStack, settings: Settings) -> BatchStore | None:
+    if settings.state_dir is None:
+        return None
+    state = Path(settings.state_dir)
+    if state.exists() and not os.access(state, os.W_OK):
+        return None  # the server only searches
+    files = FileStore(state / "files", settings.files)
+    stack.callback(files.close)
+    return BatchStore(files)
 
 
 @contextmanager

@@ -213,6 +213,28 @@ def _folders(value: object) -> list[str]:
     return places
 
 
+class Files(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
+    """The files of /v1/files and the batches over them; both need MLCD_STATE_DIR."""
+
+    max_file_bytes: Annotated[int, Field(gt=0)] = 2**31
+    """Bytes of one file."""
+    max_key_bytes: Annotated[int, Field(gt=0)] = 10 * 2**30
+    """Bytes of all files of one API key."""
+    max_key_files: Annotated[int, Field(gt=0)] = 10_000
+    """Files of one API key."""
+    max_bytes: Annotated[int, Field(gt=0)] = 50 * 2**30
+    """Bytes of the files of all keys together; more is answered 507, as a full disk is."""
+    keep_days: Annotated[float, Field(gt=0, le=36500)] = 30.0
+    """Days until a file, or a batch that has ended, is removed. An upload may ask for fewer."""
+    max_batch_lines: Annotated[int, Field(gt=0)] = 50_000
+    """Requests in one batch."""
+    batches_at_once: Annotated[int, Field(ge=1, le=64)] = 4
+    """Batches that one server process works on at once. Each key's turn comes before a key's
+    second batch."""
+    batch_concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Requests of one batch that are answered at once."""
+
+
 class Jobs(BaseModel, frozen=True, extra="forbid", use_attribute_docstrings=True):
     """The batch jobs over images that servers and workers can read."""
 
@@ -370,6 +392,7 @@ class Settings(BaseSettings):
     cache: Cache = Cache()
     triton: Triton = Triton()
     jobs: Jobs = Jobs()
+    files: Files = Files()
     collections: StoredCollections = StoredCollections()
     thumbnails: Thumbnails = Thumbnails()
     explore: Explore = Explore()

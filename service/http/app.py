@@ -29,10 +29,12 @@ from mlcd.service.http.problems import (
     handle_validation_error,
 )
 from mlcd.service.http.routes import (
+    batches,
     centers,
     classify,
     collections,
     exploration,
+    files,
     health,
     images,
     info,
@@ -72,6 +74,8 @@ _ROUTES: Final = (
     search,
     exploration,
     jobs,
+    files,
+    batches,
     page,
 )
 # The bodies of routes that read other media types beside JSON, and so validate by themselves.

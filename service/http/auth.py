@@ -57,6 +57,9 @@ BEARER: Final = "bearer"
 HEADER: Final = "header"
 HEADER_NAME: Final = "X-API-Key"
 _SCHEME: Final = "bearer "
+# The entry of an ASGI scope with the id of the API key for which the server itself sends a request.
+# No client can set it: a server makes the scope of each request that arrives.
+CALLER: Final = "mlcd.caller"
 _LOCAL: Final = ("localhost", "*.localhost")
 _REMEMBERED: Final = 256  # names of Host headers whose check is remembered
 _REMEMBERED_CHARS: Final = 256  # the longest of them; names in the DNS have at most 253
@@ -77,7 +80,10 @@ class _Gate(SecurityBase):
         resources: Resources = request.app.state.resources
         request.state.key = None
         if resources.keys is not None:
-            key = resources.keys.identify(_find_key(request))
+            if CALLER in request.scope:
+                key = resources.keys.find(request.scope[CALLER])
+            else:
+                key = resources.keys.identify(_find_key(request))
             for scope in scopes.scopes:
                 if not key.grants(scope):
                     raise Forbidden(scope)

@@ -40,6 +40,9 @@ _RETRY_AFTER: Final = b"retry-after"
 PROBES: Final = ("/health/live", "/health/ready", "/metrics", "/v2/health/live", "/v2/health/ready")
 _RESERVED_BYTES: Final = 64 * 2**10  # reserved when a body begins; the rest as it comes
 MIN_BYTES_PER_S: Final = 4096  # a body that comes slower, over BODY_PATIENCE_S, is refused
+# Routes whose bodies go to the disk as they come, and are not held in memory.
+_STORED: Final = re.compile(r"/v1/(files|uploads/[^/]+/parts)")
+_FORM_BYTES: Final = 2**16  # of a form, beside its file
 _OURS: Final = (b"x-request-id", _RETRY_AFTER, _SERVER_TIMING)
 _DOCS: Final = "/docs"
 _DATA_POLICY: Final = "default-src 'none'; frame-ancestors 'none'"
@@ -251,7 +254,13 @@ class _Body:
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._scope, self._receive = scope, receive
         self._resources: Resources = scope["state"]["resources"]
-        self._limit = self._resources.settings.limits.max_body_bytes
+        settings = self._resources.settings
+        self._is_stored = scope["method"] == "POST" and bool(_STORED.fullmatch(scope["path"]))
+        self._limit = (
+            settings.files.max_file_bytes + _FORM_BYTES
+            if self._is_stored
+            else settings.limits.max_body_bytes
+        )
         headers = dict(scope["headers"])
         self._stated = headers.get(b"content-length", b"0")
         kind = headers.get(b"content-type", b"").lower()
@@ -276,7 +285,8 @@ class _Body:
         self._received += len(message.get("body", b""))
         if self._received > self._limit:
             raise _too_large(self._limit)
-        self._reserve(self._received)
+        if not self._is_stored:
+            self._reserve(self._received)
         return message
 
     def release(self) -> None:
@@ -314,6 +324,8 @@ class _Body:
                 raise self._resources.admission.images.refusal()
         key = self._scope["state"].get("key")  # the route has identified it before it reads
         self._key = None if key is None else key.id
+        if self._is_stored:
+            return
         # The stated length is only checked; bytes are reserved when they come.
         self._resources.admission.bytes.check(int(self._stated), owner=self._key)
         self._reserve(min(int(self._stated), _RESERVED_BYTES))

@@ -30,6 +30,7 @@ _TAGS: Final = (
     "search",
     "collections",
     "jobs",
+    "batches",
     "exploration",
     "openai",
     "cohere",

@@ -47,6 +47,7 @@ STATUS: Final[dict[str, int]] = {
     "too-many-requests": 429,
     "unavailable": 503,
     "deadline-exceeded": 504,
+    "insufficient-storage": 507,
     # Faults of the server's configuration or artifacts; errors of training cannot happen here.
     "internal-error": 500,
     "job-damaged": 500,
@@ -72,6 +73,7 @@ TITLES: Final = {
     500: "Internal error",
     503: "Unavailable",
     504: "Deadline exceeded",
+    507: "Insufficient storage",
 }
 _BRANCHES: Final = ("str", "int", "float", "bool")
 _OTHER_FAULT: Final = "is not what it can be"

@@ -3,6 +3,9 @@
 from typing import Final
 
 _URL: Final = "http://127.0.0.1:8000"
+_FILE: Final = "file-0661522583affde8e38c4398"
+_UPLOAD: Final = "upload_0661522583affde8e38c4398"
+_BATCH: Final = "batch_06615225846c3516cd987010"
 _JSON: Final = "-H 'Content-Type: application/json'"
 
 # By method and path: curl's options, then the path with its query.
@@ -58,6 +61,29 @@ _EXAMPLES: Final = {
         "-o thumbnail.webp",
         "/v1/collections/photos/items/photo.jpg/thumbnail",
     ),
+    "POST /v1/files": ("-F purpose=batch -F file=@requests.jsonl", "/v1/files"),
+    "GET /v1/files": ("", "/v1/files"),
+    "GET /v1/files/{file_id}": ("", f"/v1/files/{_FILE}"),
+    "GET /v1/files/{file_id}/content": ("-o answers.jsonl", f"/v1/files/{_FILE}/content"),
+    "DELETE /v1/files/{file_id}": ("-X DELETE", f"/v1/files/{_FILE}"),
+    "POST /v1/uploads": (
+        f"""{_JSON} -d '{{"filename": "requests.jsonl", "purpose": "batch", "bytes": 4096}}'""",
+        "/v1/uploads",
+    ),
+    "POST /v1/uploads/{upload_id}/parts": ("-F data=@part", f"/v1/uploads/{_UPLOAD}/parts"),
+    "POST /v1/uploads/{upload_id}/complete": (
+        f"""{_JSON} -d '{{"part_ids": ["part_0661522583affde8e38c4398"]}}'""",
+        f"/v1/uploads/{_UPLOAD}/complete",
+    ),
+    "POST /v1/uploads/{upload_id}/cancel": ("-X POST", f"/v1/uploads/{_UPLOAD}/cancel"),
+    "POST /v1/batches": (
+        f"""{_JSON} -d '{{"input_file_id": "{_FILE}", "endpoint": "/v1/embeddings", """
+        """"completion_window": "24h"}'""",
+        "/v1/batches",
+    ),
+    "GET /v1/batches": ("", "/v1/batches"),
+    "GET /v1/batches/{batch_id}": ("", f"/v1/batches/{_BATCH}"),
+    "POST /v1/batches/{batch_id}/cancel": ("-X POST", f"/v1/batches/{_BATCH}/cancel"),
     "POST /v1/jobs": (
         f"""{_JSON} -d '{{"kind": "label", "input": "/data/photos", "output": "/data/labels"}}'""",
         "/v1/jobs",

@@ -28,12 +28,18 @@ class SqliteFile:
     """
 
     def __init__(
-        self, path: Path, prepare: Callable[[sqlite3.Connection], None], *, late: bool = False
+        self,
+        path: Path,
+        prepare: Callable[[sqlite3.Connection], None],
+        *,
+        late: bool = False,
+        name: str = "the job queue",
     ) -> None:
-        """prepare: creates or checks what is in the file; it may run more than once. late: logs
-        that the file cannot be used, and leaves it to each call to raise why.
+        """prepare: creates or checks the tables of the file; it may run more than once. late: logs
+        that the file cannot be used, and leaves it to each call to raise why. name: what errors
+        call the file.
         """
-        self._path = path
+        self._path, self._name = path, name
         self._told_s: float | None = None
         self._writer, self._reader = _Connection(path, prepare), _Connection(path, prepare)
         try:
@@ -46,7 +52,7 @@ class SqliteFile:
             self.close()
             if not late:
                 raise
-            _log.error("jobs are refused: %s", error)
+            _log.error("%s is out of use: %s", name, error)
 
     def rows(self, query: str, *values: object) -> list[Any]:
         with self._translate_errors(), self._reader.use() as reader:
@@ -76,8 +82,8 @@ class SqliteFile:
         except FileNotFoundError as error:
             self._tell(error)
             raise Unavailable(
-                "the job queue was removed or replaced",
-                remedy="restart all servers and workers on the queue to use",
+                f"{self._name} was removed or replaced",
+                remedy="restart all servers and workers that use it",
             ) from None
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details
@@ -85,7 +91,7 @@ class SqliteFile:
                 raise ArtifactInvalid(f"{self._path} is damaged", remedy=RESTORE) from error
             self._tell(error)
             raise Unavailable(
-                "the job queue cannot be read or written now",
+                f"{self._name} cannot be read or written now",
                 remedy="is there space, and may the server write there? its log says where",
             ) from error
 
@@ -94,7 +100,7 @@ class SqliteFile:
         if self._told_s is None or time.monotonic() - self._told_s >= SQLITE_LOG_S:
             self._told_s = time.monotonic()
             fault = getattr(error, "sqlite_errorname", type(error).__name__)
-            _log.warning("the job queue at %s cannot be read or written: %s", self._path, fault)
+            _log.warning("%s at %s cannot be read or written: %s", self._name, self._path, fault)
 
 
 class _Connection:

@@ -39,15 +39,22 @@ class KeyRing:
                 "an API key is needed",
                 remedy="send it as Authorization: Bearer KEY or X-API-Key: KEY",
             )
+        return _require_valid(self._readable.find(token))
+
+    def find(self, identity: str | None) -> Key:
+        """Returns the key of an id, for work that the client left to the server.
+
+        Raises Unauthorized for a key that is not valid any more, or None, and Unavailable as
+        `identify`.
+        """
+        keys = self._readable.keys
+        return _require_valid(next((key for key in keys if key.id == identity), None))
+
+    @property
+    def _readable(self) -> KeySet:
         if self._keys is None:
             raise Unavailable("the server cannot read its keys", remedy="its log says why")
-        key = self._keys.find(token)
-        state = None if key is None else key.state(_now())
-        if key is None or state != "valid":
-            raise Unauthorized(
-                f"the API key is {state or 'not known here'}", remedy="use another", shown=True
-            )
-        return key
+        return self._keys
 
     async def watch(self) -> None:
         """Reads the file whenever it has changed, until cancelled."""
@@ -61,6 +68,15 @@ class KeyRing:
                     # The stamp is older than the content: a change in between is seen the next
                     # time.
                     self._keys, self._stamp = await in_thread(_read, self._path), stamp
+
+
+def _require_valid(key: Key | None) -> Key:
+    state = None if key is None else key.state(_now())
+    if key is None or state != "valid":
+        raise Unauthorized(
+            f"the API key is {state or 'not known here'}", remedy="use another", shown=True
+        )
+    return key
 
 
 def _read(path: Path) -> KeySet | None:

@@ -31,6 +31,7 @@ from mlcd.service.host.allocator import keep_what_is_imported, keep_what_is_open
 from mlcd.service.host.open_files import BACKLOG, affordable
 from mlcd.service.host.signals import FINISH, StopSignals, cancel_on_signal
 from mlcd.service.http.app import create_app
+from mlcd.service.http.batch_runner import run_batches
 from mlcd.service.http.connections import ConnectionBounds, HttpConnection
 from mlcd.service.resources import Resources, open_resources
 from mlcd.service.serve.exploring import run_exploration
@@ -102,13 +103,14 @@ async def _serve(
             keep_what_is_open()
             serving(resources)
             del resources  # a switch must be able to free the model
-            with run_exploration(app) as exploration:
-                if exploration is not None and watch is not None:
-                    watching = watch(exploration, server.finish)
-                await server.serve(sockets=[listener])
-                if exploration is not None and watch is not None:
-                    watching.cancel()
-                    await asyncio.wait([watching])  # it may have a last word
+            async with run_batches(app, app.state.resources.batches):
+                with run_exploration(app) as exploration:
+                    if exploration is not None and watch is not None:
+                        watching = watch(exploration, server.finish)
+                    await server.serve(sockets=[listener])
+                    if exploration is not None and watch is not None:
+                        watching.cancel()
+                        await asyncio.wait([watching])  # it may have a last word
 
 
 def _server(app: FastAPI, resources: Resources, stops: Stops) -> "_Server":

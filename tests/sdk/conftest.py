@@ -78,8 +78,8 @@ def texts(prepared) -> list[Sample]:
 
 
 @contextlib.contextmanager
-def serving(model):
-    command = [PYTHON, "-m", "mlcd", "serve", "--model", model, "--port", "0"]
+def serving(model, *options):
+    command = [PYTHON, "-m", "mlcd", "serve", "--model", model, "--port", "0", *options]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     try:
         url = process.stdout.readline().split()[-1]

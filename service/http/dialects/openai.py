@@ -165,7 +165,14 @@ def _refusal(refusal: Refusal) -> dict[str, Any]:
 
 
 DIALECT: Final = Dialect(
-    ("/embeddings", "/v1/embeddings", "/v1/models"),
+    (
+        "/embeddings",
+        "/v1/embeddings",
+        "/v1/models",
+        "/v1/files",
+        "/v1/uploads",
+        "/v1/batches",
+    ),
     "application/json",
     OpenAIError,
     _refusal,

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from mlcd.service.http.answer_budget import PART_BYTES, AnswerMiddleware, announce_answer
 from mlcd.service.http.app import create_app
 from mlcd.service.http.json_route import JsonRoute
-from mlcd.service.settings import Limits
+from mlcd.service.settings import Files, Limits
 from tests.unit.service.engines import new_admission, new_metrics, sample, until
 
 ROUTES = Path(__file__).parents[4] / "service" / "http"
@@ -34,7 +34,10 @@ def new_resources(most=10 * MIB, *, keys=None):
     return SimpleNamespace(
         admission=new_admission(metrics, answers=most),
         settings=SimpleNamespace(
-            limits=Limits(), hosts=(), auth=SimpleNamespace(keys_file="k", mode="keys")
+            limits=Limits(),
+            files=Files(),
+            hosts=(),
+            auth=SimpleNamespace(keys_file="k", mode="keys"),
         ),
         metrics=metrics,
         keys=keys,

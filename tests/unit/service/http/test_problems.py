@@ -62,13 +62,14 @@ NAMES = """
 429 too-many-requests Overloaded RateExceeded
 504 deadline-exceeded DeadlineExceeded
 400 malformed-request BadRequest
-413 too-large TooLarge
+413 too-large TooLarge QuotaExceeded
 408 request-timeout TooSlow
 421 misdirected-request Misdirected
 403 forbidden Forbidden ForeignOrigin OutsideKey OutsideRoots
 406 not-acceptable NotAcceptable
 415 unsupported-media-type Unsupported
 401 unauthorized Unauthorized
+507 insufficient-storage StorageFull
 """
 ROWS = [line.split() for line in NAMES.strip().splitlines()]
 

@@ -1,0 +1,462 @@
+"""The work on batches: each line of the input is a request to this very application.
+
+The answer to a line has the bytes that the route answers a client with, because the route makes it.
+Lines are answered in windows; a window is synced to the disk and counted before the next one.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Final, Literal, TypeVar
+
+import orjson
+from fastapi import FastAPI
+from pydantic import BaseModel, Field, ValidationError
+from starlette.types import Message, Scope
+
+from mlcd.errors import ArtifactInvalid, MlcdError, NotFound
+from mlcd.service.http.auth import CALLER
+from mlcd.service.http.problems import COMES_BACK
+from mlcd.service.jobs.batches import StoredBatch, BatchStore, InputFault
+from mlcd.service.jobs.files import new_id
+from mlcd.service.resources import Resources
+from mlcd.service.settings import Files
+from mlcd.service.timings import BATCH_LONGEST_WAIT_S, BATCH_POLL_S, FILES_SWEEP_S
+
+_log = logging.getLogger("mlcd.batches")
+_MOST_FAULTS: Final = 50  # of an input that are reported
+_MOST_LINE_BYTES: Final = 2**28  # of one line, which a server must hold in memory
+_ID_CHARS: Final = 512
+_RULES: Final = {
+    "custom_id": f"custom_id must be a string of 1 to {_ID_CHARS} characters",
+    "method": "method must be POST",
+    "url": "url must be a string",
+    "body": "body must be a JSON object",
+}
+_Answer = TypeVar("_Answer")
+
+
+class _Request(BaseModel):
+    """A line of the input."""
+
+    custom_id: Annotated[str, Field(min_length=1, max_length=_ID_CHARS)]
+    method: Literal["POST"]
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A request of the input. body: JSON."""
+
+    custom_id: str
+    body: bytes
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A line of the output file, or of the error file."""
+
+    is_success: bool
+    content: bytes
+
+
+@asynccontextmanager
+async def run_batches(app: FastAPI, store: BatchStore | None) -> AsyncIterator[None]:
+    """Works on batches while the context lasts; enter it in the event loop that serves the app."""
+    if store is None:
+        yield
+        return
+    runner = BatchRunner(app, store)
+    running = asyncio.create_task(runner.run(), name="batches")
+    try:
+        yield
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+class BatchRunner:
+    """Works on the open batches of a store, several at once, until it is cancelled."""
+
+    def __init__(self, app: FastAPI, store: BatchStore) -> None:
+        self._app, self._store = app, store
+        self._threads = ThreadPoolExecutor(4, thread_name_prefix="batches")
+        self._running: dict[str, tuple[str | None, asyncio.Task[None]]] = {}
+        self._sweep_due_s = 0.0
+
+    @property
+    def _settings(self) -> Files:
+        resources: Resources = self._app.state.resources
+        return resources.settings.files
+
+    async def run(self) -> None:
+        """Begins open batches as there is room. A key's first batch comes before another's second.
+
+        While the store cannot be read, no batch begins.
+        """
+        try:
+            while True:
+                with suppress(MlcdError):
+                    await self._begin_batches()
+                    await self._sweep()
+                await asyncio.sleep(BATCH_POLL_S)
+        finally:
+            tasks = [task for _, task in self._running.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _begin_batches(self) -> None:
+        for batch_id, (_, task) in list(self._running.items()):
+            if task.done():
+                del self._running[batch_id]
+        waiting = await self._in_thread(self._store.open_batches)
+        for batch in order_fairly(
+            [batch for batch in waiting if batch.id not in self._running],
+            Counter(owner for owner, _ in self._running.values()),
+        ):
+            if len(self._running) >= self._settings.batches_at_once:
+                return
+            task = asyncio.create_task(self._work_on(batch.id), name=batch.id)
+            self._running[batch.id] = batch.owner, task
+
+    async def _sweep(self) -> None:
+        if time.monotonic() < self._sweep_due_s:
+            return
+        self._sweep_due_s = time.monotonic() + FILES_SWEEP_S
+        await self._in_thread(self._store.files.sweep)
+        await self._in_thread(self._store.sweep, self._settings.keep_days)
+
+    async def _work_on(self, batch_id: str) -> None:
+        try:
+            with self._store.hold(batch_id) as held:
+                if held:
+                    batch = await self._in_thread(self._store.update, batch_id, _begin)
+                    if not batch.has_ended:
+                        await self._answer_all(batch)
+        except NotFound:  # the batch was swept
+            return
+        except Exception as error:  # noqa: BLE001 - the others go on, and it is tried again
+            kind = error.name if isinstance(error, MlcdError) else type(error).__name__
+            _log.error("%s cannot continue now: %s", batch_id, kind)
+            await asyncio.sleep(BATCH_LONGEST_WAIT_S)
+
+    async def _answer_all(self, batch: StoredBatch) -> None:
+        source = self._store.files.path(batch.input_file_id)
+        if batch.state == "validating":
+            batch = await self._validate(batch, source)
+            if batch.has_ended:
+                return
+        drafts = await self._in_thread(_Drafts, self._store, batch)
+        lines = await self._in_thread(_read_from, source, batch.done)
+        try:
+            while batch.state == "in_progress" and batch.done < batch.total:
+                if time.time() > batch.expires_s:
+                    break
+                resources: Resources = self._app.state.resources
+                if resources.encoder.fingerprint != batch.fingerprint:
+                    await asyncio.sleep(BATCH_POLL_S)  # until its model is served again
+                    batch = await self._in_thread(self._store.update, batch.id, _unchanged)
+                    continue
+                window = await self._in_thread(_take, lines, self._settings.batch_concurrency)
+                results = await self._answer_window(batch, window)
+                batch = await self._in_thread(drafts.count, batch, results)
+            if batch.done < batch.total:
+                batch = await self._in_thread(self._store.update, batch.id, _end_early)
+                batch = await self._in_thread(_give_up, drafts, batch, lines)
+        finally:
+            drafts.close()
+        await self._in_thread(_finish, self._store, batch)
+        _log.info("%s: %d answers, %d errors", batch.id, batch.completed, batch.failed)
+
+    async def _validate(self, batch: StoredBatch, source: Path) -> StoredBatch:
+        total, faults = await self._in_thread(
+            validate, source, batch.endpoint, self._settings.max_batch_lines
+        )
+        if faults:
+            failed = replace(batch, faults=tuple(faults)).become("failed")
+            return await self._in_thread(self._store.update, batch.id, lambda _: failed)
+
+        def begin(stored: StoredBatch) -> StoredBatch:
+            counted = replace(stored, total=total)
+            return counted if stored.state == "cancelling" else counted.become("in_progress")
+
+        return await self._in_thread(self._store.update, batch.id, begin)
+
+    async def _answer_window(self, batch: StoredBatch, window: Sequence[_Line]) -> list[_Result]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._answer(batch, line)) for line in window]
+        return [task.result() for task in tasks]
+
+    async def _answer(self, batch: StoredBatch, line: _Line) -> _Result:
+        """Answers a line; one that is refused for load is tried again until the batch expires."""
+        while True:
+            request_id = f"{batch.id}-{new_id('')}"
+            status, retry_after_s, body = await self._call(batch, line.body, request_id)
+            if status not in COMES_BACK or time.time() + retry_after_s > batch.expires_s:
+                return _result(line.custom_id, status, request_id, body)
+            await asyncio.sleep(min(retry_after_s, BATCH_LONGEST_WAIT_S))
+
+    async def _call(
+        self, batch: StoredBatch, body: bytes, request_id: str
+    ) -> tuple[int, float, bytearray]:
+        """Returns the status of an answer, its Retry-After in seconds, and its body."""
+        status, retry_after_s, answer = 0, 1.0, bytearray()
+        incoming = [{"type": "http.request", "body": body, "more_body": False}]
+        never = asyncio.Event()
+
+        async def receive() -> Message:
+            if incoming:
+                return incoming.pop()
+            await never.wait()
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            nonlocal status, retry_after_s
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                retry_after_s = float(dict(message["headers"]).get(b"retry-after", b"1"))
+            else:
+                answer.extend(message.get("body", b""))
+
+        await self._app(_scope(batch, len(body), request_id), receive, send)
+        return status, retry_after_s, answer
+
+    async def _in_thread(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, call, *arguments)
+
+
+def order_fairly(batches: Sequence[StoredBatch], num_running: Counter[str | None]) -> list[StoredBatch]:
+    """Orders batches so that owners take turns; of one owner the oldest is first.
+
+    num_running: the batches of each owner that are worked on already.
+    """
+    turns = Counter(num_running)
+    ordered = []
+    for place, batch in enumerate(batches):
+        ordered.append((turns[batch.owner], place, batch))
+        turns[batch.owner] += 1
+    return [batch for _, _, batch in sorted(ordered, key=lambda entry: entry[:2])]
+
+
+def validate(source: Path, endpoint: str, max_lines: int) -> tuple[int, list[InputFault]]:
+    """Returns the number of requests in the input, and what is wrong with it."""
+    seen: set[str] = set()
+    faults: list[InputFault] = []
+    try:
+        with source.open("rb") as file:
+            for number, content in enumerate(_lines_of(file), 1):
+                fault = _fault_of(content, endpoint, seen)
+                if fault is not None:
+                    faults.append(replace(fault, line=number))
+                if len(seen) > max_lines:
+                    fault = InputFault("too_many_lines", f"at most {max_lines} requests in a batch")
+                    return len(seen), [fault]
+                if len(faults) == _MOST_FAULTS:
+                    break
+    except FileNotFoundError:
+        return 0, [InputFault("missing_input", "the input file was deleted")]
+    if not seen and not faults:
+        faults.append(InputFault("empty_file", "the file must have at least 1 request, got 0"))
+    return len(seen), faults
+
+
+def _fault_of(content: bytes, endpoint: str, seen: set[str]) -> InputFault | None:
+    """Returns what is wrong with a line; else adds its custom_id to `seen`."""
+    try:
+        request = _Request.model_validate_json(content)
+    except ValidationError as error:
+        path = error.errors(include_url=False, include_input=False)[0]["loc"]
+        field = str(path[0]) if path else "json_line"
+        return InputFault(f"invalid_{field}", _RULES.get(field, "a line must be one JSON object"))
+    if request.url != endpoint:
+        return InputFault("invalid_url", f"url must be {endpoint}, the endpoint of the batch")
+    if request.custom_id in seen:
+        return InputFault("duplicate_custom_id", "custom_id must occur once in the file")
+    seen.add(request.custom_id)
+    return None
+
+
+def _lines_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yields the lines that are not empty. One of more than _MOST_LINE_BYTES comes in parts, which
+    are not JSON.
+    """
+    while line := file.readline(_MOST_LINE_BYTES):
+        if line.strip():
+            yield line
+
+
+def _read_from(source: Path, num_done: int) -> Iterator[_Line]:
+    """Yields the requests of a validated input after the first `num_done`."""
+    with source.open("rb") as file:
+        for content in islice(_lines_of(file), num_done, None):
+            request = orjson.loads(content)
+            yield _Line(request["custom_id"], orjson.dumps(request["body"]))
+
+
+def _take(lines: Iterator[_Line], num: int) -> list[_Line]:
+    window = list(islice(lines, num))
+    if not window:
+        raise ArtifactInvalid("the input of a batch became shorter")
+    return window
+
+
+class _Drafts:
+    """The drafts of the output and error file of a batch."""
+
+    def __init__(self, store: BatchStore, batch: StoredBatch) -> None:
+        self._store = store
+        self._output = _open_at(store, batch.output_file_id, batch.output_bytes)
+        self._errors = _open_at(store, batch.error_file_id, batch.error_bytes)
+
+    def count(self, batch: StoredBatch, results: Sequence[_Result]) -> StoredBatch:
+        """Writes results to the disk, and then counts them; returns the batch as it is then."""
+        for result in results:
+            (self._output if result.is_success else self._errors).write(result.content)
+        sizes = [self._sync(file) for file in (self._output, self._errors)]
+        num_good = sum(result.is_success for result in results)
+
+        def add(stored: StoredBatch) -> StoredBatch:
+            return replace(
+                stored,
+                completed=batch.completed + num_good,
+                failed=batch.failed + len(results) - num_good,
+                output_bytes=sizes[0],
+                error_bytes=sizes[1],
+            )
+
+        return self._store.update(batch.id, add)
+
+    def close(self) -> None:
+        self._output.close()
+        self._errors.close()
+
+    @staticmethod
+    def _sync(file: BinaryIO) -> int:
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def _open_at(store: BatchStore, file_id: str, num_bytes: int) -> BinaryIO:
+    """Opens a draft, cut to the bytes that are counted, at its end."""
+    path = store.files.draft_path(file_id)
+    if not path.exists() and store.files.path(file_id).exists():
+        store.files.path(file_id).rename(path)  # a crash came between two steps of `_finish`
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    file.truncate(num_bytes)
+    file.seek(num_bytes)
+    return file
+
+
+def _give_up(drafts: _Drafts, batch: StoredBatch, lines: Iterator[_Line]) -> StoredBatch:
+    """Writes the lines without an answer to the error file of a batch that ends early."""
+    code = "batch_expired" if "expired" in batch.times else "batch_cancelled"
+    message = "the batch ended before this request was answered"
+    while num_left := min(batch.total - batch.done, 1000):
+        results = [
+            _Result(
+                is_success=False,
+                content=_to_line(line.custom_id, None, {"code": code, "message": message}),
+            )
+            for line in islice(lines, num_left)
+        ]
+        if not results:
+            raise ArtifactInvalid("the input of a batch became shorter")
+        batch = drafts.count(batch, results)
+    return batch
+
+
+def _finish(store: BatchStore, batch: StoredBatch) -> None:
+    """Publishes the files of a batch whose lines are all counted, and ends it."""
+    names = {batch.output_file_id: "output", batch.error_file_id: "error"}
+    counts = {batch.output_file_id: batch.output_bytes, batch.error_file_id: batch.error_bytes}
+    for file_id, name in names.items():
+        if counts[file_id]:
+            filename = f"{batch.id}_{name}.jsonl"
+            store.files.publish(file_id, batch.owner, filename, "batch_output")
+        else:
+            store.files.draft_path(file_id).unlink(missing_ok=True)
+
+    def end(stored: StoredBatch) -> StoredBatch:
+        if stored.state == "cancelling":
+            return stored.become("cancelled")
+        return stored.become("expired" if "expired" in stored.times else "completed")
+
+    store.update(batch.id, end)
+
+
+def _begin(batch: StoredBatch) -> StoredBatch:
+    if batch.state == "cancelling" and not batch.total:
+        return batch.become("cancelled")  # before its input was read
+    return batch
+
+
+def _end_early(batch: StoredBatch) -> StoredBatch:
+    if batch.state == "cancelling":
+        return batch
+    return replace(batch, times={**batch.times, "expired": time.time()}).become("finalizing")
+
+
+def _unchanged(batch: StoredBatch) -> StoredBatch:
+    return batch
+
+
+def _result(custom_id: str, status: int, request_id: str, body: bytearray) -> _Result:
+    response = (
+        b'{"status_code":%d,"request_id":%b,"body":' % (status, orjson.dumps(request_id))
+        + bytes(body)
+        + b"}"
+    )
+    return _Result(
+        is_success=status < 300,
+        content=_to_line(custom_id, response, None),
+    )
+
+
+def _to_line(custom_id: str, response: bytes | None, error: dict[str, str] | None) -> bytes:
+    """Returns a line of an output or error file, with the bytes of the response as they are."""
+    start = {"id": new_id("batch_req_"), "custom_id": custom_id}
+    return (
+        orjson.dumps(start)[:-1]
+        + b',"response":'
+        + (b"null" if response is None else response)
+        + b',"error":'
+        + orjson.dumps(error)
+        + b"}\n"
+    )
+
+
+def _scope(batch: StoredBatch, num_bytes: int, request_id: str) -> Scope:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "2",  # which needs no Host header
+        "method": "POST",
+        "scheme": "http",
+        "path": batch.endpoint,
+        "raw_path": batch.endpoint.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(num_bytes).encode()),
+            (b"x-request-id", request_id.encode()),
+        ],
+        "client": None,
+        "server": None,
+        "state": {},
+        CALLER: batch.owner,
+    }
