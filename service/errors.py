@@ -54,13 +54,13 @@ class QuotaExceeded(TooLarge):
 
 
 class StorageFull(MlcdError):
-    """The disk, or the quota of all files together, has no room for a file."""
+    """A file does not fit on the disk, or into the quota of all files together."""
 
     name = "insufficient-storage"
 
     def __init__(self) -> None:
         super().__init__(
-            "the server has no room for this file",
+            "the server lacks room for this file",
             remedy="delete files, or ask the operator: MLCD_FILES__MAX_BYTES and the disk",
         )
 

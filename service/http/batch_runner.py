@@ -25,7 +25,7 @@ from starlette.types import Message, Scope
 from mlcd.errors import ArtifactInvalid, MlcdError, NotFound
 from mlcd.service.http.auth import CALLER
 from mlcd.service.http.problems import COMES_BACK
-from mlcd.service.jobs.batches import StoredBatch, BatchStore, InputFault
+from mlcd.service.jobs.batches import BatchStore, InputFault, StoredBatch
 from mlcd.service.jobs.files import new_id
 from mlcd.service.resources import Resources
 from mlcd.service.settings import Files
@@ -238,7 +238,9 @@ class BatchRunner:
         return await loop.run_in_executor(self._threads, call, *arguments)
 
 
-def order_fairly(batches: Sequence[StoredBatch], num_running: Counter[str | None]) -> list[StoredBatch]:
+def order_fairly(
+    batches: Sequence[StoredBatch], num_running: Counter[str | None]
+) -> list[StoredBatch]:
     """Orders batches so that owners take turns; of one owner the oldest is first.
 
     num_running: the batches of each owner that are worked on already.

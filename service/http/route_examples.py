@@ -77,8 +77,7 @@ _EXAMPLES: Final = {
     ),
     "POST /v1/uploads/{upload_id}/cancel": ("-X POST", f"/v1/uploads/{_UPLOAD}/cancel"),
     "POST /v1/batches": (
-        f"""{_JSON} -d '{{"input_file_id": "{_FILE}", "endpoint": "/v1/embeddings", """
-        """"completion_window": "24h"}'""",
+        f"{_JSON} -d @batch.json",
         "/v1/batches",
     ),
     "GET /v1/batches": ("", "/v1/batches"),

@@ -143,7 +143,9 @@ class BatchStore:
             raise NotFound("unknown batch", remedy="GET /v1/batches lists yours")
         return _BATCH.validate_json(rows[0][0])
 
-    def page(self, owner: str | None, *, limit: int, after: str | None) -> tuple[list[StoredBatch], bool]:
+    def page(
+        self, owner: str | None, *, limit: int, after: str | None
+    ) -> tuple[list[StoredBatch], bool]:
         """Returns some batches, newest first, and whether more follow. after: the last before."""
         rows = self._database.rows(
             "SELECT record FROM batches WHERE owner IS ? AND (? IS NULL OR id < ?)"

@@ -90,7 +90,7 @@ class FileStore:
         self.database.close()
 
     def check_room(self, owner: str | None, num_bytes: int) -> None:
-        """Raises TooLarge, QuotaExceeded, StorageFull for a file that has no room."""
+        """Raises TooLarge, QuotaExceeded, StorageFull for a file that does not fit."""
         if num_bytes > self._settings.max_file_bytes:
             raise _too_large(self._settings.max_file_bytes)
         with self.database.writing() as writer:

@@ -52,7 +52,7 @@ class UploadStore:
     def create(
         self, owner: str | None, filename: str, num_bytes: int, keep_s: float | None
     ) -> Upload:
-        """Begins an upload. Raises QuotaExceeded, StorageFull where the file would have no room."""
+        """Begins an upload. Raises QuotaExceeded, StorageFull where the file would not fit."""
         self.files.check_room(owner, num_bytes)
         now_s = time.time()
         upload = Upload(
