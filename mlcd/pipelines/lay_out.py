@@ -1,6 +1,6 @@
-"""The layout of a collection that is worth waiting for: t-SNE, by the extra `layout`.
+"""The slow and better layout of a collection: t-SNE, which needs the extra `layout`.
 
-The neighbors come from the collection itself, exact up to 50,000 items and by its index above. With
+The neighbors come from the collection: exact up to 50,000 items, from its index beyond that. With
 one thread and a fixed seed, the same items have the same layout.
 """
 
@@ -41,7 +41,7 @@ def make_layout(path: Path, method: Method, reporter: Stages) -> None:
     """Makes the layout of the collection at `path`; `pca` removes a stored one, because it is
     computed on demand.
 
-    A layout of the same items is there already where an earlier run has made it.
+    Does nothing if a layout of the same items with the same settings exists.
     Raises ConfigInvalid where the extra is not installed, InvalidInput for too few items.
     """
     if method == "tsne":
@@ -112,24 +112,24 @@ def _embed(
 def _neighbors(
     searcher: Searcher, positions: NDArray[np.int64], advance: Callable[[int], None]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Returns the nearest other items of each, as numbers in `positions`, and their distances."""
-    number_of = np.full(searcher.num_positions, -1, dtype=np.int64)
-    number_of[positions] = np.arange(len(positions))
+    """Returns the nearest neighbors of each item, as indices into `positions`, and distances."""
+    index_of = np.full(searcher.num_positions, -1, dtype=np.int64)
+    index_of[positions] = np.arange(len(positions))
     alive = searcher.alive[: searcher.num_indexed]
-    found_ids = np.empty((len(positions), _NEIGHBORS), dtype=np.int64)
+    neighbor_ids = np.empty((len(positions), _NEIGHBORS), dtype=np.int64)
     distances = np.empty((len(positions), _NEIGHBORS))
     for start in range(0, len(positions), _ROWS):
         block = positions[start : start + _ROWS]
         neighbors = searcher.nearest_indexed(searcher.vectors(block), _NEIGHBORS + 1, alive)
-        # the item itself is left out; among equal vectors another one may stand in its place
+        # The item itself is removed; if equal vectors crowd it out, the farthest neighbor is.
         scores = np.where(neighbors.ids == block[:, None], -np.inf, neighbors.scores)
         nearest = np.argsort(-scores, axis=1, kind="stable")[:, :_NEIGHBORS]
         rows = slice(start, start + len(block))
-        found_ids[rows] = number_of[np.take_along_axis(neighbors.ids, nearest, axis=1)]
+        neighbor_ids[rows] = index_of[np.take_along_axis(neighbors.ids, nearest, axis=1)]
         cosines = np.take_along_axis(scores, nearest, axis=1)
         distances[rows] = np.sqrt(np.maximum(0.0, 2 - 2 * cosines))
         advance(len(block))
-    return found_ids, distances
+    return neighbor_ids, distances
 
 
 def _check_installed() -> None:

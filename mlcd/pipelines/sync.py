@@ -80,7 +80,7 @@ def _sync_to_disk(origin: Directory, out: Path, listed: ListedFiles, reporter: S
 
 @contextmanager
 def _hold_draft(draft: Path, digest: str) -> Iterator[None]:
-    """Holds the draft of a copy of this artifact. Raises Conflict where it is something else's."""
+    """Holds the draft of a copy of this artifact. Raises Conflict for a draft of another."""
     draft.parent.mkdir(parents=True, exist_ok=True)
     descriptor = lock_directory(draft, fcntl.LOCK_EX)
     try:
@@ -89,7 +89,7 @@ def _hold_draft(draft: Path, digest: str) -> Iterator[None]:
             write_synced(mark, digest.encode())
         elif not mark.is_file() or mark.read_bytes() != digest.encode():
             raise Conflict(
-                f"{draft} holds the unfinished work of something else",
+                f"{draft} must be empty or an unfinished copy of artifact {digest[:12]}",
                 remedy="finish it, remove it or give another target",
             )
         yield
@@ -111,7 +111,7 @@ def _check_target(target: Directory, sizes: dict[str, int], listed: ListedFiles)
     if strange:
         raise Conflict(
             f"{target.location} holds other files, such as {strange[0]}",
-            remedy="give a target of its own",
+            remedy="give an empty or new target",
         )
 
 
@@ -122,7 +122,7 @@ def _copy(
     listed: ListedFiles,
     reporter: Stages,
 ) -> Synced:
-    """Copies every file but the manifest, and returns what that took."""
+    """Copies every file except the manifest, and returns the counts."""
 
     def is_there(name: str) -> bool:
         entry = listed.files[name]

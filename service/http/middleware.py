@@ -26,13 +26,12 @@ from mlcd.service.timings import BODY_PATIENCE_S
 
 _log = logging.getLogger("mlcd.access")
 _ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
-# Ids only have to differ. The system's random numbers take a call each, which gives way to other
-# threads.
+# Request ids must be unique, not secret: os.urandom would make a system call for each.
 _ids: Final = random.Random()  # noqa: S311 - nothing depends on an id being secret
 _CLIENT_GONE: Final = 499  # nginx's status, used in metrics and logs only
 _IMAGE_TYPES: Final = (b"image/", b"multipart/form-data", b"application/octet-stream")
-# Bodies of these routes hold images, JSON included; where the model has a tower of texts, JSON may
-# hold texts, which images must not keep out.
+# Bodies of these routes hold images, also as JSON. If the model has a text tower, JSON may hold
+# texts, which are admitted although the capacity for images is used up.
 _IMAGE_ROUTES: Final = ("/v1/embeddings", "/embeddings", "/v2/embed", "/v2/models/")
 _SERVER_TIMING: Final = b"server-timing"
 _RETRY_AFTER: Final = b"retry-after"
@@ -76,7 +75,7 @@ class RequestMiddleware:
             if not exchange.client_gone:
                 raise
         except Exception as error:
-            # Raised further, the error would be logged by the server with the library's text.
+            # If re-raised, the server would log it, with message text of third-party libraries.
             if exchange.answered:
                 raise
             answer = await handle_unexpected(Request(scope), error)
@@ -157,7 +156,7 @@ class _Exchange:
             )
             message["headers"] = [*app_headers, *limits, *self._headers(stages, retry_after)]
             if self._presence is not None and self._presence.sends_nothing:
-                # What comes next on the connection would be taken for the body.
+                # The client never sent its body: the server would read the next request as it.
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)
 
@@ -195,7 +194,7 @@ class _Exchange:
         )
 
     async def _watch(self) -> None:
-        """Waits for the client to leave, where only a pending receive hears of that."""
+        """Waits for the disconnect, on servers that report it to a pending receive() only."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self._cancel()
@@ -209,7 +208,7 @@ class _Exchange:
     def _headers(self, stages: list[bytes], retry_after: bytes | None) -> list[tuple[bytes, bytes]]:
         """Returns the headers that every answer gets.
 
-        retry_after: the refusal's own, which replaces the estimate from the load.
+        retry_after: the value that the error set; None takes the estimate from the current load.
         """
         total_ms = 1000 * (time.perf_counter() - self._started)
         timing = b", ".join([*stages, f"total;dur={total_ms:.1f}".encode()])
@@ -275,10 +274,10 @@ class _Body:
         self._patience_s = BODY_PATIENCE_S
 
     async def receive(self) -> Message:
-        if self._complete:  # only a disconnect is left to come, and a stream waits long for that
+        if self._complete:  # only http.disconnect can follow
             return await self._receive()
         if not self._checked:
-            self._check_before()
+            self._check_headers()
             self._checked = True
         message = await self._arrival()
         self._complete = not message.get("more_body", False)
@@ -313,7 +312,7 @@ class _Body:
         self._patience_s = min(BODY_PATIENCE_S, self._patience_s - (now() - began) + restored_s)
         return message
 
-    def _check_before(self) -> None:
+    def _check_headers(self) -> None:
         if not self._stated.isdigit():
             raise BadRequest("the Content-Length header must be a number")
         if int(self._stated) > self._limit:
@@ -322,7 +321,7 @@ class _Body:
             refuse_when_down(self._resources.engine, self._resources.metrics)
             if not self._has_room():
                 raise self._resources.admission.images.refusal()
-        key = self._scope["state"].get("key")  # the route has identified it before it reads
+        key = self._scope["state"].get("key")  # the route sets it before it reads the body
         self._key = None if key is None else key.id
         if self._is_stored:
             return
@@ -348,12 +347,12 @@ def _too_large(limit: int) -> TooLarge:
 
 
 def _route_of(scope: Scope) -> str:
-    """Returns the route's pattern; the path would give metrics as many labels as clients type."""
+    """Returns the route's pattern; the raw path would make unboundedly many metric labels."""
     return str(getattr(scope.get("route"), "path", "other"))
 
 
 class HeadMiddleware:
-    """Answers HEAD like GET; the server below leaves the body out, by the request's own method."""
+    """Handles HEAD like GET; the ASGI server still sees HEAD and drops the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

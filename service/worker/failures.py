@@ -1,4 +1,4 @@
-"""The errors that end a task early, and what the job shows of them: it is safe to show."""
+"""The errors that end a task early, and the part of them that is safe to show to the owner."""
 
 import sys
 from typing import Final
@@ -18,17 +18,17 @@ from mlcd.service.jobs.job import JobProblem, Stage, printable
 from mlcd.service.jobs.roots import OtherRoots, PlaceMoved
 from mlcd.service.telemetry.logs import kinds
 
-_AGAIN: Final = "retry the job when that is mended"
-_OURS: Final = ("mlcd.", "service.")
-_PLACES: Final = 6
+_RETRY: Final = "fix the cause, then retry the job"
+_OWN_MODULES: Final = "mlcd."
+_MAX_FRAMES: Final = 6
 
 
 class Stopped(Exception):
-    """The task stops as it is."""
+    """Ends the task without success or failure: it is leased again."""
 
 
 class EngineDown(Exception):
-    """The engine fails on a blank image, too, or is busy: the task is not at fault."""
+    """The engine is busy, or fails even on a blank image, so the task is not the cause."""
 
 
 class OtherCenters(ConfigInvalid):
@@ -73,11 +73,11 @@ def _problem_of(error: BaseException) -> JobProblem:
         return JobProblem(error.name, error.message, error.remedy)
     if isinstance(error, ConfigInvalid | ArtifactInvalid):
         return JobProblem(
-            "worker-misconfigured", "a worker cannot do this job; its log says why", _AGAIN
+            "worker-misconfigured", "a worker cannot do this job; its log says why", _RETRY
         )
     if isinstance(error, MlcdError):
-        return JobProblem(error.name, error.message, error.remedy or _AGAIN)
-    return JobProblem("internal-error", "a worker failed on this task; its log says where", _AGAIN)
+        return JobProblem(error.name, error.message, error.remedy or _RETRY)
+    return JobProblem("internal-error", "a worker failed on this task; its log says where", _RETRY)
 
 
 def describe_stall(seconds: float) -> JobProblem:
@@ -85,17 +85,17 @@ def describe_stall(seconds: float) -> JobProblem:
     return JobProblem(
         "stalled",
         f"a worker hung on this shard for {seconds:g} s and ended; its log says where",
-        _AGAIN,
+        _RETRY,
     )
 
 
 def is_misfit(error: BaseException) -> bool:
-    """Tells whether this worker alone cannot do the job."""
+    """Returns whether only this worker is unsuited for the job; others may do it."""
     return isinstance(error, OtherCenters | OtherRoots | OtherSettings)
 
 
 def is_fatal(error: BaseException, stage: Stage) -> bool:
-    """Tells whether all other tasks of the job would fail alike."""
+    """Returns whether all other tasks of the job would fail for the same reason."""
     if isinstance(error, DiskFull | InputChanged | OutputGone | PlaceMoved | ConfigInvalid):
         return True
     return stage != "shard" and isinstance(error, InvalidInput | NotFound | OutsideRoots)
@@ -106,7 +106,7 @@ def line_of(thread: int | None) -> str:
     lines, frame = [], sys._current_frames().get(thread or 0)  # noqa: SLF001 - documented
     while frame is not None:
         name = str(frame.f_globals.get("__name__", "?"))
-        if name.startswith(_OURS):
+        if name.startswith(_OWN_MODULES):
             lines.append(f"{name}:{frame.f_lineno}")
         frame = frame.f_back
-    return " > ".join(reversed(lines[:_PLACES]))
+    return " > ".join(reversed(lines[:_MAX_FRAMES]))
