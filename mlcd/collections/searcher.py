@@ -19,7 +19,7 @@ from mlcd.collections.filters import Filter
 from mlcd.collections.generation import Generation
 from mlcd.collections.item import FoundItem, Item
 from mlcd.indexes.index_kind import num_cells
-from mlcd.indexes.scan import merge_neighbors, nothing, scan
+from mlcd.indexes.scan import empty_neighbors, merge_neighbors, scan
 from mlcd.indexes.tuning import rescore
 from mlcd.types import Embeddings, Neighbors, cosines, least_product
 
@@ -132,8 +132,8 @@ class Searcher:
             queries, top, None if every else allowed[: self.num_indexed], exact=exact
         )
         if len(self.delta):
-            numbers = None if every else np.flatnonzero(allowed[self.num_indexed :])
-            of_delta = scan(queries, self.delta, top, numbers=numbers)
+            allowed_rows = None if every else np.flatnonzero(allowed[self.num_indexed :])
+            of_delta = scan(queries, self.delta, top, allowed_rows=allowed_rows)
             shifted = np.where(of_delta.ids >= 0, of_delta.ids + self.num_indexed, -1)
             neighbors = merge_neighbors(neighbors, Neighbors(shifted, of_delta.scores), top)
         return SearchAnswer(self._matches(neighbors, threshold), was_exact, matching)
@@ -154,19 +154,19 @@ class Searcher:
             allowed = None
         num_answers = min(top, allowed_num)
         if num_answers == 0:
-            return nothing(len(queries), top), True
+            return empty_neighbors(len(queries), top), True
         effort = self._effort(num_answers, allowed_num)
         if exact or tuned.index is None or effort is None:
-            numbers = None if allowed is None else np.flatnonzero(allowed)
-            return scan(queries, self.generation.vectors, top, numbers=numbers), True
+            allowed_rows = None if allowed is None else np.flatnonzero(allowed)
+            return scan(queries, self.generation.vectors, top, allowed_rows=allowed_rows), True
         candidates = min(top * tuned.widening, num)
         neighbors = tuned.index.search(queries, candidates, allowed=allowed, effort=effort)
         if tuned.widening > 1:
             neighbors = rescore(queries, self.generation.vectors, neighbors, top)
         short = np.flatnonzero((neighbors.ids >= 0).sum(axis=1) < num_answers)
         if len(short):
-            numbers = None if allowed is None else np.flatnonzero(allowed)
-            scanned = scan(queries[short], self.generation.vectors, top, numbers=numbers)
+            allowed_rows = None if allowed is None else np.flatnonzero(allowed)
+            scanned = scan(queries[short], self.generation.vectors, top, allowed_rows=allowed_rows)
             ids, scores = _pad(neighbors, top)
             ids[short], scores[short] = scanned.ids, scanned.scores
             neighbors = Neighbors(ids, scores)
@@ -204,6 +204,6 @@ class Searcher:
 
 def _pad(neighbors: Neighbors, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Returns copies padded to [Q, top]."""
-    empty = nothing(len(neighbors.ids), top)
+    empty = empty_neighbors(len(neighbors.ids), top)
     padded = merge_neighbors(neighbors, empty, top)
     return padded.ids.astype(np.int64), padded.scores.astype(np.float32)

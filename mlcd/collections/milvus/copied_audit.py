@@ -21,7 +21,7 @@ from mlcd.collections.milvus.keyed_batch import in_parts, rows_at_once
 from mlcd.collections.milvus.schemas import AUDITED, DEFAULT, new_name
 from mlcd.collections.milvus.versioned_items import VersionedItems
 from mlcd.errors import StoreUnreachable
-from mlcd.indexes.scan import merge_neighbors, nothing, scan
+from mlcd.indexes.scan import empty_neighbors, merge_neighbors, scan
 from mlcd.indexes.tuning import AUDITED_TOP, HELD_OUT_QUERIES, Recall, choose_effort
 from mlcd.types import Embeddings, Neighbors
 
@@ -110,7 +110,7 @@ def _copy(
     """Copies the vectors, and compares the queries with all of them; returns their true neighbors
     and how many were copied.
     """
-    best, num_rows = nothing(len(queries), AUDITED_TOP), 0
+    best, num_rows = empty_neighbors(len(queries), AUDITED_TOP), 0
     at_once = rows_at_once(queries.shape[1])
     for records in blocks:
         for part in in_parts(records, at_once):
@@ -132,7 +132,7 @@ def _search_copy(
     connection: MilvusConnection, name: str, graph: Graph, queries: Embeddings, effort: int
 ) -> Neighbors:
     """Searches the copy's index, and scores what it finds as a search does."""
-    neighbors = nothing(len(queries), AUDITED_TOP)
+    neighbors = empty_neighbors(len(queries), AUDITED_TOP)
     params = graph.search_params(effort, AUDITED_TOP)
     for start in range(0, len(queries), _QUERIES_AT_ONCE):
         block = queries[start : start + _QUERIES_AT_ONCE]

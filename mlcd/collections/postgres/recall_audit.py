@@ -18,7 +18,7 @@ from psycopg import sql
 from mlcd.collections.postgres.items_table import ItemsTable
 from mlcd.collections.postgres.reused_connections import Connection
 from mlcd.errors import Conflict
-from mlcd.indexes.scan import merge_neighbors, nothing, scan
+from mlcd.indexes.scan import empty_neighbors, merge_neighbors, scan
 from mlcd.indexes.tuning import (
     AUDITED_TOP,
     HELD_OUT_QUERIES,
@@ -148,7 +148,7 @@ def _truth(
     connection: Connection, queries: Embeddings, dimension: int, advance: Callable[[int], None]
 ) -> tuple[Neighbors, int]:
     """Compares the queries with all vectors of the copy; returns how many these are, too."""
-    best, num_rows = nothing(len(queries), AUDITED_TOP), 0
+    best, num_rows = empty_neighbors(len(queries), AUDITED_TOP), 0
     with connection.transaction(), connection.cursor("audited", binary=True) as cursor:
         cursor.execute("SELECT row, vector FROM audited")
         while rows_read := cursor.fetchmany(_READ_ROWS):
@@ -165,7 +165,7 @@ def _truth(
 
 def _search_copy(connection: Connection, queries: Embeddings, effort: int) -> Neighbors:
     """Searches the copy's graph, and scores what it finds as a search does."""
-    neighbors = nothing(len(queries), AUDITED_TOP)
+    neighbors = empty_neighbors(len(queries), AUDITED_TOP)
     with connection.transaction(), connection.cursor(binary=True) as cursor:
         cursor.execute("SELECT set_config('enable_seqscan', 'off', true)")
         cursor.execute(_SETTING, (str(effort),))
