@@ -88,7 +88,7 @@ class MilvusCollection(RemoteCollection):
         self._pictures = MilvusThumbnails(connection, pinned.identity)
         self._facts = KnownFacts(connection, pinned.identity, pinned.dimension)
         # asking Milvus what it has of the items takes as long for many as for one
-        self._changes = WaitingChanges(self._write, most=_WRITTEN_ITEMS, size=_num_items)
+        self._changes = WaitingChanges(self._write, batch_size=_WRITTEN_ITEMS, size=_num_items)
         self._counts: dict[str, int] = {}
         self._unchecked = _CHECKED
 
@@ -299,7 +299,7 @@ class MilvusCollection(RemoteCollection):
         self._unchecked += len(outcomes)
         if self._background and self._unchecked >= _CHECKED:
             self._unchecked = 0
-            self._pool.submit(self._index_where_due)
+            self._pool.submit(self._index_if_due)
         return outcomes
 
     def _write(self, changes: list[Change]) -> None:
@@ -331,12 +331,12 @@ class MilvusCollection(RemoteCollection):
             if record["key"] not in pictured
         ]
 
-    def _index_where_due(self) -> None:
+    def _index_if_due(self) -> None:
         """Measures recall again where the collection has grown: it holds for the size it had."""
         num_items = len(self)
         self._facts.refresh()
         if num_items >= copied_audit.LEAST_INDEXED and num_items > _GROWN * self._facts.audit.items:
-            self._begin_index(num_items)
+            self._start_indexing(num_items)
 
 
 def _num_items(change: Change) -> int:

@@ -279,7 +279,7 @@ class PostgresCollection(RemoteCollection):
                         self.number,
                     ],
                 )
-        self._index_where_due(facts)
+        self._index_if_due(facts)
         return outcomes
 
     def read_thumbnails(self, item_ids: Sequence[str]) -> dict[str, Thumbnail]:
@@ -299,14 +299,14 @@ class PostgresCollection(RemoteCollection):
         with self._database.connect() as connection:
             return self._table.without_thumbnail(connection)
 
-    def _index_where_due(self, facts: Facts) -> None:
+    def _index_if_due(self, facts: Facts) -> None:
         """Measures recall again where the collection has grown: it holds for the size it had."""
         if (
             self._background
             and self._takes_index(facts.items)
             and facts.items > _GROWN * facts.indexed_items
         ):
-            self._begin_index(facts.items)
+            self._start_indexing(facts.items)
 
     def _takes_index(self, num_items: int) -> bool:
         return (

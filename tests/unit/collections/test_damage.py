@@ -95,7 +95,7 @@ def test_a_ledger_that_lacks_rows_says_how_many_and_the_remedy(state):
     with pytest.raises(ArtifactInvalid) as caught:
         Collection.open(state / "a")
     assert str(caught.value) == (
-        f"{state / 'a'}: its ledger states 59 items and holds 49: a copy made while it was written?"
+        f"{state / 'a'}: its ledger must contain 59 items, got 49: a copy made while it was written?"
         " restore it with `mlcd restore`"
     )
 
@@ -141,7 +141,7 @@ def test_a_ledger_from_before_the_seal_gets_one_when_it_may_be_written(state):
         with closing(sqlite3.connect(state / "a" / "items.sqlite")) as connection:
             assert connection.execute("PRAGMA user_version").fetchone() == (version,)
     ledger(state / "a", *(f"DELETE FROM {table} WHERE row > 50" for table in ("items", "vectors")))
-    with pytest.raises(ArtifactInvalid, match="states 59 items"):
+    with pytest.raises(ArtifactInvalid, match="must contain 59 items"):
         Collection.open(state / "a")
 
 
