@@ -1,4 +1,4 @@
-"""Group commit of one collection in one process: one thread writes the changes of all waiting ones."""
+"""Group commit for one collection in one process: one thread writes the changes of all threads."""
 
 import threading
 from collections import deque

@@ -40,7 +40,7 @@ class WriteQueue:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """Runs the block without concurrent writers. Raises Conflict if the collection is closed."""
+        """Excludes other writers from the block. Raises Conflict if the collection is closed."""
         with self.lock:
             self.check_open()
             yield
