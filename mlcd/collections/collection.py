@@ -2,7 +2,7 @@
 
     items.sqlite       the ledger, source of truth
     index/00000001     the newest generation of the index over it
-    thumbnails.sqlite  pictures of the items, where there are any
+    thumbnails.sqlite  thumbnails of the items, created with the first thumbnail
     lock               lock of the process that has the collection open: see
                        `mlcd.collections.locks`
 

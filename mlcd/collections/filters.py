@@ -180,7 +180,7 @@ class _Parser:
             if name in content:
                 if len(content) > 1:
                     raise InvalidInput(
-                        f"the filter has something beside {name!r}",
+                        f"{name!r} of the filter must be the only key of its object",
                         remedy="combine them with 'and'",
                     )
                 if name == "id":

@@ -85,14 +85,11 @@ class Ledger:
         last connection.
         """
         if self._connected is None:
-            if (
-                self._identity_at_rest is not None and not self._path.is_file()
-            ):  # SQLite would create one
+            identity = self._identity_at_rest
+            if identity is not None and not self._path.is_file():  # SQLite would create a file
                 raise self._report_replaced()
             connection = _connect_to_read(self._path) if self._read_only else _connect(self._path)
-            if self._identity_at_rest is not None and self._identity_at_rest != _identity(
-                self._path, connection
-            ):
+            if identity is not None and identity != _identity(self._path, connection):
                 connection.close()
                 raise self._report_replaced()
             self._connected = connection

@@ -55,7 +55,7 @@ def lock_collection(path: Path, *, writable: bool) -> CollectionLock:
 
 def _describe_lock_error(path: Path, error: OSError) -> ArtifactInvalid:
     if isinstance(error, FileNotFoundError):
-        remedy = "end every process that has the collection open, then make an empty file there"
+        remedy = "stop all processes that have the collection open, then create an empty file there"
         return ArtifactInvalid(f"{path / LOCK} is missing", remedy=remedy)
     return ArtifactInvalid(
         f"{path / LOCK} cannot be opened: {error.strerror}",

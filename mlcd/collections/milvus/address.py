@@ -73,18 +73,18 @@ def _read_options(shown: str, query: str) -> dict[str, str]:
         allowed = _OPTIONS.get(name)
         if allowed is None:
             raise ConfigInvalid(
-                f"the URL of {shown} has an option that is not known",
+                f"the URL of {shown} has an unknown option",
                 remedy=f"options are {', '.join(_OPTIONS)}",
             )
         if name == "index" and values[-1].lower() == _UNTESTED:
             raise ConfigInvalid(
-                f"the index {_UNTESTED} that the URL of {shown} asks for is not offered (no Milvus"
-                " of our tests builds it)",
+                f"the index {_UNTESTED} in the URL of {shown} is not offered (our test server of"
+                " Milvus cannot build it)",
                 remedy=f"give one of {', '.join(allowed)}",
             )
         if values[-1] not in allowed:
             raise ConfigInvalid(
-                f"the option {name} of {shown} has another value than it can",
+                f"the option {name} of {shown} has an invalid value",
                 remedy=f"give one of {', '.join(allowed)}",
             )
         options[name] = values[-1]

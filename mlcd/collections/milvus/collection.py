@@ -42,15 +42,18 @@ _CONSISTENCY: Final = (
 _CANNOT: Final = (
     f"thumbnails are not bounded as a whole, and none above {MAX_BYTES:,} bytes is kept",
     "a call that changes several items is not a transaction: after a failure some may be changed",
-    "two servers that change one item at one moment may both be told so, and one change be lost",
-    "the thumbnail of an item that they both change may be that of the lost change",
-    "an item that one server deletes may come back with metadata that another writes meanwhile",
+    "if two servers change an item at the same time, both may report success and one change be"
+    " lost",
+    "the thumbnail of such an item may be that of the lost change",
+    "an item that one server deletes may come back if another writes its metadata meanwhile",
     "acknowledged writes survive a power cut only where Milvus syncs its log; standalone does not",
     IN_MEMORY,
-    "so are exact searches of many items, all before the first audit, and bounds on lists",
-    "a copy of more than 32 MB is not of one moment: what changes meanwhile may be in it or not",
-    "recall is audited on a second index of nearly all items, not on the one that is searched",
-    "what Milvus has not indexed yet it finds by an interim index, whose recall is not audited",
+    "exact searches of many items, searches before the first audit, and bounds on fields with lists"
+    " need memory for all items, too",
+    "a copy of more than 32 MB is not a snapshot: it may or may not have changes made meanwhile",
+    "recall is audited on a second index of nearly all items, not on the index that is searched",
+    "items that Milvus has not indexed yet are found by an interim index, whose recall is not"
+    " audited",
 )
 _SCAN_AT_MOST: Final = 2000  # matching items, up to which all of them are compared
 _CACHED_COUNTS: Final = 128

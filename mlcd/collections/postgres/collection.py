@@ -38,14 +38,14 @@ _CONSISTENCY: Final = (
     " transactions, synchronous commit)"
 )
 _CANNOT: Final = (
-    "thumbnails are not bounded as a whole, and an equal picture is kept as often as it is shown",
+    "thumbnails are not bounded as a whole, and equal pictures are stored once per item",
     IN_MEMORY,
     "metadata cannot have U+0000 or halves of surrogate pairs",
-    "recall is audited on a second graph of nearly all items, not on the one that is searched",
+    "recall is audited on a second graph of nearly all items, not on the graph that is searched",
 )
 _NO_INDEX: Final = (
-    f"above {recall_audit.MOST_DIMENSIONS:,} dimensions nothing is indexed: every search compares"
-    " everything"
+    f"above {recall_audit.MOST_DIMENSIONS:,} dimensions there is no index: every search scans all"
+    " items"
 )
 _SCAN_AT_MOST: Final = 2000  # matching items, up to which all of them are compared
 _CACHED_COUNTS: Final = 128
