@@ -42,18 +42,15 @@ _CONSISTENCY: Final = (
 _CANNOT: Final = (
     f"thumbnails are not bounded as a whole, and none above {MAX_BYTES:,} bytes is kept",
     "a call that changes several items is not a transaction: after a failure some may be changed",
-    "if two servers change an item at the same time, both may report success and one change be"
-    " lost",
+    "if two servers change an item at once, both may report success and one change be lost",
     "the thumbnail of such an item may be that of the lost change",
     "an item that one server deletes may come back if another writes its metadata meanwhile",
     "acknowledged writes survive a power cut only where Milvus syncs its log; standalone does not",
     IN_MEMORY,
-    "exact searches of many items, searches before the first audit, and bounds on fields with lists"
-    " need memory for all items, too",
+    "exact searches of many items, searches before the first audit and bounds on lists, too",
     "a copy of more than 32 MB is not a snapshot: it may or may not have changes made meanwhile",
     "recall is audited on a second index of nearly all items, not on the index that is searched",
-    "items that Milvus has not indexed yet are found by an interim index, whose recall is not"
-    " audited",
+    "an interim index finds items that Milvus has not indexed yet; its recall is not audited",
 )
 _SCAN_AT_MOST: Final = 2000  # matching items, up to which all of them are compared
 _CACHED_COUNTS: Final = 128
