@@ -47,7 +47,7 @@ _CANNOT: Final = (
     "an item that one server deletes may come back if another writes its metadata meanwhile",
     "acknowledged writes survive a power cut only where Milvus syncs its log; standalone does not",
     IN_MEMORY,
-    "exact searches of many items, searches before the first audit and bounds on lists, too",
+    "exact searches of many items, bounds on lists and searches before an audit use it, too",
     "a copy of more than 32 MB is not a snapshot: it may or may not have changes made meanwhile",
     "recall is audited on a second index of nearly all items, not on the index that is searched",
     "an interim index finds items that Milvus has not indexed yet; its recall is not audited",

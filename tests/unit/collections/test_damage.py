@@ -68,7 +68,7 @@ def content(collection):
         ("DELETE FROM vectors WHERE row = 7", "damaged"),
         (
             "UPDATE vectors SET checksum = checksum + 1 WHERE row = 7",
-            "other items than it states",
+            "do not match its seal",
         ),
         ("UPDATE items SET row = 1000 WHERE row = 60", "damaged"),
         ("UPDATE facts SET value = '17' WHERE name = 'dimension'", "damaged"),
@@ -76,7 +76,7 @@ def content(collection):
         ("UPDATE facts SET value = '{' WHERE name = 'source'", "damaged"),
         ("DELETE FROM facts WHERE name = 'seal'", "damaged"),
         ("UPDATE facts SET value = '[]' WHERE name = 'seal'", "damaged"),
-        ("UPDATE sqlite_sequence SET seq = 3", "other items than it states"),
+        ("UPDATE sqlite_sequence SET seq = 3", "do not match its seal"),
         ("PRAGMA user_version = 1", "damaged"),
         ("PRAGMA user_version = 9", "upgrade mlcd"),
         ("UPDATE items SET id = x'00ff' WHERE row = 9", "damaged"),
